@@ -48,6 +48,7 @@ from galley.engine.warm_up import measure_rows
 from galley.formats.source import resolve_model
 from galley.machine import available_cores
 from galley.service.requests import expand
+from galley.service.speech_requests import transcribe_requests
 from galley.settings.engine import EngineSettings, Speculation
 from galley.speculation.proposer import Follower, Forced, Proposal
 from galley.speculation.row_costs import RowCosts
@@ -111,9 +112,12 @@ def asked(engine: Engine, sequences: int, tokens: int) -> list[EngineRequest]:
     requests = []
     for number in range(sequences):
         prompt = [*first, *(rng.randrange(5, words) for _ in range(PROMPT_TOKENS - len(first)))]
-        heard = None if speech is None else _noise(speech, number)
-        requests += expand(
-            prompt, params, engine.info, request_id=f"r{number}", encoder_input=heard
+        name = f"r{number}"
+        if speech is None:
+            requests += expand(prompt, params, engine.info, request_id=name)
+            continue
+        requests += transcribe_requests(
+            prompt, params, engine.info, request_id=name, encoder_input=_noise(speech, number)
         )
     return requests
 
@@ -223,7 +227,8 @@ def controlled(
     for sequences in sizes:
         requests = asked(engine, sequences, tokens)
         _, texts = paced(engine, requests, 1e9, [Guessing()])
-        known = {tuple(r.prompt): [*r.prompt, *texts[r.id]] for r in requests}
+        prompts = {r.id: r.payload.prompt for r in requests}
+        known = {tuple(ids): [*ids, *texts[name]] for name, ids in prompts.items()}
         points = []
         for rate in rates:
             oracle = Guessing([Oracle(known, rate)], RowCosts(measured))

@@ -89,12 +89,12 @@ class _Model:
         self, window: "EncoderInput", tokens: int, beams: int, name: str
     ) -> "list[EngineRequest]":
         from galley import SamplingParams
-        from galley.service.requests import expand
+        from galley.service.speech_requests import transcribe_requests
 
         params = SamplingParams(
             temperature=0.0, max_tokens=tokens, ignore_eos=True, num_beams=beams
         )
-        return expand(
+        return transcribe_requests(
             list(PROMPT), params, self._engine.info, request_id=name, encoder_input=window
         )
 

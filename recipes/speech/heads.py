@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from galley.demo.speech import SPEECH_MODEL_DIR
 from galley.formats.json_file import read_json
 from galley.llm.local import LocalEngine
-from galley.service.requests import expand
+from galley.service.speech_requests import align_request
 from galley.settings.engine import EngineSettings
 from galley.speech.alignment import affinity, first_rows
 from galley.speech.features import LogMel
 from galley.speech.tokens import SpeechTokens
 from galley.text.tokenizer import Tokenizer
-from galley.types.audio import EncoderInput
+from galley.types.audio import Alignment, EncoderInput
 
 from ..assistant.wordings import TRAINING
 from ..training import write_json
@@ -119,15 +119,15 @@ def _map(engine: LocalEngine, item: Item) -> Map:
         mark = tokens.tokenizer.encode_plain(written[-1])
         text += spelled
         bounds.append((len(text) - len(mark), end / tokens.row_seconds))
-    prompt, params = tokens.alignment("en", "transcribe", text)
+    prompt = tokens.alignment("en", "transcribe", text)
     encoder_input = EncoderInput(
         frames=len(features), mels=tokens.speech.mels, data=features.astype("<f4").tobytes()
     )
-    requests = expand(
-        prompt.ids, params, engine.info, request_id="heads", encoder_input=encoder_input
+    request = align_request(
+        prompt.ids, engine.info, request_id="heads", encoder_input=encoder_input
     )
-    [found] = [output.alignment for output in engine.run(requests)]
-    assert found is not None
+    [found] = [output.result for output in engine.run([request])]
+    assert isinstance(found, Alignment)
     weights = np.frombuffer(found.data, "<f4").reshape(found.tokens, found.heads, found.rows)
     apart = [affinity(weights[:, [head]])[prompt.start - 1 : -1] for head in range(found.heads)]
     return Map(np.stack(apart), tuple(bounds))

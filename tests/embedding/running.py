@@ -11,6 +11,7 @@ from galley.engine.embedding_engine import EmbeddingEngine
 from galley.engine.loaders import load
 from galley.service.vector_requests import vector_request
 from galley.settings.engine import EngineSettings
+from galley.types import Vector
 
 Floats = npt.NDArray[np.float32]
 
@@ -39,8 +40,8 @@ def vectors_of(
     while engine.has_work:
         for output in engine.step():
             assert output.finish_reason == "stop"
-            assert output.vector is not None
-            found[output.request_id] = output.vector
+            assert isinstance(output.result, Vector)
+            found[output.request_id] = output.result.data
     return [np.frombuffer(found[f"text-{i}"], np.float32) for i in range(len(prompts))]
 
 

@@ -35,6 +35,7 @@ from galley.speculation.row_costs import RowCosts
 from galley.types import (
     BLOCK_TOKENS,
     EngineRequest,
+    Generate,
     SamplingDefaults,
     SamplingParams,
     blocks_for,
@@ -131,8 +132,9 @@ class EngineMachine(RuleBasedStateMachine):
         sampling = msgspec.structs.replace(PARAMS, num_beams=beams, max_tokens=output)
         request = EngineRequest(
             id=f"r{self.count}",
-            prompt=[(7 * i + family) % VOCAB for i in range(length)],
-            sampling=sampling,
+            payload=Generate(
+                prompt=[(7 * i + family) % VOCAB for i in range(length)], sampling=sampling
+            ),
             priority=priority,
             cache_salt=salt,
             tenant=tenant,
@@ -213,7 +215,7 @@ class EngineMachine(RuleBasedStateMachine):
         """For each hypothesis and each KV group: the hypothesis' tokens and its block table."""
         texts = [sequence.tokens]
         if isinstance(sequence.task, BeamTask) and sequence.task.width > 1:
-            prompt = sequence.request.prompt
+            prompt = sequence.prompt
             texts = [[*prompt, *beam.tokens] for beam in sequence.task.search.running]
         for text, hypothesis in zip(texts, self.kv.tables(sequence.id), strict=True):
             for group, table in zip(self.groups, hypothesis, strict=True):

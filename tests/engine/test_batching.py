@@ -12,7 +12,7 @@ from galley.engine.engine import Engine
 from galley.engine.loaders import load_engine
 from galley.engine.sequence import Sequence
 from galley.settings.engine import Batching, EngineSettings
-from galley.types import EngineRequest
+from galley.types import EngineRequest, Generate
 from tests.conftest import CheckpointMaker
 from tests.engine.machine import PARAMS
 
@@ -36,7 +36,9 @@ class Run:
 
     def add(self, name: str, tokens: int) -> None:
         sampling = msgspec.structs.replace(PARAMS, max_tokens=tokens, ignore_eos=True)
-        self.engine.add(EngineRequest(id=name, prompt=[5, 6, 7], sampling=sampling))
+        self.engine.add(
+            EngineRequest(id=name, payload=Generate(prompt=[5, 6, 7], sampling=sampling))
+        )
 
     def step(self, times: int = 1) -> None:
         for _ in range(times):
@@ -109,7 +111,11 @@ def test_batches_keep_the_order_and_nobody_waits_longer_than_the_delay(
     gatherer = BatchGatherer(seats, delay, clock)
     begun: list[Sequence] = []
     sequences = [
-        Sequence(EngineRequest(id=str(i), prompt=[1], sampling=PARAMS), order=i, arrival=arrival)
+        Sequence(
+            EngineRequest(id=str(i), payload=Generate(prompt=[1], sampling=PARAMS)),
+            order=i,
+            arrival=arrival,
+        )
         for i, arrival in enumerate(arrivals)
     ]
     for sequence in sequences:

@@ -41,9 +41,9 @@ def joined(texts: Texts) -> dict[str, tuple[object, ...]]:
     return {
         name: (
             [token for output in outputs for token in output.tokens],
-            [entry for output in outputs for entry in output.logprobs or ()],
-            [score for output in outputs for score in output.scores or ()],
-            outputs[0].prompt_logprobs,
+            [entry for output in outputs for entry in output.generated.logprobs or ()],
+            [score for output in outputs for score in output.generated.scores or ()],
+            outputs[0].generated.prompt_logprobs,
             outputs[-1].finish_reason,
         )
         for name, outputs in texts.items()

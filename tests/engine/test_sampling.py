@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -27,13 +28,19 @@ from galley.engine.tasks.sample import record_of
 from galley.errors import RequestError
 from galley.ops.draws import NO_TOKEN, SAMPLING_RECORD, Draws, candidates, draw_all, noise
 from galley.ops.sampling import token_logprob
-from galley.types import SamplingDefaults
+from galley.types import Generate, SamplingDefaults
 from tests.checkpoints import VOCAB_SIZE, random_ids
 from tests.conftest import CheckpointMaker
 from tests.thorough import examples
 
 DEFAULTS = SamplingDefaults()
 PROMPT = [9, 8, 7, 6]
+
+
+def adjuster_of(
+    params: SamplingParams, prompt: list[int], output: list[int], stop_ids: Iterable[int] = ()
+) -> LogitsAdjuster:
+    return LogitsAdjuster(Generate(prompt=prompt, sampling=params, output=output), stop_ids)
 
 
 def seeded(seed: int, **changes: float) -> SamplingParams:
@@ -186,7 +193,7 @@ def test_repetition_penalty_is_that_of_transformers(checkpoint: CheckpointMaker)
     prompt = random_ids(3, 30)
     logits = np.random.default_rng(0).normal(0, 3, VOCAB_SIZE).astype(np.float32)
     params = SamplingParams(temperature=0.0, repetition_penalty=1.7, seed=0).resolved(DEFAULTS)
-    adjuster = LogitsAdjuster(params, prompt, [], ())
+    adjuster = adjuster_of(params, prompt, [])
     processor = RepetitionPenaltyLogitsProcessor(1.7)
     expected = processor(torch.tensor([prompt]), torch.from_numpy(logits)[None])[0]
     adjuster.adjustment().apply(logits)
@@ -197,7 +204,7 @@ def test_presence_and_frequency_penalties_count_the_output_only() -> None:
     params = SamplingParams(
         temperature=0.0, presence_penalty=0.5, frequency_penalty=0.25, seed=0
     ).resolved(DEFAULTS)
-    adjuster = LogitsAdjuster(params, [1, 1, 1], [2], ())
+    adjuster = adjuster_of(params, [1, 1, 1], [2])
     for token in (2, 3):
         adjuster.accept(token)
     row = np.zeros(5, dtype=np.float32)
@@ -217,7 +224,7 @@ def test_penalties_see_the_last_tokens_of_their_window(window: int, prior: int) 
         penalty_window=window,
         seed=0,
     ).resolved(DEFAULTS)
-    adjuster = LogitsAdjuster(params, prompt, output[:prior], ())
+    adjuster = adjuster_of(params, prompt, output[:prior])
     for known in range(prior, len(output) + 1):
         tokens = [*prompt, *output[:known]]
         seen = tokens if window < 0 else tokens[max(0, len(tokens) - window) :]
@@ -357,7 +364,7 @@ def test_logits_that_leave_no_choice(changes: dict[str, float], bad: float) -> N
     assert drawn(logits, params, 1) == NO_TOKEN
     nothing = np.zeros(9, dtype=np.float32)
     held = msgspec.structs.replace(params, min_tokens=1)
-    LogitsAdjuster(held, [1], [], range(9)).adjustment().apply(nothing)
+    adjuster_of(held, [1], [], range(9)).adjustment().apply(nothing)
     assert drawn(nothing, params, 1) == NO_TOKEN
 
 

@@ -13,15 +13,17 @@ from safetensors.numpy import load_file, save_file
 from galley import SamplingParams
 from galley.engine.engine import Engine
 from galley.engine.loaders import load_engine
-from galley.service.requests import expand
+from galley.service.speech_requests import transcribe_requests
 from galley.settings.engine import EngineSettings
 from galley.types import EngineRequest
+from galley.types.audio import NO_RULES
 from tests.checkpoints import make_whisper
 from tests.conftest import CheckpointMaker
 from tests.engine.guesses import drafting, eager
 from tests.engine.requests import run, seen
 from tests.models.whisper import GREEDY, PROMPT, RULES, random_features, window_of
 from tests.thorough import examples
+from tests.models.whisper import GREEDY, PROMPT, RULED, RULES, random_features, window_of
 
 SMALL = EngineSettings(threads=1, kv_cache_tokens=1024, speculation="off")
 WISHES = st.fixed_dictionaries(
@@ -47,10 +49,16 @@ def spoken(engine: Engine, i: int, heard: tuple[int, int], wish: dict[str, Any])
         params = {"num_beams": 3, "temperature": 0.0, "max_tokens": wish["max_tokens"]}
     sampling = SamplingParams(**params)
     if rules:
-        sampling = msgspec.structs.replace(RULES, **params)
+        sampling = msgspec.structs.replace(RULED, **params)
     prompt = PROMPT[:-1] if rules else PROMPT
-    window = window_of(random_features(heard[0], 80, heard[1]))
-    [made] = expand(prompt, sampling, engine.info, request_id=f"r{i}", encoder_input=window)
+    [made] = transcribe_requests(
+        prompt,
+        sampling,
+        engine.info,
+        request_id=f"r{i}",
+        encoder_input=window_of(random_features(heard[0], 80, heard[1])),
+        rules=RULES if rules else NO_RULES,
+    )
     return made
 
 
@@ -138,7 +146,7 @@ def test_what_a_tenant_said_before_is_guessed(checkpoint: CheckpointMaker) -> No
 
     def accepted(salt: str) -> int:
         before = engine.stats.recent_accepted_tokens
-        made = expand(
+        made = transcribe_requests(
             PROMPT, GREEDY, engine.info, request_id="r", encoder_input=window, cache_salt=salt
         )
         run(engine, made)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
+import msgspec
 import pytest
 
 from galley import LLM, RequestError, SamplingParams
@@ -22,6 +23,7 @@ from tests.checkpoints import make_checkpoint
 from tests.conftest import CheckpointMaker
 from tests.engine.guesses import each, eager
 from tests.grammar.schemas import COUNT, NAME, SCHEMAS, record
+from tests.payloads import generated
 from tests.text import trained
 
 
@@ -246,8 +248,8 @@ def run(engine: Engine, requests: Sequence[EngineRequest]) -> dict[str, tuple[ob
     return {
         name: (
             [token for output in all_ for token in output.tokens],
-            [entry for output in all_ for entry in output.logprobs or ()],
-            [score for output in all_ for score in output.scores or ()],
+            [entry for output in all_ for entry in output.generated.logprobs or ()],
+            [score for output in all_ for score in output.generated.scores or ()],
             all_[-1].finish_reason,
             all_[-1].error,
         )
@@ -393,9 +395,7 @@ def test_a_text_goes_on_where_an_engine_died(
         half = len(whole) // 2
         again = EngineRequest(
             id=request.id,
-            prompt=request.prompt,
-            sampling=request.sampling,
-            output=whole[:half],
+            payload=msgspec.structs.replace(generated(request), output=whole[:half]),
         )
         assert run(engine, [again])[request.id][0] == whole[half:]
     engine.close()

@@ -9,7 +9,7 @@ from llguidance import LLMatcher
 from galley.grammar.vocabulary import load_vocabulary
 from galley.text.stream import TextStream
 from galley.text.tokenizer import Tokenizer
-from galley.types import Grammar, Output, SamplingParams
+from galley.types import Grammar, Output, SamplingParams, Tokens
 from tests.text import trained
 
 
@@ -21,7 +21,7 @@ def test_a_space_at_the_beginning_stays(make: Callable[[Path], Path], tmp_path: 
     tokens = tokenizer.encode_plain("x brown")
     spaced = [i for i, t in enumerate(tokens) if tokenizer.token_bytes(t).startswith(b" ")]
     tokens = tokens[spaced[-1] :]
-    output = Output(request_id="", tokens=tokens, finish_reason="stop")
+    output = Output(request_id="", result=Tokens(tokens=tokens), finish_reason="stop")
     params = SamplingParams(grammar=Grammar("regex", " .*"))
     assert TextStream.for_request(tokenizer, params, ()).feed(output).text.startswith(" ")
 

@@ -20,11 +20,13 @@ from galley.ops.sampling import RowCandidates, SamplingBatch, sample
 from galley.service.requests import expand
 from galley.settings.engine import EngineSettings, ExecutorName, KVType
 from galley.types import EngineRequest, Output
+from galley.types.audio import SpeechRules
 from tests.checkpoints import VOCAB_SIZE, WHISPER_VARIANTS
 from tests.conftest import CheckpointMaker
 from tests.engines import native
 from tests.models.whisper import (
     PROMPT,
+    RULED,
     RULES,
     answers,
     ask,
@@ -67,9 +69,9 @@ def random_prompts(*lengths: int) -> list[list[int]]:
 def best_of(outputs: list[Output], length_penalty: float) -> tuple[list[int], float]:
     """The text and its score, as transformers' ``sequences_scores``."""
     (output,) = outputs
-    assert output.scores is not None
-    assert len(output.scores) == len(output.tokens)
-    return output.tokens, sum(output.scores) / len(output.tokens) ** length_penalty
+    assert output.generated.scores is not None
+    assert len(output.generated.scores) == len(output.tokens)
+    return output.tokens, sum(output.generated.scores) / len(output.tokens) ** length_penalty
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
@@ -113,12 +115,13 @@ def test_five_beams_of_whisper_are_those_of_transformers(
     folder = checkpoint(variant)
     model = truth(folder)
     prompt = PROMPT[: 3 if timestamps else 4]
-    rules = RULES.timestamps if timestamps else None
-    params = msgspec.structs.replace(RULES, timestamps=rules, num_beams=5)
+    times = RULES.timestamps if timestamps else None
+    rules = msgspec.structs.replace(RULES, timestamps=times)
+    params = msgspec.structs.replace(RULED, num_beams=5)
     longest, mels = 2 * model.config.max_source_positions, model.config.num_mel_bins
     windows = [random_features(seed, mels, longest) for seed in range(4)]
     with engine_of(folder, executor=executor) as engine:
-        requests = [r for window in windows for r in ask(engine, window, params, prompt)]
+        requests = [r for window in windows for r in ask(engine, window, params, prompt, rules)]
         got = answers(engine, requests)
         assert engine.engine.stats.encoder_rows == len(windows) * longest // 2
     for window, outputs in zip(windows, got, strict=True):
@@ -126,7 +129,7 @@ def test_five_beams_of_whisper_are_those_of_transformers(
         tokens, score = best_of(outputs, 1.0)
         assert tokens == expected.sequences[0].tolist()[len(prompt) :]
         assert score == pytest.approx(expected.sequences_scores.item(), rel=1e-4)
-        assert outputs[0].no_speech_prob is not None
+        assert outputs[0].generated.no_speech_prob is not None
         timing = outputs[0].timing
         assert timing is not None
         assert 0 < timing.first_token < timing.total
@@ -162,7 +165,7 @@ def test_nothing_depends_on_the_batch_or_on_preemption(
             assert tokens_of(one) == tokens_of(other)
             # Guesses that were right bring several tokens in one Output.
             scores, others = (
-                [s for o in outputs for s in o.scores or ()] for outputs in (one, other)
+                [s for o in outputs for s in o.generated.scores or ()] for outputs in (one, other)
             )
             assert scores == others
 
@@ -193,10 +196,10 @@ def test_cancelling_a_search_frees_all_its_blocks(checkpoint: CheckpointMaker) -
 
 
 def test_logits_that_leave_nothing_end_the_search() -> None:
-    params = msgspec.structs.replace(PARAMS, allowed_tokens=(3, 4), begin_suppress_tokens=(3, 4))
+    rules = SpeechRules(allowed_tokens=(3, 4), begin_suppress_tokens=(3, 4))
     row = np.zeros((1, VOCAB_SIZE), dtype=np.float32)
     for search, logits in (
-        (BeamSearch(params, STOPS), row),
+        (BeamSearch(PARAMS, STOPS, rules), row),
         (BeamSearch(PARAMS, STOPS), row + np.float32(np.nan)),
     ):
         [first] = search.running

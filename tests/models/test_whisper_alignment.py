@@ -7,12 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 
-from galley import SamplingParams
 from galley.errors import CheckpointError, RequestError
 from galley.formats.checkpoint import Checkpoint
 from galley.llm.local import LocalEngine
@@ -22,10 +20,11 @@ from galley.ops.executor import (
     align,
 )
 from galley.settings.engine import ExecutorName
-from galley.types.audio import SpeechInfo
+from galley.types.audio import Alignment, SpeechInfo
 from tests.checkpoints import (
     ALIGNMENT_HEADS,
     EOS_TEXT,
+    VOCAB_SIZE,
     WHISPER_GENERATION,
     WHISPER_VARIANTS,
 )
@@ -33,11 +32,11 @@ from tests.conftest import CheckpointMaker
 from tests.models.whisper import (
     EXECUTORS,
     GREEDY,
-    NO_SPEECH,
     PROMPT,
     START,
     answers,
     ask,
+    ask_alignment,
     encoded,
     executor_of,
     random_features,
@@ -115,19 +114,16 @@ def test_an_alignment_is_a_request_over_a_given_text(
     executor = executor_of(checkpoint("whisper"), name=name)
     windows = [random_features(i, 80, 150 - 10 * i) for i in range(3)]
     texts = [[*PROMPT, *random_ids(i, 30 + i), EOS_TEXT] for i in range(3)]
-    params = SamplingParams(max_tokens=0, alignment=True)
     for budget, tokens in ((256, 1024), (8, 1024), (16, 160)):
         engine = speech(
             max_batch_tokens=budget, kv_cache_tokens=tokens, max_running=8, executor=name
         )
-        requests = [
-            r for w, t in zip(windows, texts, strict=True) for r in ask(engine, w, params, t)
-        ]
+        requests = [ask_alignment(engine, w, t) for w, t in zip(windows, texts, strict=True)]
         requests += [r for w in windows for r in ask(engine, w, GREEDY)]
         outputs = answers(engine, requests)
         for window, text, (output,) in zip(windows, texts, outputs, strict=False):
-            found = output.alignment
-            assert found is not None
+            found = output.result
+            assert isinstance(found, Alignment)
             assert (found.tokens, found.heads, found.rows) == (len(text), 3, len(window) // 2)
             got = np.frombuffer(found.data, "<f4").reshape(found.tokens, found.heads, found.rows)
             alone = run(executor, [window], [text], call=partial(align, executor))
@@ -141,10 +137,13 @@ def test_an_alignment_is_a_request_over_a_given_text(
 
 def test_alignments_that_cannot_be_are_refused(speech: Callable[..., LocalEngine]) -> None:
     engine, features = speech(), random_features(0, 80, 150)
-    params = SamplingParams(max_tokens=0, alignment=True)
-    for change, message in (
-        ({"max_tokens": 3}, "max_tokens must be 0"),
-        ({"no_speech": (0, NO_SPEECH)}, "no logits"),
+    most = engine.info.max_request_tokens
+    for prompt, message in (
+        ([], "empty"),
+        ([VOCAB_SIZE], "holds token id"),
+        ([1] * (most + 1), f"{most + 1} tokens"),
     ):
         with pytest.raises(RequestError, match=message):
-            ask(engine, features, msgspec.structs.replace(params, **change))
+            ask_alignment(engine, features, prompt)
+    with pytest.raises(RequestError, match="10 values in a frame"):
+        ask_alignment(engine, features[:, :10], PROMPT)

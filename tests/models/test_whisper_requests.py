@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Callable
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -11,10 +10,12 @@ from galley import LLM, SamplingParams
 from galley.errors import EngineFailed, RequestError
 from galley.llm.local import LocalEngine
 from galley.service.requests import expand
+from galley.service.speech_requests import transcribe_requests
 from galley.settings.engine import EngineSettings
 from galley.types import blocks_for
-from galley.types.audio import EncoderInput, TimestampRules
+from galley.types.audio import EncoderInput, SpeechRules, TimestampRules
 from tests.checkpoints import (
+    VOCAB_SIZE,
     WHISPER_VARIANTS,
 )
 from tests.conftest import CheckpointMaker
@@ -22,7 +23,6 @@ from tests.models.whisper import (
     GREEDY,
     NO_SPEECH,
     PROMPT,
-    RULES,
     answers,
     ask,
     greedy,
@@ -73,7 +73,7 @@ def test_preemption_encodes_again_and_changes_nothing(speech: Callable[..., Loca
     assert tight.engine.stats.encoder_rows > 3 * 75
     for one, other in zip(alone, squeezed, strict=True):
         assert tokens_of(one) == tokens_of(other)
-        assert [o.scores for o in one] == [o.scores for o in other]
+        assert [o.generated.scores for o in one] == [o.generated.scores for o in other]
 
 
 def test_the_same_audio_is_encoded_once(speech: Callable[..., LocalEngine]) -> None:
@@ -130,12 +130,17 @@ def test_requests_are_for_the_right_kind_of_model(
     with pytest.raises(RequestError, match="24 bytes"):
         EncoderInput(frames=2, mels=80, data=bytes(24))
     with pytest.raises(RequestError, match="index 4"):
-        ask(engine, good, msgspec.structs.replace(RULES, no_speech=(4, NO_SPEECH)))
+        ask(engine, good, GREEDY, rules=SpeechRules(no_speech=(4, NO_SPEECH)))
+    with pytest.raises(RequestError, match="suppress_tokens holds token id") as error:
+        ask(engine, good, GREEDY, rules=SpeechRules(suppress_tokens=(VOCAB_SIZE,)))
+    assert error.value.param == "suppress_tokens"
     with pytest.raises(RequestError, match="timestamps"):
         TimestampRules(begin=3, text_end=3)
     text = LLM(checkpoint("llama"), threads=1, executor="reference")
     with pytest.raises(RequestError, match="text model"):
-        expand(PROMPT, GREEDY, text.info, request_id="r", encoder_input=window_of(good))
+        transcribe_requests(
+            PROMPT, GREEDY, text.info, request_id="r", encoder_input=window_of(good)
+        )
     asked = LLM(checkpoint("whisper"), threads=1, executor="reference")
     with pytest.raises(RequestError, match="speech model"):
         asked.generate([PROMPT], GREEDY)

@@ -19,7 +19,7 @@ from transformers.generation.logits_process import (
 from galley import SamplingParams
 from galley.engine.token_rules import TokenRules
 from galley.llm.local import LocalEngine
-from galley.types.audio import TimestampRules
+from galley.types.audio import SpeechRules, TimestampRules
 from tests.checkpoints import (
     EOS_TEXT,
     VOCAB_SIZE,
@@ -31,6 +31,7 @@ from tests.models.whisper import (
     NO_SPEECH,
     NO_TIMESTAMPS,
     PROMPT,
+    RULED,
     RULES,
     START,
     answers,
@@ -56,15 +57,15 @@ def test_generate_of_transformers_gives_the_same_tokens(
     """And the same scores and probability of no speech."""
     model, engine = truth(checkpoint(variant)), speech(variant)
     prompt = PROMPT[: 3 if timestamps else 4]
-    params = RULES if timestamps else msgspec.structs.replace(RULES, timestamps=None)
+    rules = RULES if timestamps else msgspec.structs.replace(RULES, timestamps=None)
     for seed in range(4):
         longest = 2 * model.config.max_source_positions
         features = random_features(seed, model.config.num_mel_bins, longest)
         expected = generated(model, features, prompt, timestamps)
-        outputs = answers(engine, ask(engine, features, params, prompt))[0]
+        outputs = answers(engine, ask(engine, features, RULED, prompt, rules))[0]
         tokens = tokens_of(outputs)
         assert tokens == expected.sequences[0].tolist()[len(prompt) :]
-        scores = [score for output in outputs for score in output.scores or []]
+        scores = [score for output in outputs for score in output.generated.scores or []]
         truths = [
             row[0].log_softmax(-1)[token].item()
             for token, row in zip(tokens, expected.scores, strict=True)
@@ -74,8 +75,8 @@ def test_generate_of_transformers_gives_the_same_tokens(
             states = encoded(model, features)
             first = model(encoder_outputs=(states,), decoder_input_ids=torch.tensor([[START]]))
         no_speech = first.logits[0, 0].softmax(-1)[NO_SPEECH].item()
-        assert outputs[0].no_speech_prob == pytest.approx(no_speech, rel=1e-3)
-        assert all(output.no_speech_prob is None for output in outputs[1:])
+        assert outputs[0].generated.no_speech_prob == pytest.approx(no_speech, rel=1e-3)
+        assert all(output.generated.no_speech_prob is None for output in outputs[1:])
 
 
 @settings(max_examples=examples(300))
@@ -107,12 +108,12 @@ def test_rules_leave_what_processors_of_transformers_leave(
     ):
         expected = processor(ids, expected)
     rules = TimestampRules(begin=NO_TIMESTAMPS + 1, text_end=EOS_TEXT, max_initial=max_initial)
-    params = msgspec.structs.replace(RULES, timestamps=rules)
+    own = msgspec.structs.replace(RULES, timestamps=rules)
     got = row.copy()
-    resumed = TokenRules(params, output)
+    resumed = TokenRules(own, output)
     resumed.adjustment().apply(got)
     assert np.array_equal(got, expected[0].numpy())
-    followed = TokenRules(params, [])
+    followed = TokenRules(own, [])
     for token in output:
         followed.accept(token)
     again = row.copy()
@@ -126,17 +127,17 @@ def test_scores_are_of_the_distribution_that_was_drawn_from(
     engine, features = speech(), random_features(0, 80, 150)
     params = SamplingParams(temperature=0.7, seed=3, max_tokens=1, logprobs=3, scores=True)
     (before,) = answers(engine, ask(engine, features, params))[0]
-    assert before.logprobs
-    raw = dict(before.logprobs[0].top)
+    assert before.generated.logprobs
+    raw = dict(before.generated.logprobs[0].top)
     # At temperature 1, whatever the token was drawn at.
-    assert before.scores == [before.logprobs[0].logprob]
-    allowed = msgspec.structs.replace(params, allowed_tokens=tuple(raw))
-    (output,) = answers(engine, ask(engine, features, allowed))[0]
-    assert output.scores
-    assert output.logprobs
+    assert before.generated.scores == [before.generated.logprobs[0].logprob]
+    allowed = SpeechRules(allowed_tokens=tuple(raw))
+    (output,) = answers(engine, ask(engine, features, params, rules=allowed))[0]
+    assert output.generated.scores
+    assert output.generated.logprobs
     expected = raw[output.tokens[0]] - math.log(sum(map(math.exp, raw.values())))
-    assert output.scores[0] == pytest.approx(expected, abs=1e-6)
-    assert output.logprobs[0].logprob == raw[output.tokens[0]]
+    assert output.generated.scores[0] == pytest.approx(expected, abs=1e-6)
+    assert output.generated.logprobs[0].logprob == raw[output.tokens[0]]
 
 
 def test_language_detection_is_a_request_of_one_token(
@@ -147,10 +148,9 @@ def test_language_detection_is_a_request_of_one_token(
     languages = tuple(info.languages.values())
     for seed in range(5):
         features = random_features(seed, 80, 150)
-        params = SamplingParams(
-            temperature=0.0, max_tokens=1, allowed_tokens=languages, scores=True
-        )
-        (output,) = answers(engine, ask(engine, features, params, [info.start_token]))[0]
+        params = SamplingParams(temperature=0.0, max_tokens=1, scores=True)
+        rules = SpeechRules(allowed_tokens=languages)
+        (output,) = answers(engine, ask(engine, features, params, [info.start_token], rules))[0]
         expected = model.detect_language(torch.from_numpy(features.T.copy())[None])
         assert output.tokens == expected.tolist()
 

@@ -29,10 +29,10 @@ from galley.ops.executor import (
     executor_factory,
     forward,
 )
-from galley.service.requests import expand
+from galley.service.speech_requests import align_request, transcribe_requests
 from galley.settings.engine import DType, EngineSettings, ExecutorName, Quantize
 from galley.types import EngineRequest, Output, blocks_for
-from galley.types.audio import EncoderInput, SpeechInfo, TimestampRules
+from galley.types.audio import NO_RULES, EncoderInput, SpeechInfo, SpeechRules, TimestampRules
 from tests.checkpoints import (
     EOS_TEXT,
     VOCAB_SIZE,
@@ -44,13 +44,13 @@ START, EN, TRANSCRIBE, NO_SPEECH, NO_TIMESTAMPS = 201, 202, 206, 208, 209
 PROMPT = [START, EN, TRANSCRIBE, NO_TIMESTAMPS]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 
-RULES = SamplingParams(
-    temperature=0.0,
-    max_tokens=30,
+RULED = SamplingParams(temperature=0.0, max_tokens=30, scores=True)
+"""Goes with RULES."""
+
+RULES = SpeechRules(
     suppress_tokens=tuple(WHISPER_GENERATION["suppress_tokens"]),
     begin_suppress_tokens=tuple(WHISPER_GENERATION["begin_suppress_tokens"]),
     timestamps=TimestampRules(begin=NO_TIMESTAMPS + 1, text_end=EOS_TEXT, max_initial=20),
-    scores=True,
     no_speech=(0, NO_SPEECH),
 )
 
@@ -73,10 +73,25 @@ def window_of(features: Features) -> EncoderInput:
 
 
 def ask(
-    engine: LocalEngine, features: Features, params: SamplingParams, prompt: list[int] = PROMPT
+    engine: LocalEngine,
+    features: Features,
+    params: SamplingParams,
+    prompt: list[int] = PROMPT,
+    rules: SpeechRules = NO_RULES,
 ) -> list[EngineRequest]:
-    name = uuid.uuid4().hex
-    return expand(prompt, params, engine.info, request_id=name, encoder_input=window_of(features))
+    return transcribe_requests(
+        prompt,
+        params,
+        engine.info,
+        request_id=uuid.uuid4().hex,
+        encoder_input=window_of(features),
+        rules=rules,
+    )
+
+
+def ask_alignment(engine: LocalEngine, features: Features, prompt: list[int]) -> EngineRequest:
+    name, window = uuid.uuid4().hex, window_of(features)
+    return align_request(prompt, engine.info, request_id=name, encoder_input=window)
 
 
 def answers(engine: LocalEngine, requests: list[EngineRequest]) -> list[list[Output]]:
@@ -112,7 +127,7 @@ def generated(
         torch.from_numpy(features.T.copy())[None],
         decoder_input_ids=torch.tensor([prompt]),
         logits_processor=LogitsProcessorList(processors),
-        max_new_tokens=RULES.max_tokens,
+        max_new_tokens=RULED.max_tokens,
         do_sample=False,
         num_beams=num_beams,
         return_dict_in_generate=True,

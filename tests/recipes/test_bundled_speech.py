@@ -16,10 +16,10 @@ from galley import SamplingParams, Transcriber
 from galley.demo.speech import SPEECH_MODEL_DIR
 from galley.formats.source import BUNDLED_SPEECH
 from galley.llm.local import LocalEngine
-from galley.service.requests import expand
+from galley.service.speech_requests import transcribe_requests
 from galley.settings.engine import EngineSettings
 from galley.speech.evaluate import plain_text
-from galley.types.audio import EncoderInput
+from galley.types.audio import EncoderInput, SpeechRules
 from recipes.assistant.tokeniser import load_tokeniser, token_id
 from recipes.speech import CALL_DIR, DATA_DIR, heldout
 from recipes.speech.evaluate import TARGET
@@ -73,8 +73,15 @@ def test_the_same_tokens_as_ctranslate2_of_the_same_features(
     with LocalEngine(settings) as engine:
         assert engine.info.speech is not None
         suppressed = engine.info.speech.suppress_tokens
-        params = SamplingParams(temperature=0.0, num_beams=beams, suppress_tokens=suppressed)
-        requests = expand(prompt, params, engine.info, request_id=name, encoder_input=window)
+        params = SamplingParams(temperature=0.0, num_beams=beams)
+        requests = transcribe_requests(
+            prompt,
+            params,
+            engine.info,
+            request_id=name,
+            encoder_input=window,
+            rules=SpeechRules(suppress_tokens=suppressed),
+        )
         tokens = [token for output in engine.run(requests) for token in output.tokens]
     [expected] = peer.model.generate(
         StorageView.from_array(features[None]), [prompt], beam_size=beams, suppress_blank=False,

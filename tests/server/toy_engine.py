@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from galley.settings.engine import EngineSettings
-from galley.types import EngineRequest, OnPhase, Output, SamplingDefaults, Timing
+from galley.types import EngineRequest, Generate, OnPhase, Output, SamplingDefaults, Timing, Tokens
 from galley.types.model_info import EngineStats, ModelInfo, OnLedger, StepCosts
 
 CONTEXT = 4096
@@ -43,7 +43,8 @@ class EchoEngine:
 
     def add(self, request: EngineRequest) -> None:
         self._requests[request.id] = request
-        self._output[request.id] = len(request.output)
+        assert isinstance(request.payload, Generate)
+        self._output[request.id] = len(request.payload.output)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
@@ -58,17 +59,17 @@ class EchoEngine:
         self._closed.touch()
 
     def _advance(self, request: EngineRequest) -> Output:
-        begin, most = self._output[request.id], request.sampling.max_tokens
-        assert most is not None
+        payload = request.payload
+        assert isinstance(payload, Generate)
+        begin, prompt, most = self._output[request.id], payload.prompt, payload.writes
         end = min(begin + TOKENS_PER_STEP, most)
-        prompt = request.prompt
         self._output[request.id] = end
         self._generated += end - begin
         if end == most:
             del self._requests[request.id]
         return Output(
             request_id=request.id,
-            tokens=[prompt[place % len(prompt)] for place in range(begin, end)],
+            result=Tokens(tokens=[prompt[place % len(prompt)] for place in range(begin, end)]),
             finish_reason="length" if end == most else None,
             timing=Timing(),
         )

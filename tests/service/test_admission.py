@@ -7,7 +7,7 @@ import pytest
 from galley.errors import QueueFull
 from galley.service.admission import Admission, Claim
 from galley.service.turns import NOBODY
-from galley.types import EngineRequest, SamplingParams
+from galley.types import EngineRequest, Generate, SamplingParams
 from galley.types.model_info import EngineStats
 
 SEATS = 4
@@ -16,7 +16,8 @@ TOKENS_PER_SECOND = 100.0
 
 def asked(name: str, output: int = 50, **fields: object) -> EngineRequest:
     sampling = SamplingParams(max_tokens=output)
-    return EngineRequest(id=name, prompt=[1] * 10, sampling=sampling, **fields)  # type: ignore[arg-type]
+    payload = Generate(prompt=[1] * 10, sampling=sampling)
+    return EngineRequest(id=name, payload=payload, **fields)  # type: ignore[arg-type]
 
 
 class Model:
@@ -32,8 +33,7 @@ class Model:
     def submit(self, request: EngineRequest, deadline: float = math.inf) -> int:
         self.admission.check([request], deadline, now=self.now)
         claim = self.admission.add(request, now=self.now)
-        assert request.sampling.max_tokens is not None
-        self.waiting.append((claim, request.sampling.max_tokens, self.now))
+        self.waiting.append((claim, claim.most, self.now))
         self._tell()
         return id(claim)
 
@@ -117,7 +117,7 @@ def test_a_deadline_that_would_be_missed_is_refused_with_the_seconds() -> None:
         model.submit(asked("hasty"), deadline=model.now + 10)
     assert refused.value.retry_after >= 10
     with pytest.raises(QueueFull):
-        model.admission.check([asked("early", 0)], model.now + 10, now=model.now)
+        model.admission.check_early(NOBODY, 0, model.now + 10, now=model.now)
     model.admission.check_place(NOBODY, now=model.now)
 
 

@@ -20,6 +20,7 @@ from galley.settings.engine import EngineSettings
 from galley.types import EngineRequest, Output, SamplingDefaults
 from galley.types.model_info import ModelInfo, StepCosts
 from tests.conftest import CheckpointMaker
+from tests.payloads import generated
 
 INFO = ModelInfo(
     name="m",
@@ -47,6 +48,12 @@ def settings(folder: Path, **changes: int) -> EngineSettings:
 def request(client: EngineClient, name: str, tokens: int) -> EngineRequest:
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
     return expand([5, 6, 7], params, client.info, request_id=name)[0]
+
+
+def poisonous(request: EngineRequest) -> EngineRequest:
+    """With a token that no caller gets past expand(); the engine's embedding dies of it."""
+    payload = msgspec.structs.replace(generated(request), prompt=[10**6])
+    return msgspec.structs.replace(request, payload=payload)
 
 
 async def drain(stream: OutputStream) -> list[Output]:
@@ -130,8 +137,7 @@ def test_a_poisonous_request_fails_alone(checkpoint: CheckpointMaker) -> None:
             )
             streams = [client.submit(request(client, f"r{i}", 80 + i)) for i in range(3)]
             begun = await anext(streams[0])
-            # No caller gets this token past expand(); the engine's embedding dies of it.
-            poison = msgspec.structs.replace(request(client, "poison", 5), prompt=[10**6])
+            poison = poisonous(request(client, "poison", 5))
             bad = client.submit(poison)
             last = (await drain(bad))[-1]
             assert last.finish_reason == "error"
@@ -159,7 +165,7 @@ def test_hanging_up_on_a_dying_engine_blames_nobody_else(checkpoint: CheckpointM
         try:
             calm = client.submit(request(client, "calm", 150))
             await anext(calm)
-            poison = msgspec.structs.replace(request(client, "poison", 5), prompt=[10**6])
+            poison = poisonous(request(client, "poison", 5))
             bad = client.submit(poison)
             while client._book.quarantine.retried != poison.id:
                 await asyncio.sleep(0)
@@ -294,16 +300,20 @@ def test_start_errors_keep_their_type(checkpoint: CheckpointMaker, tmp_path: Pat
 
 
 def test_defaults_come_from_the_model_and_choices_get_seeds() -> None:
-    choices = expand([1, 2], SamplingParams(n=3, seed=-2), INFO, request_id="x")
-    assert [c.id for c in choices] == ["x-0", "x-1", "x-2"]
-    assert {c.sampling.temperature for c in choices} == {0.6}
-    assert {c.sampling.top_k for c in choices} == {20}
-    assert {c.sampling.max_tokens for c in choices} == {46}
-    assert choices[0].sampling.seed == 2**64 - 2
-    assert len({c.sampling.seed for c in choices}) == 3
-    assert choices[2].sampling.seed == choice_seed(2**64 - 2, 2)
-    unseeded = [expand([1], SamplingParams(), INFO, request_id="x")[0] for _ in range(2)]
-    assert unseeded[0].sampling.seed != unseeded[1].sampling.seed
+    requests = expand([1, 2], SamplingParams(n=3, seed=-2), INFO, request_id="x")
+    assert [request.id for request in requests] == ["x-0", "x-1", "x-2"]
+    choices = [generated(request).sampling for request in requests]
+    assert {c.temperature for c in choices} == {0.6}
+    assert {c.top_k for c in choices} == {20}
+    assert {c.max_tokens for c in choices} == {46}
+    assert choices[0].seed == 2**64 - 2
+    assert len({c.seed for c in choices}) == 3
+    assert choices[2].seed == choice_seed(2**64 - 2, 2)
+    unseeded = [
+        generated(expand([1], SamplingParams(), INFO, request_id="x")[0]).sampling.seed
+        for _ in range(2)
+    ]
+    assert unseeded[0] != unseeded[1]
 
 
 @pytest.mark.parametrize(
@@ -329,4 +339,5 @@ def test_requests_that_cannot_be_honoured_name_the_field(
 
 def test_a_full_context_can_be_scored_but_not_continued() -> None:
     scored = SamplingParams(max_tokens=0, prompt_logprobs=0)
-    assert expand([1] * 48, scored, INFO, request_id="x")[0].sampling.max_tokens == 0
+    [request] = expand([1] * 48, scored, INFO, request_id="x")
+    assert generated(request).sampling.max_tokens == 0

@@ -12,19 +12,17 @@ import pytest
 from galley import SamplingParams
 from galley.llm.local import LocalEngine
 from galley.service.client import EngineClient
-from galley.service.requests import expand
+from galley.service.speech_requests import align_request, transcribe_requests
 from galley.service.streams import OutputStream
 from galley.settings.engine import EngineSettings
 from galley.types import EngineRequest, Output
-from galley.types.audio import Alignment, EncoderInput
+from galley.types.audio import Alignment, EncoderInput, SpeechRules
 from galley.types.model_info import ModelInfo
 from tests.conftest import CheckpointMaker
 
-PARAMS = SamplingParams(
-    temperature=1.0, seed=7, max_tokens=60, ignore_eos=True, scores=True, no_speech=(0, 208)
-)
-ALIGN = SamplingParams(max_tokens=0, alignment=True)
-SEARCH = SamplingParams(temperature=0.0, max_tokens=60, num_beams=4, no_speech=(0, 208))
+PARAMS = SamplingParams(temperature=1.0, seed=7, max_tokens=60, ignore_eos=True, scores=True)
+SEARCH = SamplingParams(temperature=0.0, max_tokens=60, num_beams=4)
+RULES = SpeechRules(no_speech=(0, 208))
 
 
 def settings_for(folder: Path) -> EngineSettings:
@@ -36,20 +34,25 @@ def requests_for(info: ModelInfo) -> list[EngineRequest]:
     for i in range(8):
         data = np.random.default_rng(i).uniform(-1, 1.5, (150, 80)).astype(np.float32).tobytes()
         params = SEARCH if i % 3 == 2 else msgspec.structs.replace(PARAMS, seed=i)
-        prompt = [201, 202, 206]
-        if i >= 6:
-            params, prompt = ALIGN, [*prompt, 209, *range(10, 40), 200]
+        name, prompt = f"r{i}", [201, 202, 206]
         window = EncoderInput(frames=150, mels=80, data=data)
-        requests += expand(prompt, params, info, request_id=f"r{i}", encoder_input=window)
+        if i >= 6:
+            text = [*prompt, 209, *range(10, 40), 200]
+            requests.append(align_request(text, info, request_id=name, encoder_input=window))
+            continue
+        requests += transcribe_requests(
+            prompt, params, info, request_id=name, encoder_input=window, rules=RULES
+        )
     return requests
 
 
 def heard(outputs: list[Output]) -> tuple[list[int], list[float], list[float], list[Alignment]]:
     """Tokens, scores, probabilities of no speech and alignments, all that came."""
     tokens = [token for output in outputs for token in output.tokens]
-    scores = [score for output in outputs for score in output.scores or []]
-    silences = [o.no_speech_prob for o in outputs if o.no_speech_prob is not None]
-    return tokens, scores, silences, [o.alignment for o in outputs if o.alignment is not None]
+    scores = [score for output in outputs for score in output.generated.scores or []]
+    silences = [o.generated.no_speech_prob for o in outputs]
+    told = [silence for silence in silences if silence is not None]
+    return tokens, scores, told, [o.result for o in outputs if isinstance(o.result, Alignment)]
 
 
 @pytest.mark.parametrize("kill", [False, True])

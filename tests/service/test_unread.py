@@ -6,11 +6,12 @@ import pytest
 
 from galley.errors import DeadlineExceeded, SlowReader
 from galley.service.unread import Unread, UnreadBudget
-from galley.types import Output, Timing, TokenLogprob
+from galley.types import Output, Timing, TokenLogprob, Tokens
 
 
-def output(tokens: int = 1, **fields: object) -> Output:
-    return Output(request_id="r", tokens=[7] * tokens, **fields)  # type: ignore[arg-type]
+def output(tokens: int = 1, logprobs: list[TokenLogprob] | None = None, **fields: object) -> Output:
+    result = Tokens(tokens=[7] * tokens, logprobs=logprobs)
+    return Output(request_id="r", result=result, **fields)  # type: ignore[arg-type]
 
 
 def test_the_stream_with_most_is_cut_and_the_others_go_on() -> None:

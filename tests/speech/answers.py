@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from galley.text.tokenizer import Tokenizer
-from galley.types import EngineRequest, Output, SamplingDefaults
+from galley.types import Align, EngineRequest, Output, SamplingDefaults, Tokens, Transcribe
 from galley.types.audio import SpeechInfo
 from galley.types.model_info import ModelInfo, StepCosts
 from tests.speech import tiny
@@ -47,8 +47,9 @@ def model_info() -> ModelInfo:
 
 def place(request: EngineRequest) -> float:
     """Where in the recording the chunk starts, in seconds."""
-    assert request.encoder_input is not None
-    return float(np.frombuffer(request.encoder_input.data, "<f4")[0]) / RATE
+    assert isinstance(request.payload, Transcribe | Align)
+    audio = request.payload.encoder_input
+    return float(np.frombuffer(audio.data, "<f4")[0]) / RATE
 
 
 def at(seconds: float) -> int:
@@ -65,9 +66,7 @@ def says(
     tokens.append(EOT)
     return Output(
         request_id="",
-        tokens=tokens,
-        scores=[score] * len(tokens),
-        no_speech_prob=silence,
+        result=Tokens(tokens=tokens, scores=[score] * len(tokens), no_speech_prob=silence),
         finish_reason="stop",
     )
 

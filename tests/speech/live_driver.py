@@ -15,6 +15,7 @@ from galley.speech.segmenter import VAD_FRAME
 from galley.speech.tokens import SpeechTokens
 from galley.text.tokenizer import Tokenizer
 from galley.types import EngineRequest, Output
+from tests.payloads import spoken
 from tests.speech import tiny
 from tests.speech.answers import RATE, Answer, model_info, says, to
 from tests.speech.tiny import token_id
@@ -68,15 +69,15 @@ class Said:
 
 def audio_range(request: EngineRequest) -> tuple[int, int]:
     """First sample, and the one beyond the last."""
-    assert request.encoder_input is not None
-    values = np.frombuffer(request.encoder_input.data, "<f4").reshape(2, tiny.MELS)
+    audio = spoken(request).encoder_input
+    values = np.frombuffer(audio.data, "<f4").reshape(2, tiny.MELS)
     return int(values[0, 0]), int(values[1, 0])
 
 
 def given_text(request: EngineRequest, tokenizer: Tokenizer) -> str:
     """What the decoder is to go on from."""
-    begin = request.prompt.index(token_id("<|notimestamps|>")) + 1
-    return tokenizer.decode(request.prompt[begin:])
+    begin = spoken(request).prompt.index(token_id("<|notimestamps|>")) + 1
+    return tokenizer.decode(spoken(request).prompt[begin:])
 
 
 @dataclass

@@ -12,9 +12,8 @@ from transformers import GenerationConfig, GenerationMixin, WhisperForConditiona
 from transformers.generation import LogitsProcessorList, SuppressTokensLogitsProcessor
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
 
-from galley import SamplingParams
 from galley.llm.local import LocalEngine
-from galley.service.requests import expand
+from galley.service.speech_requests import align_request
 from galley.settings.engine import EngineSettings, ExecutorName
 from galley.speech.alignment import _smooth, affinity, first_rows, token_times
 from galley.types.audio import Alignment, EncoderInput
@@ -121,12 +120,10 @@ def test_token_times_are_those_of_transformers(
         )[0]
         ids = said.sequences[0].tolist()
         encoder_input = EncoderInput(frames=400, mels=tiny.MELS, data=features.tobytes())
-        params = SamplingParams(max_tokens=0, alignment=True)
-        (output,) = engine.run(
-            expand(ids, params, engine.info, request_id="a", encoder_input=encoder_input)
-        )
-        found = output.alignment
-        assert found is not None
+        request = align_request(ids, engine.info, request_id="a", encoder_input=encoder_input)
+        (output,) = engine.run([request])
+        found = output.result
+        assert isinstance(found, Alignment)
         weights = np.frombuffer(found.data, "<f4").reshape(found.tokens, found.heads, found.rows)
         rows = first_rows(affinity(weights[len(PROMPT) : -1, :, : frames // 2]))
         got = np.array([*rows, rows[-1]]) * ROW_SECONDS

@@ -17,6 +17,7 @@ from galley.speech.options import LiveOptions
 from galley.speech.segmenter import VAD_FRAME
 from galley.text.tokenizer import Tokenizer
 from galley.types import EngineRequest, Output
+from tests.payloads import spoken
 from tests.speech.answers import RATE, SOT
 from tests.speech.live_driver import Driver, Listener, Word, audio_range, speech
 
@@ -128,7 +129,7 @@ def test_text_before_a_long_silence_conditions_the_turns_text_behind_it(
     driver.drain()
     driver.play(1)
     assert driver.texts() == ["one two three"]
-    last = driver.listener.asked[-1]
+    last = spoken(driver.listener.asked[-1])
     before = last.prompt[: last.prompt.index(SOT)]
     assert tokenizer.decode(before) == " names one two"
     seconds = sum(b - a for a, b in map(audio_range, driver.listener.asked[-1:])) / RATE

@@ -10,7 +10,8 @@ from galley.speech.live_events import (
 )
 from galley.speech.options import LiveOptions, QualityRules
 from galley.text.tokenizer import Tokenizer
-from galley.types import EngineRequest, Output
+from galley.types import EngineRequest, Output, Tokens
+from tests.payloads import spoken
 from tests.speech.answers import EOT, RATE, SOT, says, to
 from tests.speech.live_driver import (
     INPUT_SAMPLES,
@@ -63,13 +64,14 @@ def test_further_temperatures_decode_the_same_audio(tokenizer: Tokenizer) -> Non
     tried: list[tuple[float, tuple[int, int]]] = []
 
     def answer(request: EngineRequest) -> Output:
-        tried.append((request.sampling.temperature or 0.0, audio_range(request)))
+        tried.append((spoken(request).sampling.temperature or 0.0, audio_range(request)))
         output = listener(request)
         start, end = tried[-1][1]
         is_head = end - start > 2 * RATE and not given_text(request, tokenizer)
         if tried[-1][0] or not is_head:
             return output
-        return msgspec.structs.replace(output, scores=[-3.0] * len(output.tokens))
+        worse = msgspec.structs.replace(output.generated, scores=[-3.0] * len(output.tokens))
+        return msgspec.structs.replace(output, result=worse)
 
     # What is final leaves no room for more, and the utterance grows while its head is tried.
     driver = Driver(tokenizer, words, answer, delay=8, context=64)
@@ -88,11 +90,11 @@ def test_what_is_given_to_the_decoder_is_what_is_final(tokenizer: Tokenizer) -> 
     assert given_texts[0] == ""
     assert given_texts[-1].startswith(" one two")
     for request, before in zip(driver.listener.asked, given_texts, strict=True):
-        assert request.prompt[0] == SOT
-        assert request.sampling.begin_suppress_tokens == (() if before else (EOT,))
+        assert spoken(request).prompt[0] == SOT
+        assert spoken(request).rules.begin_suppress_tokens == (() if before else (EOT,))
         assert request.priority < 0
-        assert request.sampling.num_beams == 1
-        assert request.sampling.timestamps is None
+        assert spoken(request).sampling.num_beams == 1
+        assert spoken(request).rules.timestamps is None
 
 
 def test_there_is_one_request_at_a_time_however_slow_the_engine_is(tokenizer: Tokenizer) -> None:
@@ -126,9 +128,8 @@ def test_a_partial_transcript_that_is_not_good_tells_nothing(
             silence=0.9 if bad == "silent" else 0.0,
         )
         if bad == "endless":
-            said = Output(
-                request_id="", tokens=said.tokens[:-1], scores=said.scores, finish_reason="length"
-            )
+            cut = Tokens(tokens=said.tokens[:-1], scores=said.generated.scores)
+            said = Output(request_id="", result=cut, finish_reason="length")
         return to(request, said)
 
     driver = Driver(tokenizer, speech("one two three four five six"), answer)
@@ -143,8 +144,8 @@ def test_the_end_is_tried_at_further_temperatures(tokenizer: Tokenizer) -> None:
     asked: list[float] = []
 
     def answer(request: EngineRequest) -> Output:
-        asked.append(request.sampling.temperature or 0.0)
-        score = -0.1 if request.sampling.temperature else -3.0
+        asked.append(spoken(request).sampling.temperature or 0.0)
+        score = -0.1 if spoken(request).sampling.temperature else -3.0
         return to(request, says(tokenizer, " good", score=score))
 
     driver = Driver(tokenizer, speech("one two"), answer)
@@ -159,8 +160,8 @@ def test_beams_count_at_the_end(tokenizer: Tokenizer) -> None:
     driver = Driver(tokenizer, speech("one two three"), options=options)
     driver.play(4)
     assert driver.texts() == ["one two three"]
-    assert [request.sampling.num_beams for request in driver.listener.asked][-1] == 5
-    assert {request.sampling.num_beams for request in driver.listener.asked[:-1]} == {1}
+    assert [spoken(request).sampling.num_beams for request in driver.listener.asked][-1] == 5
+    assert {spoken(request).sampling.num_beams for request in driver.listener.asked[:-1]} == {1}
 
 
 def test_the_language_is_detected_once(tokenizer: Tokenizer) -> None:
@@ -168,13 +169,12 @@ def test_the_language_is_detected_once(tokenizer: Tokenizer) -> None:
     listener = Listener(tokenizer, words)
 
     def answer(request: EngineRequest) -> Output:
-        if request.sampling.max_tokens == 1:
+        if spoken(request).sampling.max_tokens == 1:
             start, end = audio_range(request)
             assert end - start >= RATE
-            return Output(
-                request_id=request.id, tokens=[token_id("<|de|>")], finish_reason="length"
-            )
-        assert token_id("<|de|>") in request.prompt
+            language = Tokens(tokens=[token_id("<|de|>")])
+            return Output(request_id=request.id, result=language, finish_reason="length")
+        assert token_id("<|de|>") in spoken(request).prompt
         return listener(request)
 
     driver = Driver(tokenizer, words, answer, LiveOptions())
@@ -200,5 +200,5 @@ def test_the_prompt_is_in_front_and_earlier_text_if_it_is_asked_for(tokenizer: T
     driver = Driver(tokenizer, words, options=options)
     driver.play(4)
     assert driver.texts() == ["one two", "three"]
-    last = driver.listener.asked[-1].prompt
+    last = spoken(driver.listener.asked[-1]).prompt
     assert tokenizer.decode(last[: last.index(SOT)]) == " Kowalska one two"

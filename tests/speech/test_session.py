@@ -11,7 +11,8 @@ from galley.speech.fallback import compression_ratio
 from galley.speech.options import QualityRules, TranscribeOptions
 from galley.speech.tokens import SpeechTokens
 from galley.text.tokenizer import Tokenizer
-from galley.types import EngineRequest, Output
+from galley.types import EngineRequest, Output, Tokens
+from tests.payloads import spoken
 from tests.speech import tiny
 from tests.speech.answers import DE, EOT, SOT, at, model_info, place, says, to
 from tests.speech.session_driver import Driver, chunk
@@ -59,14 +60,14 @@ def test_a_request_is_what_whisper_expects(tokenizer: Tokenizer) -> None:
     driver.run([chunk(0, 4)])
     [request] = driver.asked
     previous = [token_id("<|startofprev|>"), *tokenizer.encode_plain(" Kowalska")]
-    assert request.prompt == [*previous, SOT, DE, token_id("<|translate|>")]
-    sampling = request.sampling
-    assert sampling.no_speech == (len(previous), token_id("<|nospeech|>"))
-    assert sampling.timestamps is not None
-    assert (sampling.timestamps.begin, sampling.timestamps.text_end) == (at(0.0), EOT)
-    assert sampling.timestamps.max_initial == 50
-    assert sampling.suppress_tokens == tuple(tiny.generation_config()["suppress_tokens"])
-    assert sampling.begin_suppress_tokens == (EOT,)
+    assert spoken(request).prompt == [*previous, SOT, DE, token_id("<|translate|>")]
+    sampling, rules = spoken(request).sampling, spoken(request).rules
+    assert rules.no_speech == (len(previous), token_id("<|nospeech|>"))
+    assert rules.timestamps is not None
+    assert (rules.timestamps.begin, rules.timestamps.text_end) == (at(0.0), EOT)
+    assert rules.timestamps.max_initial == 50
+    assert rules.suppress_tokens == tuple(tiny.generation_config()["suppress_tokens"])
+    assert rules.begin_suppress_tokens == (EOT,)
     assert (sampling.temperature, sampling.max_tokens, sampling.scores) == (0.0, 32, True)
     assert sampling.num_beams == 5
 
@@ -79,28 +80,30 @@ def test_without_timestamps_a_chunk_is_a_segment(tokenizer: Tokenizer) -> None:
     )
     [segment] = driver.run([chunk(5, 8)])
     assert (segment.start, segment.end, segment.text) == (5.0, 8.0, " hello you")
-    assert driver.asked[0].prompt[-1] == token_id("<|notimestamps|>")
-    assert driver.asked[0].sampling.timestamps is None
+    assert spoken(driver.asked[0]).prompt[-1] == token_id("<|notimestamps|>")
+    assert spoken(driver.asked[0]).rules.timestamps is None
 
 
 def test_the_language_is_detected_in_the_first_chunk_and_nothing_else_is_asked_before(
     tokenizer: Tokenizer,
 ) -> None:
     def answer(request: EngineRequest) -> Output:
-        if request.sampling.max_tokens == 1:
-            return Output(request_id=request.id, tokens=[DE], finish_reason="length")
+        if spoken(request).sampling.max_tokens == 1:
+            return Output(request_id=request.id, result=Tokens(tokens=[DE]), finish_reason="length")
         return to(request, says(tokenizer, 0.0, " ja", 1.0))
 
     driver = Driver(tokenizer, TranscribeOptions(), answer)
     assert len(driver.run([chunk(0, 4), chunk(10, 14)])) == 2
     assert driver.session.language == "de"
     first, *others = driver.asked
-    assert first.prompt == [SOT]
-    assert set(first.sampling.allowed_tokens) == set(
+    assert spoken(first).prompt == [SOT]
+    assert set(spoken(first).rules.allowed_tokens) == set(
         tiny.generation_config()["lang_to_id"].values()
     )
-    assert [request.prompt for request in others] == [[SOT, DE, token_id("<|transcribe|>")]] * 2
-    assert others[0].encoder_input == first.encoder_input
+    assert [spoken(request).prompt for request in others] == [
+        [SOT, DE, token_id("<|transcribe|>")]
+    ] * 2
+    assert spoken(others[0]).encoder_input == spoken(first).encoder_input
 
 
 def test_a_bad_transcript_is_tried_again_hotter(tokenizer: Tokenizer) -> None:
@@ -110,17 +113,16 @@ def test_a_bad_transcript_is_tried_again_hotter(tokenizer: Tokenizer) -> None:
         0.2: says(tokenizer, 0.0, " guess", 1.0, score=-3.0),
     }
     driver = Driver(
-        tokenizer, ENGLISH, lambda r: to(r, bad.get(r.sampling.temperature or 0.0, good))
+        tokenizer, ENGLISH, lambda r: to(r, bad.get(spoken(r).sampling.temperature or 0.0, good))
     )
     [segment] = driver.run([chunk(0, 4)])
     assert (segment.text, segment.temperature) == (" good", 0.4)
-    asked = [(request.sampling.temperature, request.sampling.num_beams) for request in driver.asked]
+    payloads = [spoken(request) for request in driver.asked]
+    asked = [(one.sampling.temperature, one.sampling.num_beams) for one in payloads]
     assert asked == [(0.0, 5), *[(0.2, 1)] * 5, *[(0.4, 1)] * 5]
-    assert (
-        len({request.encoder_input.data for request in driver.asked if request.encoder_input}) == 1
-    )
+    assert len({one.encoder_input.data for one in payloads}) == 1
     assert len({request.id for request in driver.asked}) == 11
-    assert len({request.sampling.seed for request in driver.asked}) == 5
+    assert len({one.sampling.seed for one in payloads}) == 5
 
 
 @pytest.mark.parametrize(
@@ -140,14 +142,14 @@ def test_no_attempt_gives_way_to_a_less_likely_one_that_fails_too(
         for temperature, text, score in zip((0.0, 0.5, 1.0), texts, scores, strict=True)
     }
     options = TranscribeOptions(language="en", rules=QualityRules(temperatures=(0.0, 0.5, 1.0)))
-    driver = Driver(tokenizer, options, lambda r: to(r, bad[r.sampling.temperature or 0.0]))
+    driver = Driver(tokenizer, options, lambda r: to(r, bad[spoken(r).sampling.temperature or 0.0]))
     [segment] = driver.run([chunk(0, 4)])
     assert segment.text == kept
 
 
 def test_of_the_texts_sampled_at_a_temperature_the_likeliest_counts(tokenizer: Tokenizer) -> None:
     def answer(request: EngineRequest) -> Output:
-        if not request.sampling.temperature:
+        if not spoken(request).sampling.temperature:
             return to(request, says(tokenizer, 0.0, " worse", 1.0, score=-2.0))
         choice = int(request.id.rpartition("-")[2])
         score = -0.2 if choice == 2 else -0.5
@@ -204,7 +206,7 @@ def test_text_conditions_what_comes_after_if_asked_for(tokenizer: Tokenizer) -> 
     )
     driver = Driver(tokenizer, options, answer)
     driver.run([chunk(0, 4), chunk(10, 14), chunk(20, 24)])
-    prompts = [tokenizer.decode(request.prompt) for request in driver.asked]
+    prompts = [tokenizer.decode(spoken(request).prompt) for request in driver.asked]
     assert prompts == [" names", " names at 0", " names at 0 at 10"]
 
 
@@ -220,11 +222,11 @@ def test_hotwords_stand_before_every_chunk(tokenizer: Tokenizer) -> None:
         options = TranscribeOptions(language="en", prompt="names", hotwords="Ada", rules=rules)
         driver = Driver(tokenizer, options, answer)
         driver.run([chunk(0, 4), chunk(10, 14)])
-        assert [tokenizer.decode(request.prompt) for request in driver.asked] == prompts
+        assert [tokenizer.decode(spoken(request).prompt) for request in driver.asked] == prompts
     long = TranscribeOptions(language="en", prompt="names " * 99, hotwords="Ada " * 99)
     driver = Driver(tokenizer, long, answer)
     driver.run([chunk(0, 4)])
-    assert len(driver.asked[0].prompt) == 32 + 3  # half of the context, and the start
+    assert len(spoken(driver.asked[0]).prompt) == 32 + 3  # half of the context, and the start
 
 
 def test_what_has_no_letter_is_no_text(tokenizer: Tokenizer) -> None:
@@ -239,7 +241,7 @@ def test_hot_text_conditions_nothing(tokenizer: Tokenizer) -> None:
     )
     driver = Driver(tokenizer, options, lambda r: to(r, says(tokenizer, 0.0, " hm", 1.0)))
     driver.run([chunk(0, 4), chunk(10, 14)])
-    assert driver.asked[1].prompt[0] == SOT
+    assert spoken(driver.asked[1]).prompt[0] == SOT
 
 
 def test_segments_come_as_soon_as_they_are_certain(tokenizer: Tokenizer) -> None:

@@ -14,8 +14,9 @@ from galley.speech.results import Segment, Word
 from galley.speech.segmenter import SpeechSegment
 from galley.speech.word_tokens import split_to_word_tokens
 from galley.text.tokenizer import Tokenizer
-from galley.types import EngineRequest, Output
+from galley.types import Align, EngineRequest, Output
 from galley.types.audio import Alignment
+from tests.payloads import aligned, spoken
 from tests.speech.answers import EN, EOT, RATE, SOT, Answer, model_info, place, says, to
 from tests.speech.session_driver import Driver, chunk
 from tests.speech.tiny import token_id
@@ -27,8 +28,9 @@ ROWS = 200
 
 def heard(request: EngineRequest, tokenizer: Tokenizer, ends: Sequence[float]) -> Output:
     """The engine's answer to an alignment of words that end so many seconds into the chunk."""
-    text = request.prompt[len(START) : -1]
-    weights = np.full((len(request.prompt), 1, ROWS), 0.001, np.float32)
+    prompt = aligned(request).prompt
+    text = prompt[len(START) : -1]
+    weights = np.full((len(prompt), 1, ROWS), 0.001, np.float32)
     row, begin = len(START) - 1, 0.0
     for word, end in zip(split_to_word_tokens(text, tokenizer, "en"), ends, strict=True):
         for token in range(word.token_count):
@@ -41,7 +43,7 @@ def heard(request: EngineRequest, tokenizer: Tokenizer, ends: Sequence[float]) -
     alignment = Alignment(
         tokens=len(weights), heads=1, rows=ROWS, data=weights.astype("<f4").tobytes()
     )
-    return Output(request_id=request.id, alignment=alignment, finish_reason="length")
+    return Output(request_id=request.id, result=alignment, finish_reason="length")
 
 
 def answering(
@@ -50,7 +52,7 @@ def answering(
     """``texts`` and ``ends`` of words by where the chunk starts."""
 
     def answer(request: EngineRequest) -> Output:
-        if request.sampling.alignment:
+        if isinstance(request.payload, Align):
             return heard(request, tokenizer, ends[place(request)])
         return to(request, texts[place(request)])
 
@@ -102,15 +104,15 @@ def test_one_request_more_for_each_chunk(tokenizer: Tokenizer) -> None:
     ends = dict.fromkeys(texts, (0.3, 0.9))
     driver = Driver(tokenizer, options, answering(tokenizer, texts, ends))
     driver.run([chunk(0, 4), chunk(10, 14)])
-    asked = {(place(r), r.sampling.alignment): r for r in driver.asked}
+    asked = {(place(r), isinstance(r.payload, Align)): r for r in driver.asked}
     assert len(asked) == len(driver.asked) == 4
     for start in texts:
         words, text = asked[start, True], asked[start, False]
         said = tokenizer.encode_plain(f" at {start:.0f}")
-        assert words.prompt == [*START, *said, EOT]
-        assert (words.sampling.max_tokens, words.encoder_input) == (0, text.encoder_input)
+        assert aligned(words).prompt == [*START, *said, EOT]
+        assert aligned(words).encoder_input == spoken(text).encoder_input
     # What conditions the next chunk is the text: it does not wait for times.
-    assert [r.sampling.alignment for r in driver.asked] == [False, True, False, True]
+    assert [isinstance(r.payload, Align) for r in driver.asked] == [False, True, False, True]
 
 
 def test_silence_is_not_aligned(tokenizer: Tokenizer) -> None:

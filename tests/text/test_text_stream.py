@@ -9,7 +9,7 @@ from galley.text.detokenizer import detokenizer
 from galley.text.stops import StopScanner
 from galley.text.stream import Delta, TextStream, describe
 from galley.text.tokenizer import Tokenizer
-from galley.types import FinishReason, Output, SamplingParams, TokenLogprob
+from galley.types import FinishReason, Output, SamplingParams, TokenLogprob, Tokens
 from tests.text import trained
 
 
@@ -20,8 +20,10 @@ def outputs(
     return [
         Output(
             request_id="r",
-            tokens=tokens[a:b],
-            logprobs=[TokenLogprob(t, -float(t)) for t in tokens[a:b]] if logprobs else None,
+            result=Tokens(
+                tokens=tokens[a:b],
+                logprobs=[TokenLogprob(t, -float(t)) for t in tokens[a:b]] if logprobs else None,
+            ),
             finish_reason=reason if b == len(tokens) else None,
         )
         for a, b in pairwise(edges)
@@ -89,7 +91,7 @@ def test_stop_string_over_several_tokens_drops_what_follows(tokenizer: Tokenizer
     assert len(delta.logprobs or []) == len(delta.token_ids)
     assert tokenizer.decode(delta.token_ids).startswith("Hello fox, EN")
     assert tokenizer.decode(delta.token_ids[:-1]).find(", EN") == -1
-    late = stream.feed(Output(request_id="r", tokens=[5], finish_reason="abort"))
+    late = stream.feed(Output(request_id="r", result=Tokens(tokens=[5]), finish_reason="abort"))
     assert late == Delta()
     assert (stream.text, stream.finish_reason) == ("Hello fox", "stop")
 
@@ -158,14 +160,14 @@ def test_offsets_are_where_the_tokens_begin(tokenizer: Tokenizer) -> None:
 def test_other_ends_flush_what_was_held_back(byte_level: Tokenizer, reason: FinishReason) -> None:
     snowman = ids_of(byte_level, "a☃")[:-1]
     stream = TextStream(byte_level, stop=("\ufffd!",))
-    assert stream.feed(Output(request_id="r", tokens=snowman)).text == "a"
+    assert stream.feed(Output(request_id="r", result=Tokens(tokens=snowman))).text == "a"
     assert stream.feed(Output(request_id="r", finish_reason=reason)).text == "\ufffd"
     assert stream.finish_reason == reason
 
 
 def test_no_logprobs_asked_for(tokenizer: Tokenizer) -> None:
     stream = TextStream(tokenizer)
-    assert stream.feed(Output(request_id="r", tokens=[300])).logprobs is None
+    assert stream.feed(Output(request_id="r", result=Tokens(tokens=[300]))).logprobs is None
     assert stream.logprobs is None
 
 
@@ -192,11 +194,11 @@ def test_a_stream_for_a_request_hides_what_ends_it(byte_level: Tokenizer) -> Non
         (SamplingParams(ignore_eos=True, stop_token_ids=(end,)), (), False),
     ):
         stream = TextStream.for_request(byte_level, params, ends)
-        stream.feed(Output(request_id="r", tokens=[*ids, end], finish_reason="stop"))
+        stream.feed(Output(request_id="r", result=Tokens(tokens=[*ids, end]), finish_reason="stop"))
         assert stream.text == "the cat" + (byte_level.token_text(end) if shown else "")
     params = SamplingParams(stop=("a",), min_tokens=len(ids))
     stream = TextStream.for_request(byte_level, params, ())
-    stream.feed(Output(request_id="r", tokens=[*ids, *ids]))
+    stream.feed(Output(request_id="r", result=Tokens(tokens=[*ids, *ids])))
     assert (stream.text, stream.stopped) == ("the catthe c", True)
 
 

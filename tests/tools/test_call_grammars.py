@@ -20,7 +20,7 @@ from galley.tools.conversation import Conversation, Tool
 from galley.tools.events import Answer, Event, whole
 from galley.tools.formats import FORMATS, THINKING, ChatFormat, control_tokens
 from galley.tools.grammar import Thinking, grammar_of
-from galley.types import Grammar, Output
+from galley.types import Grammar, Output, Tokens
 from tests.checkpoints import make_tokenizer
 from tests.tools.answers import CLOCK, WEATHER, Parts, events_of, parts
 from tests.tools.examples import EXAMPLES, Example
@@ -176,7 +176,7 @@ def read(
     events: list[Event] = []
     for at in range(0, len(ids), 2):
         ended: Any = "length" if at + 2 >= len(ids) else None
-        output = Output(request_id="x", tokens=ids[at : at + 2], finish_reason=ended)
+        output = Output(request_id="x", result=Tokens(tokens=ids[at : at + 2]), finish_reason=ended)
         delta = stream.feed(output)
         events += parser.feed(delta.text, delta.marks)
     return whole(events + parser.finish())

@@ -17,7 +17,7 @@ from galley.engine.fair_share import FairShare
 from galley.engine.step_meter import StepMeter
 from galley.models.embedding import Head
 from galley.ops.executor import Batch, Executor, forward
-from galley.types import EngineRequest, Output, Timing
+from galley.types import Embed, EngineRequest, Output, Timing, Vector
 from galley.types.model_info import EngineStats, ModelInfo
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class Text:
     """A request that waits for its step; ``order`` counts arrivals, put off by the request's priority."""
 
     request: EngineRequest
+    payload: Embed
     order: int
     arrival: float
 
@@ -79,11 +80,13 @@ class EmbeddingEngine:
 
     def add(self, request: EngineRequest) -> None:
         """Queue a text; its vector comes out of a later step."""
+        payload = request.payload
+        assert isinstance(payload, Embed), request.id
         if not self._count:
             self._meter.awake()
         # A step takes some texts: what waits is put off by texts, not by steps.
         order = self._arrivals + request.priority * self._priority
-        text = Text(request, order, time.monotonic())
+        text = Text(request, payload, order, time.monotonic())
         self._arrivals += 1
         self._count += 1
         self._fair.join(text)
@@ -109,7 +112,7 @@ class EmbeddingEngine:
         meter.begin()
         texts = self._take()
         started = time.monotonic()
-        batch = _assembled([text.request for text in texts], self._head)
+        batch = _assembled([text.payload for text in texts], self._head)
         meter.assembled()
         try:
             rows = forward(self._executor, batch)
@@ -118,7 +121,7 @@ class EmbeddingEngine:
                 heappush(self._waiting.setdefault(text.request.tenant, []), text)
             self._count += len(texts)
             raise
-        lengths = [len(text.request.prompt) for text in texts]
+        lengths = [len(text.payload.prompt) for text in texts]
         seconds = meter.share(lengths)
         self._steps += 1
         self._tokens += sum(lengths)
@@ -137,7 +140,7 @@ class EmbeddingEngine:
         left = self._budget
         while self._waiting:
             text = self._fair.next(texts[0] for texts in self._waiting.values())
-            length = len(text.request.prompt)
+            length = len(text.payload.prompt)
             if taken and length > left:
                 break
             left -= length
@@ -159,18 +162,21 @@ class EmbeddingEngine:
 
     def _output(self, text: Text, rows: "Floats", started: float, seconds: float) -> Output:
         request, now = text.request, time.monotonic()
-        vector = self._head.vector(rows, request.dimensions)
+        vector = self._head.vector(rows, text.payload.dimensions)
         timing = Timing(
             queued=started - text.arrival,
             first_token=now - text.arrival,
             total=now - text.arrival,
-            engine_seconds=seconds * len(request.prompt),
+            engine_seconds=seconds * len(text.payload.prompt),
         )
         if not np.isfinite(vector).all():
             error = "the model made no numbers of this text"
             return Output(request_id=request.id, finish_reason="error", error=error, timing=timing)
         return Output(
-            request_id=request.id, vector=vector.tobytes(), finish_reason="stop", timing=timing
+            request_id=request.id,
+            result=Vector(vector.tobytes()),
+            finish_reason="stop",
+            timing=timing,
         )
 
     @property
@@ -192,13 +198,13 @@ class EmbeddingEngine:
         """All that it holds is memory, and goes with it."""
 
 
-def _assembled(requests: list[EngineRequest], head: Head) -> Batch:
+def _assembled(texts: list[Embed], head: Head) -> Batch:
     """Texts one after another, each from its first token to its last."""
     tokens, positions, starts = array("q"), array("q"), array("q", [0])
     wanted = array("q")
-    for request in requests:
-        begin, length = len(tokens), len(request.prompt)
-        tokens.extend(request.prompt)
+    for text in texts:
+        begin, length = len(tokens), len(text.prompt)
+        tokens.extend(text.prompt)
         positions.extend(range(length))
         starts.append(begin + length)
         if head.all_rows:
@@ -206,9 +212,9 @@ def _assembled(requests: list[EngineRequest], head: Head) -> Batch:
         else:
             wanted.append(begin if head.pooling == ("cls",) else begin + length - 1)
     types: array[int] | None = None
-    if any(request.second for request in requests):
+    if any(text.second for text in texts):
         types = array("q")
-        for request in requests:
-            first = request.second or len(request.prompt)
-            types.extend([0] * first + [1] * (len(request.prompt) - first))
+        for text in texts:
+            first = text.second or len(text.prompt)
+            types.extend([0] * first + [1] * (len(text.prompt) - first))
     return Batch(tokens, positions, starts, (), wanted, types=types)

@@ -19,7 +19,16 @@ from galley.engine.sequence import Sequence
 from galley.engine.step_meter import StepMeter
 from galley.errors import EngineError
 from galley.ops.executor import Executor
-from galley.types import LIVE_PRIORITY, Adapter, EngineRequest, Output, Timing
+from galley.types import (
+    LIVE_PRIORITY,
+    Adapter,
+    Align,
+    Decoded,
+    EngineRequest,
+    Generate,
+    Output,
+    Timing,
+)
 from galley.types.model_info import EngineStats, ModelInfo
 
 _GATHERING_SECONDS: Final = 0.002
@@ -101,18 +110,18 @@ class Engine:
     def _begin(self, prepared: Prepared) -> None:
         request, arrival, grammar, slot = prepared
         assert request.id not in self._sequences, request.id
-        features = self._features(request)
+        payload = request.payload
+        assert isinstance(payload, Decoded), request.id
+        features = self._features(request, payload)
         if features is not None and not features.usable:
             error = f"the audio holds features that are no numbers or beyond {MAX_FEATURE:g}"
             self._refused.append(Output(request_id=request.id, finish_reason="error", error=error))
             return
-        sampling = request.sampling
-        eos = () if sampling.ignore_eos else self.info.eos_token_ids
         sequence = Sequence(
             request,
             order=self._steps + request.priority * self._priority_steps,
             arrival=arrival,
-            stop_ids=frozenset((*eos, *sampling.stop_token_ids)),
+            stop_ids=self._stop_ids(payload),
             features=features,
             grammar=grammar,
             adapter=slot,
@@ -123,8 +132,15 @@ class Engine:
         self._guessing.begin(sequence)
         self._scheduler.add(sequence)
 
-    def _features(self, request: EngineRequest) -> EncoderFeatures | None:
-        given, speech = request.encoder_input, self.info.speech
+    def _stop_ids(self, payload: Decoded) -> frozenset[int]:
+        if isinstance(payload, Align):
+            return frozenset()
+        eos = () if payload.sampling.ignore_eos else self.info.eos_token_ids
+        return frozenset((*eos, *payload.sampling.stop_token_ids))
+
+    def _features(self, request: EngineRequest, payload: Decoded) -> EncoderFeatures | None:
+        given = None if isinstance(payload, Generate) else payload.encoder_input
+        speech = self.info.speech
         assert (given is None) == (speech is None), request.id
         if given is None or speech is None:
             return None
@@ -253,10 +269,10 @@ class Engine:
             sequence = work.sequence
             if not sequence.started:
                 sequence.started = now
-                sequence.cached = min(sequence.computed, len(sequence.request.prompt))
+                sequence.cached = min(sequence.computed, len(sequence.prompt))
             if work.encodes and sequence.features:
                 self._encoder_rows += sequence.features.rows
-            decodes = sequence.first_token or len(sequence.tokens) > len(sequence.request.prompt)
+            decodes = sequence.first_token or len(sequence.tokens) > len(sequence.prompt)
             if decodes and work.count == 1 + len(work.guesses):
                 width = sequence.task.width
                 self._decode_tokens += width if width > 1 else work.count

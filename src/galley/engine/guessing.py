@@ -14,6 +14,7 @@ from galley.speculation.proposer import Proposer
 from galley.speculation.recent_texts import RecentTexts
 from galley.speculation.row_costs import RowCosts
 from galley.speculation.speculator import Asked, Counts, Speculator
+from galley.types import Align
 
 
 def proposers_of(settings: EngineSettings) -> list[Proposer]:
@@ -49,10 +50,10 @@ class Guessing:
 
     def begin(self, sequence: Sequence) -> None:
         """A sequence was added."""
-        params = sequence.request.sampling
-        if self._speculator is None or params.speculation == "off":
+        payload = sequence.payload
+        if self._speculator is None or isinstance(payload, Align):
             return
-        if params.num_beams == 1 and not params.alignment:
+        if payload.sampling.num_beams == 1 and payload.sampling.speculation != "off":
             grammar = sequence.task.grammar
             forced = None if grammar is None else grammar.forced
             sequence.guesser = self._speculator.follow(_salt(sequence), forced)
@@ -97,7 +98,7 @@ class Guessing:
     def end(self, sequence: Sequence) -> None:
         """A sequence has come to its end, or nobody wants more of it."""
         if self._speculator is not None and sequence.guesser is not None:
-            prompt = len(sequence.request.prompt)
+            prompt = len(sequence.prompt)
             self._speculator.remember(_salt(sequence), sequence.tokens, prompt)
         if self._draft_model is not None:
             self._draft_model.forget(sequence)

@@ -2,26 +2,21 @@
 
 import copy
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
 from galley.engine.token_rules import TokenRules
 from galley.ops.sampling import NO_IDS, NO_VALUES, LogitsAdjustment
-from galley.types import SamplingParams
+from galley.types import Written
 
 
 class LogitsAdjuster:
     """One request's penalties, bias, minimum length and rules, and the token counts they depend on."""
 
-    def __init__(
-        self,
-        params: SamplingParams,
-        prompt: Sequence[int],
-        output: Sequence[int],
-        stop_ids: Iterable[int],
-    ) -> None:
-        """``stop_ids`` are held off until ``min_tokens``; ``output`` is what was already generated."""
+    def __init__(self, payload: Written, stop_ids: Iterable[int]) -> None:
+        """``stop_ids`` are held off until ``min_tokens``; the payload's output is generated already."""
+        params, prompt, output = payload.sampling, payload.prompt, payload.output
         self._params = params
         self._stop_ids = np.array(sorted(set(stop_ids)), dtype=np.int64)
         self._bias_ids = np.array(list(params.logit_bias), dtype=np.int64)
@@ -29,7 +24,7 @@ class LogitsAdjuster:
         self._output = Counter(output)
         self._generated = len(output)
         self._penalises_output = bool(params.presence_penalty or params.frequency_penalty)
-        self._rules = TokenRules.of(params, output)
+        self._rules = TokenRules.of(payload.rules, output, params.thinking)
         self._seen = NO_IDS
         self._penalises_seen = params.repetition_penalty not in (None, 1.0)
         if self._penalises_seen:
@@ -41,15 +36,9 @@ class LogitsAdjuster:
             self._look_back()
 
     @classmethod
-    def of(
-        cls,
-        params: SamplingParams,
-        prompt: Sequence[int],
-        output: Sequence[int],
-        stop_ids: Iterable[int],
-    ) -> "LogitsAdjuster | None":
+    def of(cls, payload: Written, stop_ids: Iterable[int]) -> "LogitsAdjuster | None":
         """None if the request draws from the logits as they are. Arguments as of the constructor."""
-        adjuster = cls(params, prompt, output, stop_ids)
+        adjuster = cls(payload, stop_ids)
         return adjuster if adjuster._changes_anything else None
 
     @property

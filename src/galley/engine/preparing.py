@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from galley.engine.adapters import AdapterPool
 from galley.errors import GalleyError
 from galley.grammar.matcher import GrammarMatcher, Grammars
-from galley.types import EngineRequest, Output
+from galley.types import EngineRequest, Generate, Output
 
 
 class Prepared(NamedTuple):
@@ -53,10 +53,10 @@ class Preparing:
 
     def add(self, request: EngineRequest) -> bool:
         """Take a request that needs preparing; False for others."""
-        compiled = None
-        if request.sampling.grammar is not None:
+        compiled, payload = None, request.payload
+        if isinstance(payload, Generate) and payload.sampling.grammar is not None:
             assert self.grammars is not None, "ModelInfo.grammars says so"
-            compiled = self.grammars.compile(request.sampling.grammar, request.output)
+            compiled = self.grammars.compile(payload.sampling.grammar, payload.output)
         elif request.adapter is None:
             return False
         self._waiting.append(_Waiting(request, time.monotonic(), compiled))

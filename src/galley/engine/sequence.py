@@ -9,7 +9,7 @@ from galley.engine.encoder_cache import EncoderFeatures
 from galley.engine.tasks import Task, task_of
 from galley.grammar.matcher import GrammarMatcher
 from galley.speculation.speculator import Guesser
-from galley.types import EngineRequest
+from galley.types import Align, Decoded, EngineRequest
 
 
 @dataclass(slots=True, eq=False)
@@ -20,7 +20,9 @@ class Sequence:
         blocks    one entry for each 16 positions, in each KV group
 
     Attributes:
-        id: the request's.
+        request: what it is of.
+        payload, id: the request's.
+        prompt: the payload's.
         tokens: prompt, then output; owned by the sequence.
         task: what is wanted of its rows.
         tables: its block table in each KV group, which grow in place; those of the first hypothesis of
@@ -48,7 +50,9 @@ class Sequence:
     features: EncoderFeatures | None = None
     grammar: InitVar[GrammarMatcher | None] = None
     adapter: int = -1
+    payload: Decoded = field(init=False)
     id: str = field(init=False)
+    prompt: list[int] = field(init=False)
     tokens: list[int] = field(init=False)
     task: Task = field(init=False)
     root: bytes = field(init=False)
@@ -66,11 +70,15 @@ class Sequence:
     guesser: Guesser | None = None
 
     def __post_init__(self, grammar: GrammarMatcher | None) -> None:
-        request = self.request
+        request, payload = self.request, self.request.payload
+        assert isinstance(payload, Decoded), request.id
+        self.payload = payload
         self.id = request.id
-        self.tokens = [*request.prompt, *request.output]
-        self.task = task_of(request, self.stop_ids, grammar)
-        self.timed = bool(request.sampling.stop)
+        self.prompt = payload.prompt
+        written = None if isinstance(payload, Align) else payload
+        self.tokens = [*payload.prompt, *(written.output if written else ())]
+        self.task = task_of(payload, self.stop_ids, grammar)
+        self.timed = bool(written and written.sampling.stop)
         self.root = self.features.root if self.features else salt_hash(request.cache_salt)
         if request.adapter is not None:
             self.root = adapter_hash(self.root, request.adapter.digest)
@@ -102,4 +110,4 @@ class Sequence:
     @property
     def generated(self) -> int:
         """Output tokens so far, those of an earlier engine included."""
-        return len(self.tokens) - len(self.request.prompt)
+        return len(self.tokens) - len(self.prompt)

@@ -7,8 +7,8 @@ import numpy as np
 
 from galley.ops.rows import Ids
 from galley.ops.sampling import NO_IDS, LogitsAdjustment
-from galley.types import MAX_COUNT, SamplingParams, ThinkingBudget
-from galley.types.audio import TimestampRules
+from galley.types import MAX_COUNT, ThinkingBudget
+from galley.types.audio import SpeechRules, TimestampRules
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -16,25 +16,29 @@ Ranges = tuple[tuple[int, int], ...]
 class TokenRules:
     """One request's rules, and what of its output they depend on."""
 
-    def __init__(self, params: SamplingParams, output: Sequence[int]) -> None:
+    def __init__(
+        self, rules: SpeechRules, output: Sequence[int], thinking: ThinkingBudget | None = None
+    ) -> None:
         """``output`` is what was already generated."""
-        self._suppressed = _ids(params.suppress_tokens)
-        self._begin_suppressed = _ids(params.begin_suppress_tokens)
-        self._allowed = _ids(params.allowed_tokens)
+        self._suppressed = _ids(rules.suppress_tokens)
+        self._begin_suppressed = _ids(rules.begin_suppress_tokens)
+        self._allowed = _ids(rules.allowed_tokens)
         self._timestamps = None
-        if params.timestamps is not None:
-            self._timestamps = _Timestamps(params.timestamps, output)
+        if rules.timestamps is not None:
+            self._timestamps = _Timestamps(rules.timestamps, output)
         self._thinking = None
-        if params.thinking is not None:
-            self._thinking = _Thinking(params.thinking, output)
+        if thinking is not None:
+            self._thinking = _Thinking(thinking, output)
         self._at_begin = not output
 
     @classmethod
-    def of(cls, params: SamplingParams, output: Sequence[int]) -> "TokenRules | None":
+    def of(
+        cls, rules: SpeechRules, output: Sequence[int], thinking: ThinkingBudget | None = None
+    ) -> "TokenRules | None":
         """None if the request may choose any token."""
-        lists = (params.suppress_tokens, params.begin_suppress_tokens, params.allowed_tokens)
-        needed = any(lists) or params.timestamps or params.thinking
-        return cls(params, output) if needed else None
+        lists = (rules.suppress_tokens, rules.begin_suppress_tokens, rules.allowed_tokens)
+        needed = any(lists) or rules.timestamps or thinking
+        return cls(rules, output, thinking) if needed else None
 
     def __copy__(self) -> "TokenRules":
         """Rules that follow another continuation from here on."""

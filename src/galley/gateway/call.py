@@ -85,7 +85,8 @@ class Call:
         Raises:
             QueueFull, DeadlineExceeded: see :meth:`galley.service.client.EngineClient.submit_all`.
         """
-        self.backend.engine.check_early(self.caller.deadline, self.caller.probe(priority))
+        caller = self.caller
+        self.backend.engine.check_early(caller.deadline, caller.share, caller.priority(priority))
 
     @property
     def room(self) -> int:

@@ -17,7 +17,7 @@ from galley.gateway.tenants import ANYBODY, Account
 from galley.observe.tenants import TenantMetrics
 from galley.observe.tracing import Trace
 from galley.service.turns import Share
-from galley.types import LIVE_PRIORITY, Adapter, EngineRequest, SamplingParams
+from galley.types import LIVE_PRIORITY, Adapter, EngineRequest
 
 
 @dataclass(eq=False)
@@ -63,17 +63,20 @@ class Caller:
                 tenant=tenant.name,
                 weight=tenant.weight,
                 tenant_priority=tenant.priority,
-                priority=_priority(request, tenant),
+                priority=self.priority(request.priority),
                 adapter=self.adapter,
             )
             for request in requests
         ]
 
-    def probe(self, priority: int) -> EngineRequest:
-        """An empty request of the tenant: what is refused of it is refused of any with that priority."""
-        sampling = SamplingParams(max_tokens=0)
-        request = EngineRequest(id="", prompt=[], sampling=sampling, priority=priority)
-        return self.marked([request])[0]
+    def priority(self, wanted: int) -> int:
+        """The priority of a request that asks for ``wanted``.
+
+        Live audio keeps its own; a text's stays within what requests may ask for.
+        """
+        if wanted == LIVE_PRIORITY:
+            return LIVE_PRIORITY
+        return max(-LOWEST_PRIORITY, min(LOWEST_PRIORITY, wanted + self.tenant.priority))
 
     @contextmanager
     def limited(self, metrics: TenantMetrics) -> Iterator[None]:
@@ -93,10 +96,3 @@ class Caller:
             data = part.encode()
             digest.update(len(data).to_bytes(8, "little") + data)
         return digest.hexdigest()
-
-
-def _priority(request: EngineRequest, tenant: Tenant) -> int:
-    """Live audio keeps its own; a text's stays within what requests may ask for."""
-    if request.priority == LIVE_PRIORITY:
-        return LIVE_PRIORITY
-    return max(-LOWEST_PRIORITY, min(LOWEST_PRIORITY, request.priority + tenant.priority))

@@ -237,7 +237,7 @@ class _Choice:
                     self._open = False
                     self.text.finish_reason = "length" if finish == "length" else "stop"
                     self._call.sequence_ended(self._stream, self.text.finish_reason)
-                yield Piece(self._index, delta, events, finish, output.prompt_logprobs)
+                yield Piece(self._index, delta, events, finish, output.generated.prompt_logprobs)
                 if finish is not None:
                     return
         except (DeadlineExceeded, SlowReader) as error:

@@ -382,7 +382,8 @@ class ServedModel:
             if priority is None:
                 backend.engine.check_place(caller.deadline, caller.share)
             else:
-                backend.engine.check_early(caller.deadline, caller.probe(priority))
+                wanted = caller.priority(priority)
+                backend.engine.check_early(caller.deadline, caller.share, wanted)
 
     def speech_model(self, backend: Backend) -> "SpeechModel":
         """What a speech model needs beside its engine; made with the first request, which takes a while.

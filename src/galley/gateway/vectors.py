@@ -8,7 +8,7 @@ from galley.errors import Draining, EngineError, RequestError
 from galley.gateway.call import Call, CallStream
 from galley.gateway.lifecycle import RETRY_SECONDS
 from galley.service.vector_requests import vector_request
-from galley.types import EngineRequest
+from galley.types import EngineRequest, Vector
 
 _AHEAD: Final = 128
 """Texts of a request that are in the engine at a time, so that others' need not wait for all."""
@@ -19,7 +19,7 @@ REMEDY: Final = "; send truncate_prompt_tokens to have it cut"
 class Prepared(NamedTuple):
     """A text, or a pair, as token ids.
 
-    ``second``: see :class:`galley.types.EngineRequest`; ``param``: the field of the request that has it.
+    ``second``: see :class:`galley.types.Embed`; ``param``: the field of the request that has it.
     """
 
     ids: list[int]
@@ -126,9 +126,9 @@ class Vectors:
             if output.finish_reason == "error":
                 self._call.sequence_lost("error")
                 raise EngineError(output.error or "The engine gave the request up")
-            if output.vector is not None:
+            if isinstance(output.result, Vector):
                 self._call.sequence_ended(stream, "stop")
-                return output.vector
+                return output.result.data
         raise EngineError("The engine ended a text without a vector")
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from galley.llm.local import LocalEngine
 from galley.service.requests import check_task
 from galley.service.vector_requests import check_dimensions, prompt_of, vector_request
 from galley.text.tokenizer import Tokenizer
-from galley.types import EngineRequest
+from galley.types import EngineRequest, Vector
 
 Vectors = npt.NDArray[np.float32]
 
@@ -98,9 +98,9 @@ def _vectors(
     run = engine.run(requests)
     try:
         for output in run:
-            if output.vector is None:
+            if not isinstance(output.result, Vector):
                 raise EngineError(output.error or "the engine made no vector of a text")
-            found[places[output.request_id]] = np.frombuffer(output.vector, np.float32)
+            found[places[output.request_id]] = np.frombuffer(output.result.data, np.float32)
             advance(1)
     finally:
         run.close()

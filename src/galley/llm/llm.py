@@ -462,7 +462,7 @@ def _gather(prompt: list[int], results: list[Result]) -> RequestOutput:
         choices=[_choice(result) for result in results],
         prompt_tokens=len(prompt),
         cached_tokens=first.cached_tokens,
-        prompt_logprobs=first.prompt_logprobs,
+        prompt_logprobs=first.generated.prompt_logprobs,
     )
 
 

@@ -102,6 +102,17 @@ class Admission:
         if wait is not None:
             self._check_deadline(wait + self._own_seconds(last.owed), deadline, now)
 
+    def check_early(
+        self, share: Share, priority: int, deadline: float = math.inf, *, now: float
+    ) -> None:
+        """Raise QueueFull where :meth:`check` would for any request of the tenant with this priority."""
+        self._check_places(share, 1, now)
+        if deadline == math.inf:
+            return
+        wait = self._wait(share.tenant, priority, share.weight, 0.0, 0, now)
+        if wait is not None:
+            self._check_deadline(wait, deadline, now)
+
     def check_place(self, share: Share, *, now: float) -> None:
         """Raise QueueFull if the tenant gets no place: before anything is known of its request."""
         self._check_places(share, 1, now)
@@ -148,8 +159,8 @@ class Admission:
         self._note_busy(now)
 
     def _claim(self, request: EngineRequest) -> Claim:
-        most = request.sampling.max_tokens or 0
-        claim = Claim(request.tenant, request.priority, request.weight, len(request.prompt), most)
+        reads, writes = request.payload.reads, request.payload.writes
+        claim = Claim(request.tenant, request.priority, request.weight, reads, writes)
         claim.owed = claim.estimate(self.pace.mean_output)
         return claim
 

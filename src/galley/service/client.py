@@ -205,15 +205,16 @@ class EngineClient:
         self._check_state()
         self._book.check_place(share, deadline)
 
-    def check_early(self, deadline: float, request: EngineRequest) -> None:
+    def check_early(self, deadline: float, share: Share, priority: int) -> None:
         """Raise as :meth:`submit_all` where that is certain before work is done for a request.
 
         Args:
             deadline: as for :meth:`submit_all`.
-            request: an empty one of the same tenant and priority.
+            share: of the tenant.
+            priority: of the request.
         """
         self._check_state()
-        self._book.check([request], deadline)
+        self._book.check_early(share, priority, deadline)
 
     def room(self, share: Share) -> int:
         """How many sequences the tenant may submit at once."""

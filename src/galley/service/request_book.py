@@ -52,6 +52,12 @@ class RequestBook:
         _check_deadline(deadline, now)
         self._admission.check_place(share, now=now)
 
+    def check_early(self, share: Share, priority: int, deadline: float) -> None:
+        """Raise as :meth:`take` where that is certain for any request of the tenant with this priority."""
+        now = time.monotonic()
+        _check_deadline(deadline, now)
+        self._admission.check_early(share, priority, deadline, now=now)
+
     def check(self, requests: Sequence[EngineRequest], deadline: float) -> None:
         """Raise as :meth:`take`, and begin none."""
         now = time.monotonic()

@@ -1,14 +1,14 @@
 """From a prompt and its parameters to engine requests; everything a caller can get wrong is said here."""
 
 import secrets
+from collections.abc import Collection
 from hashlib import blake2b
 from typing import Final
 
 import msgspec
 
 from galley.errors import ContextExceeded, RequestError
-from galley.types import EngineRequest, SamplingDefaults, SamplingParams, Task
-from galley.types.audio import EncoderInput
+from galley.types import EngineRequest, Generate, SamplingDefaults, SamplingParams, Task
 from galley.types.model_info import ModelInfo
 
 _NOT_WITH_BEAMS: Final = (
@@ -30,7 +30,6 @@ def expand(
     info: ModelInfo,
     *,
     request_id: str,
-    encoder_input: EncoderInput | None = None,
     priority: int = 0,
     cache_salt: str = "",
     prompt_param: str = "prompt",
@@ -43,20 +42,55 @@ def expand(
     prompt.
 
     Args:
-        encoder_input: the audio, for a speech model; a text model takes none.
+        prompt: token ids.
+        params: as the caller gave them.
+        info: of the model.
+        request_id: unique.
+        priority: lower is sooner.
+        cache_salt: of the tenant.
         prompt_param: the field to name when the prompt itself is wrong.
         context: tokens that prompt and output may have together, if less than the model's.
 
     Raises:
         RequestError: a token id is out of range, the prompt is empty, or the model does not do what is
-            asked or takes no such audio.
+            asked.
         ContextExceeded: prompt and ``max_tokens`` do not fit the context.
     """
-    _check_task(params, info)
+    if info.embedding is not None:
+        check_task(info, "generate")
+    if info.speech is not None:
+        raise RequestError(
+            f"{info.name} is a speech model: each request needs audio in encoder_input",
+            param="encoder_input",
+        )
+    return [
+        EngineRequest(
+            id=f"{request_id}-{choice}",
+            payload=Generate(prompt=prompt, sampling=sampling),
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        for choice, sampling in enumerate(
+            each_choice(prompt, params, info, prompt_param=prompt_param, context=context)
+        )
+    ]
+
+
+def each_choice(
+    prompt: list[int],
+    params: SamplingParams,
+    info: ModelInfo,
+    *,
+    prompt_param: str = "prompt",
+    context: int | None = None,
+) -> list[SamplingParams]:
+    """Resolved parameters of each of ``n`` choices. Arguments and errors are those of :func:`expand`."""
+    if params.prompt_logprobs is not None:
+        check_task(info, "score", param="prompt_logprobs")
+    if not prompt:
+        raise RequestError("the prompt is empty; it needs at least one token", param=prompt_param)
     _check_ids(prompt, params, info, prompt_param)
-    _check_encoder_input(encoder_input, info)
     _check_beams(params.resolved(info.defaults), info)
-    _check_alignment(params, info)
     if params.grammar is not None and not info.grammars:
         raise RequestError(f"{info.name} cannot follow a grammar", param="grammar")
     limit = info.max_beam_tokens(params.num_beams)
@@ -67,20 +101,13 @@ def expand(
     seed = secrets.randbits(64) if params.seed is None else params.seed & (2**64 - 1)
     resolved = params.resolved(info.defaults)
     return [
-        EngineRequest(
-            id=f"{request_id}-{choice}",
-            prompt=prompt,
-            sampling=msgspec.structs.replace(
-                resolved,
-                max_tokens=max_tokens,
-                seed=choice_seed(seed, choice),
-                n=1,
-                # Scored once; the other choices share the prompt's blocks instead.
-                prompt_logprobs=resolved.prompt_logprobs if choice == 0 else None,
-            ),
-            priority=priority,
-            cache_salt=cache_salt,
-            encoder_input=encoder_input,
+        msgspec.structs.replace(
+            resolved,
+            max_tokens=max_tokens,
+            seed=choice_seed(seed, choice),
+            n=1,
+            # Scored once; the other choices share the prompt's blocks instead.
+            prompt_logprobs=resolved.prompt_logprobs if choice == 0 else None,
         )
         for choice in range(params.n)
     ]
@@ -94,51 +121,28 @@ def choice_seed(seed: int, choice: int) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
+def check_ids(name: str, ids: Collection[int], info: ModelInfo) -> None:
+    """Raise RequestError, which names the field ``name``, for an id that is none of the model's."""
+    low, high = min(ids, default=0), max(ids, default=0)
+    if low < 0 or high >= info.vocab_size:
+        raise RequestError(
+            f"{name} holds token id {low if low < 0 else high}; "
+            f"ids run from 0 to {info.vocab_size - 1}",
+            param=name,
+        )
+
+
 def _check_ids(
     prompt: list[int], params: SamplingParams, info: ModelInfo, prompt_param: str
 ) -> None:
-    if not prompt:
-        raise RequestError("the prompt is empty; it needs at least one token", param=prompt_param)
-    for name, ids in (
-        (prompt_param, prompt),
-        ("logit_bias", params.logit_bias),
-        ("stop_token_ids", params.stop_token_ids),
-        ("suppress_tokens", params.suppress_tokens),
-        ("begin_suppress_tokens", params.begin_suppress_tokens),
-        ("allowed_tokens", params.allowed_tokens),
-        ("timestamps", _timestamp_ids(params)),
-        ("no_speech", (params.no_speech or ())[1:]),
-    ):
-        low, high = min(ids, default=0), max(ids, default=0)
-        if low < 0 or high >= info.vocab_size:
-            raise RequestError(
-                f"{name} holds token id {low if low < 0 else high}; "
-                f"ids run from 0 to {info.vocab_size - 1}",
-                param=name,
-            )
-    if params.no_speech is not None and not 0 <= params.no_speech[0] < len(prompt):
-        raise RequestError(
-            f"no_speech names index {params.no_speech[0]} of a prompt of {len(prompt)} tokens",
-            param="no_speech",
-        )
+    check_ids(prompt_param, prompt, info)
+    check_ids("logit_bias", params.logit_bias, info)
+    check_ids("stop_token_ids", params.stop_token_ids, info)
     if params.min_tokens and len(set(params.stop_token_ids)) >= info.vocab_size:
         raise RequestError(
             "stop_token_ids holds every token, so min_tokens leaves none to begin with",
             param="stop_token_ids",
         )
-
-
-def _timestamp_ids(params: SamplingParams) -> tuple[int, ...]:
-    return () if params.timestamps is None else (params.timestamps.begin,)
-
-
-def _check_task(params: SamplingParams, info: ModelInfo) -> None:
-    if info.embedding is not None:
-        check_task(info, "generate")
-    if params.prompt_logprobs is not None:
-        check_task(info, "score", param="prompt_logprobs")
-    if params.alignment:
-        check_task(info, "align", param="alignment")
 
 
 def check_task(info: ModelInfo, task: Task, *, param: str = "model") -> None:
@@ -147,28 +151,6 @@ def check_task(info: ModelInfo, task: Task, *, param: str = "model") -> None:
         raise RequestError(
             f"{info.name} cannot {task}; it can {', '.join(info.tasks)}", param=param
         )
-
-
-def _check_encoder_input(encoder_input: EncoderInput | None, info: ModelInfo) -> None:
-    speech = info.speech
-    wrong = None
-    if speech is None:
-        if encoder_input is not None:
-            wrong = f"{info.name} is a text model and takes no audio"
-    elif encoder_input is None:
-        wrong = f"{info.name} is a speech model: each request needs audio in encoder_input"
-    elif encoder_input.mels != speech.mels:
-        wrong = (
-            f"encoder_input has {encoder_input.mels} values in a frame, "
-            f"{info.name} takes {speech.mels}"
-        )
-    elif encoder_input.frames > speech.max_frames:
-        wrong = (
-            f"encoder_input has {encoder_input.frames} frames, "
-            f"{info.name} takes at most {speech.max_frames}"
-        )
-    if wrong is not None:
-        raise RequestError(wrong, param="encoder_input")
 
 
 def _check_beams(params: SamplingParams, info: ModelInfo) -> None:
@@ -189,18 +171,6 @@ def _check_beams(params: SamplingParams, info: ModelInfo) -> None:
                 f"above 1 it must be {getattr(alone, name)!r}",
                 param=name,
             )
-
-
-def _check_alignment(params: SamplingParams, info: ModelInfo) -> None:
-    if not params.alignment:
-        return
-    wrong = None
-    if params.max_tokens != 0:
-        wrong = f"alignment is of a given text: max_tokens must be 0, it is {params.max_tokens}"
-    elif (params.num_beams, params.no_speech, params.prompt_logprobs) != (1, None, None):
-        wrong = "alignment computes no logits: num_beams, no_speech and prompt_logprobs do not go with it"
-    if wrong is not None:
-        raise RequestError(wrong, param="alignment")
 
 
 def _max_tokens(

@@ -39,10 +39,8 @@ class Unfinished:
         """The request as a new engine needs it. What came with the first Output is not computed twice."""
         if not self.resumed:
             return self.request
-        sampling = self.request.sampling
-        if self.answered:
-            sampling = msgspec.structs.replace(sampling, prompt_logprobs=None, no_speech=None)
-        return msgspec.structs.replace(self.request, output=self.tokens, sampling=sampling)
+        payload = self.request.payload.resumed(self.tokens, answered=self.answered)
+        return msgspec.structs.replace(self.request, payload=payload)
 
     def take(self, output: Output) -> None:
         """Note what the engine delivered; hide that it is not the engine that began the request."""

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from galley.errors import GalleyError, SlowReader
-from galley.types import Output
+from galley.types import Output, Result, Tokens
 
 T = TypeVar("T")
 
@@ -132,10 +132,7 @@ def _as_one(outputs: Sequence[Output]) -> Output:
     last = outputs[-1]
     return msgspec.structs.replace(
         outputs[0],
-        tokens=[token for output in outputs for token in output.tokens],
-        logprobs=_joined([output.logprobs for output in outputs]),
-        scores=_joined([output.scores for output in outputs]),
-        alignment=last.alignment,
+        result=_result([output.result for output in outputs]),
         cached_tokens=max(output.cached_tokens for output in outputs),
         finish_reason=last.finish_reason,
         error=last.error,
@@ -143,11 +140,27 @@ def _as_one(outputs: Sequence[Output]) -> Output:
     )
 
 
+def _result(results: Sequence[Result | None]) -> Result | None:
+    """Tokens as those of one step; any other result comes whole, and last."""
+    parts = [result for result in results if isinstance(result, Tokens)]
+    if not parts:
+        return results[-1]
+    return msgspec.structs.replace(
+        parts[0],
+        tokens=[token for part in parts for token in part.tokens],
+        logprobs=_joined([part.logprobs for part in parts]),
+        scores=_joined([part.scores for part in parts]),
+    )
+
+
 def _bytes(output: Output) -> int:
-    size = _OUTPUT_BYTES + _TOKEN_BYTES * len(output.tokens)
-    for entries in (output.logprobs, output.prompt_logprobs):
+    result = output.result
+    if result is None:
+        return _OUTPUT_BYTES
+    if not isinstance(result, Tokens):
+        return _OUTPUT_BYTES + len(result.data)
+    size = _OUTPUT_BYTES + _TOKEN_BYTES * len(result.tokens)
+    for entries in (result.logprobs, result.prompt_logprobs):
         for entry in entries or ():
             size += _LOGPROB_BYTES * (1 + len(entry.top))
-    if output.alignment is not None:
-        size += len(output.alignment.data)
     return size

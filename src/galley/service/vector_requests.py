@@ -1,10 +1,8 @@
 """From token ids of texts and pairs to engine requests for vectors and scores."""
 
 from galley.errors import ContextExceeded, RequestError
-from galley.types import EngineRequest, SamplingParams
+from galley.types import Embed, EngineRequest
 from galley.types.model_info import ModelInfo
-
-_NONE_WRITTEN = SamplingParams(max_tokens=0)
 
 
 def vector_request(
@@ -52,11 +50,8 @@ def vector_request(
         )
     return EngineRequest(
         id=request_id,
-        prompt=ids,
-        sampling=_NONE_WRITTEN,
+        payload=Embed(prompt=ids, second=second, dimensions=dimensions),
         priority=priority,
-        second=second,
-        dimensions=dimensions,
     )
 
 

@@ -50,6 +50,7 @@ from galley.service.frames import (
 )
 from galley.service.protocol import AdapterEngine, Engine, EngineLoader, find_loader
 from galley.service.watchdog import SIGN_OF_LIFE_SECONDS
+from galley.types.audio import Alignment
 
 Inbox = queue.SimpleQueue[Submit | Abort | LoadAdapter | UnloadAdapter | None]
 """What has come for the engine; None: the server has hung up."""
@@ -222,9 +223,9 @@ def _loop(
         outputs = engine.step() if engine.has_work else []
         signs.step_ends()
         for output in outputs:
-            if output.alignment is not None:
+            if isinstance(output.result, Alignment):
                 connection.send(Step([output], engine.stats, seen))
-        rest = [output for output in outputs if output.alignment is None]
+        rest = [output for output in outputs if not isinstance(output.result, Alignment)]
         connection.send(Step(rest, engine.stats, seen))
 
 

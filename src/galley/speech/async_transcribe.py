@@ -9,6 +9,7 @@ from galley.speech.chunk_source import ChunkSource
 from galley.speech.results import Segment
 from galley.speech.session import Session
 from galley.types import EngineRequest, Output
+from galley.types.audio import Alignment
 
 
 async def transcribe_async(
@@ -51,10 +52,10 @@ async def transcribe_async(
         await submit(session.requests())
         while not session.idle:
             output = await _next(outputs)
-            if output.alignment is None:
-                session.take(output)
-            else:
+            if isinstance(output.result, Alignment):
                 await asyncio.to_thread(session.take, output)
+            else:
+                session.take(output)
             segments = session.segments()
             if session.has_room:
                 await asyncio.to_thread(chunks.fill, session)

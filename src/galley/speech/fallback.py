@@ -57,10 +57,11 @@ class Answer:
 
     def add(self, output: Output) -> None:
         """Adds the next output of the request."""
-        self.tokens += output.tokens
-        self.scores += output.scores or ()
-        if output.no_speech_prob is not None:
-            self.no_speech_prob = output.no_speech_prob
+        said = output.generated
+        self.tokens += said.tokens
+        self.scores += said.scores or ()
+        if said.no_speech_prob is not None:
+            self.no_speech_prob = said.no_speech_prob
         self.complete = output.finish_reason == "stop"
 
     def attempt(self, temperature: float, text: str) -> Attempt:

@@ -8,13 +8,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from galley.service.requests import expand
+from galley.service.speech_requests import transcribe_requests
 from galley.speech.fallback import Attempt
 from galley.speech.features import SAMPLE_RATE, LogMel, encoder_input
 from galley.speech.options import LiveOptions
-from galley.speech.tokens import Prompt, SpeechTokens
+from galley.speech.tokens import Prompt, SpeechTokens, Wanted
 from galley.speech.utterance import Decoding
-from galley.types import LIVE_PRIORITY, EngineRequest, Output, SamplingParams
+from galley.types import LIVE_PRIORITY, EngineRequest, Output
 
 _TOKENS_PER_SECOND: Final = 20
 """Most tokens for a second of audio: nobody speaks faster, but a decoder caught in a loop goes on."""
@@ -62,15 +62,16 @@ class LiveDecoder:
             options: the stream's; give temperatures and beams.
         """
         if decoding.purpose == "language":
-            ids, params = self._tokens.detection()
+            wanted = self._tokens.detection()
         else:
-            ids, params = self._prompt(decoding, language, previous, options)
-        [request] = expand(
-            ids,
-            params,
+            wanted = self._wanted(decoding, language, previous, options)
+        [request] = transcribe_requests(
+            wanted.prompt,
+            wanted.sampling,
             self._tokens.info,
             request_id=f"{self._request_id}-{next(self._numbers)}",
             encoder_input=encoder_input(self._features(samples)),
+            rules=wanted.rules,
             priority=LIVE_PRIORITY,
             cache_salt=self._cache_salt,
         )
@@ -106,22 +107,21 @@ class LiveDecoder:
         """Token ids of a text, without special tokens."""
         return self._tokens.tokenizer.encode_plain(text) if text else []
 
-    def _prompt(
+    def _wanted(
         self, decoding: Decoding, language: str, previous: list[int], options: LiveOptions
-    ) -> tuple[list[int], SamplingParams]:
-        """Prompt and parameters of a request for the text that continues ``decoding.prefix``."""
+    ) -> Wanted:
+        """A request for the text that continues ``decoding.prefix``."""
         start = self._tokens.prompt(language, "transcribe", timestamps=False, previous=previous)
         prompt = Prompt(start.ids + self.encode(decoding.prefix), start.start)
-        params = self._tokens.sampling(
+        wanted = self._tokens.transcription(
             prompt,
             options.rules.temperatures[len(decoding.utterance.attempts)],
             timestamps=False,
             beam_size=options.rules.beam_size if decoding.is_final else 1,
         )
         most = 10 + _TOKENS_PER_SECOND * (decoding.end - decoding.start) // SAMPLE_RATE
-        return prompt.ids, msgspec.structs.replace(
-            params,
-            max_tokens=min(most, params.max_tokens or most),
-            # After a prefix there may be no more text.
-            begin_suppress_tokens=() if decoding.prefix else params.begin_suppress_tokens,
-        )
+        rules, params = wanted.rules, wanted.sampling
+        if decoding.prefix:  # after which there may be no more text
+            rules = msgspec.structs.replace(rules, begin_suppress_tokens=())
+        params = msgspec.structs.replace(params, max_tokens=min(most, params.max_tokens or most))
+        return Wanted(prompt.ids, params, rules)

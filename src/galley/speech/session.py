@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from galley.errors import EngineError
-from galley.service.requests import expand
+from galley.service.speech_requests import align_request, transcribe_requests
 from galley.speech.alignment import token_times
 from galley.speech.chunks import AudioChunk
 from galley.speech.fallback import Answer, Attempt, choose, likeliest
@@ -28,7 +28,7 @@ from galley.speech.results import Segment, Word
 from galley.speech.tokens import LEAST_STEP, SpeechTokens, Transcript
 from galley.speech.word_times import time_words
 from galley.speech.words import after_space, keep_words, moved, not_before, words_of
-from galley.types import EngineRequest, Output, SamplingParams
+from galley.types import EngineRequest, Output
 from galley.types.audio import Alignment
 
 _MAX_CONDITION_TEMPERATURE: Final = 0.5
@@ -155,8 +155,8 @@ class Session:
         elif part.best is None:
             self._judge(job, part)
         else:
-            assert output.alignment is not None
-            part.segments = self._segments(job, part, self._words(job, part, output.alignment))
+            assert isinstance(output.result, Alignment)
+            part.segments = self._segments(job, part, self._words(job, part, output.result))
         job.settle()
         self._start_jobs()
 
@@ -215,7 +215,7 @@ class Session:
         """Requests a chunk's language or, if that is known, a part's transcript at the next temperature."""
         part.started = True
         if self.language is None:
-            ids, params = self._tokens.detection()
+            wanted = self._tokens.detection()
         else:
             prompt = self._tokens.prompt(
                 self.language,
@@ -224,26 +224,29 @@ class Session:
                 previous=self._context,
                 hotwords=self._hotwords,
             )
-            params = self._tokens.sampling(
+            wanted = self._tokens.transcription(
                 prompt,
                 self._rules.temperatures[len(part.attempts)],
                 timestamps=self._timestamps,
                 beam_size=self._rules.beam_size,
                 best_of=self._rules.best_of,
             )
-            ids = prompt.ids
-        self._request(job, part, ids, params)
-
-    def _request(self, job: ChunkJob, part: Part, ids: list[int], params: SamplingParams) -> None:
-        requests = expand(
-            ids,
-            params,
+        requests = transcribe_requests(
+            wanted.prompt,
+            wanted.sampling,
             self._tokens.info,
-            request_id=f"{self._request_id}-{next(self._numbers)}",
+            request_id=self._next_id(),
             encoder_input=part.encoder_input,
+            rules=wanted.rules,
             priority=self._priority,
             cache_salt=self._cache_salt,
         )
+        self._request(job, part, requests)
+
+    def _next_id(self) -> str:
+        return f"{self._request_id}-{next(self._numbers)}"
+
+    def _request(self, job: ChunkJob, part: Part, requests: list[EngineRequest]) -> None:
         part.answers = {request.id: Answer() for request in requests}
         part.waiting = len(requests)
         self._running |= {request.id: (job, part) for request in requests}
@@ -270,8 +273,16 @@ class Session:
             above = best.temperature > _MAX_CONDITION_TEMPERATURE
             self._context = [] if above else self._context + text
         if self._options.word_timestamps and text:
-            prompt, params = self._tokens.alignment(self._spoken, self._options.task, text)
-            self._request(job, part, prompt.ids, params)
+            prompt = self._tokens.alignment(self._spoken, self._options.task, text)
+            request = align_request(
+                prompt.ids,
+                self._tokens.info,
+                request_id=self._next_id(),
+                encoder_input=part.encoder_input,
+                priority=self._priority,
+                cache_salt=self._cache_salt,
+            )
+            self._request(job, part, [request])
         else:
             part.segments = self._segments(job, part, [None] * len(part.decoded))
 

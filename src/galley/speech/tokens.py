@@ -11,7 +11,7 @@ from galley.speech.languages import NAMES
 from galley.speech.options import Task
 from galley.text.tokenizer import Tokenizer
 from galley.types import SamplingParams
-from galley.types.audio import SpeechInfo, TimestampRules
+from galley.types.audio import SpeechInfo, SpeechRules, TimestampRules
 from galley.types.model_info import ModelInfo
 
 _FRAME_SECONDS: Final = HOP / SAMPLE_RATE
@@ -28,6 +28,14 @@ class Prompt(NamedTuple):
 
     ids: list[int]
     start: int
+
+
+class Wanted(NamedTuple):
+    """What a request for tokens is made of, besides its audio."""
+
+    prompt: list[int]
+    sampling: SamplingParams
+    rules: SpeechRules
 
 
 class DecodedSegment(NamedTuple):
@@ -111,12 +119,11 @@ class SpeechTokens:
                 param="timestamp_granularities",
             )
 
-    def detection(self) -> tuple[list[int], SamplingParams]:
-        """Prompt and parameters of a request whose only output token is the spoken language's."""
-        params = SamplingParams(
-            temperature=0.0, max_tokens=1, allowed_tokens=tuple(self._languages.values())
-        )
-        return [self.speech.start_token], params
+    def detection(self) -> Wanted:
+        """A request whose only output token is the spoken language's."""
+        params = SamplingParams(temperature=0.0, max_tokens=1)
+        rules = SpeechRules(allowed_tokens=tuple(self._languages.values()))
+        return Wanted([self.speech.start_token], params, rules)
 
     def language(self, token: int) -> str:
         """The language code of a language token."""
@@ -151,7 +158,7 @@ class SpeechTokens:
             ids.append(self.speech.no_timestamps_token)
         return Prompt(ids, start)
 
-    def sampling(
+    def transcription(
         self,
         prompt: Prompt,
         temperature: float,
@@ -159,23 +166,23 @@ class SpeechTokens:
         timestamps: bool,
         beam_size: int,
         best_of: int = 1,
-    ) -> SamplingParams:
-        """Sampling parameters of a transcript, those that Whisper was published with.
+    ) -> Wanted:
+        """A request for a transcript, with the parameters that Whisper was published with.
 
         ``beam_size`` is used at temperature 0 only, ``best_of`` above 0 only.
         """
         speech = self.speech
         begin, silence = speech.timestamp_begin, speech.no_speech_token
-        rules = None
+        times = None
         if timestamps and begin is not None:
-            rules = TimestampRules(
+            times = TimestampRules(
                 begin=begin,
                 text_end=self._text_end,
                 max_initial=speech.max_initial_timestamp,
             )
         beams = 1 if temperature else beam_size
         room = self.info.max_beam_tokens(beams) - len(prompt.ids)
-        return SamplingParams(
+        params = SamplingParams(
             temperature=temperature,
             num_beams=beams,
             n=best_of if temperature else 1,
@@ -185,23 +192,23 @@ class SpeechTokens:
             repetition_penalty=1.0,
             seed=_SEED,
             max_tokens=max(1, min(self.info.max_model_len // 2, room)),
+            scores=True,
+        )
+        rules = SpeechRules(
             suppress_tokens=speech.suppress_tokens,
             begin_suppress_tokens=speech.begin_suppress_tokens,
-            timestamps=rules,
-            scores=True,
+            timestamps=times,
             no_speech=None if silence is None else (prompt.start, silence),
         )
+        return Wanted(prompt.ids, params, rules)
 
-    def alignment(
-        self, language: str, task: Task, text: Sequence[int]
-    ) -> tuple[Prompt, SamplingParams]:
-        """Prompt and parameters of a request that aligns a text's tokens with the audio.
+    def alignment(self, language: str, task: Task, text: Sequence[int]) -> Prompt:
+        """The prompt of a request that aligns a text's tokens with the audio.
 
         The prompt's ``start`` is the text's first token; one end token follows the text.
         """
         ids = self.prompt(language, task, timestamps=False, previous=()).ids
-        params = SamplingParams(max_tokens=0, alignment=True)
-        return Prompt([*ids, *text, self._text_end], len(ids)), params
+        return Prompt([*ids, *text, self._text_end], len(ids))
 
     def transcript(
         self,

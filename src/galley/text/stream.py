@@ -163,8 +163,8 @@ class TextStream:
         self.finish_reason = finish_reason
         self._parts.append(text)
         logprobs = None
-        if output.logprobs is not None:
-            logprobs = output.logprobs[: len(offsets)]
+        if output.generated.logprobs is not None:
+            logprobs = output.generated.logprobs[: len(offsets)]
             if self.logprobs is None:
                 self.logprobs = []
             self.logprobs += logprobs

@@ -4,417 +4,78 @@ These structs cross the process boundary as msgpack (see ``service/frames.py``),
 values only: no tensors, no callables.
 """
 
-import math
-from collections.abc import Callable
-from typing import Final, Literal, TypeAlias
-
-import msgspec
-
-from galley.errors import RequestError
-from galley.types.audio import Alignment, EncoderInput, TimestampRules
-
-BLOCK_TOKENS: Final = 16
-"""Tokens in one KV block. Also the row tile of the reference executor (see ``ops/tiles.py``)."""
-
-MAX_LOGPROBS: Final = 20
-"""Most alternatives per token that ``logprobs`` may ask for (OpenAI's limit)."""
-
-MAX_COUNT: Final = 2**31 - 1
-"""Bound of plain counts: far beyond use, and small enough for every encoding."""
-
-MAX_STOP_STRINGS: Final = 16
-MAX_STOP_CHARS: Final = 1024
-MAX_N: Final = 128
-MAX_BEAMS: Final = 10
-
-LIVE_PRIORITY: Final = -1000
-"""Of audio that is spoken now: before all that an API request may ask for."""
-
-MAX_LOGIT_BIAS: Final = 1024
-
-OnPhase: TypeAlias = Callable[[str, float], None]
-"""Told the name and the seconds of each start-up phase as it ends."""
-
-FinishReason = Literal["stop", "length", "abort", "error"]
-
-Task = Literal["generate", "score", "transcribe", "translate", "align", "embed", "rerank"]
-"""What a model can be asked for: to continue a text, to tell the log-probabilities of a given text's
-tokens, to write down speech in its language or in English, to time the tokens of a given transcript, to
-make a vector of a text, and to score how well a text answers another."""
-
-
-_TOKEN_LISTS: Final = ("suppress_tokens", "begin_suppress_tokens", "allowed_tokens")
-
-
-class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a text must be like; see ``docs/operations/structured-output.md``.
-
-    Attributes:
-        kind: how ``source`` says it. "compiled" is llguidance's own notation, which
-            :func:`galley.grammar.check.check` makes of the others; an engine takes no other.
-        source: a JSON schema, a regular expression, a JSON array of texts, or a grammar in Lark's notation
-            or in GBNF; of the kind "chat" what :func:`galley.tools.grammar.grammar_of` makes.
-    """
-
-    kind: Literal["json_schema", "regex", "choice", "grammar", "chat", "compiled"]
-    source: str
-
-
-class ThinkingBudget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many tokens of thinking an output may have; then the token that ends it is chosen.
-
-    Attributes:
-        end: the token that ends thinking.
-        begin: tokens that begin it, one after the other.
-        begun: the prompt ends within the thinking.
-    """
-
-    max_tokens: int
-    end: int
-    begin: tuple[int, ...]
-    begun: bool
-
-
-def _finite(name: str, value: float, low: float, high: float) -> None:
-    if not math.isfinite(value) or not low <= value <= high:
-        raise RequestError(
-            f"{name} must be between {low:g} and {high:g}, got {value!r}", param=name
-        )
-
-
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How tokens are chosen for one request. Validated at construction.
-
-    ``None`` in the first five fields means "the model's own default": the value in its
-    ``generation_config.json``, else the neutral one (temperature 1, the rest off). Resolve with
-    :meth:`resolved`.
-
-    Attributes:
-        temperature: 0 is greedy and exact.
-        top_p: nucleus mass kept, in [0, 1]; of 0 the likeliest token is left.
-        top_k: candidates kept; 0 or -1 keeps all.
-        min_p: keeps candidates with at least this share of the best one's probability.
-        repetition_penalty: in [0.01, 100]; divides positive and multiplies negative logits of tokens that
-            prompt or output have (CTRL, arXiv:1909.05858).
-        presence_penalty, frequency_penalty: in [-2, 2], subtracted from the logits of tokens that the
-            output has, once or per occurrence (OpenAI API).
-        penalty_window: these penalties see so many of the last tokens; -1: all, 0: none.
-        logit_bias: token id -> value in [-100, 100] added to its logit.
-        seed: 64-bit; the same seed gives the same text at any load. ``None`` draws one, and so does -1,
-            which is made ``None``.
-        n: independent choices for each prompt.
-        max_tokens: ``None`` means the model's default, or the rest of the context.
-        min_tokens: end-of-sequence, stop tokens and stop strings are held off until then.
-        stop: strings that end the text; they are not part of it.
-        stop_token_ids: token ids that end the text like an end-of-sequence token.
-        ignore_eos: do not end at the model's end-of-sequence tokens.
-        logprobs: ``None`` for none; k reports the chosen token and its k best alternatives.
-        prompt_logprobs: the same for the prompt's tokens after the first.
-        suppress_tokens: never chosen.
-        begin_suppress_tokens: not chosen as the output's first token.
-        allowed_tokens: no others are chosen; empty: any.
-        timestamps: Whisper's rules for timestamp tokens.
-        scores: report the log-probability of each chosen token among those that penalties, lists and rules
-            left, at temperature 1. Whisper's average log-probability is the mean of these.
-        no_speech: (index in the prompt, token): report that token's probability right after that prompt
-            token. Whisper's probability of no speech is that of ``<|nospeech|>`` after
-            ``<|startoftranscript|>``.
-        num_beams: above 1, a beam search of so many hypotheses instead of a choice at each token (see
-            ``engine/beams.py``); needs temperature 0 and nothing that changes logits but these lists and
-            rules. The best hypothesis comes at the end, in one Output; its ``scores`` are as those of
-            ``scores``.
-        alignment: report where the alignment heads look at each of the prompt's tokens, instead of going on
-            after them: with ``max_tokens`` 0, on a speech model that names such heads.
-        speculation: "auto" lets the engine verify guesses of the next tokens, as its setting says;
-            "off" none. The text is the same.
-        grammar: tokens that would leave it are not chosen, and the text ends with it at the latest.
-        thinking: how much of the output may be thinking; None: no limit.
-        length_penalty: a finished hypothesis counts with its log-probability divided by its length to this
-            power.
-
-    Raises:
-        RequestError: a value is out of range; ``param`` names it.
-    """
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    penalty_window: int = -1
-    logit_bias: dict[int, float] = {}
-    seed: int | None = None
-    n: int = 1
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    suppress_tokens: tuple[int, ...] = ()
-    begin_suppress_tokens: tuple[int, ...] = ()
-    allowed_tokens: tuple[int, ...] = ()
-    timestamps: TimestampRules | None = None
-    scores: bool = False
-    no_speech: tuple[int, int] | None = None
-    num_beams: int = 1
-    length_penalty: float = 1.0
-    alignment: bool = False
-    speculation: Literal["auto", "off"] = "auto"
-    grammar: Grammar | None = None
-    thinking: ThinkingBudget | None = None
-
-    def __post_init__(self) -> None:
-        self._coerce_sequences()
-        self._check_types()
-        if self.temperature is not None:
-            _finite("temperature", self.temperature, 0.0, 100.0)
-        if self.top_p is not None and not 0.0 <= self.top_p <= 1.0:
-            raise RequestError(f"top_p must be in [0, 1], got {self.top_p!r}", param="top_p")
-        if self.top_k is not None and not -1 <= self.top_k <= MAX_COUNT:
-            raise RequestError(
-                f"top_k must be between -1 and {MAX_COUNT}, got {self.top_k}", param="top_k"
-            )
-        if self.min_p is not None:
-            _finite("min_p", self.min_p, 0.0, 1.0)
-        if self.repetition_penalty is not None:
-            _finite("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
-        _finite("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _finite("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        if not -1 <= self.penalty_window <= MAX_COUNT:
-            raise RequestError(
-                f"penalty_window must be between -1 and {MAX_COUNT}, got {self.penalty_window}",
-                param="penalty_window",
-            )
-        _finite("length_penalty", self.length_penalty, -10.0, 10.0)
-        self._check_seed()
-        self._check_counts()
-        self._check_stops()
-        self._check_grammar()
-
-    def _coerce_sequences(self) -> None:
-        """A single stop string is what it looks like; lists are as good as tuples."""
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        msgspec.structs.force_setattr(self, "stop", stop)
-        for name in ("stop_token_ids", *_TOKEN_LISTS):
-            msgspec.structs.force_setattr(self, name, tuple(getattr(self, name)))
-
-    def _check_types(self) -> None:
-        fields = {name: getattr(self, name) for name in self.__struct_fields__}
-        try:
-            msgspec.convert(fields, _PlainParams, strict=True)
-        except msgspec.ValidationError as error:
-            # "Expected `int`, got `float` - at `$.n`"
-            name = str(error).rpartition("$.")[2].partition("`")[0].partition("[")[0]
-            raise RequestError(f"{name}: {error}", param=name) from None
-
-    def _check_seed(self) -> None:
-        if self.seed == -1:
-            msgspec.structs.force_setattr(self, "seed", None)
-        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
-            raise RequestError(f"seed must fit 64 bits, got {self.seed}", param="seed")
-
-    def _check_counts(self) -> None:
-        if len(self.logit_bias) > MAX_LOGIT_BIAS:
-            raise RequestError(
-                f"logit_bias has {len(self.logit_bias)} entries, at most {MAX_LOGIT_BIAS}",
-                param="logit_bias",
-            )
-        for token, bias in self.logit_bias.items():
-            if token < 0:
-                raise RequestError(f"logit_bias names token {token}", param="logit_bias")
-            _finite("logit_bias", bias, -100.0, 100.0)
-        if not 1 <= self.n <= MAX_N:
-            raise RequestError(f"n must be between 1 and {MAX_N}, got {self.n}", param="n")
-        if not 1 <= self.num_beams <= MAX_BEAMS:
-            raise RequestError(
-                f"num_beams must be between 1 and {MAX_BEAMS}, got {self.num_beams}",
-                param="num_beams",
-            )
-        if self.max_tokens is not None and not 0 <= self.max_tokens <= MAX_COUNT:
-            raise RequestError(
-                f"max_tokens must be between 0 and {MAX_COUNT}, got {self.max_tokens}",
-                param="max_tokens",
-            )
-        most = MAX_COUNT if self.max_tokens is None else self.max_tokens
-        if not 0 <= self.min_tokens <= most:
-            raise RequestError(
-                f"min_tokens must be between 0 and max_tokens, got {self.min_tokens}",
-                param="min_tokens",
-            )
-        for name in ("logprobs", "prompt_logprobs"):
-            k = getattr(self, name)
-            if k is not None and not 0 <= k <= MAX_LOGPROBS:
-                raise RequestError(
-                    f"{name} must be between 0 and {MAX_LOGPROBS}, got {k}", param=name
-                )
-
-    def _check_stops(self) -> None:
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise RequestError(
-                f"stop has {len(self.stop)} strings, at most {MAX_STOP_STRINGS}", param="stop"
-            )
-        for text in self.stop:
-            if not 0 < len(text) <= MAX_STOP_CHARS:
-                raise RequestError(
-                    f"each stop string needs 1 to {MAX_STOP_CHARS} characters, got {len(text)}",
-                    param="stop",
-                )
-        if len(self.stop_token_ids) > MAX_LOGIT_BIAS or any(t < 0 for t in self.stop_token_ids):
-            raise RequestError(
-                f"stop_token_ids needs at most {MAX_LOGIT_BIAS} non-negative ids",
-                param="stop_token_ids",
-            )
-
-    def _check_grammar(self) -> None:
-        """Where a text ends is the grammar's business; a beam search would need one for each hypothesis."""
-        if self.grammar is None:
-            return
-        for name in ("num_beams", "min_tokens", "ignore_eos", "timestamps"):
-            if getattr(self, name) not in (None, False, 0) and (name, self.num_beams) != (
-                "num_beams",
-                1,
-            ):
-                raise RequestError(
-                    f"{name} does not go with a grammar, which says where the text ends", param=name
-                )
-
-    def resolved(self, defaults: "SamplingDefaults") -> "SamplingParams":
-        """The same parameters with every ``None`` that stands for a model default replaced."""
-        changes: dict[str, float | int] = {}
-        for name in defaults.__struct_fields__:
-            # How many tokens there is room for is not known here.
-            if name != "max_tokens" and getattr(self, name) is None:
-                changes[name] = getattr(defaults, name)
-        return msgspec.structs.replace(self, **changes) if changes else self
-
-
-_PlainParams = msgspec.defstruct(
-    "_PlainParams", [(field.name, field.type) for field in msgspec.structs.fields(SamplingParams)]
+from galley.types.outputs import (
+    FinishReason,
+    Output,
+    Result,
+    Timing,
+    TokenLogprob,
+    Tokens,
+    Vector,
 )
-"""The fields' types without the checks, which call it."""
+from galley.types.requests import (
+    LIVE_PRIORITY,
+    Adapter,
+    Align,
+    Decoded,
+    Embed,
+    EngineRequest,
+    Generate,
+    Payload,
+    Task,
+    Transcribe,
+    Written,
+)
+from galley.types.sampling import (
+    MAX_BEAMS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+    Grammar,
+    SamplingDefaults,
+    SamplingParams,
+    ThinkingBudget,
+)
+from galley.types.sizes import (
+    BLOCK_TOKENS,
+    MAX_COUNT,
+    OnPhase,
+    blocks_for,
+)
 
-
-class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's default sampling, from ``generation_config.json`` or the settings.
-
-    Attributes:
-        max_tokens: of an output, as far as the context has room; None: all the room.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    max_tokens: int | None = None
-
-
-class Adapter(msgspec.Struct, frozen=True):
-    """A LoRA adapter that a request may name.
-
-    Attributes:
-        name: in the API.
-        path: of its folder, in PEFT's layout.
-        digest: of the state of its files: adapters of the same name never share keys and values.
-    """
-
-    name: str
-    path: str
-    digest: str
-
-
-class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence to continue. ``n`` choices are n of these.
-
-    Attributes:
-        id: unique among live requests.
-        prompt: token ids, at least one.
-        sampling: resolved; ``seed`` and ``max_tokens`` are set; ``stop`` strings are for others to find.
-        output: tokens already delivered, when a request is resubmitted to a new engine.
-        priority: lower is sooner; see ``engine/scheduler.py`` for how waiting makes up for it.
-        cache_salt: requests share cached prefixes only with the same salt (tenant).
-        encoder_input: the audio that a speech model transcribes; None for a text model.
-        tenant: who asks; tenants that compete for the engine share its token budget by ``weight``.
-        adapter: that is added to the model; None: the model alone.
-        weight: of the tenant, positive.
-        tenant_priority: of the tenant among tenants, lower is sooner; ``priority`` orders a tenant's own.
-        second: of a pair of texts in ``prompt``, the first token of type 1; 0: all are of type 0.
-        dimensions: of the vector that is wanted; 0: as many as the checkpoint says.
-    """
-
-    id: str
-    prompt: list[int]
-    sampling: SamplingParams
-    output: list[int] = []
-    priority: int = 0
-    cache_salt: str = ""
-    encoder_input: EncoderInput | None = None
-    tenant: str = ""
-    weight: float = 1.0
-    tenant_priority: int = 0
-    adapter: Adapter | None = None
-    second: int = 0
-    dimensions: int = 0
-
-
-class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probability (nats, before temperature and penalties) of a token and the best alternatives.
-
-    ``top`` is sorted, best first; the token itself is in it only if it is among the best.
-    """
-
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-
-
-class Timing(msgspec.Struct, frozen=True, array_like=True):
-    """Seconds since the request's arrival, on the engine's clock, as of the Output that carries it.
-
-    Attributes:
-        engine_seconds: the request's share of the engine's time so far; see ``engine/step_meter.py``.
-        proposed, accepted: guessed tokens that were verified so far, and those of them that were right.
-    """
-
-    queued: float = 0.0
-    first_token: float = 0.0
-    total: float = 0.0
-    preemptions: int = 0
-    engine_seconds: float = 0.0
-    proposed: int = 0
-    accepted: int = 0
-
-
-class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one engine step produced for one request.
-
-    ``tokens`` are new since the last Output. A stop token is the last of ``tokens``.
-    ``prompt_logprobs`` (one entry for each prompt token after the first) and ``no_speech_prob`` come once,
-    with the first, ``alignment`` with the last. ``scores`` has one entry for each of ``tokens``. Each only
-    if it was asked for. ``timing`` comes with the first and the last, and with each that may be the last
-    because the request has stop strings. ``vector`` is all that comes of a text for a model that embeds or
-    reranks, in its only Output: float32 in the order of bytes of this machine, a single number if it is a
-    score.
-    """
-
-    request_id: str
-    tokens: list[int] = []
-    logprobs: list[TokenLogprob] | None = None
-    prompt_logprobs: list[TokenLogprob] | None = None
-    scores: list[float] | None = None
-    no_speech_prob: float | None = None
-    alignment: Alignment | None = None
-    vector: bytes | None = None
-    cached_tokens: int = 0
-    finish_reason: FinishReason | None = None
-    error: str | None = None
-    timing: Timing | None = None
-
-
-def blocks_for(positions: int) -> int:
-    """KV blocks that many tokens or encoder rows take."""
-    return -(-positions // BLOCK_TOKENS)
+__all__ = [
+    "Align",
+    "Decoded",
+    "Transcribe",
+    "Written",
+    "Adapter",
+    "BLOCK_TOKENS",
+    "Embed",
+    "EngineRequest",
+    "FinishReason",
+    "Generate",
+    "Grammar",
+    "LIVE_PRIORITY",
+    "MAX_BEAMS",
+    "MAX_COUNT",
+    "MAX_LOGIT_BIAS",
+    "MAX_LOGPROBS",
+    "MAX_N",
+    "MAX_STOP_CHARS",
+    "MAX_STOP_STRINGS",
+    "OnPhase",
+    "Output",
+    "Payload",
+    "Result",
+    "SamplingDefaults",
+    "SamplingParams",
+    "Task",
+    "ThinkingBudget",
+    "Timing",
+    "TokenLogprob",
+    "Tokens",
+    "Vector",
+    "blocks_for",
+]

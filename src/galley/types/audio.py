@@ -62,7 +62,31 @@ class TimestampRules(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-class Alignment(msgspec.Struct, frozen=True, kw_only=True):
+class SpeechRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which tokens a transcript may have, and what is reported about its audio.
+
+    Attributes:
+        suppress_tokens: never chosen.
+        begin_suppress_tokens: not chosen as the output's first token.
+        allowed_tokens: no others are chosen; empty: any.
+        timestamps: Whisper's rules for timestamp tokens.
+        no_speech: (index in the prompt, token): report that token's probability right after that prompt
+            token. Whisper's probability of no speech is that of ``<|nospeech|>`` after
+            ``<|startoftranscript|>``.
+    """
+
+    suppress_tokens: tuple[int, ...] = ()
+    begin_suppress_tokens: tuple[int, ...] = ()
+    allowed_tokens: tuple[int, ...] = ()
+    timestamps: TimestampRules | None = None
+    no_speech: tuple[int, int] | None = None
+
+
+NO_RULES: Final = SpeechRules()
+"""Any token may be chosen, and nothing more is reported."""
+
+
+class Alignment(msgspec.Struct, frozen=True, kw_only=True, tag="alignment"):
     """Cross-attention weights of the decoder's alignment heads over a text.
 
     Attributes:

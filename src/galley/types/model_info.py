@@ -8,8 +8,10 @@ from typing import TypeAlias
 
 import msgspec
 
-from galley.types import BLOCK_TOKENS, SamplingDefaults, Task, blocks_for
 from galley.types.audio import SpeechInfo
+from galley.types.requests import Task
+from galley.types.sampling import SamplingDefaults
+from galley.types.sizes import BLOCK_TOKENS, blocks_for
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,23 +8,29 @@ from galley.engine.tasks.beam import BeamTask
 from galley.engine.tasks.sample import SampleTask
 from galley.engine.tasks.score import ScoreTask
 from galley.grammar.matcher import GrammarMatcher
-from galley.types import EngineRequest
+from galley.types import Align, Decoded
 
 __all__ = ["AlignTask", "BeamTask", "SampleTask", "ScoreTask", "Task", "task_of"]
 
 
 def task_of(
-    request: EngineRequest, stop_ids: Collection[int], grammar: GrammarMatcher | None = None
+    payload: Decoded, stop_ids: Collection[int], grammar: GrammarMatcher | None = None
 ) -> Task:
-    """The task that a request asks for. ``stop_ids`` end its text; ``grammar`` says how it goes on."""
-    params = request.sampling
-    if params.alignment:
+    """Return the task that a payload asks for.
+
+    Args:
+        payload: of the request.
+        stop_ids: end its text.
+        grammar: says how it goes on.
+    """
+    if isinstance(payload, Align):
         return AlignTask()
+    params = payload.sampling
     task: Task = (
-        BeamTask(request, stop_ids)
+        BeamTask(payload, stop_ids)
         if params.num_beams > 1
-        else SampleTask(request, stop_ids, grammar)
+        else SampleTask(payload, stop_ids, grammar)
     )
-    if params.prompt_logprobs is not None or params.no_speech is not None:
-        return ScoreTask(request, task)
+    if params.prompt_logprobs is not None or payload.rules.no_speech is not None:
+        return ScoreTask(payload, task)
     return task

@@ -53,7 +53,7 @@ class AlignTask(Task):
         found = Alignment(tokens=sequence.computed, heads=heads, rows=rows, data=data)
         return Output(
             request_id=sequence.id,
-            alignment=found,
+            result=found,
             cached_tokens=sequence.cached,
             finish_reason="length",
         )

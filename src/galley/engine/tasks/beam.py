@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from galley.engine.tasks.base import NO_CHOICE, Task
 from galley.engine.tasks.beam_search import BeamSearch
 from galley.ops.sampling import RowCandidates, SamplingBatch, StepResult
-from galley.types import EngineRequest, FinishReason, Output
+from galley.types import FinishReason, Output, Tokens, Written
 
 if TYPE_CHECKING:
     from galley.engine.scheduler import Work
@@ -20,18 +20,18 @@ class BeamTask(Task):
     nothing of it has been output.
     """
 
-    def __init__(self, request: EngineRequest, stop_ids: Collection[int]) -> None:
+    def __init__(self, payload: Written, stop_ids: Collection[int]) -> None:
         """``stop_ids`` end a hypothesis."""
-        self._request = request
+        self._payload = payload
         self._stop_ids = stop_ids
-        self.search = BeamSearch(request.sampling, stop_ids)
+        self.search = BeamSearch(payload.sampling, stop_ids, payload.rules)
         self._first = 0
         """The step's first entry in ``SamplingBatch.candidates``."""
 
     @property
     def seats(self) -> int:
         """As many hypotheses as may run at once."""
-        return self._request.sampling.num_beams
+        return self._payload.sampling.num_beams
 
     @property
     def width(self) -> int:
@@ -48,7 +48,7 @@ class BeamTask(Task):
 
     def wanted(self, sequence: "Sequence", work: "Work") -> int:
         """The last row of each hypothesis."""
-        return self.width if work.completes and self._request.sampling.max_tokens else 0
+        return self.width if work.completes and self._payload.sampling.max_tokens else 0
 
     def last_tokens(self, sequence: "Sequence") -> list[int]:
         """Each hypothesis' own."""
@@ -66,13 +66,13 @@ class BeamTask(Task):
         """Advance all hypotheses by a token; the best one, once the search is over."""
         if not work.completes:
             return None
-        if not self._request.sampling.max_tokens:
+        if not self._payload.sampling.max_tokens:
             return self._output(sequence, [], "length")
         found = result.candidates[self._first : self._first + self.width]
         parents = self.search.advance(found)
         if parents is not None:
             sequence.forks = parents
-            sequence.tokens = [*self._request.prompt, *self.search.running[0].tokens]
+            sequence.tokens = [*self._payload.prompt, *self.search.running[0].tokens]
             return None
         if not self.search.finished:
             return self._output(sequence, [], "error", error=NO_CHOICE)
@@ -92,8 +92,7 @@ class BeamTask(Task):
     ) -> Output:
         return Output(
             request_id=sequence.id,
-            tokens=tokens,
-            scores=scores,
+            result=Tokens(tokens=tokens, scores=scores),
             cached_tokens=sequence.cached,
             finish_reason=reason,
             error=error,
@@ -101,5 +100,5 @@ class BeamTask(Task):
 
     def restart(self, sequence: "Sequence") -> None:
         """From the prompt."""
-        sequence.tokens = list(self._request.prompt)
-        self.search = BeamSearch(self._request.sampling, self._stop_ids)
+        sequence.tokens = list(self._payload.prompt)
+        self.search = BeamSearch(self._payload.sampling, self._stop_ids, self._payload.rules)

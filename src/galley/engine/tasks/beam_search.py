@@ -15,6 +15,7 @@ from typing import NamedTuple
 from galley.engine.token_rules import TokenRules
 from galley.ops.sampling import Candidate
 from galley.types import SamplingParams
+from galley.types.audio import NO_RULES, SpeechRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +53,13 @@ class BeamSearch:
         finished: (score, hypothesis), best first.
     """
 
-    def __init__(self, params: SamplingParams, stop_ids: Collection[int]) -> None:
-        """``max_tokens`` is set and at least 1."""
+    def __init__(
+        self, params: SamplingParams, stop_ids: Collection[int], rules: SpeechRules = NO_RULES
+    ) -> None:
+        """``max_tokens`` is set and at least 1; ``rules`` are a transcript's."""
         self._params = params
         self._stop_ids = stop_ids
-        self.running = [Hypothesis(rules=TokenRules.of(params, ()))]
+        self.running = [Hypothesis(rules=TokenRules.of(rules, (), params.thinking))]
         self.finished: list[tuple[float, Hypothesis]] = []
 
     @property

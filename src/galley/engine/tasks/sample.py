@@ -1,7 +1,7 @@
 """Draw one token after another."""
 
 from collections.abc import Collection
-from collections.abc import Sequence as Tokens
+from collections.abc import Sequence as Ids
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,14 @@ from galley.engine.tasks.base import NO_CHOICE, Task
 from galley.grammar.matcher import GrammarMatcher
 from galley.ops.draws import NO_TOKEN, sampling_record
 from galley.ops.sampling import LogitsAdjustment, SamplingBatch, StepResult
-from galley.types import EngineRequest, FinishReason, Output, SamplingParams, TokenLogprob
+from galley.types import (
+    FinishReason,
+    Output,
+    SamplingParams,
+    TokenLogprob,
+    Tokens,
+    Written,
+)
 
 if TYPE_CHECKING:
     from galley.engine.scheduler import Work
@@ -33,17 +40,17 @@ class SampleTask(Task):
 
     def __init__(
         self,
-        request: EngineRequest,
+        payload: Written,
         stop_ids: Collection[int],
         grammar: GrammarMatcher | None = None,
     ) -> None:
         """``stop_ids`` end the text; ``grammar`` stands behind the request's output."""
-        params = request.sampling
+        params = payload.sampling
         assert params.max_tokens is not None
         self._stop_ids = stop_ids
-        self._most = len(request.prompt) + params.max_tokens
+        self._most = len(payload.prompt) + params.max_tokens
         self._record = record_of(params)
-        self._adjuster = LogitsAdjuster.of(params, request.prompt, request.output, stop_ids)
+        self._adjuster = LogitsAdjuster.of(payload, stop_ids)
         self._logprobs = params.logprobs
         self._scores = params.scores
         self._grammar = grammar
@@ -72,7 +79,7 @@ class SampleTask(Task):
         """As the request wishes."""
         return self._record
 
-    def adjustment(self, guesses: Tokens[int]) -> LogitsAdjustment | None:
+    def adjustment(self, guesses: Ids[int]) -> LogitsAdjustment | None:
         """Of penalties, bias, lists and rules."""
         if self._adjuster is None:
             return None
@@ -99,7 +106,7 @@ class SampleTask(Task):
         if self._details and rows:
             self._ask_details(work.guesses, sampling)
 
-    def _ask_details(self, guesses: Tokens[int], sampling: SamplingBatch) -> None:
+    def _ask_details(self, guesses: Ids[int], sampling: SamplingBatch) -> None:
         adjuster = self._adjuster
         if self._grammar is not None:
             masks = self._grammar.empty_masks(1 + len(guesses))
@@ -144,9 +151,7 @@ class SampleTask(Task):
             scores = [result.drawn_scores[draw] for draw in draws]
         return Output(
             request_id=sequence.id,
-            tokens=tokens,
-            logprobs=logprobs,
-            scores=scores,
+            result=Tokens(tokens=tokens, logprobs=logprobs, scores=scores),
             cached_tokens=sequence.cached,
             finish_reason=reason,
             error=self._error if reason == "error" else None,
@@ -157,7 +162,7 @@ class SampleTask(Task):
         return (self._grammar and self._grammar.error) or NO_CHOICE
 
     def _accept(
-        self, sequence: "Sequence", guesses: Tokens[int], drawn: Tokens[int]
+        self, sequence: "Sequence", guesses: Ids[int], drawn: Ids[int]
     ) -> tuple[list[int], FinishReason | None]:
         """Append the drawn tokens that follow from what is known; say whether the text ends with them."""
         accepted: list[int] = []

@@ -9,7 +9,7 @@ import msgspec
 from galley.engine.tasks.base import Task
 from galley.grammar.matcher import GrammarMatcher
 from galley.ops.sampling import LogitsAdjustment, RowLogprob, SamplingBatch, StepResult
-from galley.types import EngineRequest, Output, TokenLogprob
+from galley.types import Output, TokenLogprob, Written
 
 if TYPE_CHECKING:
     from galley.engine.scheduler import Work
@@ -24,13 +24,13 @@ class ScoreTask(Task):
     (``no_speech``).
     """
 
-    def __init__(self, request: EngineRequest, then: Task) -> None:
+    def __init__(self, payload: Written, then: Task) -> None:
         """``then``: the task that consumes the last row."""
-        params = request.sampling
+        params = payload.sampling
         self._then = then
-        self._prompt = request.prompt
+        self._prompt = payload.prompt
         self._top = params.prompt_logprobs
-        self._no_speech = params.no_speech
+        self._no_speech = payload.rules.no_speech
         self._scored: list[TokenLogprob] = []
         self._no_speech_prob: float | None = None
         self._told = False
@@ -130,9 +130,10 @@ class ScoreTask(Task):
             return output
         self._told = True
         scored = self._scored if self._top is not None else None
-        return msgspec.structs.replace(
-            output, prompt_logprobs=scored, no_speech_prob=self._no_speech_prob
+        first = msgspec.structs.replace(
+            output.generated, prompt_logprobs=scored, no_speech_prob=self._no_speech_prob
         )
+        return msgspec.structs.replace(output, result=first)
 
     def restart(self, sequence: "Sequence") -> None:
         """What is scored stays."""

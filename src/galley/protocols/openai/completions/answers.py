@@ -23,7 +23,7 @@ from galley.protocols.openai.usage import (
 )
 from galley.text.stream import TextStream, TokenText, describe
 from galley.text.tokenizer import Tokenizer
-from galley.types import Output, TokenLogprob
+from galley.types import Output, TokenLogprob, Tokens
 
 ENDPOINT: Final = "/v1/completions"
 
@@ -95,7 +95,7 @@ def _echoes(
 
 
 def _echo(prompt: str | list[int], token_ids: list[int], tokenizer: Tokenizer) -> _Echo:
-    output = Output(request_id="", tokens=token_ids, finish_reason="length")
+    output = Output(request_id="", result=Tokens(tokens=token_ids), finish_reason="length")
     if isinstance(prompt, str):
         # Special tokens may be written in the prompt, or added around it.
         whole = TextStream(tokenizer, markers=tokenizer.special_ids).feed(output)

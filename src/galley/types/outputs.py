@@ -1,0 +1,102 @@
+"""What an engine answers to a request."""
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from galley.types.audio import Alignment
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability (nats, before temperature and penalties) of a token and the best alternatives.
+
+    ``top`` is sorted, best first; the token itself is in it only if it is among the best.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Timing(msgspec.Struct, frozen=True, array_like=True):
+    """Seconds since the request's arrival, on the engine's clock, as of the Output that carries it.
+
+    Attributes:
+        engine_seconds: the request's share of the engine's time so far; see ``engine/step_meter.py``.
+        proposed, accepted: guessed tokens that were verified so far, and those of them that were right.
+    """
+
+    queued: float = 0.0
+    first_token: float = 0.0
+    total: float = 0.0
+    preemptions: int = 0
+    engine_seconds: float = 0.0
+    proposed: int = 0
+    accepted: int = 0
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tokens"):
+    """What a step adds to a text or a transcript.
+
+    Attributes:
+        tokens: new since the last Output. A stop token is the last of them.
+        logprobs: one for each of ``tokens``, if requested.
+        prompt_logprobs: one for each prompt token after the first; with the first Output, if requested.
+        scores: log-probability of each of ``tokens`` among those that could be chosen, if requested.
+        no_speech_prob: with the first Output, if requested.
+    """
+
+    tokens: list[int] = []
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
+    scores: list[float] | None = None
+    no_speech_prob: float | None = None
+
+
+class Vector(msgspec.Struct, frozen=True, tag="vector"):
+    """The vector of a text or the score of a pair, in the request's only Output.
+
+    Attributes:
+        data: float32 in this machine's byte order; a single number if it is a score.
+    """
+
+    data: bytes
+
+
+Result: TypeAlias = Tokens | Vector | Alignment
+"""What a request brings, by its kind. A new kind is a tagged struct and its name here."""
+
+_NO_TOKENS = Tokens()
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one engine step produced for one request: an envelope, and a result of the request's kind.
+
+    Attributes:
+        request_id: whose it is.
+        result: what it brings; None if there is nothing to bring, as of a request that failed.
+        cached_tokens: prompt tokens that the prefix cache supplied.
+        finish_reason: in the last Output of a request.
+        error: what happened, where ``finish_reason`` is "error".
+        timing: comes with the first and the last Output, and with each that may be the last because the
+            request has stop strings.
+    """
+
+    request_id: str
+    result: Result | None = None
+    cached_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    timing: Timing | None = None
+
+    @property
+    def generated(self) -> Tokens:
+        """The result of a request for tokens; no tokens if it is of another kind."""
+        return self.result if isinstance(self.result, Tokens) else _NO_TOKENS
+
+    @property
+    def tokens(self) -> list[int]:
+        """The new tokens of a request for tokens."""
+        return self.generated.tokens

@@ -1,0 +1,18 @@
+"""Sizes and types that every package shares."""
+
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+BLOCK_TOKENS: Final = 16
+"""Tokens in one KV block. Also the row tile of the reference executor (see ``ops/tiles.py``)."""
+
+MAX_COUNT: Final = 2**31 - 1
+"""Bound of plain counts: far beyond use, and small enough for every encoding."""
+
+OnPhase: TypeAlias = Callable[[str, float], None]
+"""Told the name and the seconds of each start-up phase as it ends."""
+
+
+def blocks_for(positions: int) -> int:
+    """KV blocks that many tokens or encoder rows take."""
+    return -(-positions // BLOCK_TOKENS)
