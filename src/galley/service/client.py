@@ -74,8 +74,8 @@ WATCH_SECONDS: Final = 0.25
 MOST_KILLED_STARTS: Final = 2
 KILLED_WHILE_LOADING: Final = (
     "the engine was killed while it loaded, twice: most likely the memory is short (the kernel's log says "
-    "so). Use a smaller --quantize (int8, int4), set --kv-cache-tokens, or give the machine or container "
-    "more memory"
+    "so). Use a smaller --weight-dtype (int8, int4), set --kv-cache-tokens, or give the machine or "
+    "container more memory"
 )
 
 
