@@ -19,7 +19,7 @@ from galley.cli.batch_files import result_id
 from galley.errors import EngineFailed, RequestError, Unavailable
 from galley.gateway.caller import Caller
 from galley.gateway.registry import Registry
-from galley.service.client import LONGEST_WAIT
+from galley.service.streams import LONGEST_WAIT
 
 log = logging.getLogger("galley.batch")
 

@@ -4,12 +4,15 @@ These structs cross the process boundary as msgpack, as those of :mod:`galley.ty
 """
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from galley.types import BLOCK_TOKENS, SamplingDefaults, Task, blocks_for
 from galley.types.audio import SpeechInfo
+
+EngineState = Literal["starting", "ready", "stalled", "recovering", "failed", "closed"]
+"""Whether an engine takes requests, as its client sees it."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
