@@ -56,7 +56,7 @@ def test_a_model_that_loses_too_much_is_refused_with_what_would_pass(
     said = str(refused.value)
     assert "as int4" in said
     assert "mean KL divergence at most 0.02" in said
-    assert "quantize int8" in said
+    assert "weight_dtype int8" in said
     with pytest.raises(UnsupportedModel, match="the checkpoint's own type"):
         load_engine(settings("kl=0.0000001", quantize="int4"), folder)
 
@@ -82,7 +82,9 @@ def test_inputs_are_tried_before_more_bytes(checkpoint: CheckpointMaker) -> None
 
 def test_a_kind_of_half_the_bytes_is_tried_before_float32(checkpoint: CheckpointMaker) -> None:
     folder = checkpoint("llama")
-    with pytest.raises(UnsupportedModel, match=r"The cheapest that passes: quantize (bf16|f16)$"):
+    with pytest.raises(
+        UnsupportedModel, match=r"The cheapest that passes: weight_dtype (bf16|f16)$"
+    ):
         load_engine(settings("kl=0.0005", quantize="int8"), folder)
 
 
@@ -107,7 +109,7 @@ def test_a_quantised_checkpoint_is_held_beside_its_original(
     assert weights.kl is not None
     assert 0.001 < weights.kl < 1
     strict = settings("kl=0.02", quality_gate_against=str(original))
-    with pytest.raises(UnsupportedModel, match=f"passes: {original} with quantize int8"):
+    with pytest.raises(UnsupportedModel, match=f"passes: {original} with weight_dtype int8"):
         load_engine(strict, tmp_path / "int4")
     other = settings("kl=1", quality_gate_against="galley-demo")
     with pytest.raises(UnsupportedModel, match="it is no original of it"):

@@ -15,6 +15,7 @@ from galley.observe.metrics import Metrics
 from galley.observe.resources import GPU_METRICS
 from galley.settings.config import Settings
 from tests.cli.command import parsed_command
+from galley.settings.engine import public_name
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = ROOT / "docs/operations/settings.md"
@@ -28,7 +29,9 @@ def settings_table() -> list[str]:
     for field in dataclasses.fields(Settings):
         default = "" if field.default in (None, "", ()) else f"`{field.default}`".lower()
         help_text = field.metadata["help"]
-        rows.append(f"| `{field.name}` | {default} | {field.metadata['group']} | {help_text} |")
+        rows.append(
+            f"| `{public_name(field)}` | {default} | {field.metadata['group']} | {help_text} |"
+        )
     return rows
 
 

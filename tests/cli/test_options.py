@@ -12,37 +12,16 @@ from click.testing import CliRunner
 from hypothesis import given
 
 from galley.cli.main import app
-from galley.cli.options import SAMPLING_HELP, Command, Flags, with_flags
+from galley.cli.options import SAMPLING_HELP, Command
 from galley.settings.config import Settings
 from galley.settings.engine import EngineSettings, setting_types
 from galley.types import SamplingParams
 
 from .any_settings import SOME_SETTINGS
 from .command import galley
+from .parsing import parse
 
 HEAVY = ("torch", "numpy", "starlette", "tokenizers", "huggingface_hub", "yaml", "jinja2", "rich")
-
-
-def parse(
-    args: list[str],
-    *,
-    kind: type[EngineSettings] = Settings,
-    exit_code: int = 0,
-    model: bool = False,
-    sampling: bool = False,
-) -> Flags:
-    """The flags that a command gets for ``args``; empty ones if it was not called."""
-    caught: list[Flags] = []
-
-    @click.command(cls=Command)
-    @with_flags(kind, model=model, sampling=sampling)
-    @click.argument("name", required=False)
-    def command(flags: Flags, name: str | None) -> None:
-        caught.append(flags)
-
-    result = CliRunner().invoke(command, args)
-    assert result.exit_code == exit_code, result.output
-    return caught[0] if caught else Flags({}, None)
 
 
 def as_flags(name: str, value: object) -> list[str]:

@@ -77,7 +77,7 @@ def test_settings_hold_for_all_models_but_those_with_their_own(tmp_path: Path) -
         (["my model=a/b"], r"'my model' is no name"),
         (
             ["chat=a/b", "chat.quantise=int4"],
-            r"chat: unknown setting 'quantise'; known: .*quantize",
+            r"chat: unknown setting 'quantise'; known: .*weight_dtype",
         ),
         (["chat=a/b", "chat.port=1"], r"unknown setting 'port'"),
         (["chat=a/b", "chat.quantize=int3"], r"chat: quantize: 'int3' is not one of"),

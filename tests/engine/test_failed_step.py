@@ -21,15 +21,15 @@ def texts(engine: Engine, fails_at: int | None = None) -> dict[str, list[int]]:
     for i, (length, params) in enumerate([(20, PARAMS), (40, BEAMS), (20, PARAMS)]):
         given = msgspec.structs.replace(params)
         engine.add(expand(list(range(3, 3 + length)), given, engine.info, request_id=f"r{i}")[0])
-    execute: Any = engine._executor.execute
+    submit: Any = engine._executor.submit
     got: dict[str, list[int]] = {}
     step = 0
     while engine.has_work:
         if step == fails_at:
-            engine._executor.execute = _interrupted  # type: ignore[method-assign, assignment]
+            engine._executor.submit = _interrupted  # type: ignore[method-assign, assignment]
             with pytest.raises(KeyboardInterrupt):
                 engine.step()
-            engine._executor.execute = execute  # type: ignore[method-assign]
+            engine._executor.submit = submit  # type: ignore[method-assign]
             engine.check_blocks()
         for output in engine.step():
             got.setdefault(output.request_id, []).extend(output.tokens)

@@ -310,5 +310,5 @@ def test_phi_4_mini_has_the_context_of_its_short_factors() -> None:
 
 def test_galley_quantize_refuses_experts_by_what_serves_them(checkpoint: CheckpointMaker) -> None:
     folder = checkpoint("qwen3-moe")
-    with pytest.raises(UnsupportedModel, match="--quantize int4"):
+    with pytest.raises(UnsupportedModel, match="--weight-dtype int4"):
         check_dense(read_model(EngineSettings(model=str(folder)), folder))

@@ -225,8 +225,8 @@ def test_what_an_executor_cannot_do_is_refused(checkpoint: CheckpointMaker) -> N
         LLM(folder, quantize="float32", dtype="bfloat16", executor="reference")
     with pytest.raises(SettingsError, match=r"device is 'cuda'.*'cpu' alone"):
         LLM(folder, device="cuda", executor="cpu")
-    with pytest.raises(SettingsError, match=r"quantize: 'int3' is not one of"):
-        LLM(folder, quantize="int3", executor="cpu")  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match=r"weight_dtype: 'int3' is not one of"):
+        LLM(folder, quantize="int3", executor="cpu")
     for kind, activations, choices, others in (
         ("float32", "int8", "float32", "int8 or int4"),
         ("bf16", "int8", "bfloat16 or float32", "int8 or int4"),
@@ -234,10 +234,10 @@ def test_what_an_executor_cannot_do_is_refused(checkpoint: CheckpointMaker) -> N
     ):
         message = (
             rf"activations is '{activations}', .* weights that are '{kind}' with {choices} alone: "
-            rf"leave it out, or set quantize to {others}$"
+            rf"leave it out, or set weight_dtype to {others}$"
         )
         with pytest.raises(SettingsError, match=message):
-            LLM(folder, quantize=kind, activations=activations, executor="cpu")  # type: ignore[arg-type]
+            LLM(folder, quantize=kind, activations=activations, executor="cpu")
     with pytest.raises(SettingsError, match="threads must be at most 1024, got 2000"):
         LLM(folder, threads=2000)
     with pytest.raises(SettingsError, match=r"activations is 'int8', .*'float32'.*executor 'cpu'"):

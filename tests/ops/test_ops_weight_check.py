@@ -11,7 +11,7 @@ from galley.engine.loaders import load_engine
 from galley.errors import DamagedWeights
 from galley.ops import background
 from galley.ops.draws import sampling_record
-from galley.ops.executor import Executor, forward
+from galley.ops.executor import Executor, execute, forward
 from galley.ops.packed_files import cached_files, packed_folder
 from galley.ops.sampling import SamplingBatch
 from galley.settings.engine import EngineSettings
@@ -73,7 +73,7 @@ def test_logits_that_are_not_finite_are_suspicious(model: Path) -> None:
         greedy = sampling_record(seed=0, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
         sampling.draw(row, row, greedy)
     with pytest.raises(DamagedWeights, match="are damaged"):
-        executor.execute(batch, sampling)
+        execute(executor, batch, sampling)
     assert not path.exists()
     with pytest.raises(DamagedWeights):
         logits(executor)

@@ -22,9 +22,10 @@ from galley.models.registry import build_program
 from galley.ops.packed_files import FOLDER_VARIABLE
 from galley.plan.hardware import TABLE, Machine, choose_machines, read_machines
 from galley.plan.predict import GIB, Goal, Load, Shares, cheapest, most_users, predict
-from galley.plan.sizes import PRECISIONS, ModelSizes
+from galley.plan.sizes import ModelSizes
 from galley.settings.engine import EngineSettings
 from galley.types.model_info import Ledger
+from galley.types.weight_dtypes import RUNNABLE
 from tests.conftest import CheckpointMaker
 from tests.plan.shapes import EXACT, LLAMA_7B, LLAMA_70B, MACHINE, MISTRAL, MIXTRAL, planned
 
@@ -64,7 +65,7 @@ def test_attention_is_the_sum_over_its_rows(first: int, rows: int) -> None:
     assert model.attention_operations(first, rows) == pytest.approx(total, abs=size * rows)
 
 
-@pytest.mark.parametrize("precision", [p for p in PRECISIONS if p != "fp8"])
+@pytest.mark.parametrize("precision", RUNNABLE)
 def test_the_engine_says_the_same(checkpoint: CheckpointMaker, precision: Any) -> None:
     folder = checkpoint("llama")
     settings = EngineSettings(quantize=precision, kv_dtype="bfloat16", kv_cache_tokens=64)

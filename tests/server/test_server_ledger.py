@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_refused_before_it_is_loaded(
     assert re.search(r"needs [\d.]+ GiB .*bf16 weights [\d.]+ GiB.*are available", done.stderr)
     changes = re.findall(r"^  \d\. (.*)$", done.stderr, re.MULTILINE)
     assert len(changes) == 3
-    assert changes[0].startswith("--quantize ")
+    assert changes[0].startswith("--weight-dtype ")
     assert "Traceback" not in done.stderr
     _goes_on([*command, *changes[0].partition(" (")[0].split()], limited)
 

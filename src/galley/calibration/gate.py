@@ -25,6 +25,7 @@ from galley.settings.engine import EngineSettings
 from galley.settings.quality_gate import QualityGate
 from galley.types import BLOCK_TOKENS, blocks_for
 from galley.types.model_info import ModelInfo, WeightReceipt
+from galley.types.weight_dtypes import HALVES, INTEGERS
 
 log: Final = logging.getLogger("galley.quality")
 
@@ -32,12 +33,11 @@ _TEXTS: Final = 6
 _TOKENS: Final = 64
 """Of each text."""
 
-_ROUNDED: Final = ("int4", "int8")
+_ROUNDED: Final = INTEGERS[::-1]
+"""Integers, the smallest first."""
+
 _WIDER: Final = "bfloat16"
 """Inputs that lose next to nothing beside int8 ones, at the same weights."""
-
-_HALVES: Final = ("bf16", "f16")
-"""What is tried for a model that fails, before the checkpoint's own kind; the latter if that is float32."""
 
 
 def check(engine: Engine, settings: EngineSettings, folder: Path) -> None:
@@ -172,13 +172,13 @@ class _Check:
         if self._rounds_inputs and self._passes(gate, self._model, None, _WIDER):
             return f"activations {_WIDER} with the same weights"
         named = self._settings.quality_gate_against
-        of_it = f"{named} with quantize " if named else "quantize "
+        of_it = f"{named} with weight_dtype " if named else "weight_dtype "
         for kind in self._kinds():
             if self._passes(gate, self._original, kind, "auto"):
                 return f"{of_it}{kind}"
             if kind in _ROUNDED and self._passes(gate, self._original, kind, _WIDER):
                 return f"{of_it}{kind} and activations {_WIDER}"
-        return f"{named} itself" if named else "quantize auto, the checkpoint's own type"
+        return f"{named} itself" if named else "weight_dtype auto, the checkpoint's own type"
 
     @property
     def _rounds_inputs(self) -> bool:
@@ -198,7 +198,7 @@ class _Check:
         """Those cheaper than the original's own; of the served checkpoint itself, that keep more."""
         weights = self._original.weights
         own = {weights.info(name).kind for name in self._original.program.matrices}
-        kinds = [*_ROUNDED, *(_HALVES if DENSE_KINDS["F32"] in own else ())]
+        kinds = [*_ROUNDED, *(HALVES if DENSE_KINDS["F32"] in own else ())]
         served = self._model.options.quantize
         if self._original is not self._model:
             return kinds

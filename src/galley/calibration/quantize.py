@@ -370,7 +370,7 @@ def check_dense(model: Model) -> None:
     if any(op.signature.apart for op in model.program.ops):
         raise UnsupportedModel(
             "galley quantize does not quantise experts or latent attention, which this model has: serve "
-            "it with --quantize int4 or int8, which round its matrices to nearest"
+            "it with --weight-dtype int4 or int8, which round its matrices to nearest"
         )
     weights = model.weights
     for name in model.program.matrices:

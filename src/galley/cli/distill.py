@@ -59,7 +59,7 @@ def distill(
     """Train a student to say what a teacher says, and write it as a checkpoint that galley serve reads.
 
     The student has the teacher's tokenizer and chat template: it is a model to serve, or a draft model for
-    the teacher. --quantize and --executor say how the teacher runs. An interrupted run goes on where
+    the teacher. --weight-dtype and --executor say how the teacher runs. An interrupted run goes on where
     it was when it is started again.
     """
     if [layers, student_config, student_model].count(None) != 2:

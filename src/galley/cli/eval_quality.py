@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 
-from galley.cli.options import MODEL_HELP, Command, Flags, start_logging, with_flags
+from galley.cli.options import MODEL_HELP, Choice, Command, Flags, start_logging, with_flags
 from galley.cli.report import check_folders, json_option, write_json, write_text
 from galley.cli.terminal import progress, table
 from galley.settings.config import Settings
 from galley.settings.engine import EngineSettings, Quantize
+from galley.types.weight_dtypes import SPELLINGS
 
 if TYPE_CHECKING:
     from galley.llm.llm import LLM
@@ -25,7 +26,7 @@ _KEPT_TOKENS: Final = 100
 @click.command(
     cls=Command,
     examples=(
-        "galley eval quality org/name --quantize int4 --data calls.jsonl --html report.html",
+        "galley eval quality org/name --weight-dtype int4 --data calls.jsonl --html report.html",
         "galley eval quality int4-folder --against org/name --also int8",
     ),
 )
@@ -35,15 +36,17 @@ _KEPT_TOKENS: Final = 100
     "--against", metavar="BASE", help="checkpoint that is the truth; default: MODEL itself"
 )
 @click.option(
+    "--against-weight-dtype",
     "--against-quantize",
-    type=click.Choice(_KINDS),
+    "against_quantize",
+    type=Choice(_KINDS, SPELLINGS),
     default="auto",
     show_default=True,
     help="type of the base's weights; auto: as its checkpoint",
 )
 @click.option(
     "--also",
-    type=click.Choice(_KINDS),
+    type=Choice(_KINDS, SPELLINGS),
     multiple=True,
     help="measure MODEL as this kind, too; repeat for several",
 )

@@ -137,6 +137,18 @@ class Option(click.Option):
         self.group = group
 
 
+class Choice(click.Choice[str]):
+    """One of several words, some of which have other spellings."""
+
+    def __init__(self, choices: Sequence[str], spellings: Mapping[str, str]) -> None:
+        super().__init__(choices)
+        self._spellings = spellings
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """See :class:`click.Choice`."""
+        return super().convert(self._spellings.get(value, value), param, ctx)
+
+
 class Command(click.Command):
     """A command whose help lists options in groups, examples, and the other sources of settings."""
 
@@ -205,6 +217,8 @@ def _setting_options(
                     default=field.default,
                     help=field.metadata["help"],
                     group=field.metadata["group"],
+                    name=field.metadata["name"],
+                    spellings=field.metadata["spellings"],
                 ),
             )
 
@@ -215,25 +229,35 @@ def _sampling_options() -> Iterator[tuple[str, _Decorator]]:
         yield name, _option(name, kinds[name], default=None, help=help_text, group="Sampling")
 
 
-def _option(name: str, kind: object, *, default: object, help: str, group: str) -> _Decorator:
-    flag = name.replace("_", "-")
+def _option(
+    field: str,
+    kind: object,
+    *,
+    default: object,
+    help: str,
+    group: str,
+    name: str = "",
+    spellings: Mapping[str, str] | None = None,
+) -> _Decorator:
+    flags = [n.replace("_", "-") for n in dict.fromkeys((name or field, field))]
     return click.option(
-        f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}",
+        *(f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}" for flag in flags),
+        field,
         cls=Option,
         group=group,
         help=help,
         default=default,
         show_default=default not in (None, "", ()),
         multiple=typing.get_origin(kind) is tuple,
-        type=_flag_type(kind),
+        type=_flag_type(kind, spellings or {}),
     )
 
 
-def _flag_type(kind: object) -> Any:
+def _flag_type(kind: object, spellings: Mapping[str, str]) -> Any:
     """What click parses for a field of type ``kind``: items for tuples, values for optional ones."""
     origin = typing.get_origin(kind)
     if origin is Literal:
-        return click.Choice(typing.get_args(kind))
+        return Choice(typing.get_args(kind), spellings)
     if origin is not None:
         return next(k for k in typing.get_args(kind) if k is not type(None))
     assert kind in (bool, int, float, str), kind

@@ -109,7 +109,9 @@ FLAGS: Final = (
         "--gpu-memory-utilization",
         "use --kv-memory-fraction (of the memory left beside the weights) or --kv-cache-tokens",
     ),
-    _refused("vLLM", "--quantization -q", f"{_FROM_CHECKPOINT}, or round at load with --quantize"),
+    _refused(
+        "vLLM", "--quantization -q", f"{_FROM_CHECKPOINT}, or round at load with --weight-dtype"
+    ),
     _refused("vLLM", "--load-format", _FROM_CHECKPOINT),
     _refused("vLLM", "--tokenizer --hf-config-path", "the checkpoint's own is used"),
     _refused("vLLM", "--tokenizer-mode", _FROM_CHECKPOINT),
@@ -175,8 +177,8 @@ _BY_NAME: Final = {name: flag for flag in FLAGS for name in flag.names}
 
 _VALUES_OF_OURS: Final = {
     "--dtype": {
-        "half": ("--quantize", "f16"),
-        "float16": ("--quantize", "f16"),
+        "half": ("--weight-dtype", "f16"),
+        "float16": ("--weight-dtype", "f16"),
         "float": ("--dtype", "float32"),
     },
 }

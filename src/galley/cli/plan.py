@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from galley.cli.options import MODEL_HELP, Command, Flags, with_flags
+from galley.cli.options import MODEL_HELP, Choice, Command, Flags, with_flags
 from galley.cli.report import check_folders, write_json
 from galley.cli.terminal import progress, table
 from galley.errors import SettingsError
 from galley.machine import bytes_text, disk_read_text
 from galley.settings.config import Settings
 from galley.settings.engine import KVType
+from galley.types.weight_dtypes import COMPARED, RUNNABLE, SPELLINGS, WEIGHT_DTYPES
 
 if TYPE_CHECKING:
     from galley.graph.program import Program
@@ -27,18 +28,13 @@ _PATH: Final = click.Path(path_type=Path)
 _READ_BYTES: Final = 256 << 20
 """Read at a time when the memory's bandwidth is measured."""
 
-_PRECISIONS: Final = ("float32", "bf16", "f16", "fp8", "int8", "int4")
-_COMPARED: Final = ("bf16", "int8", "int4")
-_SETTABLE: Final = {"float32", "bf16", "f16", "int8", "int4"}
-"""What --measure can have: values of the setting ``quantize``."""
-
 
 @click.command(
     cls=Command,
     examples=(
         "galley plan org/name --prompt 1000 --output 200 --concurrency 16 --ttft 2 --tpot 0.05",
-        "galley plan config.json --precision fp8 --machine H100 --gpus 4",
-        "galley plan org/name --measure --precision int4",
+        "galley plan config.json --weight-dtype fp8 --machine H100 --gpus 4",
+        "galley plan org/name --measure --weight-dtype int4",
     ),
 )
 @with_flags(("revision", "kv_dtype", "threads", "experts", "expert_cache_bytes"))
@@ -49,10 +45,11 @@ _SETTABLE: Final = {"float32", "bf16", "f16", "int8", "int4"}
     "--concurrency", type=_COUNT, help="requests at a time; default: 8, with --measure 1, 8 and 32"
 )
 @click.option(
+    "--weight-dtype",
     "--precision",
     "precisions",
     multiple=True,
-    type=click.Choice(_PRECISIONS),
+    type=Choice(tuple(WEIGHT_DTYPES), SPELLINGS),
     help="of the weights; repeat for several; default: bf16, int8 and int4",
 )
 @click.option("--ttft", type=_SECONDS, help="goal: seconds to the first token")
@@ -121,7 +118,7 @@ def plan(
         program = over_whole_texts(program, program.shapes, all_rows=True)
     if program.encoder is not None:
         raise SettingsError(f"{config}: galley plan knows language models; this one hears")
-    chosen = precisions or _COMPARED
+    chosen = precisions or COMPARED
     if measure:
         _check_measurable(chosen, names, gpus)
         if settings.experts == "disk":
@@ -140,7 +137,7 @@ def plan(
 def _check_measurable(precisions: Sequence[str], names: Sequence[str], gpus: int) -> None:
     """Raises SettingsError for what this machine cannot be measured with."""
     for precision in precisions:
-        if precision not in _SETTABLE:
+        if precision not in RUNNABLE:
             raise SettingsError(f"--measure: the native executor has no {precision} weights")
     if names or gpus != 1:
         raise SettingsError("--measure is about this machine: leave --machine and --gpus out")

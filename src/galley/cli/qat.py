@@ -18,6 +18,7 @@ from galley.cli.training import (
     training_options,
 )
 from galley.errors import SettingsError
+from galley.types.weight_dtypes import INTEGERS, WEIGHT_DTYPES
 
 if TYPE_CHECKING:
     from galley.quant.grid import Scheme
@@ -27,13 +28,21 @@ if TYPE_CHECKING:
 @with_flags(SETTINGS, extra=("log_level",))
 @click.argument("model", help=MODEL_HELP)
 @click.argument("out", type=click.Path(path_type=Path, file_okay=False), help="the new folder")
-@click.option("--quantize", type=click.Choice(("int4", "int8")), default="int4", show_default=True)
+@click.option(
+    "--weight-dtype",
+    "--quantize",
+    "quantize",
+    type=click.Choice(INTEGERS[::-1]),
+    default="int4",
+    show_default=True,
+    help="what weights become",
+)
 @click.option(
     "--packed/--floats",
     default=True,
     show_default=True,
     help="the checkpoint has the linear layers' integers, as galley quantize writes them; or floats that "
-    "become them, embeddings too, when it is served with --quantize",
+    "become them, embeddings too, when it is served with --weight-dtype",
 )
 @click.option(
     "--group",
@@ -102,10 +111,14 @@ def _scheme(
 
     if not packed and (group is not None or zero_points or ignore):
         raise SettingsError("--group, --zero-points and --ignore are for --packed checkpoints")
-    if zero_points and quantize == "int8":
+    if zero_points and not WEIGHT_DTYPES[quantize].zero_points:
         raise SettingsError("--zero-points are for int4; integers of 8 bits are symmetric")
     if group is not None and group % 16:
         raise SettingsError(f"--group {group}: expected a multiple of 16, or 0 for whole rows")
     if not packed:
         return None
-    return Scheme(4 if quantize == "int4" else 8, 128 if group is None else group, not zero_points)
+    return Scheme(
+        4 if WEIGHT_DTYPES[quantize].bits == 4 else 8,
+        128 if group is None else group,
+        not zero_points,
+    )

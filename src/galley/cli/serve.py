@@ -28,9 +28,9 @@ class _ServeCommand(Command):
     cls=_ServeCommand,
     examples=(
         "galley serve",
-        "galley serve org/name --quantize int4 --max-running 32",
+        "galley serve org/name --weight-dtype int4 --max-running 32",
         "galley serve model.gguf --api-key-file keys.txt --host 0.0.0.0",
-        "galley serve chat=org/name speech=openai/whisper-tiny.en chat.quantize=int8",
+        "galley serve chat=org/name speech=openai/whisper-tiny.en chat.weight_dtype=int8",
     ),
 )
 @with_flags(Settings)
@@ -44,7 +44,7 @@ def serve(flags: Flags, models: tuple[str, ...]) -> None:
     """Serve a model, or several by name, through an OpenAI-compatible HTTP API.
 
     Several: galley serve chat=org/name speech=galley-demo-speech. The names are those of the API.
-    Options apply to all models; NAME.SETTING=VALUE after NAME=MODEL, such as chat.quantize=int4, or
+    Options apply to all models; NAME.SETTING=VALUE after NAME=MODEL, such as chat.weight_dtype=int4, or
     galley.yaml's models section sets an option of one model.
     """
 

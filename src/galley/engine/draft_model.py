@@ -18,7 +18,7 @@ from galley.engine.encoder_cache import EncoderCache, EncoderFeatures
 from galley.engine.kv import KVCache
 from galley.engine.sequence import Sequence
 from galley.ops.draws import NO_TOKEN
-from galley.ops.executor import Batch, EncoderBatch, EncoderRows, Executor, encode
+from galley.ops.executor import Batch, EncoderBatch, EncoderRows, Executor, encode, execute
 from galley.ops.sampling import SamplingBatch
 from galley.speculation.drafter import Wanted
 from galley.speculation.row_costs import RowCosts
@@ -199,7 +199,7 @@ class DraftModel:
             wanted=wanted,
             cross=cross_context(heard, self._encoder_cache) if heard else None,
         )
-        result = self._executor.execute(batch, sampling)
+        result = execute(self._executor, batch, sampling)
         if len(tokens) == len(tables):
             self.costs.observe(len(tokens), 0, _clock() - began)
         for place, token in zip(drawn, result.tokens, strict=True):

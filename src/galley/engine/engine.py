@@ -157,7 +157,7 @@ class Engine:
                 self._preparing.release(sequence.request)
 
     def step(self) -> list[Output]:
-        """Schedule, assemble, execute, commit, emit: what came out for each sequence that advanced."""
+        """Schedule, assemble, submit, collect, commit, emit: what came of each sequence that advanced."""
         if self._preparing:
             self._begin_prepared()
         if self._refused:
@@ -179,7 +179,8 @@ class Engine:
             if sampling.mask_fills and self._grammars is not None:
                 sampling.masks_filled = self._grammars.fill(sampling.mask_fills)
             meter.assembled()
-            result = self._executor.execute(batch, sampling)
+            running = self._executor.submit(batch, sampling)
+            result = self._executor.collect(running)
             if result.encoded is not None:
                 self._guessing.encoded(plan, result.encoded)
             meter.executed(plan)

@@ -108,6 +108,6 @@ def _retrying(folder: Path, build: Callable[[], T]) -> T:
         left = min(available_memory(), address_space_left()) / 2**20
         raise EngineFailed(
             f"memory ran out while {folder} was loaded: its weights are {needs:.0f} MiB on disk, "
-            f"{left:.0f} MiB are available now; allow more (container limit, ulimit -v), set quantize to "
-            "int8 or int4, or kv_cache_tokens to less"
+            f"{left:.0f} MiB are available now; allow more (container limit, ulimit -v), set "
+            "weight_dtype to int8 or int4, or kv_cache_tokens to less"
         ) from error

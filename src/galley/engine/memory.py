@@ -12,6 +12,7 @@ from galley.ops.executor import ExecutorMemory, ExecutorOptions
 from galley.settings.engine import EngineSettings
 from galley.types import BLOCK_TOKENS, blocks_for
 from galley.types.model_info import Ledger
+from galley.types.weight_dtypes import INTEGERS, SMALLEST, smaller_than
 
 LEAST_TOKENS: Final = 512
 """Of a request that must fit; below, a server is of no use."""
@@ -224,7 +225,7 @@ def plan_without_cache(
         missing = bytes_text(ledger.total - ledger.available)
         changes = [
             f"{missing} more memory: a larger container limit or ulimit -v",
-            "--quantize int8 or int4, if that is not so yet",
+            f"--weight-dtype {' or '.join(INTEGERS)}, if that is not so yet",
             "--max-model-len and --max-batch-tokens of less: buffers are for the longest text",
         ]
         raise NotEnoughMemory(refusal(name, ledger, changes))
@@ -276,19 +277,18 @@ def _changes(
         tokens = replace(size, blocks=rooms).tokens
         changes.append(f"--kv-cache-tokens {tokens} (the cache then takes what is left)")
     # What makes no matrix of the model smaller does not fit either.
-    kinds = ("f16", "float32", "bf16", "int8", "int4")
-    for kind in kinds[kinds.index(options.quantize) + 1 :] if ledger.executor == "cpu" else ():
+    for kind in smaller_than(options.quantize) if ledger.executor == "cpu" else ():
         needs = beside + weights_as(kind)
         if needs <= ledger.available:
-            changes.append(f"--quantize {kind} (needs {bytes_text(needs)})")
+            changes.append(f"--weight-dtype {kind} (needs {bytes_text(needs)})")
             break
     else:
-        if ledger.executor == "cpu" and options.quantize != "int4":
-            needs = beside - ledger.kv + least + weights_as("int4")
+        if ledger.executor == "cpu" and options.quantize != SMALLEST:
+            needs = beside - ledger.kv + least + weights_as(SMALLEST)
             if needs <= ledger.available:
                 tokens = replace(size, blocks=size.least).tokens
                 changes.append(
-                    f"--quantize int4 --kv-cache-tokens {tokens} (needs {bytes_text(needs)})"
+                    f"--weight-dtype {SMALLEST} --kv-cache-tokens {tokens} (needs {bytes_text(needs)})"
                 )
     del changes[2:]
     changes += _of_experts(program, options, ledger, memory_of)
@@ -299,15 +299,15 @@ def _changes(
     )
     smallest = replace(options, experts="memory")
     if ledger.executor == "cpu":
-        smallest = replace(smallest, quantize="int4")
+        smallest = replace(smallest, quantize=SMALLEST)
     per_parameter = memory_of(smallest).weights / max(1, ledger.parameters)
     room = ledger.available - ledger.buffers - ledger.adapters - ledger.states
     room -= ledger.reserve + least
     if room > 0:
-        kind = "int4" if ledger.executor == "cpu" else options.quantize
+        kind = SMALLEST if ledger.executor == "cpu" else options.quantize
         changes.append(
             f"a smaller model: up to about {room / per_parameter / 1e6:,.0f} million parameters with "
-            f"--quantize {kind}"
+            f"--weight-dtype {kind}"
         )
     if len(changes) < 3:
         changes.append(

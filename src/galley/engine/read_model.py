@@ -18,6 +18,7 @@ from galley.models.vector_models import UNREAD, read_vector_model
 from galley.ops.executor import ExecutorOptions
 from galley.settings.engine import EngineSettings
 from galley.types.audio import SpeechInfo
+from galley.types.weight_dtypes import INTEGERS
 
 log: Final = logging.getLogger("galley.weights")
 
@@ -103,7 +104,7 @@ def _executor_options(
         exact = not {"float32", "f16"}.isdisjoint(asked)
         if not mostly_rounded(weights):
             exact = exact or quantize in ("float32", "f16")
-        rounded = "int8" if hears and quantize in ("int8", "int4") else "bfloat16"
+        rounded = "int8" if hears and quantize in INTEGERS else "bfloat16"
         kv_dtype = rounded if executor == "cpu" and not exact else dtype
         if "float32" not in asked and has_8_bit_kv(checkpoint.folder, checkpoint.config):
             kv_dtype = "int8"

@@ -24,6 +24,7 @@ from galley.ops.executor import (
     Executor,
     Ints,
     encode,
+    execute,
     executor_factory,
 )
 from galley.ops.isa import choose_isa
@@ -112,7 +113,7 @@ def _step_seconds(executor: Executor, model: Model, repeats: int) -> float:
     seconds = []
     for _ in range(_WARM_UPS + repeats):
         begin = time.perf_counter()
-        executor.execute(step, nothing)
+        execute(executor, step, nothing)
         seconds.append(time.perf_counter() - begin)
     return statistics.median(seconds[_WARM_UPS:])
 
@@ -130,8 +131,10 @@ def _decoding_step(executor: Executor, model: Model) -> Batch:
         silence = np.zeros((encoder.max_positions, encoder.mels), dtype=np.float32)
         encode(executor, EncoderBatch(silence, np.array([0, len(silence)]), cross.tables))
     tokens = np.arange(context + 1) % model.program.vocab_size
-    executor.execute(
-        _batch(tokens[:-1], first=0, blocks=blocks, groups=groups, cross=cross), SamplingBatch()
+    execute(
+        executor,
+        _batch(tokens[:-1], first=0, blocks=blocks, groups=groups, cross=cross),
+        SamplingBatch(),
     )
     return _batch(tokens[-1:], first=context, blocks=blocks, groups=groups, cross=cross)
 

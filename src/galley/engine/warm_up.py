@@ -7,7 +7,7 @@ import numpy as np
 
 from galley.graph.program import Program
 from galley.ops.draws import GREEDY
-from galley.ops.executor import Batch, CrossContext, EncoderBatch, Executor
+from galley.ops.executor import Batch, CrossContext, EncoderBatch, Executor, execute
 from galley.ops.sampling import SamplingBatch
 from galley.types import BLOCK_TOKENS, blocks_for
 from galley.types.audio import SpeechInfo
@@ -42,7 +42,7 @@ def warm_up(executor: Executor, program: Program, speech: SpeechInfo | None) -> 
         cross=cross,
         encode=inputs,
     )
-    executor.execute(batch, SamplingBatch())
+    execute(executor, batch, SamplingBatch())
 
 
 def measure_rows(
@@ -103,5 +103,5 @@ def _seconds(executor: Executor, groups: int, rows: int, cross: CrossContext | N
     for row in range(rows):
         sampling.draw(row, row, GREEDY)
     began = time.perf_counter()
-    executor.execute(batch, sampling)
+    execute(executor, batch, sampling)
     return time.perf_counter() - began

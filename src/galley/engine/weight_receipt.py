@@ -10,6 +10,7 @@ from galley.graph.program import Program
 from galley.ops.executor import ExecutorOptions
 from galley.ops.kinds import kinds_text, own_kinds, plan_kinds
 from galley.types.model_info import WeightReceipt
+from galley.types.weight_dtypes import INTEGERS
 
 _OF_FILES: Final = ("F16", "F16xI8")
 """Types of scales that integers have in GGUF files; those that are rounded at load have others."""
@@ -19,7 +20,7 @@ def weight_receipt(checkpoint: CheckpointReader, program: Program, kinds: Kinds)
     """Of a model whose matrices are kept as ``kinds``; its loss as the checkpoint tells it, if it does."""
     own: Mapping[str, Any] = checkpoint.config.get(QUANTIZED_KEY) or {}
     names = {kind.name for kind in kinds.values()}
-    rounded = "rtn" if names & {"int8", "int4"} else "none"
+    rounded = "rtn" if names & set(INTEGERS) else "none"
     if any(kind.scale_type in _OF_FILES for kind in kinds.values()):
         rounded = "gguf"
     config = checkpoint.config.get("quantization_config") or {}

@@ -1,7 +1,7 @@
 """Short names of models, as Ollama's users know them, and the hub ids that they stand for.
 
 Each id has weights as safetensors, of a family in :mod:`galley.models.registry`, in the type in which its
-authors published it: ``--quantize int4`` makes it as small as Ollama's default.
+authors published it: ``--weight-dtype int4`` makes it as small as Ollama's default.
 """
 
 import re

@@ -12,6 +12,7 @@ from galley.errors import UnsupportedModel
 from galley.formats.gguf_writer import Bytes
 from galley.formats.values import to_float32
 from galley.formats.weights import INT4_MIDDLE, DenseWeight, Floats, IntWeight, TensorInfo, Weight
+from galley.types.weight_dtypes import WEIGHT_DTYPES
 
 BLOCK: Final = 32
 """Values of a block of Q8_0, Q4_0 and Q4_1."""
@@ -28,9 +29,8 @@ def type_of(name: str, info: TensorInfo) -> str:
     shape, kind = info
     if len(shape) == 1:
         return "F32"  # llama.cpp adds and multiplies by vectors of no other type
-    dense = {"float32": "F32", "bf16": "BF16", "f16": "F16"}.get(kind.name)
-    if dense is not None:
-        return dense
+    if kind.is_dense:
+        return WEIGHT_DTYPES[kind.name].element
     depth = shape[-1]
     offset = kind.zeros or kind.minima
     if (

@@ -22,6 +22,7 @@ from galley.formats.weights import (
     WeightType,
 )
 from galley.machine import bytes_text
+from galley.types.weight_dtypes import WEIGHT_DTYPES
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -191,8 +192,8 @@ def changes(matrices: Mapping[str, Matrix]) -> list[str]:
 
 def _values_bytes(matrix: Matrix) -> int:
     values = int(np.prod(matrix.info.shape, dtype=np.int64))
-    size = {"int4": 0.5, "int8": 1, "bf16": 2, "f16": 2}.get(matrix.info.kind.name, 4)
-    return int(values * size)
+    known = WEIGHT_DTYPES.get(matrix.info.kind.name)
+    return int(values * (4 if known is None else known.bytes))
 
 
 def array(tensor: StoredTensor, dtype: str, shape: tuple[int | None, ...]) -> Any:

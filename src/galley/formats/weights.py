@@ -14,6 +14,8 @@ from typing import Final, Literal, NamedTuple, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from galley.types.weight_dtypes import WEIGHT_DTYPES
+
 WeightType = Literal["F32", "BF16", "F16"]
 WEIGHT_TYPES: Final[Mapping[str, int]] = {"F32": 4, "BF16": 2, "F16": 2}
 """Type of a dense tensor's elements, or of scales (safetensors' spelling) -> bytes per element."""
@@ -55,7 +57,7 @@ class WeightKind:
 
     @property
     def is_integer(self) -> bool:
-        """Whether the values are int8 or int4 with scales."""
+        """Whether the values are integers with scales."""
         return self.scale_type is not None
 
     def __str__(self) -> str:
@@ -69,9 +71,7 @@ class WeightKind:
 
 
 DENSE_KINDS: Final[Mapping[str, WeightKind]] = {
-    "F32": WeightKind("float32"),
-    "BF16": WeightKind("bf16"),
-    "F16": WeightKind("f16"),
+    one.element: WeightKind(one.name) for one in WEIGHT_DTYPES.values() if one.element
 }
 """Element type -> kind of a dense tensor."""
 

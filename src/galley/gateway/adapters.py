@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from galley.errors import Conflict, UnknownModel
 from galley.formats.adapter_files import adapter_digest
-from galley.service.client import EngineClient
+from galley.gateway.submitter import Submitter
 from galley.types import Adapter
 
 
@@ -52,7 +52,7 @@ class ServedAdapters:
             raise UnknownModel(f"There is no adapter {name[:100]!r}")
         return self._served[name].adapter
 
-    async def begin(self, engine: EngineClient) -> Mapping[str, ServedAdapter]:
+    async def begin(self, engine: Submitter) -> Mapping[str, ServedAdapter]:
         """Have an engine check all of them; what :meth:`serve` takes.
 
         Raises:
@@ -66,7 +66,7 @@ class ServedAdapters:
         """From now on these are meant, as far as they have not been unloaded meanwhile."""
         self._served |= {name: one for name, one in loaded.items() if name in self._paths}
 
-    async def load(self, engine: EngineClient, name: str, path: str) -> ServedAdapter:
+    async def load(self, engine: Submitter, name: str, path: str) -> ServedAdapter:
         """One more adapter.
 
         Raises:
@@ -82,7 +82,7 @@ class ServedAdapters:
             self._paths[name] = path
         return loaded
 
-    async def unload(self, engine: EngineClient | None, name: str) -> None:
+    async def unload(self, engine: Submitter | None, name: str) -> None:
         """New requests may not name it any more; those that have it go on. Raises UnknownModel."""
         async with self._changing:
             if name not in self._paths:
@@ -93,7 +93,7 @@ class ServedAdapters:
             engine.unload_adapter(served.adapter)
 
 
-async def _load(engine: EngineClient, name: str, path: str) -> ServedAdapter:
+async def _load(engine: Submitter, name: str, path: str) -> ServedAdapter:
     digest = await asyncio.to_thread(adapter_digest, Path(path))
     adapter = Adapter(name, path, digest)
     await engine.load_adapter(adapter)

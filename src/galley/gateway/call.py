@@ -11,8 +11,7 @@ from galley.gateway.caller import Caller
 from galley.gateway.receipt import Receipt
 from galley.gateway.served import ServedModel
 from galley.observe.tenants import TokenKind
-from galley.service.client import LONGEST_WAIT
-from galley.service.streams import OutputStream
+from galley.service.streams import LONGEST_WAIT, Outputs
 from galley.service.text_pool import TextWork
 from galley.types import EngineRequest, Output, Timing
 from galley.types.model_info import ModelInfo
@@ -83,7 +82,7 @@ class Call:
             priority: as the request has it.
 
         Raises:
-            QueueFull, DeadlineExceeded: see :meth:`galley.service.client.EngineClient.submit_all`.
+            QueueFull, DeadlineExceeded: see :meth:`galley.gateway.submitter.Submitter.submit_all`.
         """
         caller = self.caller
         self.backend.engine.check_early(caller.deadline, caller.share, caller.priority(priority))
@@ -96,7 +95,7 @@ class Call:
     def submit_all(
         self, requests: Sequence[EngineRequest], *, reserve: int = 0
     ) -> "list[CallStream]":
-        """Start all of them or none; see :meth:`galley.service.client.EngineClient.submit_all`.
+        """Start all of them or none; see :meth:`galley.gateway.submitter.Submitter.submit_all`.
 
         Args:
             reserve: tokens that the requests may need, as far as that is known; what they do need counts in
@@ -208,7 +207,7 @@ class Call:
     def _record(self, **facts: Any) -> None:
         self.caller.record.update(facts)
 
-    def _counted(self, streams: Sequence[OutputStream]) -> "list[CallStream]":
+    def _counted(self, streams: Sequence[Outputs]) -> "list[CallStream]":
         counted = [CallStream(self, stream) for stream in streams]
         self._open.update(counted)
         return counted
@@ -238,7 +237,7 @@ class CallStream:
         timing: the last one known.
     """
 
-    def __init__(self, call: Call, stream: OutputStream) -> None:
+    def __init__(self, call: Call, stream: Outputs) -> None:
         """Made by :meth:`Call.submit_all`."""
         self.tokens = 0
         self.first_token: float | None = None

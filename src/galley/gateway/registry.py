@@ -20,15 +20,15 @@ from galley.gateway.adapters import ServedAdapter
 from galley.gateway.caller import Caller
 from galley.gateway.derived import MOST_DERIVED, Derived
 from galley.gateway.lifecycle import RETRY_SECONDS, Lifecycle
+from galley.gateway.make_submitter import MakeSubmitter, make_submitter
 from galley.gateway.memory_plans import MemoryPlans
 from galley.gateway.on_request import OnRequest
 from galley.gateway.served import ServedModel
 from galley.observe.metrics import Metrics
-from galley.service.client import EngineState
 from galley.service.spawn import Spawner
 from galley.settings.config import Settings
 from galley.types import Task
-from galley.types.model_info import Ledger
+from galley.types.model_info import EngineState, Ledger
 
 OnModelPhase = Callable[[str, str, float], None]
 """Told (model, phase, seconds) when a phase of a model's start has ended."""
@@ -54,15 +54,26 @@ class Registry:
         derived: further names of models, see :meth:`derive`.
     """
 
-    def __init__(self, settings: Settings, spawner: Spawner | None = None) -> None:
-        """``spawner``: where the engines' processes come from, if some have been begun already."""
+    def __init__(
+        self,
+        settings: Settings,
+        spawner: Spawner | None = None,
+        make: MakeSubmitter = make_submitter,
+    ) -> None:
+        """Describe the models; :meth:`start` starts them.
+
+        Args:
+            settings: of all models.
+            spawner: where the engines' processes come from, if some have been begun already.
+            make: makes what answers a model's requests.
+        """
         spawner = spawner or Spawner(settings)
         self.settings = settings
         self.metrics = Metrics(settings.price_per_hour)
         self.lifecycle = Lifecycle(self._state)
         plans = MemoryPlans()
         each = settings.each_model()
-        models = [ServedModel(own, self.metrics, spawner, plans) for own in each]
+        models = [ServedModel(own, self.metrics, spawner, plans, make) for own in each]
         self._models = {model.name: model for model in models}
         self.derived: dict[str, Derived] = {}
         self._on_request = OnRequest(

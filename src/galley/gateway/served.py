@@ -17,11 +17,12 @@ from galley.gateway.adapters import ServedAdapters
 from galley.gateway.caller import Caller
 from galley.gateway.daemon_thread import in_daemon_thread
 from galley.gateway.lifecycle import RETRY_SECONDS
+from galley.gateway.make_submitter import MakeSubmitter, make_submitter
 from galley.gateway.memory_plans import MemoryPlans
 from galley.gateway.memory_watch import MemoryWatch
 from galley.gateway.model_files import fingerprint, has_fingerprint
+from galley.gateway.submitter import Submitter
 from galley.observe.metrics import Metrics
-from galley.service.client import EngineClient, EngineState
 from galley.service.spawn import Spawner
 from galley.service.text_pool import TextPool
 from galley.service.watchdog import Watchdog
@@ -31,7 +32,7 @@ from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
 from galley.tools.formats import ChatFormat, chat_format
 from galley.types import Adapter, OnPhase, Task
-from galley.types.model_info import EngineStats, Ledger, ModelInfo, OnLedger
+from galley.types.model_info import EngineState, EngineStats, Ledger, ModelInfo, OnLedger
 
 if TYPE_CHECKING:
     from galley.speech.decoder import Decoder
@@ -55,7 +56,7 @@ class Backend:
         calls: that are open; the engine ends after them when the model has been reloaded.
     """
 
-    engine: EngineClient
+    engine: Submitter
     tokenizer: Tokenizer
     text: TextPool
     format: ChatFormat
@@ -95,6 +96,7 @@ class ServedModel:
         metrics: Metrics,
         spawner: Spawner,
         plans: MemoryPlans | None = None,
+        make: MakeSubmitter = make_submitter,
     ) -> None:
         """Describe a model that is not loaded yet.
 
@@ -103,10 +105,12 @@ class ServedModel:
             metrics: the server's.
             spawner: where the engine's processes come from.
             plans: of all models that share the memory.
+            make: makes what answers its requests.
         """
         self.settings = settings
         self._spawner = spawner
         self._plans = plans or MemoryPlans()
+        self._make = make
         self.memory = MemoryWatch(settings.memory_limit_fraction)
         self.name = settings.served_model_name or _default_name(settings.model)
         self.metrics = metrics.model(self.name, self)
@@ -263,7 +267,7 @@ class ServedModel:
         # Before anything is read: files that change meanwhile count as changed.
         files = fingerprint(folder)
         phase_ended("resolve", time.monotonic() - began)
-        engine = EngineClient(
+        engine = self._make(
             self.settings,
             str(folder),
             max_queue=self.settings.max_queue,

@@ -25,7 +25,7 @@ from galley.llm.local import Closable, LocalEngine
 from galley.llm.outputs import ChatDelta, Choice, Result, chat_deltas
 from galley.service.protocol import Engine
 from galley.service.requests import check_task, expand
-from galley.settings.engine import DType, EngineSettings, ExecutorName, KVType, Quantize
+from galley.settings.engine import DType, EngineSettings, ExecutorName, KVType, Quantize, by_field
 from galley.text.stream import Delta, TextStream
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
@@ -103,7 +103,7 @@ class LLM(Closable):
         model: str | Path = "",
         *,
         dtype: DType = "auto",
-        quantize: Quantize = "auto",
+        weight_dtype: Quantize = "auto",
         kv_dtype: KVType = "auto",
         executor: ExecutorName = "auto",
         max_model_len: int | None = None,
@@ -116,9 +116,9 @@ class LLM(Closable):
 
         Args:
             model: a folder, a hub id, or nothing for the bundled model.
-            dtype: type for ``quantize`` and ``kv_dtype`` where these are "auto"; "auto": the type of the
-                checkpoint's matrices.
-            quantize: type of the weights; "auto": ``dtype``.
+            dtype: type for ``weight_dtype`` and ``kv_dtype`` where these are "auto"; "auto": the type of
+                the checkpoint's matrices.
+            weight_dtype: type of the weights; "auto": ``dtype``. ``quantize`` is another name of it.
             kv_dtype: type of the KV cache (executor "reference": as ``dtype``, or rounded as int8 or int4);
                 "auto": ``dtype``, but "bfloat16" if weights are quantized and nothing asks for float32
                 (executor "cpu"), and "int8" if the checkpoint was made for keys and values of 8 bits.
@@ -133,18 +133,19 @@ class LLM(Closable):
             ModelError: the model cannot be found or used.
             SettingsError: a setting is wrong.
         """
+        if weight_dtype != "auto":
+            settings = {"weight_dtype": weight_dtype, **settings}
         self._load(
             EngineSettings(
                 model=str(model),
                 dtype=dtype,
-                quantize=quantize,
                 kv_dtype=kv_dtype,
                 executor=executor,
                 max_model_len=max_model_len,
                 kv_cache_tokens=kv_cache_tokens,
                 max_batch_tokens=max_batch_tokens,
                 prefix_cache=prefix_cache,
-                **settings,
+                **by_field(EngineSettings, settings, source="galley.LLM"),
             )
         )
 

@@ -27,6 +27,7 @@ from galley.ops.executor import (
     ExecutorMemory,
     ExecutorOptions,
     ExpertCounts,
+    SynchronousExecutor,
     Table,
 )
 from galley.ops.isa import choose_isa, cpus_to_pin, naming
@@ -61,7 +62,7 @@ SCRATCH_BYTES: Final = 2 << 20
 """A thread's own: inputs of a linear layer that are being rounded, scores of attention."""
 
 
-class CpuExecutor:
+class CpuExecutor(SynchronousExecutor):
     """See :class:`galley.ops.executor.Executor`.
 
     Between ops, rows are float32. A linear layer rounds its input to ``activations``: by itself bfloat16
@@ -201,7 +202,7 @@ class CpuExecutor:
             self._runtime.set_adapter(slot, module, a, b, scale)
 
     def execute(self, batch: Batch, sampling: SamplingBatch) -> StepResult:
-        """See :meth:`galley.ops.executor.Executor.execute`.
+        """See :meth:`galley.ops.executor.Executor.submit`.
 
         Raises:
             ValueError: the batch contradicts itself or names blocks that do not exist.

@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import logging
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -189,7 +190,7 @@ class Executor(Protocol):
 
     @property
     def forward_seconds(self) -> float:
-        """Seconds spent in :meth:`execute` so far; the rest of a step is the engine's own."""
+        """Seconds that steps have taken so far; the rest of a step is the engine's own."""
         ...
 
     @property
@@ -219,7 +220,7 @@ class Executor(Protocol):
         ...
 
     def allocate_kv(self, blocks: int, states: int = 0) -> None:
-        """Make room for ``blocks`` KV blocks and ``states`` states. Called once, before :meth:`execute`."""
+        """Make room for ``blocks`` KV blocks and ``states`` states. Called once, before any step."""
         ...
 
     def pack_adapter(self, adapter: AdapterWeights) -> object:
@@ -237,13 +238,50 @@ class Executor(Protocol):
         """
         ...
 
-    def execute(self, batch: Batch, sampling: SamplingBatch) -> StepResult:
-        """One step: copy blocks, encode, align, compute the tokens' rows, and answer ``sampling``.
+    def submit(self, batch: Batch, sampling: SamplingBatch) -> "Submitted":
+        """Take a step: copy blocks, encode, align, compute the tokens' rows, and answer ``sampling``.
+
+        It may run on after the call returns; steps run in the order in which they were submitted. Until
+        its results are collected, the caller leaves the arrays of ``batch`` and ``sampling`` alone.
 
         In each layer all of the batch's keys and values are written before any are read: sequences may
         share blocks that the batch itself fills. Logits leave the executor only if ``sampling`` says so.
         """
         ...
+
+    def collect(self, step: "Submitted") -> StepResult:
+        """Wait for a step's results. Each step is collected once, in the order of submission.
+
+        Raises:
+            DamagedWeights: the packed weights are not what was written to disk.
+        """
+        ...
+
+
+Submitted: TypeAlias = object
+"""A step that an executor has taken: what :meth:`Executor.submit` returns and ``collect`` takes."""
+
+
+class SynchronousExecutor(ABC):
+    """What executors have in common that compute a step within the call: nothing is left to wait for."""
+
+    @abstractmethod
+    def execute(self, batch: Batch, sampling: SamplingBatch) -> StepResult:
+        """Compute one step; see :meth:`Executor.submit`."""
+
+    def submit(self, batch: Batch, sampling: SamplingBatch) -> Submitted:
+        """See :meth:`Executor.submit`."""
+        return self.execute(batch, sampling)
+
+    def collect(self, step: Submitted) -> StepResult:
+        """See :meth:`Executor.collect`."""
+        assert isinstance(step, StepResult)
+        return step
+
+
+def execute(executor: Executor, batch: Batch, sampling: SamplingBatch) -> StepResult:
+    """Compute one step and wait for it."""
+    return executor.collect(executor.submit(batch, sampling))
 
 
 _NONE: Final = np.zeros(0, dtype=np.int64)
@@ -253,20 +291,20 @@ NO_TOKENS: Final = Batch(_NONE, _NONE, np.zeros(1, dtype=np.int64), (), _NONE)
 
 def forward(executor: Executor, batch: Batch) -> Logits:
     """The logits [wanted, vocab] themselves, valid until the next step: for measuring and comparing."""
-    logits = executor.execute(batch, SamplingBatch(keep_logits=True)).logits
+    logits = execute(executor, batch, SamplingBatch(keep_logits=True)).logits
     assert logits is not None
     return logits
 
 
 def encode(executor: Executor, inputs: EncoderBatch) -> None:
     """Encode and nothing else: fills the inputs' KV blocks for later steps to attend to."""
-    executor.execute(msgspec.structs.replace(NO_TOKENS, encode=inputs), SamplingBatch())
+    execute(executor, msgspec.structs.replace(NO_TOKENS, encode=inputs), SamplingBatch())
 
 
 def align(executor: Executor, batch: Batch) -> Attention:
     """Where the alignment heads look, [rows, heads, encoder rows], zeros beyond a sequence's own rows."""
-    attention = executor.execute(
-        msgspec.structs.replace(NO_TOKENS, align=batch), SamplingBatch()
+    attention = execute(
+        executor, msgspec.structs.replace(NO_TOKENS, align=batch), SamplingBatch()
     ).attention
     assert attention is not None
     return attention

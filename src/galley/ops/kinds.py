@@ -9,17 +9,7 @@ from galley.errors import SettingsError
 from galley.formats.weights import Kinds, Weights, flat
 from galley.graph.program import Program
 from galley.quant.rtn import rounded_kind
-
-_ACTIVATIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    "float32": ("float32",),
-    "bf16": ("bfloat16", "float32"),
-    "f16": ("float32",),
-    "int8": ("int8", "bfloat16", "float32"),
-    "int4": ("int8", "bfloat16", "float32"),
-}
-"""Name of a matrix' kind -> what it is multiplied with, first what some instruction set is fastest with."""
-
-_INTEGERS: Final = frozenset({"int8", "int4"})
+from galley.types.weight_dtypes import INTEGERS, RUNNABLE, WEIGHT_DTYPES
 
 _LEAST_SHARE: Final = 0.01
 """Of the parameters; rarer kinds are not told."""
@@ -51,7 +41,7 @@ def plan_kinds(
     for name in chosen:
         if name not in program.matrices:
             raise SettingsError(f"a kind is chosen for {name}, which is no matrix of the model")
-    if quantize in _INTEGERS:
+    if quantize in INTEGERS:
         # A row whose experts are others is no longer near, and these matrices are small.
         chosen = dict.fromkeys(program.routers, "bf16") | chosen
     shapes = program.all_shapes
@@ -95,18 +85,22 @@ def plan_activations(kinds: Kinds, quantize: str, wanted: str, isa: str) -> Mapp
     Raises:
         SettingsError: no matrix is multiplied with what is wanted.
     """
-    names = {kind.name for kind in kinds.values()} & _ACTIVATIONS.keys() or {quantize}
+    names = {kind.name for kind in kinds.values()} & set(RUNNABLE) or {quantize}
     if not takes_inputs(names, wanted):
         choose_activations(quantize if quantize in names else min(names), wanted, isa)
     return {
-        name: choose_activations(name, wanted if wanted in _ACTIVATIONS[name] else "auto", isa)
+        name: choose_activations(
+            name, wanted if wanted in WEIGHT_DTYPES[name].inputs else "auto", isa
+        )
         for name in names
     }
 
 
 def takes_inputs(names: Collection[str], wanted: str) -> bool:
     """Return whether some kind of these names is multiplied with the wanted inputs."""
-    return wanted == "auto" or any(wanted in _ACTIVATIONS.get(name, ()) for name in names)
+    return wanted == "auto" or any(
+        wanted in WEIGHT_DTYPES[name].inputs for name in names if name in RUNNABLE
+    )
 
 
 def main_activations(program: Program, activations: Mapping[str, str]) -> str:
@@ -126,7 +120,7 @@ def choose_activations(quantize: str, wanted: str, isa: str) -> str:
     Raises:
         SettingsError: there is no product of these with weights that are ``quantize``.
     """
-    choices = _ACTIVATIONS[quantize]
+    choices = WEIGHT_DTYPES[quantize].inputs
     if wanted == "auto":
         # Where no instruction multiplies bfloat16, it is widened first, and rounding to it wasted.
         widens = choices[0] == "bfloat16" and isa not in _MULTIPLY_BF16
@@ -134,10 +128,10 @@ def choose_activations(quantize: str, wanted: str, isa: str) -> str:
     if wanted not in choices:
         raise SettingsError(
             f"activations is {wanted!r}, but executor 'cpu' multiplies weights that are {quantize!r} "
-            f"with {' or '.join(choices)} alone: leave it out, or set quantize to {_takers(wanted)}"
+            f"with {' or '.join(choices)} alone: leave it out, or set weight_dtype to {_takers(wanted)}"
         )
     return wanted
 
 
 def _takers(activations: str) -> str:
-    return " or ".join(kind for kind, choices in _ACTIVATIONS.items() if activations in choices)
+    return " or ".join(name for name in RUNNABLE if activations in WEIGHT_DTYPES[name].inputs)

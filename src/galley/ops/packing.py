@@ -23,8 +23,8 @@ from galley.formats.weights import (
 from galley.ops.packed_files import Bytes, Key, Names
 from galley.ops.weight_cache import WeightCache
 from galley.quant.rtn import not_finite, quantize_int4, quantize_int8
+from galley.types.weight_dtypes import WEIGHT_DTYPES
 
-_KERNELS: Final = ("float32", "bf16", "f16", "int8", "int4")
 _GROUP_MULTIPLE: Final = 16
 """Columns; a group begins on a whole register of activations."""
 
@@ -142,7 +142,8 @@ class Matrices:
 
 def has_kernel(kind: WeightKind) -> bool:
     """Whether the native executor multiplies such matrices as they are."""
-    return kind.name in _KERNELS and kind.group % _GROUP_MULTIPLE == 0
+    known = WEIGHT_DTYPES.get(kind.name)
+    return known is not None and "cpu" in known.executors and kind.group % _GROUP_MULTIPLE == 0
 
 
 def check_kind(name: str, kind: WeightKind, depth: int) -> None:
@@ -152,7 +153,7 @@ def check_kind(name: str, kind: WeightKind, depth: int) -> None:
     if kind.is_integer and (kind.group or depth) > _native.LONGEST_GROUP:
         raise UnsupportedModel(
             f"tensor {name} is {kind.group or depth} wide, but {kind.name} weights "
-            f"{_native.LONGEST_GROUP} at most; set quantize to int4 or bf16"
+            f"{_native.LONGEST_GROUP} at most; set weight_dtype to int4 or bf16"
         )
 
 

@@ -26,6 +26,7 @@ from galley.ops.executor import (
     ExecutorMemory,
     ExecutorOptions,
     ExpertCounts,
+    SynchronousExecutor,
 )
 from galley.ops.kinds import kinds_text, own_kinds, plan_kinds
 from galley.ops.reference_kv import ROUNDINGS, KVRounding
@@ -47,7 +48,7 @@ _HALVES: Final[Mapping[str, torch.dtype]] = {"bf16": torch.bfloat16, "f16": torc
 _QUANTIZERS: Final[Mapping[str, Quantize]] = {"int8": quantize_int8, "int4": quantize_int4}
 
 
-class ReferenceExecutor(ReferenceOps):
+class ReferenceExecutor(ReferenceOps, SynchronousExecutor):
     """See :class:`galley.ops.executor.Executor`.
 
     Norms, softmax and rotation are computed in float32 whatever ``dtype`` is; products in ``dtype``.
@@ -217,7 +218,7 @@ class ReferenceExecutor(ReferenceOps):
 
     @torch.inference_mode()
     def execute(self, batch: Batch, sampling: SamplingBatch) -> StepResult:
-        """See :meth:`galley.ops.executor.Executor.execute`."""
+        """See :meth:`galley.ops.executor.Executor.submit`."""
         began = time.perf_counter()
         if batch.copies:
             self._copy_blocks(batch.copies)

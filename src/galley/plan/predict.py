@@ -6,12 +6,13 @@ does attention, which runs between them; a step also takes a fixed time.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, Self
 
 from galley.plan.hardware import Machine
 from galley.plan.sizes import ModelSizes
+from galley.types.weight_dtypes import WEIGHT_DTYPES
 
 GIB: Final = 1 << 30
 
@@ -19,23 +20,6 @@ MOST_USERS: Final = 4096
 """Concurrent requests up to which a plan looks for the most."""
 
 Bound = Literal["bandwidth", "arithmetic", "link"]
-
-_MULTIPLIES: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
-    ("cpu", "f16"): ("float32",),
-    ("cpu", "fp8"): (),
-    ("gpu", "fp8"): ("fp8", "bfloat16"),
-    ("tpu", "fp8"): (),
-    ("asic", "fp8"): (),
-    ("cpu", "int8"): ("int8",),
-    ("cpu", "int4"): ("int8",),
-    ("gpu", "int8"): ("int8", "bfloat16"),
-    ("tpu", "int8"): ("int8", "bfloat16"),
-    ("asic", "int8"): ("int8", "bfloat16"),
-}
-"""(kind of machine, precision) -> types that are multiplied, the first that the machine has.
-
-FP8 is for GPUs alone. Elsewhere than on CPUs int4 is widened to bfloat16 first, and float16 multiplied as
-fast as bfloat16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,8 +264,7 @@ def cheapest(predictions: Sequence[Prediction], goal: Goal) -> Prediction | None
 
 def peak_rate(precision: str, machine: Machine) -> float:
     """10^12 operations a second that weights of the precision are multiplied with; 0 if there are none."""
-    widened = ("float32",) if precision == "float32" else ("bfloat16", "float32")
-    types = _MULTIPLIES.get((machine.kind, precision), widened)
+    types = WEIGHT_DTYPES[precision].products_on(machine.kind)
     return next((machine.tflops[t] for t in types if t in machine.tflops), 0.0)
 
 

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Self
 
 from galley.engine.memory import LEAST_STATES, LEAST_TOKENS
 from galley.errors import SettingsError
@@ -18,12 +18,7 @@ from galley.ops.lowering import expert_costs, expert_memory, held_bytes, lower, 
 from galley.settings.engine import Experts
 from galley.types import BLOCK_TOKENS, blocks_for
 from galley.types.model_info import ExpertCosts
-
-PRECISIONS: Final = ("float32", "bf16", "f16", "fp8", "int8", "int4")
-"""What weights can be served as, the largest first. FP8 has the bytes of int8: a scale for each row."""
-
-_LAID_OUT_AS: Final = {"fp8": "int8"}
-"""Precision -> the one of the same layout, where the native executor has no kernel for it."""
+from galley.types.weight_dtypes import WEIGHT_DTYPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +26,7 @@ class ModelSizes:
     """Of one model, with its weights and its KV cache in given types.
 
     Attributes:
-        precision: of the weights, one of :data:`PRECISIONS`.
+        precision: of the weights, one of :data:`WEIGHT_DTYPES`.
         parameters: numbers in the checkpoint.
         weights: bytes held in memory, without experts that are on disk.
         step_weights: bytes of them that a step of one row reads; of an embedding that is a row.
@@ -84,7 +79,7 @@ class ModelSizes:
 
         Args:
             program: the model.
-            precision: of its weights, one of :data:`PRECISIONS`.
+            precision: of its weights, one of :data:`WEIGHT_DTYPES`.
             kv_dtype: "float32", "bfloat16", "int8" or "int4".
             isa: instruction set that it will run with, where that is known: buffers then also hold what
                 inputs are rounded to.
@@ -93,7 +88,7 @@ class ModelSizes:
         Raises:
             SettingsError: experts are to be on disk, and there are none.
         """
-        kinds = plan_kinds(program, _LAID_OUT_AS.get(precision, precision))
+        kinds = plan_kinds(program, WEIGHT_DTYPES[precision].layout or precision)
         shapes = {name: flat(shape) for name, shape in program.all_shapes.items()}
         runs = run_passes(program.with_kinds(kinds), ())
         buffered = runs

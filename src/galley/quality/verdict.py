@@ -5,6 +5,7 @@ from typing import Final
 from galley.calibration.gate import figures_of
 from galley.quality.compare import Measured
 from galley.settings.quality_gate import QualityGate
+from galley.types.weight_dtypes import INTEGERS
 
 LIMITS: Final = QualityGate.parse("kl=0.02,top1=0.97")
 """The gate that the documentation suggests: above it, answers of small models change visibly."""
@@ -26,6 +27,12 @@ def _remedy(measured: Measured) -> str:
     side = measured.side
     if side.activations == "int8":
         return "Try --activations bfloat16 first: it costs speed in prefill but no memory"
-    if side.weights == "int4":
-        return "Try weights of more bits (--quantize int8), or galley quantize --method gptq"
-    return "Try weights of more bits, or serve the checkpoint as it is (--quantize auto)"
+    if (more := _next_wider(side.weights)) is not None:
+        return f"Try weights of more bits (--weight-dtype {more}), or galley quantize --method gptq"
+    return "Try weights of more bits, or serve the checkpoint as it is (--weight-dtype auto)"
+
+
+def _next_wider(weights: str) -> str | None:
+    """The integers with the next more bits; None: there are none."""
+    wider = INTEGERS[: INTEGERS.index(weights)] if weights in INTEGERS else ()
+    return wider[-1] if wider else None

@@ -8,6 +8,7 @@ import numpy as np
 from galley.errors import UnsupportedModel
 from galley.formats.values import as_bf16, to_float32
 from galley.formats.weights import INT4_MIDDLE, DenseWeight, Floats, IntWeight, WeightKind
+from galley.types.weight_dtypes import WEIGHT_DTYPES
 
 GROUPS: Final = (128, 64, 32)
 """Columns that may share an int4 scale, widest first."""
@@ -21,7 +22,7 @@ def not_finite(weight: DenseWeight | IntWeight) -> UnsupportedModel:
     return UnsupportedModel(
         f"tensor {weight.name} holds values that are infinite, NaN, too far apart for integers or too "
         "large for float16; "
-        "set quantize to bf16 or float32"
+        "set weight_dtype to bf16 or float32"
     )
 
 
@@ -79,12 +80,9 @@ def default_group(depth: int) -> int:
 
 def rounded_kind(quantize: str, depth: int) -> WeightKind:
     """What a dense matrix of ``depth`` columns becomes by the setting: float32, bf16, f16, int8 or int4."""
-    if quantize == "int8":
-        return WeightKind("int8", 0, "F32")
-    if quantize == "int4":
-        group = default_group(depth)
-        return WeightKind("int4", group if group < depth else 0, "BF16")
-    return WeightKind(quantize)
+    known = WEIGHT_DTYPES[quantize]
+    group = default_group(depth) if known.grouped else 0
+    return WeightKind(quantize, group if group < depth else 0, known.scales)
 
 
 def _symmetric(grouped: Floats) -> tuple[Floats, Floats]:

@@ -11,7 +11,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
@@ -39,21 +39,17 @@ from galley.service.loading_adapters import LoadingAdapters
 from galley.service.process import EngineProcess
 from galley.service.request_book import RequestBook
 from galley.service.spawn import Spawned, spawn
-from galley.service.streams import OutputStream
+from galley.service.streams import LONGEST_WAIT, OutputStream
 from galley.service.turns import Share
 from galley.service.watchdog import Watchdog
 from galley.settings.engine import EngineSettings
 from galley.types import Adapter, EngineRequest, OnPhase
-from galley.types.model_info import EngineStats, ModelInfo, OnLedger
+from galley.types.model_info import EngineState, EngineStats, ModelInfo, OnLedger
 
 log = logging.getLogger("galley.service")
 
-EngineState = Literal["starting", "ready", "stalled", "recovering", "failed", "closed"]
 MAX_FAILED_STARTS: Final = 5
 """Engines in a row that may fail to become ready again, before nobody tries any more."""
-
-LONGEST_WAIT: Final = 1.0
-"""Seconds until who does not give up asks a full queue again."""
 
 FIRST_RETRY_SECONDS: Final = 0.5
 """Before the second attempt; doubles with each further one."""
@@ -74,8 +70,8 @@ WATCH_SECONDS: Final = 0.25
 MOST_KILLED_STARTS: Final = 2
 KILLED_WHILE_LOADING: Final = (
     "the engine was killed while it loaded, twice: most likely the memory is short (the kernel's log says "
-    "so). Use a smaller --quantize (int8, int4), set --kv-cache-tokens, or give the machine or container "
-    "more memory"
+    "so). Use a smaller --weight-dtype (int8, int4), set --kv-cache-tokens, or give the machine or "
+    "container more memory"
 )
 
 

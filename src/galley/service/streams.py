@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -62,6 +62,10 @@ class Unfinished:
         self.unread.put(output)
 
 
+LONGEST_WAIT: Final = 1.0
+"""Seconds until who does not give up asks a full queue again."""
+
+
 class Outputs(Protocol):
     """One request's Outputs, as they come; ends after the one that has a ``finish_reason``."""
 
@@ -75,8 +79,8 @@ class Outputs(Protocol):
         """The engine forgets the request within one step. Harmless when it has finished."""
 
 
-class Submitter(Protocol):
-    """Who takes engine requests: an EngineClient with a deadline, as :class:`galley.gateway.call.Call`."""
+class OpenCall(Protocol):
+    """Takes engine requests of a caller whose deadline it knows, as :class:`galley.gateway.call.Call`."""
 
     def submit_all(self, requests: Sequence[EngineRequest]) -> Sequence[Outputs]:
         """See :meth:`galley.service.client.EngineClient.submit_all`."""

@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from galley.errors import SettingsError
-from galley.settings.engine import DEFAULT_ADAPTERS, EngineSettings, not_negative, positive, setting
+from galley.settings.engine import (
+    DEFAULT_ADAPTERS,
+    EngineSettings,
+    by_field,
+    field_names,
+    not_negative,
+    positive,
+    setting,
+)
 from galley.settings.named_models import NamedModel, convert
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
@@ -408,16 +416,18 @@ def _from_file(cls: type[Settings], file: Path | None) -> dict[str, Any]:
     content = read_settings_file(path)
     if not isinstance(content, dict):
         raise SettingsError(f"{path} must hold a mapping of setting names to values")
-    return {
-        name: convert(cls, name, value, source=str(path))
-        for name, value in ((str(k).replace("-", "_"), v) for k, v in content.items())
-    }
+    return convert(cls, {str(k).replace("-", "_"): v for k, v in content.items()}, source=str(path))
 
 
 def _from_environ(cls: type[Settings], environ: Mapping[str, str]) -> dict[str, Any]:
-    known = {f"GALLEY_{f.name.upper()}": f.name for f in dataclasses.fields(cls)}
-    return {
-        known[variable]: convert(cls, known[variable], text, source=variable)
+    known = {f"GALLEY_{name.upper()}": name for name in field_names(cls)}
+    given = {
+        variable: text
         for variable, text in environ.items()
         if variable in known and not _SERVICE_LINK.match(text)
     }
+    by_field(cls, {known[variable]: text for variable, text in given.items()}, source="variables")
+    found: dict[str, Any] = {}
+    for variable, text in given.items():
+        found |= convert(cls, {known[variable]: text}, source=variable)
+    return found

@@ -4,7 +4,8 @@
 
 import math
 import typing
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -12,12 +13,13 @@ import msgspec
 from galley.errors import SettingsError
 from galley.settings.quality_gate import QualityGate
 from galley.types import BLOCK_TOKENS, SamplingDefaults, SamplingParams
+from galley.types.weight_dtypes import ACTIVATION_SPELLINGS, SPELLINGS, WeightDtypeName
 
 T = TypeVar("T")
 
 DType = Literal["auto", "float32", "bfloat16"]
 ExecutorName = Literal["auto", "cpu", "reference"]
-Quantize = Literal["auto", "float32", "bf16", "f16", "int8", "int4"]
+Quantize = Literal["auto", WeightDtypeName]
 Activations = Literal["auto", "float32", "bfloat16", "int8"]
 KVType = Literal["auto", "float32", "bfloat16", "int8", "int4"]
 ToolParser = Literal[
@@ -54,12 +56,28 @@ NATIVE_ENGINE = "native"
 """Name of Galley's own engine; :mod:`galley.service.protocol` finds others by name."""
 
 
-def setting(default: T, group: str, help: str, *, secret: bool = False) -> T:
-    """The field of a setting, in a ``group`` of the command's help.
+def setting(
+    default: T,
+    group: str,
+    help: str,
+    *,
+    secret: bool = False,
+    name: str = "",
+    spellings: Mapping[str, str] | None = None,
+) -> T:
+    """Declare the field of a setting.
 
-    A secret stays out of the repr, which ends up in logs and tracebacks.
+    Args:
+        default: its value where nothing is given.
+        group: of the command's help.
+        help: for people.
+        secret: whether it stays out of the repr, which ends up in logs and tracebacks.
+        name: what people call it in flags, files and variables, where that is not the field's name. The
+            field's name is accepted as well.
+        spellings: other spelling of a value -> the value.
     """
-    return field(default=default, repr=not secret, metadata={"group": group, "help": help})
+    about = {"group": group, "help": help, "name": name, "spellings": spellings or {}}
+    return field(default=default, repr=not secret, metadata=about)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,20 +94,24 @@ class EngineSettings:
     dtype: DType = setting(
         "auto",
         "Model",
-        "type for quantize, kv_dtype and activations where these are auto; auto: the type of the "
+        "type for weight_dtype, kv_dtype and activations where these are auto; auto: the type of the "
         "checkpoint's matrices",
+        spellings=ACTIVATION_SPELLINGS,
     )
     quantize: Quantize = setting(
         "auto",
         "Model",
         "type of the weights; auto: as dtype, but f16 if that is auto and the checkpoint's matrices are "
         "float16",
+        name="weight_dtype",
+        spellings=SPELLINGS,
     )
     activations: Activations = setting(
         "auto",
         "Model",
         "input type of linear layers; auto: int8 for integer weights and bfloat16 for bf16 weights, the "
         "latter with AMX or AVX-512 BF16 (executor cpu), else float32; as dtype (executor reference)",
+        spellings=ACTIVATION_SPELLINGS,
     )
     kv_dtype: KVType = setting(
         "auto",
@@ -97,6 +119,7 @@ class EngineSettings:
         "type of the KV cache (executor reference: as dtype, or rounded as int8 or int4); auto: as dtype, "
         "but bfloat16 if weights are quantized and nothing asks for float32, and int8 if a speech model's "
         "weights are integers (executor cpu), or if the checkpoint was made for keys and values of 8 bits",
+        spellings=ACTIVATION_SPELLINGS,
     )
     engine: str = setting(
         NATIVE_ENGINE,
@@ -224,6 +247,7 @@ class EngineSettings:
     adapter_rank: int = setting(16, "Engine", "highest rank of a LoRA adapter")
 
     def __post_init__(self) -> None:
+        _respell(self)
         one_of(self)
         self.with_own(SamplingDefaults())
         if self.max_adapters is not None and not 0 <= self.max_adapters <= MOST_ADAPTERS:
@@ -313,13 +337,23 @@ class EngineSettings:
         return max(self.running_limit, min(_GUESSED_ROWS, self.max_batch_tokens))
 
 
+def _respell(settings: EngineSettings) -> None:
+    """Put the value in place of another spelling of it."""
+    for declared in fields(settings):
+        value, spellings = getattr(settings, declared.name), declared.metadata["spellings"]
+        if isinstance(value, str) and value in spellings:
+            object.__setattr__(settings, declared.name, spellings[value])
+
+
 def one_of(settings: EngineSettings) -> None:
     """Raises SettingsError for a value that is not among its setting's choices."""
-    for name, kind in setting_types(type(settings)).items():
+    kinds = setting_types(type(settings))
+    for declared in fields(settings):
+        kind, value = kinds[declared.name], getattr(settings, declared.name)
         choices = typing.get_args(kind)
-        if typing.get_origin(kind) is Literal and getattr(settings, name) not in choices:
+        if typing.get_origin(kind) is Literal and value not in choices:
             raise SettingsError(
-                f"{name}: {getattr(settings, name)!r} is not one of {', '.join(choices)}"
+                f"{public_name(declared)}: {value!r} is not one of {', '.join(choices)}"
             )
 
 
@@ -341,3 +375,34 @@ def positive(settings: EngineSettings, *names: str) -> None:
 def setting_types(cls: type[EngineSettings]) -> dict[str, Any]:
     """Setting name -> its type, resolved."""
     return typing.get_type_hints(cls)
+
+
+def public_name(declared: Field[Any]) -> str:
+    """What people call a setting in flags, files and variables."""
+    return declared.metadata["name"] or declared.name
+
+
+def field_names(cls: type[EngineSettings]) -> dict[str, str]:
+    """Each name that a setting may be given by -> its field."""
+    return {name: f.name for f in fields(cls) for name in (f.name, public_name(f))}
+
+
+def by_field(cls: type[EngineSettings], given: Mapping[str, Any], *, source: str) -> dict[str, Any]:
+    """Settings by their fields' names, from settings by any name.
+
+    Args:
+        cls: whose settings.
+        given: name -> value.
+        source: where they were given, for people.
+
+    Raises:
+        SettingsError: there is no setting of a name, or one is given by two names.
+    """
+    names, found = field_names(cls), dict[str, str]()
+    for name in given:
+        if name not in names:
+            known = ", ".join(sorted(public_name(f) for f in fields(cls)))
+            raise SettingsError(f"{source}: unknown setting {name!r}; known: {known}")
+        if (other := found.setdefault(names[name], name)) != name:
+            raise SettingsError(f"{source}: {other} and {name} are one setting: leave one out")
+    return {field_name: given[name] for field_name, name in found.items()}

@@ -1,5 +1,6 @@
 """Several served models by name, each with settings of its own, and how a setting's value is read."""
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from typing import Any
 
 from galley.errors import SettingsError
 from galley.settings.coerce import coerce
-from galley.settings.engine import EngineSettings, setting_types
+from galley.settings.engine import EngineSettings, by_field, field_names, setting_types
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 
@@ -53,13 +54,7 @@ def _named(models: Mapping[str, Mapping[str, object]], *, source: str) -> tuple[
                 f"folder with = in its path needs a name before it)"
             )
     return tuple(
-        NamedModel(
-            name,
-            {
-                setting: convert(EngineSettings, setting, value, source=f"{source}: models: {name}")
-                for setting, value in own.items()
-            },
-        )
+        NamedModel(name, convert(EngineSettings, own, source=f"{source}: models: {name}"))
         for name, own in models.items()
     )
 
@@ -82,28 +77,39 @@ def _models(value: object, *, source: str) -> tuple[NamedModel, ...]:
     return _named(models, source=source)
 
 
-def convert(cls: type[EngineSettings], name: str, value: object, *, source: str) -> object:
-    """The value of a setting as its type, from text or YAML.
+def convert(
+    cls: type[EngineSettings], given: Mapping[str, object], *, source: str
+) -> dict[str, Any]:
+    """Settings by their fields' names, as values of their types.
 
     Args:
-        cls: whose setting.
-        name: of the setting.
-        value: as it was given.
-        source: where, for people.
+        cls: whose settings.
+        given: name, either of a setting's -> value, from text or YAML.
+        source: where they were given, for people.
 
     Raises:
-        SettingsError: there is no such setting, or the value is not of its type.
+        SettingsError: there is no such setting, one is given by two names, or a value is not of its type.
     """
+    declared = {f.name: f for f in dataclasses.fields(cls)}
     kinds = setting_types(cls)
-    if name not in kinds:
-        raise SettingsError(
-            f"{source}: unknown setting {name!r}; known: {', '.join(sorted(kinds))}"
+    spelled = {field: name for name, field in field_names(cls).items() if name in given}
+    return {
+        field: _value(
+            kinds[field], declared[field], value, source=source, name=spelled.get(field, field)
         )
-    if name == "models":
+        for field, value in by_field(cls, given, source=source).items()
+    }
+
+
+def _value(
+    kind: object, declared: dataclasses.Field[Any], value: object, *, source: str, name: str
+) -> object:
+    if declared.name == "models":
         return _models(value, source=source)
-    kind = kinds[name]
-    if name == "sampling_defaults" and isinstance(value, dict):
+    if declared.name == "sampling_defaults" and isinstance(value, dict):
         value = [f"{key}={number}" for key, number in value.items()]
+    if isinstance(value, str):
+        value = declared.metadata["spellings"].get(value, value)
     try:
         return coerce(kind, value)
     except (TypeError, ValueError) as error:

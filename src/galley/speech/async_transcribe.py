@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 from galley.errors import GalleyError
-from galley.service.streams import Outputs, Submitter
+from galley.service.streams import OpenCall, Outputs
 from galley.speech.chunk_source import ChunkSource
 from galley.speech.results import Segment
 from galley.speech.session import Session
@@ -13,7 +13,7 @@ from galley.types.audio import Alignment
 
 
 async def transcribe_async(
-    engine: Submitter,
+    engine: OpenCall,
     session: Session,
     chunks: ChunkSource,
 ) -> AsyncGenerator[Segment, None]:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from galley.errors import Unavailable
-from galley.service.streams import Submitter
+from galley.service.streams import OpenCall
 from galley.speech.audio import Samples
 from galley.speech.features import SAMPLE_RATE
 from galley.speech.live import LiveSession
@@ -31,7 +31,7 @@ class LiveStream:
 
     def __init__(
         self,
-        engine: Submitter,
+        engine: OpenCall,
         session: LiveSession,
         *,
         tell: Tell,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from galley.errors import RequestError, shown
 from galley.formats.source import BUNDLED_SPEECH
 from galley.llm.local import Closable, LocalEngine
-from galley.settings.engine import EngineSettings
+from galley.settings.engine import EngineSettings, by_field
 from galley.speech.arrays import pcm_of
 from galley.speech.audio import SAMPLE_RATE, RawPcm, Recording, Samples, Source
 from galley.speech.captions import text_of
@@ -48,7 +48,11 @@ class Transcriber(Closable):
             ModelError: the model cannot be found or used, or is no speech model.
             SettingsError: a setting is wrong.
         """
-        self._load(EngineSettings(model=str(model), **settings))
+        self._load(
+            EngineSettings(
+                model=str(model), **by_field(EngineSettings, settings, source="galley.Transcriber")
+            )
+        )
 
     @classmethod
     def from_settings(cls, settings: EngineSettings) -> Self:

@@ -26,7 +26,7 @@ def on_grid(scheme: Scheme) -> Rounding:
 
 
 def at_load(quantize: str, dtype: WeightType) -> Rounding:
-    """As executors round a dense checkpoint that is served with ``--quantize`` (:mod:`galley.quant.rtn`).
+    """Round as executors round a dense checkpoint by ``--weight-dtype`` (:mod:`galley.quant.rtn`).
 
     Args:
         quantize: "int8" or "int4".

@@ -96,7 +96,7 @@ def qat_student(
         model: with dense weights.
         quantize: "int8" or "int4".
         scheme: of the linear layers' integers, which the checkpoint has; None: the checkpoint has floats,
-            and all matrices become integers when it is served with ``--quantize``.
+            and all matrices become integers when it is served with ``--weight-dtype``.
         ignore: parts of names of layers that stay floats; only with a scheme.
 
     Raises:

@@ -4,7 +4,7 @@ These structs cross the process boundary as msgpack, as those of :mod:`galley.ty
 """
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -12,6 +12,9 @@ from galley.types.audio import SpeechInfo
 from galley.types.requests import Task
 from galley.types.sampling import SamplingDefaults
 from galley.types.sizes import BLOCK_TOKENS, blocks_for
+
+EngineState = Literal["starting", "ready", "stalled", "recovering", "failed", "closed"]
+"""Whether an engine takes requests, as its client sees it."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,89 @@
+"""A copy of the package with a few files added or changed, and what Python makes of it.
+
+Files that are not touched are links to the package's own, so a copy costs next to nothing.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import galley
+
+PACKAGE = Path(galley.__file__).parent
+ROOT = PACKAGE.parents[1]
+
+Edit = tuple[str, str]
+"""A line of a file, and what stands in its place."""
+
+
+class Overlay:
+    """The package in ``folder``, with the files that :meth:`add` and :meth:`edit` touched.
+
+    Attributes:
+        touched: paths of these files, beside ``src/galley``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.touched: list[str] = []
+        (folder / PACKAGE.name).mkdir(parents=True)
+        _link_all(PACKAGE, folder / PACKAGE.name)
+
+    def add(self, path: str, text: str) -> None:
+        """Add a file of the package."""
+        target = self._own(path)
+        assert not target.exists(), path
+        target.write_text(text, encoding="utf-8")
+        self.touched.append(path)
+
+    def edit(self, path: str, *edits: Edit) -> None:
+        """Change lines of a file, each of which it has exactly once."""
+        target = self._own(path)
+        target.unlink()
+        target.write_text(edited((PACKAGE / path).read_text(encoding="utf-8"), edits), "utf-8")
+        self.touched.append(path)
+
+    def run(self, code: str, *arguments: str, environ: Mapping[str, str] | None = None) -> str:
+        """What a script prints that imports this package."""
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            cwd=self.folder,
+            env={
+                **os.environ,
+                "PYTHONPATH": f"{self.folder}:{ROOT}",
+                # Links lead to the package's own caches, which must not get the changed files.
+                "PYTHONDONTWRITEBYTECODE": "1",
+                **(environ or {}),
+            },
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def _own(self, path: str) -> Path:
+        """The place of a file, in folders that are no links."""
+        source, target = PACKAGE, self.folder / PACKAGE.name
+        for part in Path(path).parts[:-1]:
+            source, target = source / part, target / part
+            if target.is_symlink():
+                target.unlink()
+                target.mkdir()
+                _link_all(source, target)
+        return target / Path(path).name
+
+
+def edited(text: str, edits: Sequence[Edit]) -> str:
+    """A text with each line replaced."""
+    for line, replacement in edits:
+        assert text.count(line) == 1, line
+        text = text.replace(line, replacement)
+    return text
+
+
+def _link_all(source: Path, target: Path) -> None:
+    for entry in source.iterdir():
+        (target / entry.name).symlink_to(entry)
