@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from galley.settings.engine import EngineSettings
-from galley.types import EngineRequest, OnPhase, Output, SamplingDefaults, Timing
+from galley.types import EngineRequest, Generate, OnPhase, Output, SamplingDefaults, Timing, Tokens
 from galley.types.model_info import EngineStats, ModelInfo, OnLedger, StepCosts
 
 
@@ -22,7 +22,7 @@ class EchoEngine:
         """``info`` describes the model to the server."""
         self.info = info
         self.is_live = False
-        self._running: dict[str, tuple[EngineRequest, int]] = {}
+        self._running: dict[str, tuple[Generate, int]] = {}
         self._steps = 0
 
     @property
@@ -36,8 +36,9 @@ class EchoEngine:
         return EngineStats(running=len(self._running), kv_total_blocks=1, steps=self._steps)
 
     def add(self, request: EngineRequest) -> None:
-        """Start a request. ``request.output`` has the tokens of an engine that died before."""
-        self._running[request.id] = request, len(request.output)
+        """Start a request. Its payload's ``output`` has the tokens of an engine that died before."""
+        assert isinstance(request.payload, Generate)  # all that a model whose task is generate gets
+        self._running[request.id] = request.payload, len(request.payload.output)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Drop requests whose clients have disconnected or whose deadlines have passed."""
@@ -47,21 +48,21 @@ class EchoEngine:
     def step(self) -> list[Output]:
         """Advance every request by one token."""
         self._steps += 1
-        return [self._advance(*running) for running in list(self._running.values())]
+        return [self._advance(name, *running) for name, running in list(self._running.items())]
 
     def close(self) -> None:
         """Free what the engine holds."""
         self._running.clear()
 
-    def _advance(self, request: EngineRequest, done: int) -> Output:
-        token = request.prompt[done % len(request.prompt)]
-        self._running[request.id] = request, done + 1
-        is_last = done + 1 == request.sampling.max_tokens
+    def _advance(self, request_id: str, wanted: Generate, done: int) -> Output:
+        token = wanted.prompt[done % len(wanted.prompt)]
+        self._running[request_id] = wanted, done + 1
+        is_last = done + 1 == wanted.writes
         if is_last:
-            del self._running[request.id]
+            del self._running[request_id]
         return Output(
-            request_id=request.id,
-            tokens=[token],
+            request_id=request_id,
+            result=Tokens(tokens=[token]),
             finish_reason="length" if is_last else None,
             timing=Timing(),
         )

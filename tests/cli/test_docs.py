@@ -14,8 +14,8 @@ from scripts import benchmarks_page
 from galley.observe.metrics import Metrics
 from galley.observe.resources import GPU_METRICS
 from galley.settings.config import Settings
-from tests.cli.command import parsed_command
 from galley.settings.engine import public_name
+from tests.cli.command import parsed_command
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = ROOT / "docs/operations/settings.md"

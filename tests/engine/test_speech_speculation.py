@@ -21,9 +21,8 @@ from tests.checkpoints import make_whisper
 from tests.conftest import CheckpointMaker
 from tests.engine.guesses import drafting, eager
 from tests.engine.requests import run, seen
-from tests.models.whisper import GREEDY, PROMPT, RULES, random_features, window_of
-from tests.thorough import examples
 from tests.models.whisper import GREEDY, PROMPT, RULED, RULES, random_features, window_of
+from tests.thorough import examples
 
 SMALL = EngineSettings(threads=1, kv_cache_tokens=1024, speculation="off")
 WISHES = st.fixed_dictionaries(

@@ -21,7 +21,6 @@ from galley.protocols.openai.completions.answers import CompletionAnswer
 from galley.protocols.openai.completions.schemas import CompletionRequest
 from galley.protocols.openai.embeddings.answers import EMBEDDINGS, embeddings
 from galley.protocols.openai.embeddings.schemas import EmbeddingsRequest
-from galley.service.client import LONGEST_WAIT
 from galley.service.streams import LONGEST_WAIT
 
 log = logging.getLogger("galley.batch")

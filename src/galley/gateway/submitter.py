@@ -49,7 +49,7 @@ class Submitter(Protocol):
     def check_place(self, deadline: float, share: Share) -> None:
         """Raise as :meth:`submit_all` where that is certain before a tenant's request is read."""
 
-    def check_early(self, deadline: float, request: EngineRequest) -> None:
+    def check_early(self, deadline: float, share: Share, priority: int) -> None:
         """Raise as :meth:`submit_all` where that is certain before work is done for a request."""
 
     def room(self, share: Share) -> int:
