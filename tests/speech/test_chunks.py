@@ -185,3 +185,24 @@ def test_options_out_of_range_are_named(values: dict[str, Any], param: str) -> N
     with pytest.raises(RequestError, match=param) as refused:
         SpeechOptions(**values)
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("heard", "rest"),
+    [
+        (1.9, 2.0),  # before the second segment
+        (2.4, 2.0),  # where its speech begins
+        (2.6, 2.0),  # in its first word
+        (3.0, 3.0),  # behind that
+        (3.9, None),  # too little is left
+    ],
+)
+def test_a_rest_begins_with_a_whole_word(heard: float, rest: float | None) -> None:
+    rate = 16_000
+    pad = round(0.4 * rate)
+    segments = (
+        SpeechSegment(0, 2 * rate, lead=pad, tail=pad),
+        SpeechSegment(5 * rate, 7 * rate + 2 * pad, lead=pad, tail=pad),
+    )
+    chunk = AudioChunk(segments, np.zeros(4 * rate + 2 * pad, np.float32))
+    assert chunk.unheard_from(heard) == (None if rest is None else pytest.approx(rest))

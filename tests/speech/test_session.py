@@ -1,13 +1,15 @@
 """A recording's chunks go through an engine that says what it is told, and come out as its transcript."""
 
+import itertools
 from collections.abc import Iterator
+from typing import Literal
 
 import msgspec
 import numpy as np
 import pytest
 
 from galley.errors import EngineError, ModelError, RequestError
-from galley.speech.fallback import compression_ratio
+from galley.speech.fallback import compression_ratio, loops
 from galley.speech.options import QualityRules, TranscribeOptions
 from galley.speech.tokens import SpeechTokens
 from galley.text.tokenizer import Tokenizer
@@ -318,3 +320,59 @@ def test_compression_ratio_is_zlibs() -> None:
     assert compression_ratio("") == 0.0
     assert compression_ratio("no " * 50) > 10
     assert compression_ratio("My broadband keeps dropping every evening.") < 1
+
+
+PLEDGE = " Ask what you can do for your country. Ask not. Okay. And so my fellow Americans."
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Okay.",
+        PLEDGE * 2,
+        PLEDGE * 2 + " Ask not. Ask not. What your country can do for you." + PLEDGE,
+        "It rained. " + PLEDGE + " No, no, no." + PLEDGE,
+    ],
+)
+def test_what_people_say_again_is_no_loop(text: str) -> None:
+    assert not loops(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Thank you. " * 15,
+        " ha" + "a" * 200,
+        PLEDGE + " I'm sorry." * 12,
+        " I'm sorry, I'm sorry. I'm SORRY!" + " Okay.",
+        PLEDGE * 3,
+        "谢谢大家。" * 10,
+    ],
+)
+def test_a_phrase_that_follows_on_itself_is_a_loop(text: str) -> None:
+    assert loops(text)
+
+
+@pytest.mark.parametrize(
+    ("first", "reason", "again"),
+    [
+        (" and so. on it goes." * 2 + " no." + " and so. on it goes." * 2, "stop", False),
+        (" and so. on it goes." * 2 + " no." + " and so. on it goes." * 2, "length", True),
+        (" no" * 30, "stop", True),
+    ],
+)
+def test_a_text_that_compresses_is_tried_again_if_it_loops_or_was_cut_off(
+    first: str, reason: Literal["stop", "length"], again: bool, tokenizer: Tokenizer
+) -> None:
+    texts = itertools.chain([first], itertools.repeat(" fine"))
+
+    def answer(request: EngineRequest) -> Output:
+        output = to(request, says(tokenizer, 0.0, text := next(texts), 1.0))
+        return output if text == " fine" else msgspec.structs.replace(output, finish_reason=reason)
+
+    rules = QualityRules(temperatures=(0.0, 0.2), compression_ratio_threshold=1.2)
+    assert compression_ratio(first) > 1.2
+    driver = Driver(tokenizer, TranscribeOptions(language="en", rules=rules), answer)
+    [segment] = driver.run([chunk(0, 4)])
+    assert segment.text == (" fine" if again else first)

@@ -22,6 +22,8 @@ _OVERLAP_SECONDS: Final = 3.0
 """Overlap of chunks cut without a pause: some words, so that the two transcripts can be joined at one."""
 _UNHEARD: Final = 0.6 * SAMPLE_RATE
 """Speech that may be left of a segment behind the model's last timestamp, which is rarely exact."""
+_UNBEGUN: Final = 0.25 * SAMPLE_RATE
+"""Speech of a segment before the model's last timestamp that holds no whole word yet."""
 _ONSET: Final = 2 * VAD_FRAME
 """Speech begins about so many samples before the detector is sure of it."""
 
@@ -95,10 +97,10 @@ class AudioChunk:
         """
         heard, offset = seconds * SAMPLE_RATE, 0
         for segment in self.segments:
-            end = offset + segment.end - segment.start
-            left = end - segment.tail - max(heard, offset + segment.lead)
-            if left >= _UNHEARD or (heard <= offset + segment.lead and left > 0):
-                return max(heard, offset) / SAMPLE_RATE
+            begin, end = offset + segment.lead, offset + segment.end - segment.start
+            left = end - segment.tail - max(heard, begin)
+            if left >= _UNHEARD or (heard <= begin and left > 0):
+                return (heard if heard >= begin + _UNBEGUN else offset) / SAMPLE_RATE
             offset = end
         return None
 

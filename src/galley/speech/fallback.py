@@ -3,9 +3,15 @@
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
 
 from galley.speech.options import QualityRules
 from galley.types import Output
+
+_LOOP: Final = 3
+"""So many times a phrase stands in a row, and takes at least one part in so many of a text that loops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +23,7 @@ class Attempt:
         compression_ratio: of the transcript's text, see :func:`compression_ratio`.
         no_speech_prob: probability that the audio holds no speech.
         complete: whether the text ended with an end token, not at a limit.
+        loops: whether the text goes round in circles, see :func:`loops`.
     """
 
     tokens: tuple[int, ...]
@@ -25,6 +32,7 @@ class Attempt:
     compression_ratio: float
     no_speech_prob: float
     complete: bool = True
+    loops: bool = True
 
     @property
     def avg_logprob(self) -> float:
@@ -36,7 +44,7 @@ class Attempt:
         if self.is_silence(rules):
             return True
         most, least = rules.compression_ratio_threshold, rules.log_prob_threshold
-        repeats = most is not None and self.compression_ratio > most
+        repeats = most is not None and self.compression_ratio > most and self.loops
         return not repeats and (least is None or self.avg_logprob >= least)
 
     def is_silence(self, rules: QualityRules) -> bool:
@@ -73,6 +81,7 @@ class Answer:
             compression_ratio=compression_ratio(text),
             no_speech_prob=self.no_speech_prob,
             complete=self.complete,
+            loops=not self.complete or loops(text),
         )
 
 
@@ -98,3 +107,19 @@ def compression_ratio(text: str) -> float:
     """Bytes of a text for each byte after zlib; high for text that repeats itself, 0 for no text."""
     data = text.encode()
     return len(data) / len(zlib.compress(data)) if data else 0.0
+
+
+def loops(text: str) -> bool:
+    """Whether a phrase stands three times or more in a row, in a third of the text at least.
+
+    A decoder that is caught in a loop writes so. People say things again, too, but rarely at once: their
+    text compresses as well, and is right.
+    """
+    said = np.array([ord(character) for character in text.lower() if character.isalnum()])
+    for period in range(1, len(said) // _LOOP + 1):
+        differs = np.flatnonzero(said[period:] != said[:-period])
+        ends = np.concatenate([[-1], differs, [len(said) - period]])
+        same = int(np.diff(ends).max()) - 1
+        if same >= (_LOOP - 1) * period and _LOOP * (same + period) >= len(said):
+            return True
+    return False

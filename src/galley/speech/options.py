@@ -78,8 +78,8 @@ class QualityRules:
         beam_size: hypotheses of the beam search at temperature 0, 1 to 10; 1 is greedy.
         temperatures: tried in turn until a transcript is good; above 0 text is sampled.
         best_of: texts that are sampled at a temperature above 0, 1 to 10, of which the likeliest counts.
-        compression_ratio_threshold: a transcript that zlib compresses more than this repeats itself and is
-            not good; None: no limit.
+        compression_ratio_threshold: a transcript that zlib compresses more than this, and that was cut off
+            or says a phrase three times or more in a row, is not good; None: no limit.
         log_prob_threshold: a transcript with a lower mean log-probability is not good; None: no limit.
         no_speech_threshold: a chunk that holds no speech with more than this probability has no text,
             unless its transcript passes ``log_prob_threshold``; None: no chunk is taken for silence.
