@@ -19,7 +19,7 @@ help:
 	@echo "make test-clients  LangChain, LiteLLM, instructor and the llm command against a real server; sentence-transformers"
 	@echo "make clients     the newest Claude Code, Codex, opencode, SDKs, LangChain and LiteLLM: requests recorded again, and replayed"
 	@echo "make sanitize    the kernel tests under the address and undefined-behaviour sanitizers (GCC)"
-	@echo "make thorough    the tests with all of their random examples, and kernels of instruction sets that this CPU lacks"
+	@echo "make thorough    the tests with all of their random examples and combinations, and kernels of other instruction sets"
 	@echo "make wheel       build this machine's wheel into dist/ and try it in a fresh environment (PYTHON=python3.12)"
 	@echo "make sdist       build the source distribution into dist/"
 	@echo "make audit       dependencies against advisories, as in lint, and with pip-audit (needs a network)"
