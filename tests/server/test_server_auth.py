@@ -178,6 +178,7 @@ def test_the_running_server_holds_no_plain_key(monkeypatch: pytest.MonkeyPatch) 
         listener: socket.socket,
         encryption: None,
         tracing: None,
+        reread: object,
     ) -> NoReturn:
         assert tenants.identify("sk-first-key")
         raise Started(models.settings)

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from starlette.websockets import WebSocket
 
+from galley.protocols.http import websocket
 from galley.protocols.http.errors import ClientGone
 from galley.protocols.http.websocket import EventSocket
-from galley.server import websocket
 
 
 def socket_of(*received: dict[str, Any], reads: bool = True) -> EventSocket:

@@ -18,9 +18,9 @@ from galley.protocols.anthropic import routes as anthropic
 from galley.protocols.http import errors
 from galley.protocols.http.budget import ByteBudget
 from galley.protocols.http.openapi import Operation, document
-from galley.protocols.ollama import create_routes as ollama_create
-from galley.protocols.ollama import embed_routes as ollama_embed
 from galley.protocols.ollama import routes as ollama
+from galley.protocols.ollama.create import routes as ollama_create
+from galley.protocols.ollama.embed import routes as ollama_embed
 from galley.protocols.openai.audio import routes as audio
 from galley.protocols.openai.chat import routes as chat
 from galley.protocols.openai.completions import routes as completions

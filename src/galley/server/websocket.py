@@ -1,4 +1,4 @@
-"""WebSockets on which both sides send JSON objects: bounded, strict; uvicorn's protocol is beneath."""
+"""What speaks WebSockets beneath the app: uvicorn's protocol, bounded, imported with the first of them."""
 
 import asyncio
 import importlib.util

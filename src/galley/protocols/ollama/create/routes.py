@@ -7,7 +7,7 @@ from galley.gateway.registry import Registry
 from galley.protocols.http import body
 from galley.protocols.http.json_answers import Json
 from galley.protocols.http.openapi import Operation
-from galley.protocols.ollama.create import (
+from galley.protocols.ollama.create.answers import (
     OllamaCopyRequest,
     OllamaCreated,
     OllamaCreateRequest,

@@ -9,8 +9,8 @@ from galley.protocols.http.admit import read
 from galley.protocols.http.json_answers import LargeJson
 from galley.protocols.http.openapi import Operation
 from galley.protocols.http.sse import while_connected
-from galley.protocols.ollama import embed as ollama_embed
-from galley.protocols.ollama.embed import (
+from galley.protocols.ollama.embed import answers as ollama_embed
+from galley.protocols.ollama.embed.answers import (
     OllamaEmbedding,
     OllamaEmbeddingRequest,
     OllamaEmbeddings,

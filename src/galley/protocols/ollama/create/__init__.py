@@ -1,0 +1,1 @@
+"""``/api/create`` and ``/api/copy``."""

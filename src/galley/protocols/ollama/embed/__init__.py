@@ -1,0 +1,1 @@
+"""``/api/embed`` and ``/api/embeddings``."""
