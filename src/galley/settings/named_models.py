@@ -1,5 +1,6 @@
 """Several served models by name, each with settings of its own, and how a setting's value is read."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -104,6 +105,8 @@ def convert(cls: type[EngineSettings], name: str, value: object, *, source: str)
     kind = kinds[name]
     if name == "sampling_defaults" and isinstance(value, dict):
         value = [f"{key}={number}" for key, number in value.items()]
+    if name == "engine_options" and isinstance(value, dict):
+        value = json.dumps(value, default=str)
     try:
         return coerce(kind, value)
     except (TypeError, ValueError) as error:
