@@ -21,6 +21,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "state_interval": st.integers(1, 1 << 16).map(lambda blocks: 16 * blocks),
     "executor": st.sampled_from(["auto", "cpu", "reference"]),
     "engine": TEXT,
+    "engine_options": st.sampled_from(["", "{}", '{"size":3}']),
     "device": TEXT,
     "weight_cache": st.booleans(),
     "quality_gate": st.sampled_from(["", "kl=0.02", "top1=0.97,kl99=1.5"]),

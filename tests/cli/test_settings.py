@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import pytest
 import yaml
 from hypothesis import given
@@ -232,6 +233,26 @@ def test_a_model_has_sampling_and_a_system_prompt_of_its_own(tmp_path: Path) -> 
     assert plain.with_own(found) == SamplingDefaults(temperature=0.7, top_p=0.9)
     one = load(tmp_path, environ={"GALLEY_SAMPLING_DEFAULTS": "top_k=5, temperature=1"})
     assert one.with_own(found).top_k == 5
+
+
+def test_options_of_an_engine_are_json_or_a_mapping(tmp_path: Path) -> None:
+    class Options(msgspec.Struct, forbid_unknown_fields=True):
+        size: int = 1
+
+    file = "models: {a: {model: x, engine: other, engine_options: {size: 3}}, b: y}"
+    first, second = load(tmp_path, file=file).each_model()
+    assert (first.options_as(Options).size, second.options_as(Options).size) == (3, 1)
+    given = load(tmp_path, environ={"GALLEY_ENGINE_OPTIONS": '{"size": 4}'})
+    assert given.options_as(Options).size == 4
+    for wrong in ('{"sise": 4}', '{"size": "big"}'):
+        with pytest.raises(SettingsError, match=r"engine_options of engine 'native'.*(sise|size)"):
+            Settings(engine_options=wrong).options_as(Options)
+
+
+@pytest.mark.parametrize("text", ["size=3", "[3]", '"size"', "{size: 3}", "{"])
+def test_options_of_an_engine_that_are_no_object_are_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"engine_options.*JSON object"):
+        Settings(engine_options=text)
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,41 @@ def test_the_library_runs_it_too(model: Path, package: str) -> None:
     assert json.loads(answer.stdout) == echoed(12)
 
 
+def test_an_engine_reads_its_own_options(model: Path, package: str) -> None:
+    """And refuses those that it does not have."""
+    script = (
+        "from galley import LLM, SamplingParams\n"
+        "from galley.errors import SettingsError\n"
+        "def load(options):\n"
+        f"    return LLM({str(model)!r}, engine='echo', engine_options=options)\n"
+        "with load('{\"tokens_per_step\": 12}') as llm:\n"
+        f"    parts = list(llm.stream({IDS}, SamplingParams(max_tokens=12)))\n"
+        "    print(len(parts[0].token_ids))\n"
+        "for wrong in ('{\"tokens\": 12}', '{\"tokens_per_step\": 0}'):\n"
+        "    try:\n"
+        "        load(wrong)\n"
+        "    except SettingsError as error:\n"
+        "        print(error)\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", script],
+        env={"PYTHONPATH": package},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    first, unknown, small = answer.stdout.splitlines()
+    assert first == "12"
+    assert "engine 'echo'" in unknown
+    assert "`tokens`" in unknown
+    assert "`int` >= 1" in small
+
+
+def test_the_native_engine_refuses_options_by_name(model: Path) -> None:
+    with pytest.raises(SettingsError, match=r"engine 'native'.*`tokens_per_step`"):
+        LLM(str(model), engine_options='{"tokens_per_step": 3}')
+
+
 def test_unknown_engines_are_refused_with_what_there_is(
     model: Path, package: str, tmp_path: Path
 ) -> None:

@@ -6,6 +6,9 @@
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
 
 from galley.settings.engine import EngineSettings
 from galley.types import EngineRequest, Generate, OnPhase, Output, SamplingDefaults, Timing, Tokens
@@ -17,10 +20,17 @@ TOKENS_PER_STEP = 3
 STEP_SECONDS = 0.005
 
 
-class EchoEngine:
-    """Brings up to ``TOKENS_PER_STEP`` tokens of each request in a step."""
+class EchoOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """What ``--engine-options`` may have."""
 
-    def __init__(self, info: ModelInfo, closed: Path) -> None:
+    tokens_per_step: Annotated[int, msgspec.Meta(ge=1)] = TOKENS_PER_STEP
+
+
+class EchoEngine:
+    """Brings up to ``tokens_per_step`` tokens of each request in a step."""
+
+    def __init__(self, info: ModelInfo, closed: Path, options: EchoOptions) -> None:
+        self._options = options
         self.info = info
         self.is_live = False
         self._closed = closed
@@ -62,7 +72,7 @@ class EchoEngine:
         payload = request.payload
         assert isinstance(payload, Generate)
         begin, prompt, most = self._output[request.id], payload.prompt, payload.writes
-        end = min(begin + TOKENS_PER_STEP, most)
+        end = min(begin + self._options.tokens_per_step, most)
         self._output[request.id] = end
         self._generated += end - begin
         if end == most:
@@ -102,7 +112,7 @@ def load(
         defaults=SamplingDefaults(),
         costs=StepCosts(weight_bytes=0, kv_bytes_per_token=0, row_operations=0, logit_operations=0),
     )
-    return EchoEngine(info, folder / "closed")
+    return EchoEngine(info, folder / "closed", settings.options_as(EchoOptions))
 
 
 def install(folder: Path) -> str:

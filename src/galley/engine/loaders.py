@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, TypeVar
 
+import msgspec
+
 from galley.engine.build_generation import build_generation
 from galley.engine.build_vectors import build_vectors
 from galley.engine.embedding_engine import EmbeddingEngine
@@ -23,6 +25,10 @@ T = TypeVar("T")
 _HOOKS: Final[Mapping[str, str]] = {"quality_gate": "galley.calibration.gate:check"}
 """Setting -> ``module:function`` that is called with (engine, settings, folder) where the setting is not
 empty. It is imported then, so that an engine's start does not pay for what it does not use."""
+
+
+class NativeOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """The ``engine_options`` of Galley's own engine: none. It is configured by settings."""
 
 
 def load(
@@ -61,6 +67,7 @@ def load_without_hooks(
     on_ledger: OnLedger | None = None,
 ) -> Engine | EmbeddingEngine:
     """Build the engine alone. Arguments and errors are those of :func:`load`."""
+    settings.options_as(NativeOptions)
     clock = StartPhases(on_phase)
     pauses = None if pause is None else Pauses(pause)
 

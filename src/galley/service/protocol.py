@@ -27,10 +27,12 @@ ENGINES: Final[Mapping[str, str]] = {NATIVE_ENGINE: "galley.engine.loaders:load"
 class Engine(Protocol):
     """A loaded model that requests are added to. One thread calls it; it need not be thread-safe.
 
-    Requests come from :func:`galley.service.requests.expand`, so token ids, lengths and audio fit
-    :attr:`info`. An engine that cannot honour one answers it with an Output whose ``finish_reason`` is
-    "error". What kills the process is retried in a new one (see ``quarantine.py``): a resubmitted request
-    brings the tokens delivered so far in ``EngineRequest.output``, and only later ones are expected.
+    Requests come from :mod:`galley.service.requests`, ``speech_requests`` or ``vector_requests``, so their
+    payloads are of the kinds that :attr:`info` names as tasks, and token ids, lengths and audio fit it. An
+    engine that cannot honour one answers it with an Output whose ``finish_reason`` is "error".
+
+    What kills the process is retried in a new one (see ``quarantine.py``): a resubmitted request brings the
+    tokens delivered so far in its payload's ``output``, and only later ones are expected.
     """
 
     @property
@@ -96,7 +98,7 @@ class EngineLoader(Protocol):
         """Load a model.
 
         Args:
-            settings: sizes and choices.
+            settings: sizes and choices; ``settings.options_as`` reads the engine's own options.
             folder: the checkpoint.
             on_phase: told the name and the seconds of each start-up phase as it ends.
             pause: to be called often within a step that computes on the CPU: lets another engine have the

@@ -16,6 +16,7 @@ from galley.types import BLOCK_TOKENS, SamplingDefaults, SamplingParams
 from galley.types.weight_dtypes import ACTIVATION_SPELLINGS, SPELLINGS, WeightDtypeName
 
 T = TypeVar("T")
+Options = TypeVar("Options", bound=msgspec.Struct)
 
 DType = Literal["auto", "float32", "bfloat16"]
 ExecutorName = Literal["auto", "cpu", "reference"]
@@ -125,6 +126,11 @@ class EngineSettings:
         NATIVE_ENGINE,
         "Model",
         "engine that runs the model: native, or one that an installed package adds",
+    )
+    engine_options: str = setting(
+        "",
+        "Model",
+        "options that the engine of an installed package reads, as a JSON object; in YAML a mapping",
     )
     executor: ExecutorName = setting(
         "auto",
@@ -249,6 +255,7 @@ class EngineSettings:
     def __post_init__(self) -> None:
         _respell(self)
         one_of(self)
+        self._check_engine_options()
         self.with_own(SamplingDefaults())
         if self.max_adapters is not None and not 0 <= self.max_adapters <= MOST_ADAPTERS:
             raise SettingsError(
@@ -294,6 +301,29 @@ class EngineSettings:
                 f"max_running ({self.max_running}) must not exceed max_batch_tokens "
                 f"({self.max_batch_tokens}): each running sequence decodes one token a step"
             )
+
+    def _check_engine_options(self) -> None:
+        """Check that they are a JSON object; what is in it is the engine's business."""
+        try:
+            msgspec.json.decode(self.engine_options or "{}", type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise SettingsError(
+                f"engine_options: {self.engine_options!r} is not a JSON object: {error}"
+            ) from None
+
+    def options_as(self, kind: type[Options]) -> Options:
+        """Return ``engine_options`` as an engine's own struct, with its defaults for what is left out.
+
+        Args:
+            kind: the struct; with ``forbid_unknown_fields`` it refuses names that it does not have.
+
+        Raises:
+            SettingsError: a name or a value does not fit the struct.
+        """
+        try:
+            return msgspec.json.decode(self.engine_options or "{}", type=kind)
+        except msgspec.DecodeError as error:
+            raise SettingsError(f"engine_options of engine {self.engine!r}: {error}") from None
 
     def with_own(self, defaults: SamplingDefaults) -> SamplingDefaults:
         """A checkpoint's default sampling with that of ``sampling_defaults`` in its place.

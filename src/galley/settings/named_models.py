@@ -1,6 +1,7 @@
 """Several served models by name, each with settings of its own, and how a setting's value is read."""
 
 import dataclasses
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -108,6 +109,8 @@ def _value(
         return _models(value, source=source)
     if declared.name == "sampling_defaults" and isinstance(value, dict):
         value = [f"{key}={number}" for key, number in value.items()]
+    if declared.name == "engine_options" and isinstance(value, dict):
+        value = json.dumps(value, default=str)
     if isinstance(value, str):
         value = declared.metadata["spellings"].get(value, value)
     try:

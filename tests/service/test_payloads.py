@@ -1,0 +1,97 @@
+"""Requests and Outputs of each kind: what crosses to the engine, and what a new one is sent."""
+
+import msgspec
+import pytest
+
+from galley.service.admission import Admission
+from galley.service.frames import HEADER, Step, Submit, decode_from_engine, decode_to_engine, encode
+from galley.types import (
+    Align,
+    Embed,
+    EngineRequest,
+    Generate,
+    Output,
+    Payload,
+    Result,
+    SamplingParams,
+    TokenLogprob,
+    Tokens,
+    Transcribe,
+    Vector,
+)
+from galley.types.audio import Alignment, EncoderInput, SpeechRules, TimestampRules
+from galley.types.model_info import EngineStats
+
+AUDIO = EncoderInput(frames=1, mels=2, data=bytes(8))
+PARAMS = SamplingParams(temperature=0.5, max_tokens=9, prompt_logprobs=1, seed=3)
+RULES = SpeechRules(
+    suppress_tokens=(4, 5), no_speech=(0, 7), timestamps=TimestampRules(begin=9, text_end=8)
+)
+PAYLOADS: list[Generate | Transcribe | Align | Embed] = [
+    Generate(prompt=[1, 2, 3], sampling=PARAMS),
+    Transcribe(prompt=[1, 2], encoder_input=AUDIO, sampling=PARAMS, rules=RULES),
+    Align(prompt=[1, 2, 3, 4], encoder_input=AUDIO),
+    Embed(prompt=[1, 2, 3, 4, 5], second=3, dimensions=8),
+]
+RESULTS: list[Result] = [
+    Tokens(tokens=[4, 5], logprobs=[TokenLogprob(4, -0.5), TokenLogprob(5, -1.0)], scores=[-1.0]),
+    Vector(bytes(16)),
+    Alignment(tokens=1, heads=1, rows=2, data=bytes(8)),
+]
+
+
+def kind(payload: Payload) -> str:
+    return type(payload).__name__
+
+
+@pytest.mark.parametrize("payload", PAYLOADS, ids=kind)
+def test_a_payload_arrives_as_the_kind_it_is(payload: Generate | Embed) -> None:
+    request = EngineRequest(id="r", payload=payload, tenant="t", weight=2.0, cache_salt="s")
+    arrived = decode_to_engine(encode(Submit(request))[HEADER.size :])
+    assert arrived == Submit(request)
+
+
+@pytest.mark.parametrize("result", RESULTS, ids=lambda result: type(result).__name__)
+def test_a_result_arrives_as_the_kind_it_is(result: Result) -> None:
+    step = Step([Output(request_id="r", result=result)], EngineStats(), 1)
+    arrived = decode_from_engine(encode(step)[HEADER.size :])
+    assert arrived == step
+    expected = result.tokens if isinstance(result, Tokens) else []
+    assert step.outputs[0].tokens == expected
+
+
+@pytest.mark.parametrize("payload", PAYLOADS, ids=kind)
+def test_only_what_draws_tokens_has_sampling(payload: Payload) -> None:
+    draws = isinstance(payload, Generate | Transcribe)
+    assert ("sampling" in payload.__struct_fields__) == draws
+    assert payload.writes == (9 if draws else 0)
+    assert payload.reads == len(payload.prompt)  # type: ignore[attr-defined]
+
+
+def test_a_new_engine_is_not_asked_again_for_what_came_with_the_first_output() -> None:
+    text, transcript, *whole = PAYLOADS
+    begun, again = text.resumed([], answered=False), text.resumed([6], answered=True)
+    assert begun == text
+    assert again == Generate(
+        prompt=[1, 2, 3],
+        sampling=msgspec.structs.replace(PARAMS, prompt_logprobs=None),
+        output=[6],
+    )
+    heard = transcript.resumed([6], answered=True)
+    assert isinstance(heard, Transcribe)
+    assert (heard.output, heard.rules.no_speech, heard.sampling.prompt_logprobs) == (
+        [6],
+        None,
+        None,
+    )
+    assert heard.rules.suppress_tokens == RULES.suppress_tokens
+    assert [payload.resumed([], answered=False) for payload in whole] == whole
+
+
+@pytest.mark.parametrize("payload", PAYLOADS, ids=kind)
+def test_admission_counts_what_a_payload_reads_and_writes(
+    payload: Generate | Transcribe | Align | Embed,
+) -> None:
+    admission = Admission(seats=1, max_queue=1)
+    claim = admission.add(EngineRequest(id="r", payload=payload), now=0.0)
+    assert claim.owed == payload.reads + payload.writes
