@@ -7,7 +7,7 @@ import pytest
 
 from galley import LiveOptions, TranscribeOptions, Transcriber
 from galley.speech.audio import Samples
-from galley.speech.live_events import Completed
+from galley.speech.live_events import Completed, SpeechStarted, SpeechStopped
 from tests import real, thorough
 from tests.real_clips import CONDITIONS, Condition, shuffled
 
@@ -102,3 +102,30 @@ def test_live_audio_and_files_agree(transcriber: Transcriber, jfk: Samples) -> N
         live.feed(jfk[first : first + RATE])
     texts = [event.text for event in live.commit() if isinstance(event, Completed)]
     assert real.errors(heard(transcriber, jfk), real.words(" ".join(texts))) == 0
+
+
+def test_each_turn_of_live_audio_is_heard_as_a_file_of_it_is(
+    transcriber: Transcriber, jfk: Samples
+) -> None:
+    """Of turns that half a second of silence ends: what the model hears in one depends on where it ends."""
+    talk = jfk[: 5 * RATE]
+    live = transcriber.live(LiveOptions(interval_ms=5_000))
+    events = [
+        event
+        for first in range(0, len(talk), RATE)
+        for event in live.feed(talk[first : first + RATE])
+    ]
+    events += live.feed(silence(1))
+    starts = [event.at_ms for event in events if isinstance(event, SpeechStarted)]
+    ends = [event.at_ms for event in events if isinstance(event, SpeechStopped)]
+    turns = [
+        talk[RATE * start // 1000 : RATE * end // 1000]
+        for start, end in zip(starts, ends, strict=True)
+    ]
+    texts = [event.text for event in events if isinstance(event, Completed)]
+    assert len(texts) == len(turns) > 1
+    wrong = sum(
+        real.errors(heard(transcriber, turn), real.words(text))
+        for turn, text in zip(turns, texts, strict=True)
+    )
+    assert wrong == 0
