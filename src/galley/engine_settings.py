@@ -14,7 +14,7 @@ from galley.types import BLOCK_TOKENS
 T = TypeVar("T")
 
 DType = Literal["auto", "float32", "bfloat16"]
-ExecutorName = Literal["auto", "cpu", "reference"]
+ExecutorName = Literal["auto", "cpu", "gpu", "reference"]
 Quantize = Literal["auto", "float32", "bf16", "f16", "int8", "int4"]
 Activations = Literal["auto", "float32", "bfloat16", "int8"]
 KVType = Literal["auto", "float32", "bfloat16", "int8", "int4"]
@@ -106,7 +106,7 @@ class EngineSettings:
         "implementation that runs the model; auto: cpu on device cpu, else reference",
     )
     device: str = setting(
-        "cpu", "Model", "device that runs the model: cpu, or with executor reference cuda, cuda:1"
+        "cpu", "Model", "device that runs the model: cpu, or with executor gpu or reference cuda, cuda:1"
     )
     weight_cache: bool = setting(
         True, "Model", "keep packed weights on disk for the next start (executor cpu)"

@@ -100,7 +100,7 @@ def _executor_options(
     if kv_dtype == "auto":
         exact = not {"float32", "f16"}.isdisjoint((settings.dtype, settings.activations, quantize))
         rounded = "int8" if hears and quantize in ("int8", "int4") else "bfloat16"
-        kv_dtype = rounded if executor == "cpu" and not exact else dtype
+        kv_dtype = rounded if executor in ("cpu", "gpu") and not exact else dtype
         asked = (settings.dtype, settings.activations, settings.quantize)
         if "float32" not in asked and has_8_bit_kv(checkpoint.folder, checkpoint.config):
             kv_dtype = "int8"

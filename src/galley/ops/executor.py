@@ -394,6 +394,7 @@ EXECUTORS: Final[Mapping[str, Entry]] = {
         "galley._native",
         f"install {DISTRIBUTION} from a wheel for this machine, or from source with a C++17 compiler",
     ),
+    "gpu": Entry("galley.ops.triton.executor", "TritonExecutor", "triton", pip_install("gpu")),
     "reference": Entry("galley.ops.reference", "ReferenceExecutor", "torch", pip_install("torch")),
 }
 """By name. A module is imported only when it is asked for."""
