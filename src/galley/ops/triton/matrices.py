@@ -14,7 +14,7 @@ from galley.formats.values import dequantize
 from galley.formats.weights import BlockWeight, DenseWeight, IntWeight, Weight, WeightKind
 from galley.ops.triton.kernels.linear import linear_kernel
 from galley.ops.triton.kernels.rows import gather_kernel
-from galley.ops.triton.tiles import INTERPRETED, Device, linear_tile
+from galley.ops.triton.tiles import INTERPRETED, ROWS_TOGETHER, Device, linear_tile
 from galley.quant.rtn import not_finite, quantize_int4, quantize_int8
 
 _DENSE_TYPES: Final[Mapping[str, torch.dtype]] = {
@@ -118,13 +118,14 @@ class Matrix:
         """Rows ``numbers`` of the matrix, dequantised, to ``out`` [numbers, depth]."""
         none = self.values
         block = min(GATHERED, triton.next_power_of_2(self.depth))
-        gather_kernel[(len(numbers), triton.cdiv(self.depth, block))](
+        gather_kernel[(triton.cdiv(len(numbers), ROWS_TOGETHER), triton.cdiv(self.depth, block))](
             numbers,
             self.values,
             none if self.scales is None else self.scales,
             none if self.zeros is None else self.zeros,
             none if self.minima is None else self.minima,
             out,
+            len(numbers),
             self.values.stride(0),
             out.stride(0),
             self.depth,
@@ -134,6 +135,7 @@ class Matrix:
             ZEROS=self.zeros is not None,
             MINIMA=self.minima is not None,
             HALF=max(1, self.columns // 2),
+            ROWS=ROWS_TOGETHER,
             BLOCK=block,
             **FUSION,
         )

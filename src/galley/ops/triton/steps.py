@@ -18,7 +18,7 @@ from galley.ops.triton.kernels.rope import rope_kernel
 from galley.ops.triton.kernels.rows import gather_kernel
 from galley.ops.triton.matrices import FUSION, GATHERED, Matrix, pack, vector
 from galley.ops.triton.step_batch import StepBatch
-from galley.ops.triton.tiles import BLOCK_KEYS, SPLIT, Device, query_rows
+from galley.ops.triton.tiles import BLOCK_KEYS, ROWS_TOGETHER, SPLIT, Device, query_rows
 from galley.types import BLOCK_TOKENS
 
 _ELEMENTWISE: Final[Mapping[str, tuple[str, ...]]] = {
@@ -191,13 +191,14 @@ class Steps:
             out = self._new(op.outputs[-1], len(x))
             total = self._new(op.outputs[0], len(x)) if adds else out
             if len(x):
-                norm_kernel[(len(x), grid_y)](
+                norm_kernel[(triton.cdiv(len(x), ROWS_TOGETHER), grid_y)](
                     x,
                     y,
                     total,
                     x if weight is None else weight,
                     x if bias is None else bias,
                     out,
+                    len(x),
                     x.stride(0),
                     y.stride(0),
                     total.stride(0),
@@ -206,6 +207,7 @@ class Steps:
                     op.attrs["eps"],
                     WIDTH=dim,
                     BLOCK=block,
+                    ROWS=ROWS_TOGETHER,
                     GROUPS=together,
                     ADD=adds,
                     MEAN=mean,
@@ -236,15 +238,17 @@ class Steps:
         def step(run: Run) -> None:
             x = run.buffers[op.inputs[0]]
             out = self._new(op.output, len(x))
-            head_columns_kernel[(len(x), triton.cdiv(op.width, block))](
+            head_columns_kernel[(triton.cdiv(len(x), ROWS_TOGETHER), triton.cdiv(op.width, block))](
                 x,
                 out,
+                len(x),
                 x.stride(0),
                 out.stride(0),
                 op.width,
                 a["start"],
                 a["size"],
                 a["stride"],
+                ROWS=ROWS_TOGETHER,
                 BLOCK=block,
             )
             run.buffers[op.output] = out
@@ -260,11 +264,12 @@ class Steps:
             a, b = run.buffers[op.inputs[0]], run.buffers[op.inputs[-1]]
             out = self._new(op.output, len(a))
             if len(a):
-                elementwise_kernel[(len(a), triton.cdiv(op.width, block))](
+                elementwise_kernel[(triton.cdiv(len(a), ROWS_TOGETHER), triton.cdiv(op.width, block))](
                     a,
                     b,
                     run.batch.positions,
                     out,
+                    len(a),
                     a.stride(0),
                     b.stride(0),
                     out.stride(0),
@@ -272,6 +277,7 @@ class Steps:
                     first,
                     second,
                     OP=op.name,
+                    ROWS=ROWS_TOGETHER,
                     BLOCK=block,
                     **FUSION,
                 )
@@ -286,13 +292,14 @@ class Steps:
             x, wanted = run.buffers[op.inputs[0]], run.batch.wanted
             out = self._new(op.output, len(wanted))
             if len(wanted):
-                gather_kernel[(len(wanted), triton.cdiv(op.width, block))](
+                gather_kernel[(triton.cdiv(len(wanted), ROWS_TOGETHER), triton.cdiv(op.width, block))](
                     wanted,
                     x,
                     x,
                     x,
                     x,
                     out,
+                    len(wanted),
                     x.stride(0),
                     out.stride(0),
                     op.width,
@@ -302,6 +309,7 @@ class Steps:
                     ZEROS=False,
                     MINIMA=False,
                     HALF=1,
+                    ROWS=ROWS_TOGETHER,
                     BLOCK=block,
                 )
             run.buffers[op.output] = out
@@ -345,7 +353,7 @@ class Steps:
         together = min(power(heads), max(1, 1024 // block))
         blocks = triton.cdiv(heads, together) if queries else 0
         blocks += 2 * triton.cdiv(kv.kv_heads, together) if keep else 0
-        rope_kernel[(len(q), blocks)](
+        rope_kernel[(triton.cdiv(len(q), ROWS_TOGETHER), blocks)](
             q,
             k,
             v,
@@ -359,6 +367,7 @@ class Steps:
             batch.sequences,
             batch.positions,
             table,
+            len(q),
             q.stride(0),
             k.stride(0),
             v.stride(0),
@@ -375,6 +384,7 @@ class Steps:
             QUERIES=queries,
             KEEP=keep,
             HEADS=together,
+            ROWS=ROWS_TOGETHER,
             BLOCK_TOKENS=BLOCK_TOKENS,
             INT8=self._int8_kv and keep,
             **FUSION,

@@ -77,7 +77,7 @@ def linear_tile(
         group_columns: columns that must be multiplied together; 0: any number.
     """
     if INTERPRETED:
-        return Tile(64, 16, group_columns or 64, 4, 1)
+        return Tile(128, 16, group_columns or 64, 4, 1)
     if dtype == torch.float32:
         return Tile(64, 16 if rows <= 16 else 32, group_columns or 32, 4, 2)
     if kind == "dense":
@@ -118,7 +118,11 @@ BLOCK_KEYS: Final = 64
 def query_rows(heads_together: int, *, many: bool) -> tuple[int, int]:
     """(rows of a sequence in a tile of attention, warps); a row has so many heads for each KV head."""
     if INTERPRETED:
-        return max(1, (32 if many else 16) // heads_together), 4
+        return max(1, (64 if many else 16) // heads_together), 4
     if many:
         return max(1, 128 // heads_together), 8
     return max(1, 16 // heads_together), 4
+
+
+ROWS_TOGETHER: Final = 16 if INTERPRETED else 1
+"""Rows of a program that has no products: in the interpreter a program costs more than its work."""

@@ -29,15 +29,15 @@ def _sigmoid(x):
     return 1.0 / (1.0 + tl.exp(-x))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def elementwise_kernel(
-    a_ptr, b_ptr, position_ptr, out_ptr, a_stride, b_stride, out_stride, width, first, second,
-    OP: tl.constexpr, BLOCK: tl.constexpr,
+    a_ptr, b_ptr, position_ptr, out_ptr, rows, a_stride, b_stride, out_stride, width, first, second,
+    OP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Programs: (row, block of columns). ``first`` and ``second`` are the op's attributes."""
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < width
+    """Programs: (ROWS rows, block of columns). ``first`` and ``second`` are the op's attributes."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    inside = (row < rows) & (column < width)
     a = tl.load(a_ptr + row * a_stride + column, mask=inside, other=0.0).to(tl.float32)
     if OP == "scale":
         made = a * first
@@ -48,12 +48,12 @@ def elementwise_kernel(
     elif OP == "gelu":
         made = _gelu(a)
     elif OP == "grow":
-        at = tl.load(position_ptr + row).to(tl.float32)
+        at = tl.load(position_ptr + row, mask=row < rows, other=0).to(tl.float32)
         made = a * (tl.log(1.0 + tl.floor((at + 1.0) / first)) * second + 1.0)
     elif OP == "copy":
         made = a
     elif OP == "sigmoid_scale":
-        made = a * _sigmoid(tl.load(b_ptr + row * b_stride).to(tl.float32))
+        made = a * _sigmoid(tl.load(b_ptr + row * b_stride, mask=row < rows, other=0.0).to(tl.float32))
     else:
         b = tl.load(b_ptr + row * b_stride + column, mask=inside, other=0.0).to(tl.float32)
         if OP == "add":
@@ -70,13 +70,14 @@ def elementwise_kernel(
     tl.store(out_ptr + row * out_stride + column, made.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def head_columns_kernel(
-    x_ptr, out_ptr, x_stride, out_stride, width, start, size, stride, BLOCK: tl.constexpr
-):
+    x_ptr, out_ptr, rows, x_stride, out_stride, width, start, size, stride, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     """``head_columns``: result column j is column ``start`` + j % size of head j // size of x."""
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    inside = (row < rows) & (column < width)
     source = column // size * stride + start + column % size
-    x = tl.load(x_ptr + row * x_stride + source, mask=column < width, other=0.0)
-    tl.store(out_ptr + row * out_stride + column, x, mask=column < width)
+    x = tl.load(x_ptr + row * x_stride + source, mask=inside, other=0.0)
+    tl.store(out_ptr + row * out_stride + column, x, mask=inside)

@@ -1,21 +1,21 @@
 """``rms_norm``, ``layer_norm`` and the sums before them: each row's groups of columns to one size.
 
 Shapes: x (and y) [rows, groups * width], result and sum as x, all with a row stride; weight and bias float32,
-[width] shared by all groups (``rms_norm``) or [groups * width] (``layer_norm``). A program has one row and
-GROUPS groups, each in whole: the order of summation follows from the width.
+[width] shared by all groups (``rms_norm``) or [groups * width] (``layer_norm``). A program has ROWS rows
+and GROUPS groups of each, each in whole: the order of summation follows from the width.
 """
 
 import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def norm_kernel(
-    x_ptr, y_ptr, sum_ptr, weight_ptr, bias_ptr, out_ptr, x_stride, y_stride, sum_stride, out_stride, groups, eps,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr, ADD: tl.constexpr, MEAN: tl.constexpr,
+    x_ptr, y_ptr, sum_ptr, weight_ptr, bias_ptr, out_ptr, rows, x_stride, y_stride, sum_stride, out_stride, groups, eps,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, ADD: tl.constexpr, MEAN: tl.constexpr,
     WEIGHT: tl.constexpr, BIAS: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
-    """Programs: (row, block of groups).
+    """Programs: (ROWS rows, block of groups).
 
     Args:
         y_ptr, sum_ptr: ADD: x + y is normed, and stored.
@@ -24,11 +24,12 @@ def norm_kernel(
         MEAN: it is subtracted (``layer_norm``).
         APART: groups have weights of their own.
     """
-    row = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)[:, None]
+    m = tl.arange(0, ROWS * GROUPS)[:, None]
+    row = (tl.program_id(0) * ROWS + m // GROUPS).to(tl.int64)
+    group = tl.program_id(1) * GROUPS + m % GROUPS
     within = tl.arange(0, BLOCK)[None, :]
     column = group * WIDTH + within
-    inside = (group < groups) & (within < WIDTH)
+    inside = (row < rows) & (group < groups) & (within < WIDTH)
     x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         x += tl.load(y_ptr + row * y_stride + column, mask=inside, other=0.0).to(tl.float32)

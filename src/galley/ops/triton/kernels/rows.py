@@ -8,16 +8,16 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def gather_kernel(
-    number_ptr, table_ptr, scale_ptr, zero_ptr, minimum_ptr, out_ptr, table_stride, out_stride, width, outputs, group,
-    KIND: tl.constexpr, ZEROS: tl.constexpr, MINIMA: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+    number_ptr, table_ptr, scale_ptr, zero_ptr, minimum_ptr, out_ptr, rows, table_stride, out_stride, width, outputs, group,
+    KIND: tl.constexpr, ZEROS: tl.constexpr, MINIMA: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Programs: (row, block of columns). ``outputs``: rows of the table; scales are [groups, outputs]."""
-    row = tl.program_id(0).to(tl.int64)
-    number = tl.load(number_ptr + row).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < width
+    """Programs: (ROWS rows, block of columns). ``outputs``: rows of the table; scales are [groups, outputs]."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
+    number = tl.load(number_ptr + row, mask=row < rows, other=0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    inside = (row < rows) & (column < width)
     if KIND == "int4":
         stored = column // (2 * HALF) * HALF + column % HALF
         codes = tl.load(table_ptr + number * table_stride + stored, mask=inside, other=0).to(tl.int32)
