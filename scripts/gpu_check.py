@@ -1,0 +1,292 @@
+"""What ``make gpu-check`` does: the kernels' numbers on the GPU at hand, then an 8-billion shape's speed.
+
+The numbers are those of ``tests/ops/triton``, which run in Triton's interpreter elsewhere. The speed is that
+of Llama 3.1 8B's shape with random weights, held against the rates at which this GPU reads memory and
+multiplies matrices, measured first.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from galley.formats.weights import DenseWeight, IntWeight, TensorInfo, Weight, Weights, WeightKind
+from galley.graph.program import Program
+from galley.models.registry import build_program
+from galley.ops.draws import GREEDY
+from galley.ops.executor import Batch, ExecutorOptions
+from galley.ops.sampling import SamplingBatch
+from galley.ops.triton.executor import TritonExecutor
+from galley.types import BLOCK_TOKENS, blocks_for
+
+ROOT: Final = Path(__file__).parents[1]
+
+SHAPE: Final[dict[str, Any]] = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+}
+
+KINDS: Final = ("bf16", "fp8", "int4", "int8")
+BATCHES: Final = (1, 8, 32, 128)
+CONTEXT: Final = 512
+"""Tokens of each sequence when decoding is measured."""
+
+PROMPT: Final = 2048
+STEPS: Final = 24
+READ_TARGET: Final = 80.0
+PREFILL_TARGET: Final = 70.0
+
+
+class RandomWeights(Weights):
+    """Tensors of a program, cut from one pool of random bytes: what they hold does not matter for speed.
+
+    Matrices are bfloat16, or integers of 4 bits, which would take minutes to round.
+    """
+
+    def __init__(self, program: Program, quantize: str) -> None:
+        self._program, self._quantize = program, quantize
+        random = np.random.default_rng(0)
+        pool = random.standard_normal(1 << 24, dtype=np.float32) * np.float32(0.02)
+        self._floats = torch.from_numpy(pool).bfloat16().view(torch.uint8).numpy()
+        self._bytes = random.integers(0, 256, 1 << 24, dtype=np.uint8)
+
+    def info(self, name: str) -> TensorInfo:
+        """See :class:`galley.formats.weights.Weights`."""
+        return TensorInfo(self._program.shapes[name], self._kind(name))
+
+    def __getitem__(self, name: str) -> Weight:
+        shape = self._program.shapes[name]
+        count = int(np.prod(shape))
+        if self._kind(name).is_integer:
+            outputs, depth = shape
+            group = self._kind(name).group
+            q = np.resize(self._bytes, count).reshape(shape)
+            bits = 4 if self._quantize == "int4" else 8
+            codes = (q & 15) if bits == 4 else q.view(np.int8)
+            scales = np.full((outputs, -(-depth // group) if group else 1), 0.001, np.float32)
+            kind = "BF16" if bits == 4 else "F32"
+            scales = torch.from_numpy(scales).bfloat16().float().numpy()
+            return IntWeight(name, bits, codes, group or depth, scales, None, kind)  # type: ignore[arg-type]
+        return DenseWeight(name, "BF16", shape, np.resize(self._floats, 2 * count))
+
+    def _kind(self, name: str) -> WeightKind:
+        if name in self._program.matrices and "embed" not in name:
+            if self._quantize == "int4":
+                return WeightKind("int4", 128, "BF16")
+            if self._quantize == "int8":
+                return WeightKind("int8", 0, "F32")
+        return WeightKind("bf16")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._program.shapes)
+
+    def __len__(self) -> int:
+        return len(self._program.shapes)
+
+
+def timed(launch: Callable[[], object], repeats: int) -> float:
+    """Median seconds."""
+    times = []
+    for _ in range(repeats):
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        launch()
+        ended.record()
+        ended.synchronize()
+        times.append(began.elapsed_time(ended) / 1000)
+    return statistics.median(times)
+
+
+def ceilings() -> tuple[float, float]:
+    """(bytes read a second, operations a second of a product of bfloat16), as this GPU does them."""
+    values = torch.ones(1 << 30, device="cuda")
+    read = 4 * len(values) / timed(lambda: torch.sum(values), 7)
+    del values
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    product = 2 * 8192**3 / timed(lambda: a @ b, 9)
+    return read, product
+
+
+class Bench:
+    """An executor of the shape, and steps of it."""
+
+    def __init__(self, quantize: str, layers: int) -> None:
+        self.program = build_program({**SHAPE, "num_hidden_layers": layers})
+        options = ExecutorOptions(
+            dtype="bfloat16",
+            quantize="bf16" if quantize in ("int4", "int8") else quantize,
+            kv_dtype="bfloat16",
+            device="cuda",
+            threads=1,
+            kinds={"model.embed_tokens.weight": "bf16"},
+        )
+        began = time.perf_counter()
+        self.executor = TritonExecutor(
+            self.program, RandomWeights(self.program, quantize), options
+        )
+        torch.cuda.synchronize()
+        self.load_seconds = time.perf_counter() - began
+        self.blocks = blocks_for(CONTEXT + 2 * STEPS + BLOCK_TOKENS)
+        self.executor.allocate_kv(max(BATCHES) * self.blocks + 1)
+        self.costs = self.executor.step_costs()
+
+    def prefill(self, tokens: int, sequences: int = 1) -> float:
+        """Seconds of a step of one prompt, or several."""
+        each = tokens // sequences
+        batch = Batch(
+            tokens=np.arange(tokens) % 1000,
+            positions=np.tile(np.arange(each), sequences),
+            starts=np.arange(sequences + 1) * each,
+            tables=tuple(s * blocks_for(each) + np.arange(blocks_for(each)) for s in range(sequences)),
+            wanted=np.arange(1, sequences + 1) * each - 1,
+        )
+        sampling = SamplingBatch()
+        for s in range(sequences):
+            sampling.draw(s, each, GREEDY)
+        return self._seconds([batch] * 7, sampling)
+
+    def decode(self, sequences: int) -> float:
+        """Seconds of a step in which so many sequences decode, behind CONTEXT tokens."""
+        sampling = SamplingBatch()
+        for s in range(sequences):
+            sampling.draw(s, 0, GREEDY)
+        rows = np.arange(sequences)
+        batches = [
+            Batch(
+                tokens=rows + step,
+                positions=np.full(sequences, CONTEXT + step),
+                starts=np.arange(sequences + 1),
+                tables=tuple(s * self.blocks + np.arange(self.blocks) for s in range(sequences)),
+                wanted=rows,
+            )
+            for step in range(STEPS)
+        ]
+        return self._seconds(batches, sampling)
+
+    def _seconds(self, batches: list[Batch], sampling: SamplingBatch) -> float:
+        """Median of all but the first three, which compile and capture."""
+        times = []
+        for batch in batches:
+            began = time.perf_counter()
+            self.executor.execute(batch, sampling)
+            times.append(time.perf_counter() - began)
+        return statistics.median(times[3:])
+
+
+def measure(quantize: str, layers: int, read: float, product: float) -> list[dict[str, Any]]:
+    """The figures of one kind of weights."""
+    bench = Bench(quantize, layers)
+    print(f"{quantize}: loaded in {bench.load_seconds:.1f} s", flush=True)
+    found = []
+    for tokens, sequences in ((PROMPT, 1), (512, 1)):
+        seconds = bench.prefill(tokens, sequences)
+        operations = tokens * bench.costs.row_operations + bench.costs.logit_operations
+        operations += 2 * layers * 4096 * tokens**2  # attention: half of a square, products twice
+        found.append(
+            {
+                "what": f"{quantize} prefill of {tokens}",
+                "ms": 1e3 * seconds,
+                "tokens/s": tokens / seconds,
+                "TFLOP/s": operations / seconds / 1e12,
+                "share": 100 * operations / seconds / product,
+                "target": PREFILL_TARGET,
+            }
+        )
+        print({k: round(v, 2) if isinstance(v, float) else v for k, v in found[-1].items()}, flush=True)
+    for sequences in BATCHES:
+        seconds = bench.decode(sequences)
+        size = bench.costs.weight_bytes + sequences * CONTEXT * bench.costs.kv_bytes_per_token
+        found.append(
+            {
+                "what": f"{quantize} decode of {sequences}",
+                "ms": 1e3 * seconds,
+                "tokens/s": sequences / seconds,
+                "TB/s": size / seconds / 1e12,
+                "share": 100 * size / seconds / read,
+                "target": READ_TARGET if sequences == 1 else 0.0,
+            }
+        )
+        print({k: round(v, 2) if isinstance(v, float) else v for k, v in found[-1].items()}, flush=True)
+    return found
+
+
+def numbers() -> int:
+    """The tests of the kernels and of whole models, on the GPU."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "tests/ops/triton"]
+    environ = {**os.environ, "GALLEY_TEST_DEVICE": "cuda"}
+    environ.pop("TRITON_INTERPRET", None)
+    return subprocess.run(command, cwd=ROOT, env=environ, check=False).returncode
+
+
+def machine(figures: list[dict[str, Any]], read: float, product: float) -> dict[str, Any]:
+    """As a file of ``benchmarks/results``."""
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    told = []
+    for figure in figures:
+        unit = "% of the read rate" if "TB/s" in figure else "% of the rate of products"
+        target = {"target": [figure["target"]]} if figure["target"] else {}
+        common = {"at": [""], "date": date, "command": "make gpu-check"}
+        what = f"GPU: {figure['what']}"
+        told.append(
+            {"what": what, "unit": "tokens/s", "measured": [round(figure["tokens/s"], 1)], **common}
+        )
+        told.append(
+            {"what": what + ", share", "unit": unit, "measured": [round(figure["share"], 1)]}
+            | common
+            | target
+        )
+    name = torch.cuda.get_device_name()
+    return {
+        "name": name,
+        "description": f"One {name}, torch {torch.__version__}: reads {read / 1e12:.2f} TB/s, multiplies "
+        f"bfloat16 at {product / 1e12:.0f} TFLOP/s, both measured beside. Llama 3.1 8B's shape, random "
+        f"weights, {CONTEXT} tokens of context when decoding.",
+        "figures": told,
+    }
+
+
+def main() -> int:
+    """Raises SystemExit where there is no GPU."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kinds", nargs="*", default=KINDS[:3], choices=KINDS)
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--skip-numbers", action="store_true")
+    parser.add_argument("--output", type=Path, help="file of results; default: in benchmarks/results")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("gpu-check needs a CUDA GPU, and torch sees none: galley doctor says why")
+    failed = 0 if arguments.skip_numbers else numbers()
+    read, product = ceilings()
+    print(f"reads {read / 1e12:.2f} TB/s, multiplies {product / 1e12:.0f} TFLOP/s", flush=True)
+    figures: list[dict[str, Any]] = []
+    for quantize in arguments.kinds:
+        figures += measure(quantize, arguments.layers, read, product)
+        torch.cuda.empty_cache()
+    slug = torch.cuda.get_device_name().lower().replace(" ", "-")
+    file = arguments.output or ROOT / f"benchmarks/results/gpu-{slug}.json"
+    file.write_text(json.dumps(machine(figures, read, product), indent=1) + "\n", encoding="utf-8")
+    print(f"written: {file}")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
