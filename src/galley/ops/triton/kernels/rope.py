@@ -97,5 +97,5 @@ def rope_kernel(
             else:
                 dv = tl.arange(0, BLOCK_V)[None, :]
                 inside = real & (dv < VALUE)
-                x = tl.load(v_ptr + row * v_stride + head * VALUE + dv, mask=inside, other=0.0)
-                _keep(x.to(tl.float32), value_ptr, value_scale_ptr, place, dv, inside, VALUE, INT8)
+                v = tl.load(v_ptr + row * v_stride + head * VALUE + dv, mask=inside, other=0.0)
+                _keep(v.to(tl.float32), value_ptr, value_scale_ptr, place, dv, inside, VALUE, INT8)
