@@ -70,6 +70,7 @@ _TYPES: Final = {
     torch.bfloat16: "*bf16",
     torch.int8: "*i8",
     torch.uint8: "*u8",
+    torch.int16: "*i16",
     torch.int32: "*i32",
     torch.int64: "*i64",
     torch.uint64: "*u64",

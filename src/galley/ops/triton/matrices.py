@@ -12,9 +12,9 @@ import triton
 from galley.errors import UnsupportedModel
 from galley.formats.values import dequantize
 from galley.formats.weights import BlockWeight, DenseWeight, IntWeight, Weight, WeightKind
-from galley.ops.triton.kernels.linear import linear_kernel
+from galley.ops.triton.kernels.linear import dequantize_kernel, linear_kernel
 from galley.ops.triton.kernels.rows import gather_kernel
-from galley.ops.triton.tiles import INTERPRETED, ROWS_TOGETHER, Device, linear_tile
+from galley.ops.triton.tiles import INTERPRETED, ROWS_TOGETHER, Device, early, linear_tile
 from galley.quant.rtn import not_finite, quantize_int4, quantize_int8
 
 _DENSE_TYPES: Final[Mapping[str, torch.dtype]] = {
@@ -25,8 +25,11 @@ _DENSE_TYPES: Final[Mapping[str, torch.dtype]] = {
 _CODES: Final = 256.0
 """Kernels read E4M3 as its value divided by this."""
 
-_LEAST_GROUP: Final = 16
-"""Columns: the depth of a product on tensor cores."""
+_WORDS: Final = 64
+"""Of a tile, where groups allow it: a cache line."""
+
+_LEAST_WORDS: Final = 16
+"""The depth of a product on tensor cores."""
 
 GATHERED: Final = 1024
 """Columns that a program of ``gather_kernel`` copies."""
@@ -41,7 +44,7 @@ class Matrix:
         values: see ``kernels/linear.py``.
         outputs, depth: its size.
         group: columns that share a scale.
-        columns: of a tile, where groups decide that; 0 where any number does.
+        words: of a tile, of codes; 0: dense.
         scales, zeros, minima: [groups, outputs], or None.
         bias: [outputs] float32, or None.
     """
@@ -51,7 +54,7 @@ class Matrix:
     outputs: int
     depth: int
     group: int
-    columns: int = 0
+    words: int = 0
     scales: torch.Tensor | None = None
     zeros: torch.Tensor | None = None
     minima: torch.Tensor | None = None
@@ -73,14 +76,39 @@ class Matrix:
     ) -> None:
         """``out`` becomes x @ matrix^T; ``gated``: silu of the even outputs times the odd ones.
 
+        Many rows are worth a matrix that is dequantised as a whole; bits are the same.
+
         Args:
             device: that all is on.
             x: [rows, depth].
             out: [rows, outputs], or half as many.
             gated: see above.
         """
+        if self.kind != "dense" and x.dtype != torch.float32 and len(x) >= WHOLE_ROWS:
+            whole = dataclasses.replace(self, kind="dense", values=self._dequantized(device, x.dtype))
+            whole._multiply(device, x, out, gated=gated, scaled=not self.grouped)
+        else:
+            scaled = self.kind != "dense" and not self.grouped
+            self._multiply(device, x, out, gated=gated, scaled=scaled)
+
+    def _constants(self, device: Device, dtype: torch.dtype) -> dict[str, Any]:
+        return {
+            "KIND": self.kind,
+            "FAST": device.capability >= 80 and dtype == torch.bfloat16 and self.kind != "dense",
+            "GROUPED": self.grouped,
+            "EXACT": self.scales is not None and self.scales.dtype == torch.bfloat16,
+            "ZEROS": self.zeros is not None,
+            "MINIMA": self.minima is not None,
+            **FUSION,
+        }
+
+    def _multiply(
+        self, device: Device, x: torch.Tensor, out: torch.Tensor, *, gated: bool, scaled: bool
+    ) -> None:
         rows = len(x)
-        tile = linear_tile(device, self.kind, x.dtype, rows, self.outputs, self.columns)
+        tile = linear_tile(device, self.kind, x.dtype, rows, self.outputs, self.depth)
+        columns = self.words or tile.columns if self.kind != "dense" else tile.columns
+        step = columns * _PARTS[self.kind]
         none = self.values
         grid = (triton.cdiv(self.outputs, tile.outputs) * triton.cdiv(rows, tile.rows),)
         linear_kernel[grid](
@@ -97,24 +125,41 @@ class Matrix:
             x.stride(0),
             out.stride(0),
             self.group,
-            KIND=self.kind,
-            FAST=device.capability >= 80 and x.dtype == torch.bfloat16 and self.kind != "dense",
-            GROUPED=self.grouped,
-            ZEROS=self.zeros is not None,
-            MINIMA=self.minima is not None,
+            SCALED=scaled,
             BIAS=self.bias is not None,
             GATED=gated,
             BLOCK_N=tile.outputs,
             BLOCK_T=tile.rows,
-            BLOCK_K=tile.columns,
-            EVEN=self.depth % tile.columns == 0,
+            BLOCK_K=columns,
+            EVEN=self.depth % step == 0,
             TOGETHER=tile.together,
             num_warps=tile.warps,
             num_stages=tile.stages,
-            **FUSION,
+            **self._constants(device, x.dtype),
+            **early(device),
         )
 
-    def gather(self, numbers: torch.Tensor, out: torch.Tensor) -> None:
+    def _dequantized(self, device: Device, dtype: torch.dtype) -> torch.Tensor:
+        whole = torch.empty((self.outputs, self.depth), dtype=dtype, device=device.torch)
+        none = self.values
+        step = self.words * _PARTS[self.kind]
+        dequantize_kernel[(triton.cdiv(self.outputs, 32), triton.cdiv(self.depth, step))](
+            self.values,
+            none if self.scales is None else self.scales,
+            none if self.zeros is None else self.zeros,
+            none if self.minima is None else self.minima,
+            whole,
+            self.outputs,
+            self.depth,
+            self.group,
+            BLOCK_N=32,
+            WORDS=self.words,
+            **self._constants(device, dtype),
+            **early(device),
+        )
+        return whole
+
+    def gather(self, device: Device, numbers: torch.Tensor, out: torch.Tensor) -> None:
         """Rows ``numbers`` of the matrix, dequantised, to ``out`` [numbers, depth]."""
         none = self.values
         block = min(GATHERED, triton.next_power_of_2(self.depth))
@@ -134,12 +179,19 @@ class Matrix:
             KIND=self.kind,
             ZEROS=self.zeros is not None,
             MINIMA=self.minima is not None,
-            HALF=max(1, self.columns // 2),
+            WORDS=max(1, self.words),
             ROWS=ROWS_TOGETHER,
             BLOCK=block,
             **FUSION,
+            **early(device),
         )
 
+
+_PARTS: Final[Mapping[str, int]] = {"dense": 1, "int8": 2, "fp8": 2, "int4": 4}
+"""Codes in a word."""
+
+WHOLE_ROWS: Final = 1 << 62 if INTERPRETED else 1024
+"""From so many rows on, codes are dequantised once and not in each tile."""
 
 FUSION: Final[Mapping[str, Any]] = {} if INTERPRETED else {"enable_fp_fusion": False}
 """A product and the sum behind it round apart: where a compiler fuses them is not ours to say."""
@@ -217,35 +269,33 @@ def fp8_matrix(values: torch.Tensor) -> Matrix:
     outputs, depth = values.shape
     scales = (values.abs().amax(1, keepdim=True).float() / 448.0).clamp_min(1e-30)
     codes = (values.float() / scales).to(torch.float8_e4m3fn).view(torch.uint8)
-    return Matrix("fp8", codes, outputs, depth, depth, scales=(scales * _CODES).T.contiguous())
+    return Matrix(
+        "fp8",
+        words_of(codes, 2, _WORDS),
+        outputs,
+        depth,
+        depth,
+        words=_WORDS,
+        scales=(scales * _CODES).T.contiguous(),
+    )
 
 
-def int4_columns(group: int, depth: int) -> int:
-    """Columns of a tile of int4; 0 where groups are of a size that tiles cannot have."""
+def words_in_tile(group: int, depth: int) -> int:
+    """Words of a tile whose parts have one scale each; 0 where no tile has them."""
     if group >= depth:
-        return 128
-    half = min(64, group)
-    fits = half >= _LEAST_GROUP and half & (half - 1) == 0 and group % half == 0
-    return 2 * half if fits else 0
-
-
-def int8_columns(group: int, depth: int) -> int:
-    """The same of int8, where whole rows let a tile have any number: -1."""
-    if group >= depth:
-        return -1
-    fits = group >= _LEAST_GROUP and group & (group - 1) == 0
-    return min(128, group) if fits else 0
+        return _WORDS
+    words = min(_WORDS, group)
+    fits = words >= _LEAST_WORDS and words & (words - 1) == 0 and group % words == 0
+    return words if fits else 0
 
 
 def _integers(weight: IntWeight, dtype: torch.dtype, device: torch.device) -> Matrix:
     outputs, depth = weight.shape
-    choose = int4_columns if weight.bits == 4 else int8_columns
-    columns = choose(weight.group, depth)
-    if columns == 0:
+    words = words_in_tile(weight.group, depth)
+    if words == 0:
         return dense_matrix(torch.from_numpy(dequantize(weight)).to(device, dtype))
+    kind = f"int{weight.bits}"
     q = torch.from_numpy(np.array(weight.q)).to(device)
-    if weight.bits == 4:
-        q = nibbles(q, columns)
     scale_type = _DENSE_TYPES.get(weight.scale_type, torch.float32)
 
     def turned(values: Any, kept: torch.dtype) -> torch.Tensor | None:
@@ -254,31 +304,34 @@ def _integers(weight: IntWeight, dtype: torch.dtype, device: torch.device) -> Ma
         return torch.from_numpy(np.array(values)).to(device, kept).T.contiguous()
 
     return Matrix(
-        f"int{weight.bits}",
-        q.contiguous(),
+        kind,
+        words_of(q.view(torch.uint8), _PARTS[kind], words),
         outputs,
         depth,
         min(weight.group, depth),
-        columns=max(0, columns),
+        words=words,
         scales=turned(weight.scales, scale_type),
         zeros=turned(weight.zeros, torch.uint8),
         minima=turned(weight.minima, scale_type),
     )
 
 
-def nibbles(q: torch.Tensor, columns: int) -> torch.Tensor:
-    """[outputs, depth] of 0 to 15 -> bytes, two halves of so many columns in one; zeros behind the depth."""
-    whole = -(-q.shape[1] // columns) * columns
-    padded = torch.nn.functional.pad(q, (0, whole - q.shape[1]))
-    halves = padded.view(len(q), -1, 2, columns // 2)
-    return (halves[:, :, 0] | (halves[:, :, 1] << 4)).reshape(len(q), -1)
+def words_of(codes: torch.Tensor, parts: int, words: int) -> torch.Tensor:
+    """[outputs, depth] uint8 -> [outputs, words] int16 with ``parts`` codes each; zeros behind the depth."""
+    outputs, depth = codes.shape
+    whole = -(-depth // (parts * words)) * parts * words
+    split = torch.nn.functional.pad(codes, (0, whole - depth)).view(outputs, -1, parts, words)
+    made = torch.zeros((outputs, split.shape[1], words), dtype=torch.int16, device=codes.device)
+    for part in range(parts):
+        made |= split[:, :, part].to(torch.int16) << (16 // parts * part)
+    return made.reshape(outputs, -1)
 
 
 def _joined(parts: list[Matrix]) -> Matrix:
     first = parts[0]
     same = all(
-        (p.kind, p.group, p.columns, p.zeros is None, p.minima is None)
-        == (first.kind, first.group, first.columns, first.zeros is None, first.minima is None)
+        (p.kind, p.group, p.words, p.zeros is None, p.minima is None)
+        == (first.kind, first.group, first.words, first.zeros is None, first.minima is None)
         for p in parts
     )
     assert same, "matrices of one kind are joined"
@@ -338,16 +391,14 @@ def vector(weight: Weight, device: torch.device) -> torch.Tensor:
 def packed_bytes(kind: WeightKind, outputs: int, depth: int, dtype: torch.dtype) -> int:
     """Of a matrix as :func:`pack` keeps it."""
     size = outputs * depth
-    if kind.name == "fp8":
-        return size + 4 * outputs
-    if not kind.is_integer:
+    if kind.name != "fp8" and not kind.is_integer:
         return size * dtype.itemsize
     group = kind.group or depth
-    bits = 4 if kind.name == "int4" else 8
-    columns = int4_columns(group, depth) if bits == 4 else int8_columns(group, depth)
-    if columns == 0:
+    words = words_in_tile(group, depth)
+    if words == 0:
         return size * dtype.itemsize
+    parts = _PARTS[kind.name]
+    stored = 2 * outputs * -(-depth // (parts * words)) * words
     groups = outputs * -(-depth // group)
     scale = _DENSE_TYPES.get(str(kind.scale_type), torch.float32).itemsize
-    stored = size if bits == 8 else outputs * -(-depth // columns) * columns // 2
     return stored + groups * (scale * (2 if kind.minima else 1) + (1 if kind.zeros else 0))

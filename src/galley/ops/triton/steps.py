@@ -18,7 +18,7 @@ from galley.ops.triton.kernels.rope import rope_kernel
 from galley.ops.triton.kernels.rows import gather_kernel
 from galley.ops.triton.matrices import FUSION, GATHERED, Matrix, pack, vector
 from galley.ops.triton.step_batch import StepBatch
-from galley.ops.triton.tiles import BLOCK_KEYS, ROWS_TOGETHER, SPLIT, Device, query_rows
+from galley.ops.triton.tiles import BLOCK_KEYS, ROWS_TOGETHER, SPLIT, Device, early, query_rows
 from galley.types import BLOCK_TOKENS
 
 _ELEMENTWISE: Final[Mapping[str, tuple[str, ...]]] = {
@@ -157,7 +157,7 @@ class Steps:
 
         def step(run: Run) -> None:
             out = self._new(op.output, run.batch.shape.rows)
-            table.gather(run.batch.tokens, out)
+            table.gather(self._device, run.batch.tokens, out)
             run.buffers[op.output] = out
 
         return step
@@ -216,6 +216,7 @@ class Steps:
                     APART=mean,
                     num_warps=8 if block >= 2048 else 4,
                     **FUSION,
+                    **early(self._device),
                 )
             if adds:
                 run.buffers[op.outputs[0]] = total
@@ -250,6 +251,8 @@ class Steps:
                 a["stride"],
                 ROWS=ROWS_TOGETHER,
                 BLOCK=block,
+                **FUSION,
+                **early(self._device),
             )
             run.buffers[op.output] = out
 
@@ -280,6 +283,7 @@ class Steps:
                     ROWS=ROWS_TOGETHER,
                     BLOCK=block,
                     **FUSION,
+                    **early(self._device),
                 )
             run.buffers[op.output] = out
 
@@ -308,9 +312,11 @@ class Steps:
                     KIND="dense",
                     ZEROS=False,
                     MINIMA=False,
-                    HALF=1,
+                    WORDS=1,
                     ROWS=ROWS_TOGETHER,
                     BLOCK=block,
+                    **FUSION,
+                    **early(self._device),
                 )
             run.buffers[op.output] = out
 
@@ -388,6 +394,7 @@ class Steps:
             BLOCK_TOKENS=BLOCK_TOKENS,
             INT8=self._int8_kv and keep,
             **FUSION,
+            **early(self._device),
         )
 
     def _attention(self, op: Op) -> Step:
@@ -433,6 +440,7 @@ class _Attention:
             "CHUNKED": bool(a["chunked"]),
             "SINKS": sinks is not None,
             **FUSION,
+            **early(device),
         }
         self._tiles: dict[str, Any] = {
             **self._common,

@@ -1,8 +1,8 @@
 """Sizes of tiles, warps and stages, by matrix, number of rows and device. None changes a row's bits."""
 
 import os
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import torch
 
@@ -50,6 +50,13 @@ class Device:
             torch.cuda.synchronize(self.torch)
 
 
+def early(device: Device) -> dict[str, Any]:
+    """How a kernel is launched so that its programs come while the one before ends."""
+    if device.capability < 90 or INTERPRETED:
+        return {"EARLY": False}
+    return {"EARLY": True, "launch_pdl": True}
+
+
 def device_of(name: str) -> Device:
     """The device that torch knows by ``name``."""
     device = torch.device(name)
@@ -60,52 +67,65 @@ def device_of(name: str) -> Device:
 
 
 def linear_tile(
-    device: Device, kind: str, dtype: torch.dtype, rows: int, outputs: int, group_columns: int
+    device: Device, kind: str, dtype: torch.dtype, rows: int, outputs: int, depth: int
 ) -> Tile:
     """For ``rows`` rows of a matrix of a kind.
 
-    Integers and 8-bit floats are multiplied by one instruction for any number of rows: tiles of 64 outputs
-    and more on devices of capability 90 (warp groups read them from registers), the same order of columns
-    everywhere else. Dense matrices have the same bits with either instruction (``make gpu-check`` looks).
-
     Args:
         device: that it is for.
-        kind: "dense", "int8", "int4" or "fp8".
+        kind: "dense", "int8", "int4" or "fp8", whose columns of a tile do not count.
         dtype: of the rows.
         rows: how many.
-        outputs: of the matrix.
-        group_columns: columns that must be multiplied together; 0: any number.
+        outputs, depth: of the matrix.
     """
     if INTERPRETED:
-        return Tile(128, 16, group_columns or 64, 4, 1)
+        return Tile(128, 16, 64, 4, 1)
     if dtype == torch.float32:
-        return Tile(64, 16 if rows <= 16 else 32, group_columns or 32, 4, 2)
-    if kind == "dense":
-        return _dense(rows, outputs)
-    return _packed(kind, rows, group_columns)
-
-
-def _dense(rows: int, outputs: int) -> Tile:
+        return Tile(64, 16 if rows <= 16 else 32, 32, 4, 2)
     if rows <= 16:
+        if kind != "dense":
+            return Tile(32, 16, 64, 4, 4)
         return Tile(64, 16, 128, 4, 5) if outputs >= 16384 else Tile(32, 16, 256, 4, 4)
-    if rows <= 32:
-        return Tile(64, 32, 128, 4, 4)
-    if rows <= 64:
-        return Tile(64, 64, 128, 4, 4)
-    if rows <= 128:
-        return Tile(128, 128, 64, 8, 4)
-    return Tile(128, 256, 64, 8, 3)
+    tiles = _TILES if kind == "dense" else _PACKED_TILES
+    fitting = [t for t in tiles if t.rows <= max(32, 2 * rows) and _fits(device, t)]
+    best = min(fitting, key=lambda t: _time(t, rows, outputs))
+    # A tile of words of int4 has four times as many columns as words.
+    return replace(best, stages=2) if kind == "int4" and best.rows > 32 else best
 
 
-def _packed(kind: str, rows: int, group_columns: int) -> Tile:
-    columns = group_columns or 128
-    if rows <= 16:
-        return Tile(64, 16, columns, 4, 5)
-    if rows <= 64:
-        return Tile(64, 32 if rows <= 32 else 64, columns, 4, 4)
-    if kind == "int4" or group_columns:
-        return Tile(128, 128, columns, 8, 3)
-    return Tile(128, 128, 64, 8, 4) if rows <= 128 else Tile(128, 256, 64, 8, 3)
+_TILES: Final = {
+    Tile(128, 256, 64, 8, 3): 1.0,
+    Tile(256, 128, 64, 8, 3): 0.92,
+    Tile(128, 128, 64, 8, 4): 0.88,
+    Tile(64, 128, 64, 4, 4): 0.75,
+    Tile(128, 64, 64, 4, 4): 0.7,
+    Tile(64, 64, 128, 4, 4): 0.55,
+    Tile(64, 32, 128, 4, 4): 0.35,
+}
+"""Of dense matrices -> how fast beside the fastest, in operations of a multiprocessor."""
+
+_PACKED_TILES: Final = {
+    Tile(128, 128, 64, 8, 3): 0.7,
+    Tile(64, 128, 64, 4, 3): 0.6,
+    Tile(64, 64, 64, 4, 4): 0.45,
+    Tile(64, 32, 64, 4, 4): 0.3,
+}
+
+_PROCESSORS: Final = 132
+
+
+def _fits(device: Device, tile: Tile) -> bool:
+    """Whether shared memory has room: devices of 8.x have 100 KiB or more, those from 9.0 on 227."""
+    return device.capability >= 90 or tile.outputs * tile.rows <= 128 * 128
+
+
+def _time(tile: Tile, rows: int, outputs: int) -> float:
+    """About what a product takes: rounds of tiles over all multiprocessors."""
+    speed = (_TILES | _PACKED_TILES)[tile]
+    tiles = -(-outputs // tile.outputs) * -(-rows // tile.rows)
+    together = 2 if tile.warps == 4 else 1
+    rounds = -(-tiles // (_PROCESSORS * together))
+    return rounds * together * tile.outputs * tile.rows / speed
 
 
 SPLIT: Final = 256

@@ -17,6 +17,8 @@ depend on its position alone.
 import triton
 import triton.language as tl
 
+from galley.ops.triton.kernels.launch import follow
+
 _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 _LOWEST: tl.constexpr = tl.constexpr(-1e30)
 
@@ -89,7 +91,7 @@ def attention_kernel(
     KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     SHARED: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
     SPLIT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, APART: tl.constexpr, CHUNKED: tl.constexpr,
-    CAP: tl.constexpr, SINKS: tl.constexpr, INT8: tl.constexpr,
+    CAP: tl.constexpr, SINKS: tl.constexpr, INT8: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """See the module. Programs: (tile, KV head, stretch); without APART there is one stretch.
 
@@ -102,6 +104,7 @@ def attention_kernel(
         window: 0, or how many keys up to its own a row sees; CHUNKED: those from its last multiple on.
         SHARED: heads that share a KV head; BLOCK_S: the next power of two.
     """
+    follow(EARLY)
     tile, head = first_tile + tl.program_id(0), tl.program_id(1)
     sequence = tl.load(tile_ptr + tile * 3)
     if sequence < 0:
@@ -175,9 +178,10 @@ def attention_kernel(
 def merge_kernel(
     out_ptr, part_ptr, most_ptr, total_ptr, sinks_ptr, tile_ptr, position_ptr, first_tile, stretches, out_stride,
     heads, window, VALUE: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr, SPLIT: tl.constexpr,
-    CHUNKED: tl.constexpr, SINKS: tl.constexpr,
+    CHUNKED: tl.constexpr, SINKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The stretches of tiles of one row as one. Programs: (tile, BLOCK_H heads)."""
+    follow(EARLY)
     tile = first_tile + tl.program_id(0)
     if tl.load(tile_ptr + tile * 3) < 0:
         return

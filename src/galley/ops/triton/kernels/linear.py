@@ -4,222 +4,247 @@ Shapes: x [rows, depth], matrix [outputs, depth], result [rows, outputs]; all ro
 a row stride. A program makes a tile [BLOCK_N outputs, BLOCK_T rows]: the matrix is the left operand, so that
 few rows do not waste its tensor core tiles.
 
-How matrices lie (``weights.py`` packs them):
+Dense matrices lie as they are, in the activations' type. Codes of fewer bits lie in words of 16 bits, WORDS
+of which are a tile's columns: word j of them has columns j, WORDS + j, ... from its lowest bits up, two of
+8 bits ("int8", "fp8": E4M3) or four of 4 bits ("int4"). Scales, zero points and minima of groups of columns
+are [groups, outputs], so that a tile's are contiguous.
 
-=======  =========================================================================================
-dense    [outputs, depth] of the activations' type
-int8     [outputs, depth] int8
-fp8      [outputs, depth] the bytes of E4M3 floats
-int4     [outputs, depth / 2] bytes: of each 2 * HALF columns byte j has column j in its low half and
-         column j + HALF in its high half
-=======  =========================================================================================
+A code's value is rounded to the activations' type, as the reference executor keeps it; where a row of the
+matrix has one scale, codes are exact and the sum is scaled. So there is one product for all kinds.
 
-Scales, zero points and minima of groups of columns are [groups, outputs], so that a tile's are contiguous.
-
-Order of summation: columns from 0 up, in steps of the tensor core's own depth; with groups, each BLOCK_K
-columns are summed from 0, multiplied with their scale and added. None of it depends on the number of rows:
-BLOCK_N, BLOCK_T, warps and stages do, and change no bit.
+Order of summation: columns from 0 up, sixteen at a time, in one accumulator. It depends on the matrix
+alone: tiles, warps and stages change no bit, and neither does it matter whether values are dequantised here or
+by ``dequantize_kernel`` before.
 """
 
 import triton
 import triton.language as tl
 
+from galley.ops.triton.kernels.launch import follow
 
-_NIBBLES_LOW: tl.constexpr = tl.constexpr("""
-{
-.reg .b32 q;
-and.b32 q, $2, 0x0F0F0F0F;
-prmt.b32 $0, q, 0x43434343, 0x4140;
-prmt.b32 $1, q, 0x43434343, 0x4342;
-}
-""")
-_NIBBLES_HIGH: tl.constexpr = tl.constexpr("""
-{
-.reg .b32 q;
-shr.b32 q, $2, 4;
-and.b32 q, q, 0x0F0F0F0F;
-prmt.b32 $0, q, 0x43434343, 0x4140;
-prmt.b32 $1, q, 0x43434343, 0x4342;
-}
-""")
-
-
-@triton.jit
-def _e4m3(codes, dtype: tl.constexpr):
-    """Bytes of E4M3 -> their values divided by 256, exact; without a type that old devices lack."""
-    wide = codes.to(tl.uint16)
-    half = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
-    return half.to(tl.float16, bitcast=True).to(dtype)
-
-
-@triton.jit
-def _nibbles_bf16(codes, HIGH: tl.constexpr):
-    """Low or high halves of bytes -> bfloat16, four at a time: 128 + q is 0x4300 | q."""
-    if HIGH:
-        made = tl.inline_asm_elementwise(
-            _NIBBLES_HIGH, "=r,=r,r", [codes], dtype=tl.bfloat16, is_pure=True, pack=4
-        )
-    else:
-        made = tl.inline_asm_elementwise(
-            _NIBBLES_LOW, "=r,=r,r", [codes], dtype=tl.bfloat16, is_pure=True, pack=4
-        )
-    return made
-
-
-@triton.jit
-def _int8_bf16(codes):
-    """int8 -> bfloat16, four at a time: 2 ** 23 + 128 + q is the float 0x4B000000 | (q ^ 128)."""
-    return tl.inline_asm_elementwise(
+_NIBBLES: tl.constexpr = tl.constexpr(
+    [
         """
         {
-        .reg .b32 q, a, b, c, d;
-        .reg .f32 fa, fb, fc, fd;
-        xor.b32 q, $2, 0x80808080;
-        prmt.b32 a, q, 0x4B000000, 0x7440;
-        prmt.b32 b, q, 0x4B000000, 0x7441;
-        prmt.b32 c, q, 0x4B000000, 0x7442;
-        prmt.b32 d, q, 0x4B000000, 0x7443;
-        mov.b32 fa, a;
-        mov.b32 fb, b;
-        mov.b32 fc, c;
-        mov.b32 fd, d;
-        sub.f32 fa, fa, 0f4B000080;
-        sub.f32 fb, fb, 0f4B000080;
-        sub.f32 fc, fc, 0f4B000080;
-        sub.f32 fd, fd, 0f4B000080;
-        cvt.rn.bf16x2.f32 $0, fb, fa;
-        cvt.rn.bf16x2.f32 $1, fd, fc;
+        .reg .b32 q, one;
+        mov.b32 one, 0x3F803F80;
+        shr.b32 q, $1, %d;
+        lop3.b32 q, q, 0x000F000F, 0x43004300, 0xEA;
+        fma.rn.bf16x2 $0, q, one, $2;
         }
-        """,
-        "=r,=r,r",
-        [codes],
-        dtype=tl.bfloat16,
-        is_pure=True,
-        pack=4,
-    )
+        """
+        % (4 * t)
+        for t in range(4)
+    ]
+)
+"""Two of int4 to bfloat16: 128 + q is 0x4300 | q, and the last operand what is subtracted of it, negative."""
 
-
-@triton.jit
-def _e4m3_bf16(codes):
-    """Bytes of E4M3 -> their values divided by 256, four at a time: exponents moved by 2 ** 112."""
-    return tl.inline_asm_elementwise(
+_BYTES: tl.constexpr = tl.constexpr(
+    [
         """
         {
-        .reg .b32 a, b, s, t, power, nought;
+        .reg .b32 r, a, b, one;
+        mov.b32 one, 0xBF80BF80;
+        shr.b32 r, $1, %d;
+        lop3.b32 a, r, 0x007F007F, 0x43004300, 0xEA;
+        lop3.b32 b, r, 0x00800080, 0x43004300, 0xEA;
+        fma.rn.bf16x2 $0, b, one, a;
+        }
+        """
+        % (8 * t)
+        for t in range(2)
+    ]
+)
+"""Two of int8 to bfloat16: 128 + the low 7 bits, less 128, or 256 below zero."""
+
+_E4M3: tl.constexpr = tl.constexpr(
+    [
+        """
+        {
+        .reg .b32 a, b, power, nought;
         mov.b32 power, 0x77807780;
         mov.b32 nought, 0x80008000;
-        prmt.b32 a, $2, 0, 0x1404;
-        prmt.b32 b, $2, 0, 0x3424;
-        and.b32 s, a, 0x80008000;
-        and.b32 t, a, 0x7F007F00;
-        shr.b32 t, t, 4;
-        or.b32 a, s, t;
-        and.b32 s, b, 0x80008000;
-        and.b32 t, b, 0x7F007F00;
-        shr.b32 t, t, 4;
-        or.b32 b, s, t;
+        shl.b32 a, $1, 8;
+        and.b32 a, a, 0x80008000;
+        shl.b32 b, $1, 4;
+        lop3.b32 a, b, 0x07F007F0, a, 0xEA;
         fma.rn.bf16x2 $0, a, power, nought;
-        fma.rn.bf16x2 $1, b, power, nought;
         }
         """,
-        "=r,=r,r",
-        [codes],
-        dtype=tl.bfloat16,
-        is_pure=True,
-        pack=4,
-    )
+        """
+        {
+        .reg .b32 a, b, power, nought;
+        mov.b32 power, 0x77807780;
+        mov.b32 nought, 0x80008000;
+        and.b32 a, $1, 0x80008000;
+        shr.b32 b, $1, 4;
+        lop3.b32 a, b, 0x07F007F0, a, 0xEA;
+        fma.rn.bf16x2 $0, a, power, nought;
+        }
+        """,
+    ]
+)
+"""Two of E4M3 to bfloat16, divided by 256: exponents are moved by 2 ** 112."""
+
+_TIMES: tl.constexpr = tl.constexpr(
+    """
+    {
+    .reg .b32 nought;
+    mov.b32 nought, 0x80008000;
+    fma.rn.bf16x2 $0, $1, $2, nought;
+    }
+    """
+)
 
 
 @triton.jit
-def _values(codes, zero, KIND: tl.constexpr, HIGH: tl.constexpr, FAST: tl.constexpr, dtype: tl.constexpr):
-    """What codes stand for before they are scaled, exactly; of int4 less the zero points [outputs]."""
+def _codes(words, zero, PART: tl.constexpr, KIND: tl.constexpr, FAST: tl.constexpr, dtype: tl.constexpr):
+    """What part PART of the words [N, W] stands for before it is scaled, exactly; ``zero``: [N] float32."""
     if KIND == "int4":
         if FAST:
-            values = _nibbles_bf16(codes, HIGH) - (zero + 128).to(dtype)[:, None]
-        elif HIGH:
-            values = (codes >> 4).to(dtype) - zero.to(dtype)[:, None]
+            less = tl.broadcast_to((-128.0 - zero).to(tl.bfloat16)[:, None], words.shape)
+            values = tl.inline_asm_elementwise(
+                _NIBBLES[PART], "=r,r,r", [words, less], dtype=tl.bfloat16, is_pure=True, pack=2
+            )
         else:
-            values = (codes & 15).to(dtype) - zero.to(dtype)[:, None]
+            whole = (words.to(tl.int32) >> (4 * PART)) & 15
+            values = (whole.to(tl.float32) - zero[:, None]).to(dtype)
     elif KIND == "int8":
-        values = _int8_bf16(codes) if FAST else codes.to(dtype)
-    elif KIND == "fp8":
-        values = _e4m3_bf16(codes) if FAST else _e4m3(codes, dtype)
+        if FAST:
+            values = tl.inline_asm_elementwise(
+                _BYTES[PART], "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2
+            )
+        else:
+            values = ((words.to(tl.int32) << (24 - 8 * PART)) >> 24).to(tl.float32).to(dtype)
     else:
-        values = codes
+        if FAST:
+            values = tl.inline_asm_elementwise(
+                _E4M3[PART], "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2
+            )
+        else:
+            byte = (words.to(tl.int32) >> (8 * PART)) & 255
+            half = ((byte & 0x80) << 8) | ((byte & 0x7F) << 7)
+            values = half.to(tl.uint16).to(tl.float16, bitcast=True).to(dtype)
     return values
 
 
 @triton.jit
-def _half(
-    acc, codes, at, x_ptr, k, row, x_stride, rows, depth, group, scale_ptr, zero_ptr, minimum_ptr, n, outputs,
-    KIND: tl.constexpr, HIGH: tl.constexpr, FAST: tl.constexpr, GROUPED: tl.constexpr,
-    ZEROS: tl.constexpr, MINIMA: tl.constexpr, WIDTH: tl.constexpr, EVEN: tl.constexpr,
+def _values(
+    words, scale, zero, minimum, PART: tl.constexpr, KIND: tl.constexpr, FAST: tl.constexpr,
+    GROUPED: tl.constexpr, EXACT: tl.constexpr, MINIMA: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
-    """``acc`` plus what WIDTH columns from ``at`` on make of x; they are of one group."""
+    """[N, W] of the activations' type. EXACT: it holds scales exactly, so products need round once only."""
+    values = _codes(words, zero, PART, KIND, FAST, dtype)
+    if GROUPED:
+        if FAST and EXACT and not MINIMA:
+            scales = tl.broadcast_to(scale.to(tl.bfloat16)[:, None], words.shape)
+            values = tl.inline_asm_elementwise(
+                _TIMES, "=r,r,r", [values, scales], dtype=tl.bfloat16, is_pure=True, pack=2
+            )
+        else:
+            scaled = values.to(tl.float32) * scale[:, None]
+            if MINIMA:
+                scaled += minimum[:, None]
+            values = scaled.to(dtype)
+    return values
+
+
+@triton.jit
+def _of_group(ptr, at, group, outputs, n, depth, USED: tl.constexpr, other: tl.constexpr):
+    """[N] float32 of the group of column ``at``."""
+    if USED:
+        place = (at // group).to(tl.int64) * outputs + n
+        values = tl.load(ptr + place, mask=(n < outputs) & (at + n * 0 < depth), other=other).to(tl.float32)
+    else:
+        values = tl.full((n.shape[0],), other, tl.float32)
+    return values
+
+
+@triton.jit
+def _rows(x_ptr, row, column, x_stride, rows, depth, EVEN: tl.constexpr):
+    """[columns, rows] of x."""
+    inside = row[None, :] < rows
+    if not EVEN:
+        inside = inside & (column[:, None] < depth)
+    return tl.load(x_ptr + row[None, :] * x_stride + column[:, None], mask=inside, other=0.0)
+
+
+@triton.jit
+def _packed_tile(
+    x_ptr, w_ptr, scale_ptr, zero_ptr, minimum_ptr, n, row, rows, outputs, depth, x_stride, group,
+    KIND: tl.constexpr, FAST: tl.constexpr, GROUPED: tl.constexpr, EXACT: tl.constexpr, ZEROS: tl.constexpr,
+    MINIMA: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, WORDS: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """[BLOCK_N, BLOCK_T] float32: products of the codes of outputs ``n`` with rows ``row``."""
     dtype: tl.constexpr = x_ptr.dtype.element_ty
-    column = at + k
-    if EVEN:
-        x = tl.load(x_ptr + row[None, :] * x_stride + column[:, None], mask=row[None, :] < rows, other=0.0)
-    else:
-        inside = (row[None, :] < rows) & (column[:, None] < depth)
-        x = tl.load(x_ptr + row[None, :] * x_stride + column[:, None], mask=inside, other=0.0)
-    place = (at // group).to(tl.int64) * outputs + n
-    if ZEROS:
-        zero = tl.load(zero_ptr + place, mask=n < outputs, other=0).to(tl.float32)
-    else:
-        zero = tl.full((n.shape[0],), 8.0 if KIND == "int4" and not MINIMA else 0.0, tl.float32)
-    w = _values(codes, zero, KIND, HIGH, FAST, dtype)
-    if not GROUPED:
-        return tl.dot(w, x, acc, input_precision="ieee")
-    scale = tl.load(scale_ptr + place, mask=n < outputs, other=0.0).to(tl.float32)
-    part = tl.dot(w, x, input_precision="ieee")
-    acc += part * scale[:, None]
-    if MINIMA:
-        minimum = tl.load(minimum_ptr + place, mask=n < outputs, other=0.0).to(tl.float32)
-        acc += minimum[:, None] * tl.sum(x.to(tl.float32), axis=0)[None, :]
+    PARTS: tl.constexpr = 4 if KIND == "int4" else 2
+    NOUGHT: tl.constexpr = 8.0 if KIND == "int4" and not MINIMA else 0.0
+    acc = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
+    j = tl.arange(0, WORDS)
+    w_row = w_ptr + n[:, None].to(tl.int64) * (tl.cdiv(depth, PARTS * WORDS) * WORDS)
+    # Scales are read a tile ahead: the products of this one hide how long that takes.
+    s0 = _of_group(scale_ptr, 0, group, outputs, n, depth, GROUPED, 1.0)
+    s1 = _of_group(scale_ptr, WORDS, group, outputs, n, depth, GROUPED, 1.0)
+    z0 = _of_group(zero_ptr, 0, group, outputs, n, depth, ZEROS, NOUGHT)
+    z1 = _of_group(zero_ptr, WORDS, group, outputs, n, depth, ZEROS, NOUGHT)
+    m0 = _of_group(minimum_ptr, 0, group, outputs, n, depth, MINIMA, 0.0)
+    m1 = _of_group(minimum_ptr, WORDS, group, outputs, n, depth, MINIMA, 0.0)
+    if PARTS == 4:
+        s2 = _of_group(scale_ptr, 2 * WORDS, group, outputs, n, depth, GROUPED, 1.0)
+        s3 = _of_group(scale_ptr, 3 * WORDS, group, outputs, n, depth, GROUPED, 1.0)
+        z2 = _of_group(zero_ptr, 2 * WORDS, group, outputs, n, depth, ZEROS, NOUGHT)
+        z3 = _of_group(zero_ptr, 3 * WORDS, group, outputs, n, depth, ZEROS, NOUGHT)
+        m2 = _of_group(minimum_ptr, 2 * WORDS, group, outputs, n, depth, MINIMA, 0.0)
+        m3 = _of_group(minimum_ptr, 3 * WORDS, group, outputs, n, depth, MINIMA, 0.0)
+    for at in range(0, depth, PARTS * WORDS):
+        words = tl.load(w_row + (at // PARTS + j)[None, :], mask=n[:, None] < outputs, other=0)
+        behind = at + PARTS * WORDS
+        x = _rows(x_ptr, row, at + j, x_stride, rows, depth, EVEN)
+        w = _values(words, s0, z0, m0, 0, KIND, FAST, GROUPED, EXACT, MINIMA, dtype)
+        acc = tl.dot(w, x, acc, input_precision="ieee")
+        x = _rows(x_ptr, row, at + WORDS + j, x_stride, rows, depth, EVEN)
+        w = _values(words, s1, z1, m1, 1, KIND, FAST, GROUPED, EXACT, MINIMA, dtype)
+        acc = tl.dot(w, x, acc, input_precision="ieee")
+        s0 = _of_group(scale_ptr, behind, group, outputs, n, depth, GROUPED, 1.0)
+        s1 = _of_group(scale_ptr, behind + WORDS, group, outputs, n, depth, GROUPED, 1.0)
+        if ZEROS and GROUPED:
+            z0 = _of_group(zero_ptr, behind, group, outputs, n, depth, ZEROS, NOUGHT)
+            z1 = _of_group(zero_ptr, behind + WORDS, group, outputs, n, depth, ZEROS, NOUGHT)
+        m0 = _of_group(minimum_ptr, behind, group, outputs, n, depth, MINIMA, 0.0)
+        m1 = _of_group(minimum_ptr, behind + WORDS, group, outputs, n, depth, MINIMA, 0.0)
+        if PARTS == 4:
+            x = _rows(x_ptr, row, at + 2 * WORDS + j, x_stride, rows, depth, EVEN)
+            w = _values(words, s2, z2, m2, 2, KIND, FAST, GROUPED, EXACT, MINIMA, dtype)
+            acc = tl.dot(w, x, acc, input_precision="ieee")
+            x = _rows(x_ptr, row, at + 3 * WORDS + j, x_stride, rows, depth, EVEN)
+            w = _values(words, s3, z3, m3, 3, KIND, FAST, GROUPED, EXACT, MINIMA, dtype)
+            acc = tl.dot(w, x, acc, input_precision="ieee")
+            s2 = _of_group(scale_ptr, behind + 2 * WORDS, group, outputs, n, depth, GROUPED, 1.0)
+            s3 = _of_group(scale_ptr, behind + 3 * WORDS, group, outputs, n, depth, GROUPED, 1.0)
+            if ZEROS and GROUPED:
+                z2 = _of_group(zero_ptr, behind + 2 * WORDS, group, outputs, n, depth, ZEROS, NOUGHT)
+                z3 = _of_group(zero_ptr, behind + 3 * WORDS, group, outputs, n, depth, ZEROS, NOUGHT)
+            m2 = _of_group(minimum_ptr, behind + 2 * WORDS, group, outputs, n, depth, MINIMA, 0.0)
+            m3 = _of_group(minimum_ptr, behind + 3 * WORDS, group, outputs, n, depth, MINIMA, 0.0)
     return acc
 
 
 @triton.jit
-def _tile(
-    x_ptr, w_ptr, scale_ptr, zero_ptr, minimum_ptr, n, row, rows, outputs, depth, x_stride, group,
-    KIND: tl.constexpr, FAST: tl.constexpr, GROUPED: tl.constexpr, ZEROS: tl.constexpr, MINIMA: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
+def _dense_tile(
+    x_ptr, w_ptr, n, row, rows, outputs, depth, x_stride, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
+    BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """[BLOCK_N, BLOCK_T] float32: the products of outputs ``n`` with rows ``row``, scaled.
-
-    ``outputs``: of the whole matrix; places beyond give zeros.
-    """
+    """The same of a dense matrix."""
     acc = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
-    if KIND == "int4":
-        stored: tl.constexpr = BLOCK_K // 2
-    else:
-        stored: tl.constexpr = BLOCK_K
-    k = tl.arange(0, stored)
-    w_row = w_ptr + n[:, None].to(tl.int64) * (tl.cdiv(depth, BLOCK_K) * stored if KIND == "int4" else depth)
+    k = tl.arange(0, BLOCK_K)
+    w_row = w_ptr + n[:, None].to(tl.int64) * depth
     for at in range(0, depth, BLOCK_K):
-        if KIND == "int4":
-            codes = tl.load(w_row + (at // 2 + k)[None, :], mask=n[:, None] < outputs, other=0)
-            acc = _half(
-                acc, codes, at, x_ptr, k, row, x_stride, rows, depth, group, scale_ptr, zero_ptr,
-                minimum_ptr, n, outputs, KIND, False, FAST, GROUPED, ZEROS, MINIMA, stored, EVEN,
-            )  # fmt: skip
-            acc = _half(
-                acc, codes, at + stored, x_ptr, k, row, x_stride, rows, depth, group, scale_ptr, zero_ptr,
-                minimum_ptr, n, outputs, KIND, True, FAST, GROUPED, ZEROS, MINIMA, stored, EVEN,
-            )  # fmt: skip
-        else:
-            inside = n[:, None] < outputs
-            if not EVEN:
-                inside = inside & ((at + k)[None, :] < depth)
-            codes = tl.load(w_row + (at + k)[None, :], mask=inside, other=0)
-            acc = _half(
-                acc, codes, at, x_ptr, k, row, x_stride, rows, depth, group, scale_ptr, zero_ptr,
-                minimum_ptr, n, outputs, KIND, False, FAST, GROUPED, ZEROS, MINIMA, stored, EVEN,
-            )  # fmt: skip
-    if not GROUPED and KIND != "dense":
-        scale = tl.load(scale_ptr + n, mask=n < outputs, other=0.0).to(tl.float32)
-        acc = acc * scale[:, None]
+        inside = n[:, None] < outputs
+        if not EVEN:
+            inside = inside & ((at + k)[None, :] < depth)
+        w = tl.load(w_row + (at + k)[None, :], mask=inside, other=0)
+        x = _rows(x_ptr, row, at + k, x_stride, rows, depth, EVEN)
+        acc = tl.dot(w, x, acc, input_precision="ieee")
     return acc
 
 
@@ -227,10 +252,9 @@ def _tile(
 def linear_kernel(
     x_ptr, w_ptr, scale_ptr, zero_ptr, minimum_ptr, bias_ptr, out_ptr,
     rows, outputs, depth, x_stride, out_stride, group,
-    KIND: tl.constexpr, FAST: tl.constexpr, GROUPED: tl.constexpr, ZEROS: tl.constexpr, MINIMA: tl.constexpr,
-    BIAS: tl.constexpr, GATED: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
-    TOGETHER: tl.constexpr,
+    KIND: tl.constexpr, FAST: tl.constexpr, GROUPED: tl.constexpr, EXACT: tl.constexpr, ZEROS: tl.constexpr,
+    MINIMA: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, TOGETHER: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """See the module.
 
@@ -241,8 +265,11 @@ def linear_kernel(
         bias_ptr: [outputs of the matrix] of float32.
         out_ptr: [rows, outputs] or, GATED, [rows, outputs / 2], rows ``out_stride`` apart.
         group: columns that share a scale.
+        SCALED: each output has one scale.
+        BLOCK_K: columns of a tile of a dense matrix, words of one of codes.
         TOGETHER: so many tiles of outputs go over the same rows before the next: they share x in the cache.
     """
+    follow(EARLY)
     tiles_n, tiles_t = tl.cdiv(outputs, BLOCK_N), tl.cdiv(rows, BLOCK_T)
     pid = tl.program_id(0)
     band = pid // (TOGETHER * tiles_t)
@@ -253,10 +280,17 @@ def linear_kernel(
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     row = (tile_t * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
     dtype: tl.constexpr = out_ptr.dtype.element_ty
-    made = _tile(
-        x_ptr, w_ptr, scale_ptr, zero_ptr, minimum_ptr, n, row, rows, outputs, depth, x_stride, group,
-        KIND, FAST, GROUPED, ZEROS, MINIMA, BLOCK_N, BLOCK_T, BLOCK_K, EVEN,
-    )  # fmt: skip
+    if KIND == "dense":
+        made = _dense_tile(
+            x_ptr, w_ptr, n, row, rows, outputs, depth, x_stride, BLOCK_N, BLOCK_T, BLOCK_K, EVEN
+        )
+    else:
+        made = _packed_tile(
+            x_ptr, w_ptr, scale_ptr, zero_ptr, minimum_ptr, n, row, rows, outputs, depth, x_stride, group,
+            KIND, FAST, GROUPED, EXACT, ZEROS, MINIMA, BLOCK_N, BLOCK_T, BLOCK_K, EVEN,
+        )  # fmt: skip
+    if SCALED:
+        made *= tl.load(scale_ptr + n, mask=n < outputs, other=0.0).to(tl.float32)[:, None]
     if BIAS:
         made += tl.load(bias_ptr + n, mask=n < outputs, other=0.0)[:, None]
     if GATED:
@@ -267,3 +301,33 @@ def linear_kernel(
         outputs = outputs // 2
     place = out_ptr + row[None, :] * out_stride + n[:, None]
     tl.store(place, made.to(dtype), mask=(row[None, :] < rows) & (n[:, None] < outputs))
+
+
+@triton.jit
+def dequantize_kernel(
+    w_ptr, scale_ptr, zero_ptr, minimum_ptr, out_ptr, outputs, depth, group,
+    KIND: tl.constexpr, FAST: tl.constexpr, GROUPED: tl.constexpr, EXACT: tl.constexpr, ZEROS: tl.constexpr,
+    MINIMA: tl.constexpr, BLOCK_N: tl.constexpr, WORDS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Codes as ``linear_kernel`` would multiply them, to a dense matrix [outputs, depth].
+
+    Programs: (BLOCK_N outputs, a tile of WORDS words).
+    """
+    follow(EARLY)
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
+    PARTS: tl.constexpr = 4 if KIND == "int4" else 2
+    NOUGHT: tl.constexpr = 8.0 if KIND == "int4" and not MINIMA else 0.0
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    at = tl.program_id(1) * (PARTS * WORDS)
+    j = tl.arange(0, WORDS)
+    w_row = w_ptr + n[:, None].to(tl.int64) * (tl.cdiv(depth, PARTS * WORDS) * WORDS)
+    words = tl.load(w_row + (at // PARTS + j)[None, :], mask=n[:, None] < outputs, other=0)
+    out_row = out_ptr + n[:, None].to(tl.int64) * depth
+    for part in tl.static_range(PARTS):
+        begins = at + part * WORDS
+        scale = _of_group(scale_ptr, begins, group, outputs, n, depth, GROUPED, 1.0)
+        zero = _of_group(zero_ptr, begins, group, outputs, n, depth, ZEROS, NOUGHT)
+        minimum = _of_group(minimum_ptr, begins, group, outputs, n, depth, MINIMA, 0.0)
+        w = _values(words, scale, zero, minimum, part, KIND, FAST, GROUPED, EXACT, MINIMA, dtype)
+        column = (begins + j)[None, :]
+        tl.store(out_row + column, w, mask=(n[:, None] < outputs) & (column < depth))

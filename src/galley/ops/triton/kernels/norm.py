@@ -8,12 +8,14 @@ and GROUPS groups of each, each in whole: the order of summation follows from th
 import triton
 import triton.language as tl
 
+from galley.ops.triton.kernels.launch import follow
+
 
 @triton.jit(do_not_specialize=["rows"])
 def norm_kernel(
     x_ptr, y_ptr, sum_ptr, weight_ptr, bias_ptr, out_ptr, rows, x_stride, y_stride, sum_stride, out_stride, groups, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, ADD: tl.constexpr, MEAN: tl.constexpr,
-    WEIGHT: tl.constexpr, BIAS: tl.constexpr, APART: tl.constexpr,
+    WEIGHT: tl.constexpr, BIAS: tl.constexpr, APART: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Programs: (ROWS rows, block of groups).
 
@@ -24,6 +26,7 @@ def norm_kernel(
         MEAN: it is subtracted (``layer_norm``).
         APART: groups have weights of their own.
     """
+    follow(EARLY)
     m = tl.arange(0, ROWS * GROUPS)[:, None]
     row = (tl.program_id(0) * ROWS + m // GROUPS).to(tl.int64)
     group = tl.program_id(1) * GROUPS + m % GROUPS
