@@ -1,6 +1,7 @@
 """Matrices in the layouts of ``kernels/linear.py``, and their launches."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -110,8 +111,14 @@ class Matrix:
         columns = self.words or tile.columns if self.kind != "dense" else tile.columns
         step = columns * _PARTS[self.kind]
         none = self.values
-        grid = (triton.cdiv(self.outputs, tile.outputs) * triton.cdiv(rows, tile.rows),)
-        linear_kernel[grid](
+        splits, stretch = splits_of(self.outputs, self.depth)
+        tiles = triton.cdiv(self.outputs, tile.outputs) * triton.cdiv(rows, tile.rows)
+        apart = splits > 1 and rows <= APART_ROWS
+        part = out
+        if splits > 1:
+            size = tiles * tile.outputs * tile.rows * (splits if apart else 1)
+            part = torch.empty(size, device=device.torch)
+        linear_kernel[(tiles, splits if apart else 1)](
             x,
             self.values,
             none if self.scales is None else self.scales,
@@ -119,12 +126,17 @@ class Matrix:
             none if self.minima is None else self.minima,
             none if self.bias is None else self.bias,
             out,
+            part,
+            _counts(device.name),
             rows,
             self.outputs,
             self.depth,
             x.stride(0),
             out.stride(0),
             self.group,
+            stretch,
+            SPLITS=splits,
+            APART=apart,
             SCALED=scaled,
             BIAS=self.bias is not None,
             GATED=gated,
@@ -192,6 +204,36 @@ _PARTS: Final[Mapping[str, int]] = {"dense": 1, "int8": 2, "fp8": 2, "int4": 4}
 
 WHOLE_ROWS: Final = 1 << 62 if INTERPRETED else 1024
 """From so many rows on, codes are dequantised once and not in each tile."""
+
+APART_ROWS: Final = 128
+"""Up to so many rows a program takes one stretch of columns."""
+
+_MOST_SPLITS: Final = 8
+_LEAST_STRETCH: Final = 1024
+_STRETCH_STEP: Final = 256
+_PROGRAMS: Final = 528
+"""Four for each multiprocessor of an H100 or H200; no other device is told apart, so bits are the same."""
+
+
+def splits_of(outputs: int, depth: int) -> tuple[int, int]:
+    """(stretches of columns of a matrix that are summed apart, columns of one); by its size alone."""
+    tiles = -(-outputs // 64)
+    splits = 1
+    while (
+        2 * splits <= _MOST_SPLITS
+        and 2 * splits * tiles <= _PROGRAMS
+        and depth >= 2 * splits * _LEAST_STRETCH
+    ):
+        splits *= 2
+    stretch = -(-depth // (splits * _STRETCH_STEP)) * _STRETCH_STEP
+    return -(-depth // stretch), stretch
+
+
+@functools.cache
+def _counts(device: str) -> torch.Tensor:
+    """How many stretches of each tile are done: zeros between launches, which come one after another."""
+    return torch.zeros(1 << 14, dtype=torch.int32, device=device)
+
 
 FUSION: Final[Mapping[str, Any]] = {} if INTERPRETED else {"enable_fp_fusion": False}
 """A product and the sum behind it round apart: where a compiler fuses them is not ours to say."""

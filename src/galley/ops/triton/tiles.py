@@ -83,15 +83,33 @@ def linear_tile(
     if dtype == torch.float32:
         return Tile(64, 16 if rows <= 16 else 32, 32, 4, 2)
     if rows <= 16:
-        if kind != "dense":
-            return Tile(32, 16, 64, 4, 4)
-        return Tile(64, 16, 128, 4, 5) if outputs >= 16384 else Tile(32, 16, 256, 4, 4)
+        if kind == "dense":
+            return Tile(64, 16, 256, 4, 4)
+        return Tile(64, 16, 64, 2, 4) if kind == "int4" else Tile(32, 16, 64, 2, 4)
+    if rows <= 128:
+        return _few(kind, rows, outputs)
     tiles = _TILES if kind == "dense" else _PACKED_TILES
     fitting = [t for t in tiles if t.rows <= max(32, 2 * rows) and _fits(device, t)]
     best = min(fitting, key=lambda t: _time(t, rows, outputs))
     # A tile of words of int4 has four times as many columns as words.
     return replace(best, stages=2) if kind == "int4" and best.rows > 32 else best
 
+
+def _few(kind: str, rows: int, outputs: int) -> Tile:
+    """For 17 to 128 rows, which take as long as their matrix is read, or a little longer."""
+    if kind != "dense":
+        stages = 2 if kind == "int4" else 4
+        if rows > 64 and outputs >= _MANY_OUTPUTS:
+            return Tile(128, 64, 64, 4, 2) if kind == "int4" else Tile(128, 128, 64, 8, 3)
+        return Tile(128 if kind == "int4" else 64, 32 if rows <= 32 else 64, 64, 4, stages)
+    if rows <= 32:
+        return Tile(64, 32, 128, 4, 4)
+    if rows <= 64 or outputs < _MANY_OUTPUTS:
+        return Tile(64, 64, 128, 4, 4)
+    return Tile(256, 128, 64, 8, 3)
+
+
+_MANY_OUTPUTS: Final = 16384
 
 _TILES: Final = {
     Tile(128, 256, 64, 8, 3): 1.0,

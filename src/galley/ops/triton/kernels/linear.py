@@ -12,9 +12,11 @@ are [groups, outputs], so that a tile's are contiguous.
 A code's value is rounded to the activations' type, as the reference executor keeps it; where a row of the
 matrix has one scale, codes are exact and the sum is scaled. So there is one product for all kinds.
 
-Order of summation: columns from 0 up, sixteen at a time, in one accumulator. It depends on the matrix
-alone: tiles, warps and stages change no bit, and neither does it matter whether values are dequantised here or
-by ``dequantize_kernel`` before.
+Order of summation: a matrix has SPLITS stretches of columns. Each is summed from its first column up, sixteen
+columns at a time, in an accumulator of its own, and these are added up in their order. Few rows leave a
+stretch to each program, and the last one to end adds them up; for many rows a program does one stretch after
+another. All of it depends on the matrix alone: tiles, warps and stages change no bit, and neither does it
+matter whether values are dequantised here or by ``dequantize_kernel`` before.
 """
 
 import triton
@@ -171,11 +173,11 @@ def _rows(x_ptr, row, column, x_stride, rows, depth, EVEN: tl.constexpr):
 
 @triton.jit
 def _packed_tile(
-    x_ptr, w_ptr, scale_ptr, zero_ptr, minimum_ptr, n, row, rows, outputs, depth, x_stride, group,
+    x_ptr, w_ptr, scale_ptr, zero_ptr, minimum_ptr, n, row, first, last, rows, outputs, depth, x_stride, group,
     KIND: tl.constexpr, FAST: tl.constexpr, GROUPED: tl.constexpr, EXACT: tl.constexpr, ZEROS: tl.constexpr,
     MINIMA: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, WORDS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """[BLOCK_N, BLOCK_T] float32: products of the codes of outputs ``n`` with rows ``row``."""
+    """[BLOCK_N, BLOCK_T] float32: columns ``first`` to ``last`` of outputs ``n`` times those of rows ``row``."""
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     PARTS: tl.constexpr = 4 if KIND == "int4" else 2
     NOUGHT: tl.constexpr = 8.0 if KIND == "int4" and not MINIMA else 0.0
@@ -183,35 +185,41 @@ def _packed_tile(
     j = tl.arange(0, WORDS)
     w_row = w_ptr + n[:, None].to(tl.int64) * (tl.cdiv(depth, PARTS * WORDS) * WORDS)
     # Scales are read a tile ahead: the products of this one hide how long that takes.
-    s0 = _of_group(scale_ptr, 0, group, outputs, n, depth, GROUPED, 1.0)
-    s1 = _of_group(scale_ptr, WORDS, group, outputs, n, depth, GROUPED, 1.0)
-    z0 = _of_group(zero_ptr, 0, group, outputs, n, depth, ZEROS, NOUGHT)
-    z1 = _of_group(zero_ptr, WORDS, group, outputs, n, depth, ZEROS, NOUGHT)
-    m0 = _of_group(minimum_ptr, 0, group, outputs, n, depth, MINIMA, 0.0)
-    m1 = _of_group(minimum_ptr, WORDS, group, outputs, n, depth, MINIMA, 0.0)
+    s0 = _of_group(scale_ptr, first, group, outputs, n, depth, GROUPED, 1.0)
+    z0 = _of_group(zero_ptr, first, group, outputs, n, depth, ZEROS, NOUGHT)
+    m0 = _of_group(minimum_ptr, first, group, outputs, n, depth, MINIMA, 0.0)
+    s1 = _of_group(scale_ptr, first + WORDS, group, outputs, n, depth, GROUPED, 1.0)
+    z1 = _of_group(zero_ptr, first + WORDS, group, outputs, n, depth, ZEROS, NOUGHT)
+    m1 = _of_group(minimum_ptr, first + WORDS, group, outputs, n, depth, MINIMA, 0.0)
     if PARTS == 4:
-        s2 = _of_group(scale_ptr, 2 * WORDS, group, outputs, n, depth, GROUPED, 1.0)
-        s3 = _of_group(scale_ptr, 3 * WORDS, group, outputs, n, depth, GROUPED, 1.0)
-        z2 = _of_group(zero_ptr, 2 * WORDS, group, outputs, n, depth, ZEROS, NOUGHT)
-        z3 = _of_group(zero_ptr, 3 * WORDS, group, outputs, n, depth, ZEROS, NOUGHT)
-        m2 = _of_group(minimum_ptr, 2 * WORDS, group, outputs, n, depth, MINIMA, 0.0)
-        m3 = _of_group(minimum_ptr, 3 * WORDS, group, outputs, n, depth, MINIMA, 0.0)
-    for at in range(0, depth, PARTS * WORDS):
+        s2 = _of_group(scale_ptr, first + 2 * WORDS, group, outputs, n, depth, GROUPED, 1.0)
+        z2 = _of_group(zero_ptr, first + 2 * WORDS, group, outputs, n, depth, ZEROS, NOUGHT)
+        m2 = _of_group(minimum_ptr, first + 2 * WORDS, group, outputs, n, depth, MINIMA, 0.0)
+        s3 = _of_group(scale_ptr, first + 3 * WORDS, group, outputs, n, depth, GROUPED, 1.0)
+        z3 = _of_group(zero_ptr, first + 3 * WORDS, group, outputs, n, depth, ZEROS, NOUGHT)
+        m3 = _of_group(minimum_ptr, first + 3 * WORDS, group, outputs, n, depth, MINIMA, 0.0)
+    for at in range(first, last, PARTS * WORDS):
         words = tl.load(w_row + (at // PARTS + j)[None, :], mask=n[:, None] < outputs, other=0)
         behind = at + PARTS * WORDS
+        next_s0 = _of_group(scale_ptr, behind, group, outputs, n, depth, GROUPED, 1.0)
+        next_z0 = _of_group(zero_ptr, behind, group, outputs, n, depth, ZEROS, NOUGHT)
+        next_m0 = _of_group(minimum_ptr, behind, group, outputs, n, depth, MINIMA, 0.0)
+        next_s1 = _of_group(scale_ptr, behind + WORDS, group, outputs, n, depth, GROUPED, 1.0)
+        next_z1 = _of_group(zero_ptr, behind + WORDS, group, outputs, n, depth, ZEROS, NOUGHT)
+        next_m1 = _of_group(minimum_ptr, behind + WORDS, group, outputs, n, depth, MINIMA, 0.0)
+        if PARTS == 4:
+            next_s2 = _of_group(scale_ptr, behind + 2 * WORDS, group, outputs, n, depth, GROUPED, 1.0)
+            next_z2 = _of_group(zero_ptr, behind + 2 * WORDS, group, outputs, n, depth, ZEROS, NOUGHT)
+            next_m2 = _of_group(minimum_ptr, behind + 2 * WORDS, group, outputs, n, depth, MINIMA, 0.0)
+            next_s3 = _of_group(scale_ptr, behind + 3 * WORDS, group, outputs, n, depth, GROUPED, 1.0)
+            next_z3 = _of_group(zero_ptr, behind + 3 * WORDS, group, outputs, n, depth, ZEROS, NOUGHT)
+            next_m3 = _of_group(minimum_ptr, behind + 3 * WORDS, group, outputs, n, depth, MINIMA, 0.0)
         x = _rows(x_ptr, row, at + j, x_stride, rows, depth, EVEN)
         w = _values(words, s0, z0, m0, 0, KIND, FAST, GROUPED, EXACT, MINIMA, dtype)
         acc = tl.dot(w, x, acc, input_precision="ieee")
         x = _rows(x_ptr, row, at + WORDS + j, x_stride, rows, depth, EVEN)
         w = _values(words, s1, z1, m1, 1, KIND, FAST, GROUPED, EXACT, MINIMA, dtype)
         acc = tl.dot(w, x, acc, input_precision="ieee")
-        s0 = _of_group(scale_ptr, behind, group, outputs, n, depth, GROUPED, 1.0)
-        s1 = _of_group(scale_ptr, behind + WORDS, group, outputs, n, depth, GROUPED, 1.0)
-        if ZEROS and GROUPED:
-            z0 = _of_group(zero_ptr, behind, group, outputs, n, depth, ZEROS, NOUGHT)
-            z1 = _of_group(zero_ptr, behind + WORDS, group, outputs, n, depth, ZEROS, NOUGHT)
-        m0 = _of_group(minimum_ptr, behind, group, outputs, n, depth, MINIMA, 0.0)
-        m1 = _of_group(minimum_ptr, behind + WORDS, group, outputs, n, depth, MINIMA, 0.0)
         if PARTS == 4:
             x = _rows(x_ptr, row, at + 2 * WORDS + j, x_stride, rows, depth, EVEN)
             w = _values(words, s2, z2, m2, 2, KIND, FAST, GROUPED, EXACT, MINIMA, dtype)
@@ -219,26 +227,21 @@ def _packed_tile(
             x = _rows(x_ptr, row, at + 3 * WORDS + j, x_stride, rows, depth, EVEN)
             w = _values(words, s3, z3, m3, 3, KIND, FAST, GROUPED, EXACT, MINIMA, dtype)
             acc = tl.dot(w, x, acc, input_precision="ieee")
-            s2 = _of_group(scale_ptr, behind + 2 * WORDS, group, outputs, n, depth, GROUPED, 1.0)
-            s3 = _of_group(scale_ptr, behind + 3 * WORDS, group, outputs, n, depth, GROUPED, 1.0)
-            if ZEROS and GROUPED:
-                z2 = _of_group(zero_ptr, behind + 2 * WORDS, group, outputs, n, depth, ZEROS, NOUGHT)
-                z3 = _of_group(zero_ptr, behind + 3 * WORDS, group, outputs, n, depth, ZEROS, NOUGHT)
-            m2 = _of_group(minimum_ptr, behind + 2 * WORDS, group, outputs, n, depth, MINIMA, 0.0)
-            m3 = _of_group(minimum_ptr, behind + 3 * WORDS, group, outputs, n, depth, MINIMA, 0.0)
+            s2, s3, z2, z3, m2, m3 = next_s2, next_s3, next_z2, next_z3, next_m2, next_m3
+        s0, s1, z0, z1, m0, m1 = next_s0, next_s1, next_z0, next_z1, next_m0, next_m1
     return acc
 
 
 @triton.jit
 def _dense_tile(
-    x_ptr, w_ptr, n, row, rows, outputs, depth, x_stride, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
+    x_ptr, w_ptr, n, row, first, last, rows, outputs, depth, x_stride, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """The same of a dense matrix."""
     acc = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
     k = tl.arange(0, BLOCK_K)
     w_row = w_ptr + n[:, None].to(tl.int64) * depth
-    for at in range(0, depth, BLOCK_K):
+    for at in range(first, last, BLOCK_K):
         inside = n[:, None] < outputs
         if not EVEN:
             inside = inside & ((at + k)[None, :] < depth)
@@ -248,15 +251,35 @@ def _dense_tile(
     return acc
 
 
+@triton.jit
+def _tile(
+    x_ptr, w_ptr, scale_ptr, zero_ptr, minimum_ptr, n, row, first, last, rows, outputs, depth, x_stride, group,
+    KIND: tl.constexpr, FAST: tl.constexpr, GROUPED: tl.constexpr, EXACT: tl.constexpr, ZEROS: tl.constexpr,
+    MINIMA: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """The same of any kind."""
+    if KIND == "dense":
+        made = _dense_tile(
+            x_ptr, w_ptr, n, row, first, last, rows, outputs, depth, x_stride, BLOCK_N, BLOCK_T, BLOCK_K, EVEN
+        )
+    else:
+        made = _packed_tile(
+            x_ptr, w_ptr, scale_ptr, zero_ptr, minimum_ptr, n, row, first, last, rows, outputs, depth, x_stride,
+            group, KIND, FAST, GROUPED, EXACT, ZEROS, MINIMA, BLOCK_N, BLOCK_T, BLOCK_K, EVEN,
+        )  # fmt: skip
+    return made
+
+
 @triton.jit(do_not_specialize=["rows"])
 def linear_kernel(
-    x_ptr, w_ptr, scale_ptr, zero_ptr, minimum_ptr, bias_ptr, out_ptr,
-    rows, outputs, depth, x_stride, out_stride, group,
+    x_ptr, w_ptr, scale_ptr, zero_ptr, minimum_ptr, bias_ptr, out_ptr, part_ptr, count_ptr,
+    rows, outputs, depth, x_stride, out_stride, group, stretch,
     KIND: tl.constexpr, FAST: tl.constexpr, GROUPED: tl.constexpr, EXACT: tl.constexpr, ZEROS: tl.constexpr,
-    MINIMA: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, TOGETHER: tl.constexpr, EARLY: tl.constexpr,
+    MINIMA: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, SPLITS: tl.constexpr,
+    APART: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
+    TOGETHER: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """See the module.
+    """See the module. Programs: (tile, stretch if APART).
 
     Args:
         x_ptr: [rows, depth], rows ``x_stride`` apart.
@@ -264,7 +287,10 @@ def linear_kernel(
         scale_ptr, zero_ptr, minimum_ptr: [groups, outputs of the matrix].
         bias_ptr: [outputs of the matrix] of float32.
         out_ptr: [rows, outputs] or, GATED, [rows, outputs / 2], rows ``out_stride`` apart.
+        part_ptr: float32 for sums of stretches, [SPLITS if APART, tiles, BLOCK_N, BLOCK_T].
+        count_ptr: [tiles] int32, zeros before and after: how many stretches of a tile are there.
         group: columns that share a scale.
+        stretch: columns of a stretch.
         SCALED: each output has one scale.
         BLOCK_K: columns of a tile of a dense matrix, words of one of codes.
         TOGETHER: so many tiles of outputs go over the same rows before the next: they share x in the cache.
@@ -280,15 +306,41 @@ def linear_kernel(
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     row = (tile_t * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
     dtype: tl.constexpr = out_ptr.dtype.element_ty
-    if KIND == "dense":
-        made = _dense_tile(
-            x_ptr, w_ptr, n, row, rows, outputs, depth, x_stride, BLOCK_N, BLOCK_T, BLOCK_K, EVEN
-        )
-    else:
-        made = _packed_tile(
-            x_ptr, w_ptr, scale_ptr, zero_ptr, minimum_ptr, n, row, rows, outputs, depth, x_stride, group,
-            KIND, FAST, GROUPED, EXACT, ZEROS, MINIMA, BLOCK_N, BLOCK_T, BLOCK_K, EVEN,
-        )  # fmt: skip
+    begin = tl.program_id(1) * stretch if APART else 0
+    end = tl.minimum(begin + stretch, depth) if SPLITS > 1 else depth
+    made = _tile(
+        x_ptr, w_ptr, scale_ptr, zero_ptr, minimum_ptr, n, row, begin, end, rows, outputs, depth, x_stride, group,
+        KIND, FAST, GROUPED, EXACT, ZEROS, MINIMA, BLOCK_N, BLOCK_T, BLOCK_K, EVEN,
+    )  # fmt: skip
+    if SPLITS > 1:
+        size: tl.constexpr = BLOCK_N * BLOCK_T
+        within = tl.arange(0, BLOCK_N)[:, None] * BLOCK_T + tl.arange(0, BLOCK_T)[None, :]
+        part = part_ptr + pid.to(tl.int64) * size + within
+        if APART:
+            apart = tl.num_programs(0).to(tl.int64) * size
+            tl.store(part + tl.program_id(1) * apart, made)
+            tl.debug_barrier()
+            if tl.atomic_add(count_ptr + pid, 1, sem="acq_rel") < SPLITS - 1:
+                return
+            tl.debug_barrier()
+            made = tl.load(part, cache_modifier=".cg")
+            for split in range(1, SPLITS):
+                made += tl.load(part + split * apart, cache_modifier=".cg")
+            tl.store(count_ptr + pid, 0)
+        else:
+            # Two accumulators of the largest tiles are more than there are registers.
+            tl.store(part, made)
+            for split in range(1, SPLITS):
+                begin = split * stretch
+                end = tl.minimum(begin + stretch, depth)
+                more = _tile(
+                    x_ptr, w_ptr, scale_ptr, zero_ptr, minimum_ptr, n, row, begin, end, rows, outputs, depth,
+                    x_stride, group, KIND, FAST, GROUPED, EXACT, ZEROS, MINIMA, BLOCK_N, BLOCK_T, BLOCK_K, EVEN,
+                )  # fmt: skip
+                tl.debug_barrier()
+                tl.store(part, tl.load(part) + more)
+            tl.debug_barrier()
+            made = tl.load(part)
     if SCALED:
         made *= tl.load(scale_ptr + n, mask=n < outputs, other=0.0).to(tl.float32)[:, None]
     if BIAS:
