@@ -306,41 +306,41 @@ def linear_kernel(
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     row = (tile_t * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
     dtype: tl.constexpr = out_ptr.dtype.element_ty
-    begin = tl.program_id(1) * stretch if APART else 0
-    end = tl.minimum(begin + stretch, depth) if SPLITS > 1 else depth
-    made = _tile(
-        x_ptr, w_ptr, scale_ptr, zero_ptr, minimum_ptr, n, row, begin, end, rows, outputs, depth, x_stride, group,
-        KIND, FAST, GROUPED, EXACT, ZEROS, MINIMA, BLOCK_N, BLOCK_T, BLOCK_K, EVEN,
-    )  # fmt: skip
-    if SPLITS > 1:
-        size: tl.constexpr = BLOCK_N * BLOCK_T
-        within = tl.arange(0, BLOCK_N)[:, None] * BLOCK_T + tl.arange(0, BLOCK_T)[None, :]
-        part = part_ptr + pid.to(tl.int64) * size + within
-        if APART:
-            apart = tl.num_programs(0).to(tl.int64) * size
-            tl.store(part + tl.program_id(1) * apart, made)
+    size: tl.constexpr = BLOCK_N * BLOCK_T
+    within = tl.arange(0, BLOCK_N)[:, None] * BLOCK_T + tl.arange(0, BLOCK_T)[None, :]
+    part = part_ptr + pid.to(tl.int64) * size + within
+    if SPLITS == 1 or APART:
+        begin = tl.program_id(1) * stretch
+        end = tl.minimum(begin + stretch, depth)
+        made = _tile(
+            x_ptr, w_ptr, scale_ptr, zero_ptr, minimum_ptr, n, row, begin, end, rows, outputs, depth, x_stride,
+            group, KIND, FAST, GROUPED, EXACT, ZEROS, MINIMA, BLOCK_N, BLOCK_T, BLOCK_K, EVEN,
+        )  # fmt: skip
+    else:
+        # Two accumulators of the largest tiles are more than there are registers.
+        for split in range(SPLITS):
+            begin = split * stretch
+            end = tl.minimum(begin + stretch, depth)
+            more = _tile(
+                x_ptr, w_ptr, scale_ptr, zero_ptr, minimum_ptr, n, row, begin, end, rows, outputs, depth,
+                x_stride, group, KIND, FAST, GROUPED, EXACT, ZEROS, MINIMA, BLOCK_N, BLOCK_T, BLOCK_K, EVEN,
+            )  # fmt: skip
             tl.debug_barrier()
-            if tl.atomic_add(count_ptr + pid, 1, sem="acq_rel") < SPLITS - 1:
-                return
-            tl.debug_barrier()
-            made = tl.load(part, cache_modifier=".cg")
-            for split in range(1, SPLITS):
-                made += tl.load(part + split * apart, cache_modifier=".cg")
-            tl.store(count_ptr + pid, 0)
-        else:
-            # Two accumulators of the largest tiles are more than there are registers.
-            tl.store(part, made)
-            for split in range(1, SPLITS):
-                begin = split * stretch
-                end = tl.minimum(begin + stretch, depth)
-                more = _tile(
-                    x_ptr, w_ptr, scale_ptr, zero_ptr, minimum_ptr, n, row, begin, end, rows, outputs, depth,
-                    x_stride, group, KIND, FAST, GROUPED, EXACT, ZEROS, MINIMA, BLOCK_N, BLOCK_T, BLOCK_K, EVEN,
-                )  # fmt: skip
-                tl.debug_barrier()
-                tl.store(part, tl.load(part) + more)
-            tl.debug_barrier()
-            made = tl.load(part)
+            more += tl.load(part, mask=(within >= 0) & (split > 0), other=0.0)
+            tl.store(part, more)
+        tl.debug_barrier()
+        made = tl.load(part)
+    if APART:
+        apart = tl.num_programs(0).to(tl.int64) * size
+        tl.store(part + tl.program_id(1) * apart, made)
+        tl.debug_barrier()
+        if tl.atomic_add(count_ptr + pid, 1, sem="acq_rel") < SPLITS - 1:
+            return
+        tl.debug_barrier()
+        made = tl.load(part, cache_modifier=".cg")
+        for split in range(1, SPLITS):
+            made += tl.load(part + split * apart, cache_modifier=".cg")
+        tl.store(count_ptr + pid, 0)
     if SCALED:
         made *= tl.load(scale_ptr + n, mask=n < outputs, other=0.0).to(tl.float32)[:, None]
     if BIAS:
