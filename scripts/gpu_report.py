@@ -41,7 +41,7 @@ SHAPE: Final[dict[str, Any]] = {
     "vocab_size": 2048,
     "hidden_size": 4096,
     "intermediate_size": 14336,
-    "num_hidden_layers": 1,
+    "num_hidden_layers": 2,
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
     "max_position_embeddings": 8192,

@@ -107,11 +107,11 @@ class Matrix:
         self, device: Device, x: torch.Tensor, out: torch.Tensor, *, gated: bool, scaled: bool
     ) -> None:
         rows = len(x)
-        tile = linear_tile(device, self.kind, x.dtype, rows, self.outputs, self.depth)
+        splits, stretch = splits_of(self.outputs, self.depth)
+        tile = linear_tile(device, self.kind, x.dtype, rows, self.outputs, splits)
         columns = self.words or tile.columns if self.kind != "dense" else tile.columns
         step = columns * _PARTS[self.kind]
         none = self.values
-        splits, stretch = splits_of(self.outputs, self.depth)
         tiles = triton.cdiv(self.outputs, tile.outputs) * triton.cdiv(rows, tile.rows)
         apart = splits > 1 and rows <= APART_ROWS
         part = out

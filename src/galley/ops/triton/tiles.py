@@ -67,7 +67,7 @@ def device_of(name: str) -> Device:
 
 
 def linear_tile(
-    device: Device, kind: str, dtype: torch.dtype, rows: int, outputs: int, depth: int
+    device: Device, kind: str, dtype: torch.dtype, rows: int, outputs: int, splits: int
 ) -> Tile:
     """For ``rows`` rows of a matrix of a kind.
 
@@ -76,7 +76,8 @@ def linear_tile(
         kind: "dense", "int8", "int4" or "fp8", whose columns of a tile do not count.
         dtype: of the rows.
         rows: how many.
-        outputs, depth: of the matrix.
+        outputs: of the matrix.
+        splits: stretches of its columns.
     """
     if INTERPRETED:
         return Tile(128, 16, 64, 4, 1)
@@ -89,7 +90,7 @@ def linear_tile(
     if rows <= 128:
         return _few(kind, rows, outputs)
     tiles = _TILES if kind == "dense" else _PACKED_TILES
-    fitting = [t for t in tiles if t.rows <= max(32, 2 * rows) and _fits(device, t)]
+    fitting = [t for t in tiles if t.rows <= max(32, 2 * rows) and _fits(device, t, splits)]
     best = min(fitting, key=lambda t: _time(t, rows, outputs))
     # A tile of words of int4 has four times as many columns as words.
     return replace(best, stages=2) if kind == "int4" and best.rows > 32 else best
@@ -132,9 +133,10 @@ _PACKED_TILES: Final = {
 _PROCESSORS: Final = 132
 
 
-def _fits(device: Device, tile: Tile) -> bool:
-    """Whether shared memory has room: devices of 8.x have 100 KiB or more, those from 9.0 on 227."""
-    return device.capability >= 90 or tile.outputs * tile.rows <= 128 * 128
+def _fits(device: Device, tile: Tile, splits: int) -> bool:
+    """Whether shared memory has room, and registers, where sums of stretches are added up."""
+    large = tile.outputs * tile.rows > 128 * 128
+    return not large or (device.capability >= 90 and splits == 1)
 
 
 def _time(tile: Tile, rows: int, outputs: int) -> float:

@@ -326,7 +326,8 @@ def linear_kernel(
                 x_stride, group, KIND, FAST, GROUPED, EXACT, ZEROS, MINIMA, BLOCK_N, BLOCK_T, BLOCK_K, EVEN,
             )  # fmt: skip
             tl.debug_barrier()
-            more += tl.load(part, mask=(within >= 0) & (split > 0), other=0.0)
+            if split > 0:
+                more += tl.load(part)
             tl.store(part, more)
         tl.debug_barrier()
         made = tl.load(part)
