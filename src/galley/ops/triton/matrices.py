@@ -46,6 +46,7 @@ class Matrix:
         outputs, depth: its size.
         group: columns that share a scale.
         words: of a tile, of codes; 0: dense.
+        coded: it is of codes, or was before it was dequantised for many rows.
         scales, zeros, minima: [groups, outputs], or None.
         bias: [outputs] float32, or None.
     """
@@ -56,6 +57,7 @@ class Matrix:
     depth: int
     group: int
     words: int = 0
+    coded: bool = False
     scales: torch.Tensor | None = None
     zeros: torch.Tensor | None = None
     minima: torch.Tensor | None = None
@@ -66,6 +68,14 @@ class Matrix:
         """Of all its tensors."""
         parts = (self.values, self.scales, self.zeros, self.minima, self.bias)
         return sum(part.nbytes for part in parts if part is not None)
+
+    @property
+    def splits(self) -> tuple[int, int]:
+        """(stretches of columns that are summed apart, columns of one).
+
+        Dense ones have one: they are read no faster in several.
+        """
+        return splits_of(self.outputs, self.depth) if self.coded else (1, self.depth)
 
     @property
     def grouped(self) -> bool:
@@ -107,7 +117,7 @@ class Matrix:
         self, device: Device, x: torch.Tensor, out: torch.Tensor, *, gated: bool, scaled: bool
     ) -> None:
         rows = len(x)
-        splits, stretch = splits_of(self.outputs, self.depth)
+        splits, stretch = self.splits
         tile = linear_tile(device, self.kind, x.dtype, rows, self.outputs, splits)
         columns = self.words or tile.columns if self.kind != "dense" else tile.columns
         step = columns * _PARTS[self.kind]
@@ -127,7 +137,7 @@ class Matrix:
             none if self.bias is None else self.bias,
             out,
             part,
-            _counts(device.name),
+            counts(device.name),
             rows,
             self.outputs,
             self.depth,
@@ -230,9 +240,9 @@ def splits_of(outputs: int, depth: int) -> tuple[int, int]:
 
 
 @functools.cache
-def _counts(device: str) -> torch.Tensor:
+def counts(device: str) -> torch.Tensor:
     """How many stretches of each tile are done: zeros between launches, which come one after another."""
-    return torch.zeros(1 << 14, dtype=torch.int32, device=device)
+    return torch.zeros(1 << 18, dtype=torch.int32, device=device)
 
 
 FUSION: Final[Mapping[str, Any]] = {} if INTERPRETED else {"enable_fp_fusion": False}
@@ -318,6 +328,7 @@ def fp8_matrix(values: torch.Tensor) -> Matrix:
         depth,
         depth,
         words=_WORDS,
+        coded=True,
         scales=(scales * _CODES).T.contiguous(),
     )
 
@@ -352,6 +363,7 @@ def _integers(weight: IntWeight, dtype: torch.dtype, device: torch.device) -> Ma
         depth,
         min(weight.group, depth),
         words=words,
+        coded=True,
         scales=turned(weight.scales, scale_type),
         zeros=turned(weight.zeros, torch.uint8),
         minima=turned(weight.minima, scale_type),

@@ -11,12 +11,12 @@ import triton
 from galley.errors import UnsupportedModel
 from galley.formats.weights import Weights
 from galley.graph.program import KVLayout, Op, Program
-from galley.ops.triton.kernels.attention import attention_kernel, merge_kernel
+from galley.ops.triton.kernels.attention import attention_kernel
 from galley.ops.triton.kernels.elementwise import elementwise_kernel, head_columns_kernel
 from galley.ops.triton.kernels.norm import norm_kernel
 from galley.ops.triton.kernels.rope import rope_kernel
 from galley.ops.triton.kernels.rows import gather_kernel
-from galley.ops.triton.matrices import FUSION, GATHERED, Matrix, pack, vector
+from galley.ops.triton.matrices import FUSION, GATHERED, Matrix, counts, pack, vector
 from galley.ops.triton.step_batch import StepBatch
 from galley.ops.triton.tiles import BLOCK_KEYS, ROWS_TOGETHER, SPLIT, Device, early, query_rows
 from galley.types import BLOCK_TOKENS
@@ -433,25 +433,22 @@ class _Attention:
         self._window = int(a["window"])
         self._shared = self._heads // kv.kv_heads
         self._block_s = power(self._shared)
-        self._common: dict[str, Any] = {
-            "VALUE": kv.value_dim,
-            "BLOCK_V": power(kv.value_dim, 16),
-            "SPLIT": SPLIT,
-            "CHUNKED": bool(a["chunked"]),
-            "SINKS": sinks is not None,
-            **FUSION,
-            **early(device),
-        }
-        self._tiles: dict[str, Any] = {
-            **self._common,
+        self._constants: dict[str, Any] = {
             "KEY": kv.key_dim,
+            "VALUE": kv.value_dim,
             "BLOCK_D": power(kv.key_dim, 16),
+            "BLOCK_V": power(kv.value_dim, 16),
             "SHARED": self._shared,
             "BLOCK_S": self._block_s,
             "BLOCK_KV": BLOCK_KEYS,
+            "SPLIT": SPLIT,
             "BLOCK_TOKENS": BLOCK_TOKENS,
+            "CHUNKED": bool(a["chunked"]),
             "CAP": self._cap > 0,
+            "SINKS": sinks is not None,
             "INT8": int8,
+            **FUSION,
+            **early(device),
         }
 
     def __call__(
@@ -460,30 +457,11 @@ class _Attention:
         """Tiles of single rows, in stretches if there are several; then the others."""
         shape = batch.shape
         if shape.single and shape.stretches > 1:
-            parts = torch.empty(
-                (len(q), self._heads, shape.stretches, self._kv.value_dim + 2), device=q.device
-            )
-            flat = parts.view(-1)
-            size = len(q) * self._heads * shape.stretches
-            most, total, part = flat[:size], flat[size : 2 * size], flat[2 * size :]
-            self._launch(batch.single, shape.stretches, batch, cache, group, q, out, part, most, total)
-            block_h = min(16, power(self._heads))
-            merge_kernel[(shape.single, triton.cdiv(self._heads, block_h))](
-                out,
-                part,
-                most,
-                total,
-                out if self._sinks is None else self._sinks,
-                batch.single,
-                batch.positions,
-                0,
-                shape.stretches,
-                out.stride(0),
-                self._heads,
-                self._window,
-                BLOCK_H=block_h,
-                **self._common,
-            )
+            rows = query_rows(self._block_s, many=False)[0] * self._block_s
+            size = shape.single * self._kv.kv_heads * shape.stretches * rows
+            room = torch.empty(size * (power(self._kv.value_dim, 16) + 2), device=q.device)
+            parts = room[2 * size :], room[:size], room[size : 2 * size]
+            self._launch(batch.single, shape.stretches, batch, cache, group, q, out, *parts)
         elif shape.single:
             self._launch(batch.single, 1, batch, cache, group, q, out, out, out, out)
         if shape.tiles:
@@ -515,7 +493,7 @@ class _Attention:
             part,
             most,
             total,
-            0,
+            counts(self._device.name),
             batch.shape.width,
             q.stride(0),
             out.stride(0),
@@ -526,8 +504,8 @@ class _Attention:
             BLOCK_Q=together,
             APART=stretches > 1,
             num_warps=warps,
-            num_stages=2,
-            **self._tiles,
+            num_stages=2 if many else 3,
+            **self._constants,
         )
 
 

@@ -98,18 +98,23 @@ def linear_tile(
 
 def _few(kind: str, rows: int, outputs: int) -> Tile:
     """For 17 to 128 rows, which take as long as their matrix is read, or a little longer."""
+    many = outputs >= _MANY_OUTPUTS
+    if kind == "int4":
+        if rows <= 32:
+            return Tile(64, 32, 64, 2, 2)
+        return Tile(128, 64, 64, 8, 2)
     if kind != "dense":
-        stages = 2 if kind == "int4" else 4
-        if rows > 64 and outputs >= _MANY_OUTPUTS:
-            return Tile(128, 64, 64, 4, 2) if kind == "int4" else Tile(128, 128, 64, 8, 3)
-        return Tile(128 if kind == "int4" else 64, 32 if rows <= 32 else 64, 64, 4, stages)
+        if rows > 64 and many:
+            return Tile(128, 128, 64, 8, 3)
+        return Tile(64, 32 if rows <= 32 else 64, 64, 4, 4)
     if rows <= 32:
-        return Tile(64, 32, 128, 4, 4)
-    if rows <= 64 or outputs < _MANY_OUTPUTS:
+        return Tile(64, 32, 128, 4, 4) if many else Tile(64, 32, 256, 4, 3)
+    if rows <= 64 or outputs <= _FEW_OUTPUTS:
         return Tile(64, 64, 128, 4, 4)
-    return Tile(256, 128, 64, 8, 3)
+    return Tile(128, 128, 64, 8, 3) if many else Tile(64, 128, 128, 4, 3)
 
 
+_FEW_OUTPUTS: Final = 4096
 _MANY_OUTPUTS: Final = 16384
 
 _TILES: Final = {

@@ -9,7 +9,7 @@ A tile is a few consecutive rows of one sequence; the heads that share a KV head
 Order of summation: keys come in stretches of SPLIT positions, from position 0 up. Within one there is a
 running softmax (arXiv:2205.14135) over BLOCK_KV keys at a time; stretches are merged in their order.
 Where many rows of a sequence come together, one program does all stretches; where one row comes, each
-stretch is a program's own and ``merge_kernel`` merges them by the same operations. The sums of weights
+stretch is a program's own, and the last one to end merges them by the same operations. The sums of weights
 come from the same matrix products as the values, so that no order of a reduction shows. So a row's bits
 depend on its position alone.
 """
@@ -84,10 +84,10 @@ def _finished(most, total, mixed, sinks_ptr, head, inside, SINKS: tl.constexpr):
     return mixed / tl.maximum(total, 1e-38)[:, None]
 
 
-@triton.jit(do_not_specialize=["width", "first_tile"])
+@triton.jit(do_not_specialize=["width"])
 def attention_kernel(
     q_ptr, out_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, sinks_ptr, tile_ptr, position_ptr,
-    table_ptr, part_ptr, most_ptr, total_ptr, first_tile, width, q_stride, out_stride, kv_heads, scale, cap, window,
+    table_ptr, part_ptr, most_ptr, total_ptr, count_ptr, width, q_stride, out_stride, kv_heads, scale, cap, window,
     KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     SHARED: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
     SPLIT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, APART: tl.constexpr, CHUNKED: tl.constexpr,
@@ -98,14 +98,15 @@ def attention_kernel(
     Args:
         tile_ptr: [tiles, 3] int32: sequence (-1: none), first row, number of rows.
         position_ptr: [rows] int32.
-        part_ptr, most_ptr, total_ptr: APART: what stretches give, [rows, heads, stretches(, value_dim)].
-        first_tile: of this launch.
+        part_ptr, most_ptr, total_ptr: APART: what stretches give, [tiles, KV heads, stretches, BLOCK_Q *
+            BLOCK_S(, BLOCK_V)].
+        count_ptr: APART: [tiles, KV heads] int32, zeros before and after: how many stretches are there.
         width: of a table.
         window: 0, or how many keys up to its own a row sees; CHUNKED: those from its last multiple on.
         SHARED: heads that share a KV head; BLOCK_S: the next power of two.
     """
     follow(EARLY)
-    tile, head = first_tile + tl.program_id(0), tl.program_id(1)
+    tile, head = tl.program_id(0), tl.program_id(1)
     sequence = tl.load(tile_ptr + tile * 3)
     if sequence < 0:
         return
@@ -138,21 +139,36 @@ def attention_kernel(
     table_row = table_ptr + sequence.to(tl.int64) * width
     if APART:
         begin = tl.program_id(2) * SPLIT
-        # Stretches that begin elsewhere for other rows would be other sums.
+        if (begin > latest) | (begin + SPLIT <= start):
+            return
         low = tl.maximum(begin, start // BLOCK_KV * BLOCK_KV)
         high = tl.minimum(begin + SPLIT, latest + 1)
         most, total, mixed = _stretch(
             q, q_at, low, high, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_row, head, kv_heads,
             scale, cap, first_of_row, KEY, VALUE, BLOCK_D, BLOCK_V, BLOCK_KV, BLOCK_TOKENS, CAP, INT8,
         )  # fmt: skip
-        place = (row * heads + column) * tl.num_programs(2) + tl.program_id(2)
-        tl.store(most_ptr + place, most, mask=inside)
-        tl.store(total_ptr + place, total, mask=inside)
-        tl.store(
-            part_ptr + place[:, None] * VALUE + dv[None, :],
-            mixed,
-            mask=inside[:, None] & (dv[None, :] < VALUE),
-        )
+        place = (tile * kv_heads + head) * tl.num_programs(2) * (BLOCK_Q * BLOCK_S) + m
+        here = place + tl.program_id(2) * (BLOCK_Q * BLOCK_S)
+        tl.store(most_ptr + here, most)
+        tl.store(total_ptr + here, total)
+        tl.store(part_ptr + here.to(tl.int64)[:, None] * BLOCK_V + dv[None, :], mixed)
+        tl.debug_barrier()
+        first, last = start // SPLIT, latest // SPLIT
+        count = count_ptr + tile * kv_heads + head
+        if tl.atomic_add(count, 1, sem="acq_rel") < last - first:
+            return
+        tl.debug_barrier()
+        tl.store(count, 0)
+        most = tl.full((BLOCK_Q * BLOCK_S,), _LOWEST, tl.float32)
+        total = tl.zeros((BLOCK_Q * BLOCK_S,), tl.float32)
+        mixed = tl.zeros((BLOCK_Q * BLOCK_S, BLOCK_V), tl.float32)
+        for stretch in range(first, last + 1):
+            here = place + stretch * (BLOCK_Q * BLOCK_S)
+            most_new = tl.load(most_ptr + here, cache_modifier=".cg")
+            total_new = tl.load(total_ptr + here, cache_modifier=".cg")
+            part = part_ptr + here.to(tl.int64)[:, None] * BLOCK_V + dv[None, :]
+            mixed_new = tl.load(part, cache_modifier=".cg")
+            most, total, mixed = merge(most, total, mixed, most_new, total_new, mixed_new)
     else:
         most = tl.full((BLOCK_Q * BLOCK_S,), _LOWEST, tl.float32)
         total = tl.zeros((BLOCK_Q * BLOCK_S,), tl.float32)
@@ -166,49 +182,9 @@ def attention_kernel(
                 INT8,
             )  # fmt: skip
             most, total, mixed = merge(most, total, mixed, most_new, total_new, mixed_new)
-        made = _finished(most, total, mixed, sinks_ptr, column, inside, SINKS)
-        tl.store(
-            out_ptr + row[:, None] * out_stride + column[:, None] * VALUE + dv[None, :],
-            made.to(out_ptr.dtype.element_ty),
-            mask=inside[:, None] & (dv[None, :] < VALUE),
-        )
-
-
-@triton.jit(do_not_specialize=["stretches", "first_tile"])
-def merge_kernel(
-    out_ptr, part_ptr, most_ptr, total_ptr, sinks_ptr, tile_ptr, position_ptr, first_tile, stretches, out_stride,
-    heads, window, VALUE: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr, SPLIT: tl.constexpr,
-    CHUNKED: tl.constexpr, SINKS: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """The stretches of tiles of one row as one. Programs: (tile, BLOCK_H heads)."""
-    follow(EARLY)
-    tile = first_tile + tl.program_id(0)
-    if tl.load(tile_ptr + tile * 3) < 0:
-        return
-    row = tl.load(tile_ptr + tile * 3 + 1).to(tl.int64)
-    at = tl.load(position_ptr + row)
-    column = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    dv = tl.arange(0, BLOCK_V)
-    inside = column < heads
-    start = 0
-    if window > 0:
-        start = at // window * window if CHUNKED else tl.maximum(0, at - window + 1)
-    most = tl.full((BLOCK_H,), _LOWEST, tl.float32)
-    total = tl.zeros((BLOCK_H,), tl.float32)
-    mixed = tl.zeros((BLOCK_H, BLOCK_V), tl.float32)
-    for stretch in range(start // SPLIT, at // SPLIT + 1):
-        place = (row * heads + column) * stretches + stretch
-        most_new = tl.load(most_ptr + place, mask=inside, other=_LOWEST)
-        total_new = tl.load(total_ptr + place, mask=inside, other=0.0)
-        mixed_new = tl.load(
-            part_ptr + place[:, None] * VALUE + dv[None, :],
-            mask=inside[:, None] & (dv[None, :] < VALUE),
-            other=0.0,
-        )
-        most, total, mixed = merge(most, total, mixed, most_new, total_new, mixed_new)
     made = _finished(most, total, mixed, sinks_ptr, column, inside, SINKS)
     tl.store(
-        out_ptr + row * out_stride + column[:, None] * VALUE + dv[None, :],
+        out_ptr + row[:, None] * out_stride + column[:, None] * VALUE + dv[None, :],
         made.to(out_ptr.dtype.element_ty),
         mask=inside[:, None] & (dv[None, :] < VALUE),
     )

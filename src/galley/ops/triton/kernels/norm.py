@@ -26,13 +26,18 @@ def norm_kernel(
         MEAN: it is subtracted (``layer_norm``).
         APART: groups have weights of their own.
     """
-    follow(EARLY)
     m = tl.arange(0, ROWS * GROUPS)[:, None]
     row = (tl.program_id(0) * ROWS + m // GROUPS).to(tl.int64)
     group = tl.program_id(1) * GROUPS + m % GROUPS
     within = tl.arange(0, BLOCK)[None, :]
     column = group * WIDTH + within
     inside = (row < rows) & (group < groups) & (within < WIDTH)
+    # Weights wait for nobody.
+    if WEIGHT:
+        weight = tl.load(weight_ptr + (column if APART else within), mask=inside, other=0.0)
+    if BIAS:
+        bias = tl.load(bias_ptr + (column if APART else within), mask=inside, other=0.0)
+    follow(EARLY)
     x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         x += tl.load(y_ptr + row * y_stride + column, mask=inside, other=0.0).to(tl.float32)
@@ -44,7 +49,7 @@ def norm_kernel(
         x = tl.where(inside, x - (tl.sum(x, axis=1) / WIDTH)[:, None], 0.0)
     x = x * tl.rsqrt(tl.sum(x * x, axis=1) / WIDTH + eps)[:, None]
     if WEIGHT:
-        x = x * tl.load(weight_ptr + (column if APART else within), mask=inside, other=0.0)
+        x = x * weight
     if BIAS:
-        x = x + tl.load(bias_ptr + (column if APART else within), mask=inside, other=0.0)
+        x = x + bias
     tl.store(out_ptr + row * out_stride + column, x.to(out_ptr.dtype.element_ty), mask=inside)
