@@ -34,7 +34,7 @@ from galley.ops.executor import Batch
 from galley.ops.triton.sampler import Draws
 from galley.ops.triton.step_batch import Staging, shape_of, tiles_of
 from galley.ops.triton.steps import Cache, Steps
-from galley.ops.triton.tiles import Device, query_rows
+from galley.ops.triton.tiles import Device, query_tile
 
 SHAPE: Final[dict[str, Any]] = {
     "model_type": "llama",
@@ -182,7 +182,7 @@ def _step(kind: str, rows: int, capability: int, context: int) -> None:
         tables=(np.arange(max(each, context) // 16 + 1),) * count,
         wanted=np.arange(1, count + 1) * each - 1,
     )
-    single, tiles = tiles_of(batch, query_rows(4, many=True)[0])
+    single, tiles = tiles_of(batch, query_tile(device, 4, many=True).rows)
     staging = Staging(shape_of(batch, single, tiles), 1, device)
     logits = steps.run(staging.batch)
     Draws(count, logits.shape[1], device).launch(logits, greedy=False)

@@ -23,7 +23,7 @@ from galley.ops.triton.matrices import packed_bytes
 from galley.ops.triton.sampler import Sampler, drawn_on_device
 from galley.ops.triton.step_batch import Staging, shape_of, tiles_of
 from galley.ops.triton.steps import Cache, Steps, check_program, power
-from galley.ops.triton.tiles import INTERPRETED, Device, device_of, query_rows
+from galley.ops.triton.tiles import INTERPRETED, Device, device_of, query_tile
 from galley.types import BLOCK_TOKENS
 
 _ACTIVATIONS: Final = {
@@ -144,7 +144,7 @@ class TritonExecutor:
         if self._graphs.takes(batch):
             logits, tokens = self._graphs.run(batch, sampling if on_device else None)
         else:
-            single, tiles = tiles_of(batch, query_rows(self._shared, many=True)[0])
+            single, tiles = tiles_of(batch, query_tile(self._device, self._shared, many=True).rows)
             staging = Staging(shape_of(batch, single, tiles), self.kv_groups, self._device)
             logits = self.steps.run(staging.fill(batch, single, tiles))
             if on_device and sampling.rows:

@@ -15,7 +15,7 @@ from galley.formats.values import dequantize
 from galley.formats.weights import BlockWeight, DenseWeight, IntWeight, Weight, WeightKind
 from galley.ops.triton.kernels.linear import dequantize_kernel, linear_kernel
 from galley.ops.triton.kernels.rows import gather_kernel
-from galley.ops.triton.tiles import INTERPRETED, ROWS_TOGETHER, Device, early, linear_tile
+from galley.ops.triton.tiles import INTERPRETED, ROWS_TOGETHER, Device, linear_tile
 from galley.quant.rtn import not_finite, quantize_int4, quantize_int8
 
 _DENSE_TYPES: Final[Mapping[str, torch.dtype]] = {
@@ -158,7 +158,6 @@ class Matrix:
             num_warps=tile.warps,
             num_stages=tile.stages,
             **self._constants(device, x.dtype),
-            **early(device),
         )
 
     def _dequantized(self, device: Device, dtype: torch.dtype) -> torch.Tensor:
@@ -177,7 +176,6 @@ class Matrix:
             BLOCK_N=32,
             WORDS=self.words,
             **self._constants(device, dtype),
-            **early(device),
         )
         return whole
 
@@ -205,7 +203,6 @@ class Matrix:
             ROWS=ROWS_TOGETHER,
             BLOCK=block,
             **FUSION,
-            **early(device),
         )
 
 

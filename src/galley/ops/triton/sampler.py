@@ -10,7 +10,7 @@ from galley.ops.draws import SAMPLING_RECORD, noise
 from galley.ops.sampling import SamplingBatch
 from galley.ops.triton.kernels.sample import choose_kernel, draw_kernel, greatest_kernel, sum_kernel
 from galley.ops.triton.matrices import FUSION
-from galley.ops.triton.tiles import Device, early
+from galley.ops.triton.tiles import Device
 
 _BLOCK: Final = 1024
 
@@ -32,7 +32,7 @@ class Draws:
     def __init__(self, count: int, vocab: int, device: Device) -> None:
         blocks = triton.cdiv(vocab, _BLOCK)
         where = device.torch
-        self.count, self.blocks, self.device = count, blocks, device
+        self.count, self.blocks = count, blocks
         pinned = where.type == "cuda"
         # Noise and reach need 8 bytes, scale and row 4: one buffer of 24 bytes a draw.
         self.host = torch.zeros(24 * count, dtype=torch.uint8, pin_memory=pinned)
@@ -67,23 +67,22 @@ class Draws:
         reaches = self.inputs[8 * count : 16 * count].view(torch.float64)
         scales = self.inputs[16 * count : 20 * count].view(torch.float32)
         rows = self.inputs[20 * count :].view(torch.int32)
-        how = {**FUSION, **early(self.device)}
         stride, wide = logits.stride(0), triton.next_power_of_2(blocks)
         greatest_kernel[(count, blocks)](
-            logits, rows, self.most, self.first, stride, vocab, blocks, BLOCK=_BLOCK, **how
+            logits, rows, self.most, self.first, stride, vocab, blocks, BLOCK=_BLOCK, **FUSION
         )
         choose_kernel[(count,)](
-            self.most, self.first, self.greatest, self.tokens, blocks, BLOCKS=wide, **how
+            self.most, self.first, self.greatest, self.tokens, blocks, BLOCKS=wide, **FUSION
         )
         if greedy:
             return
         sum_kernel[(count, blocks)](
             logits, rows, self.greatest, scales, reaches, self.sums, stride, vocab, blocks, BLOCK=_BLOCK,
-            **how,
+            **FUSION,
         )  # fmt: skip
         draw_kernel[(count,)](
             logits, rows, self.greatest, scales, reaches, noises, self.sums, self.tokens, stride, vocab, blocks,
-            BLOCK=_BLOCK, BLOCKS=wide, **how,
+            BLOCK=_BLOCK, BLOCKS=wide, **FUSION,
         )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from galley.ops.triton.kernels.rope import rope_kernel
 from galley.ops.triton.kernels.rows import gather_kernel
 from galley.ops.triton.matrices import FUSION, GATHERED, Matrix, counts, pack, vector
 from galley.ops.triton.step_batch import StepBatch
-from galley.ops.triton.tiles import BLOCK_KEYS, ROWS_TOGETHER, SPLIT, Device, early, query_rows
+from galley.ops.triton.tiles import ROWS_TOGETHER, SPLIT, Device, block_keys, query_tile
 from galley.types import BLOCK_TOKENS
 
 _ELEMENTWISE: Final[Mapping[str, tuple[str, ...]]] = {
@@ -216,7 +216,6 @@ class Steps:
                     APART=mean,
                     num_warps=8 if block >= 2048 else 4,
                     **FUSION,
-                    **early(self._device),
                 )
             if adds:
                 run.buffers[op.outputs[0]] = total
@@ -252,7 +251,6 @@ class Steps:
                 ROWS=ROWS_TOGETHER,
                 BLOCK=block,
                 **FUSION,
-                **early(self._device),
             )
             run.buffers[op.output] = out
 
@@ -283,7 +281,6 @@ class Steps:
                     ROWS=ROWS_TOGETHER,
                     BLOCK=block,
                     **FUSION,
-                    **early(self._device),
                 )
             run.buffers[op.output] = out
 
@@ -316,7 +313,6 @@ class Steps:
                     ROWS=ROWS_TOGETHER,
                     BLOCK=block,
                     **FUSION,
-                    **early(self._device),
                 )
             run.buffers[op.output] = out
 
@@ -394,7 +390,6 @@ class Steps:
             BLOCK_TOKENS=BLOCK_TOKENS,
             INT8=self._int8_kv and keep,
             **FUSION,
-            **early(self._device),
         )
 
     def _attention(self, op: Op) -> Step:
@@ -440,7 +435,7 @@ class _Attention:
             "BLOCK_V": power(kv.value_dim, 16),
             "SHARED": self._shared,
             "BLOCK_S": self._block_s,
-            "BLOCK_KV": BLOCK_KEYS,
+            "BLOCK_KV": block_keys(device),
             "SPLIT": SPLIT,
             "BLOCK_TOKENS": BLOCK_TOKENS,
             "CHUNKED": bool(a["chunked"]),
@@ -448,7 +443,6 @@ class _Attention:
             "SINKS": sinks is not None,
             "INT8": int8,
             **FUSION,
-            **early(device),
         }
 
     def __call__(
@@ -457,7 +451,7 @@ class _Attention:
         """Tiles of single rows, in stretches if there are several; then the others."""
         shape = batch.shape
         if shape.single and shape.stretches > 1:
-            rows = query_rows(self._block_s, many=False)[0] * self._block_s
+            rows = query_tile(self._device, self._block_s, many=False).rows * self._block_s
             size = shape.single * self._kv.kv_heads * shape.stretches * rows
             room = torch.empty(size * (power(self._kv.value_dim, 16) + 2), device=q.device)
             parts = room[2 * size :], room[:size], room[size : 2 * size]
@@ -478,7 +472,7 @@ class _Attention:
         many: bool = False,
     ) -> None:
         q, out, part, most, total = rows
-        together, warps = query_rows(self._block_s, many=many)
+        tile = query_tile(self._device, self._block_s, many=many)
         attention_kernel[(len(tiles), self._kv.kv_heads, stretches)](
             q,
             out,
@@ -501,10 +495,10 @@ class _Attention:
             self._scale,
             self._cap or 1.0,
             self._window,
-            BLOCK_Q=together,
+            BLOCK_Q=tile.rows,
             APART=stretches > 1,
-            num_warps=warps,
-            num_stages=2 if many else 3,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
             **self._constants,
         )
 

@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -50,13 +50,6 @@ class Device:
             torch.cuda.synchronize(self.torch)
 
 
-def early(device: Device) -> dict[str, Any]:
-    """How a kernel is launched so that its programs come while the one before ends."""
-    if device.capability < 90 or INTERPRETED:
-        return {"EARLY": False}
-    return {"EARLY": True, "launch_pdl": True}
-
-
 def device_of(name: str) -> Device:
     """The device that torch knows by ``name``."""
     device = torch.device(name)
@@ -64,6 +57,12 @@ def device_of(name: str) -> Device:
         return Device(name, 0)
     major, minor = torch.cuda.get_device_capability(device)
     return Device(name, 10 * major + minor)
+
+
+_SHARED: Final = {8: 99 << 10, 0: 64 << 10}
+"""Bytes of shared memory of a program by the first digit of the capability: of the least such device."""
+
+_MOST_SHARED: Final = 227 << 10
 
 
 def linear_tile(
@@ -84,16 +83,31 @@ def linear_tile(
     if dtype == torch.float32:
         return Tile(64, 16 if rows <= 16 else 32, 32, 4, 2)
     if rows <= 16:
-        if kind == "dense":
-            return Tile(64, 16, 256, 4, 4)
-        return Tile(64, 16, 64, 2, 4) if kind == "int4" else Tile(32, 16, 64, 2, 4)
-    if rows <= 128:
-        return _few(kind, rows, outputs)
-    tiles = _TILES if kind == "dense" else _PACKED_TILES
-    fitting = [t for t in tiles if t.rows <= max(32, 2 * rows) and _fits(device, t, splits)]
-    best = min(fitting, key=lambda t: _time(t, rows, outputs))
-    # A tile of words of int4 has four times as many columns as words.
-    return replace(best, stages=2) if kind == "int4" and best.rows > 32 else best
+        best = Tile(64, 16, 256, 4, 4)
+        if kind != "dense":
+            best = Tile(64 if kind == "int4" else 32, 16, 64, 2, 4)
+    elif kind != "dense" and device.capability < 90:
+        best = Tile(64, 32, 64, 4, 2)
+    elif rows <= 128:
+        best = _few(kind, rows, outputs)
+    else:
+        tiles = _TILES if kind == "dense" else _PACKED_TILES
+        fitting = [t for t in tiles if _holds_sums(device, t, splits)]
+        best = min(fitting, key=lambda t: _time(t, rows, outputs))
+        # A tile of words of int4 has four times as many columns as words.
+        best = replace(best, stages=2) if kind == "int4" else best
+    return _fitting(device, best, kind)
+
+
+def _fitting(device: Device, tile: Tile, kind: str) -> Tile:
+    """The tile with as many stages as shared memory has room for."""
+    parts = {"dense": 1, "int4": 4}.get(kind, 2)
+    stage = 2 * tile.columns * (tile.outputs + parts * tile.rows)
+    room = _SHARED.get(device.capability // 10, _MOST_SHARED)
+    if stage > room:
+        narrower = replace(tile, rows=max(16, tile.rows // 2), outputs=max(64, tile.outputs // 2))
+        return _fitting(device, narrower, kind)
+    return replace(tile, stages=max(1, min(tile.stages, room // stage)))
 
 
 def _few(kind: str, rows: int, outputs: int) -> Tile:
@@ -102,7 +116,7 @@ def _few(kind: str, rows: int, outputs: int) -> Tile:
     if kind == "int4":
         if rows <= 32:
             return Tile(64, 32, 64, 2, 2)
-        return Tile(128, 64, 64, 8, 2)
+        return Tile(128, 64 if many else 32, 64, 4, 2)
     if kind != "dense":
         if rows > 64 and many:
             return Tile(128, 128, 64, 8, 3)
@@ -138,8 +152,8 @@ _PACKED_TILES: Final = {
 _PROCESSORS: Final = 132
 
 
-def _fits(device: Device, tile: Tile, splits: int) -> bool:
-    """Whether shared memory has room, and registers, where sums of stretches are added up."""
+def _holds_sums(device: Device, tile: Tile, splits: int) -> bool:
+    """Whether registers hold a tile's sums, and what stretches are added up with."""
     large = tile.outputs * tile.rows > 128 * 128
     return not large or (device.capability >= 90 and splits == 1)
 
@@ -153,20 +167,34 @@ def _time(tile: Tile, rows: int, outputs: int) -> float:
     return rounds * together * tile.outputs * tile.rows / speed
 
 
-SPLIT: Final = 256
+SPLIT: Final = 128
 """Keys in a stretch of attention, which may be a program's own."""
 
-BLOCK_KEYS: Final = 64
-"""Keys of one product."""
+
+def block_keys(device: Device) -> int:
+    """Keys of one product: as many as registers have room for."""
+    return 64 if INTERPRETED or device.capability >= 90 else 32
 
 
-def query_rows(heads_together: int, *, many: bool) -> tuple[int, int]:
-    """(rows of a sequence in a tile of attention, warps); a row has so many heads for each KV head."""
+
+@dataclass(frozen=True, slots=True)
+class QueryTile:
+    """Of attention: rows of a sequence, warps and stages."""
+
+    rows: int
+    warps: int
+    stages: int
+
+
+def query_tile(device: Device, heads_together: int, *, many: bool) -> QueryTile:
+    """For sequences of ``many`` rows or of one; a row has so many heads for each KV head."""
     if INTERPRETED:
-        return max(1, (64 if many else 16) // heads_together), 4
+        return QueryTile(max(1, (64 if many else 16) // heads_together), 4, 1)
+    if device.capability == 0:
+        return QueryTile(max(1, (64 if many else 16) // heads_together), 4, 1)
     if many:
-        return max(1, 128 // heads_together), 8
-    return max(1, 16 // heads_together), 4
+        return QueryTile(max(1, 128 // heads_together), 8, 2)
+    return QueryTile(max(1, 16 // heads_together), 4, 3)
 
 
 ROWS_TOGETHER: Final = 16 if INTERPRETED else 1

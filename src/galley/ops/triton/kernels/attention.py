@@ -17,8 +17,6 @@ depend on its position alone.
 import triton
 import triton.language as tl
 
-from galley.ops.triton.kernels.launch import follow
-
 _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 _LOWEST: tl.constexpr = tl.constexpr(-1e30)
 
@@ -45,13 +43,19 @@ def _stretch(
     mixed = tl.zeros((rows, BLOCK_V), tl.float32)
     ones = tl.full((BLOCK_KV, 16), 1.0, dtype)
     d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_V)
+    offset = tl.arange(0, BLOCK_KV)
+    block = tl.load(table_ptr + (begin + offset) // BLOCK_TOKENS, mask=begin + offset < end, other=0)
     for start in range(begin, end, BLOCK_KV):
-        at = start + tl.arange(0, BLOCK_KV)
+        at = start + offset
         there = at < end
-        block = tl.load(table_ptr + at // BLOCK_TOKENS, mask=there, other=0).to(tl.int64)
-        place = (block * kv_heads + head) * BLOCK_TOKENS + at % BLOCK_TOKENS
+        place = (block.to(tl.int64) * kv_heads + head) * BLOCK_TOKENS + at % BLOCK_TOKENS
+        # Keys, values and the next blocks' numbers are asked for together.
         inside = there[None, :] & (d[:, None] < KEY)
         k = tl.load(key_ptr + place[None, :] * KEY + d[:, None], mask=inside, other=0).to(dtype)
+        inside = there[:, None] & (dv[None, :] < VALUE)
+        v = tl.load(value_ptr + place[:, None] * VALUE + dv[None, :], mask=inside, other=0).to(dtype)
+        behind = at + BLOCK_KV
+        block = tl.load(table_ptr + behind // BLOCK_TOKENS, mask=behind < end, other=0)
         scores = tl.dot(q, k, input_precision="ieee") * scale
         if INT8:
             scores = scores * tl.load(key_scale_ptr + place, mask=there, other=0.0)[None, :]
@@ -68,8 +72,6 @@ def _stretch(
         total = tl.dot(p.to(dtype), ones, total, input_precision="ieee")
         if INT8:
             p = p * tl.load(value_scale_ptr + place, mask=there, other=0.0)[None, :]
-        inside = there[:, None] & (dv[None, :] < VALUE)
-        v = tl.load(value_ptr + place[:, None] * VALUE + dv[None, :], mask=inside, other=0).to(dtype)
         mixed = tl.dot(p.to(dtype), v, mixed, input_precision="ieee")
         most = both
     return most, tl.max(total, axis=1), mixed
@@ -91,7 +93,7 @@ def attention_kernel(
     KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     SHARED: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
     SPLIT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, APART: tl.constexpr, CHUNKED: tl.constexpr,
-    CAP: tl.constexpr, SINKS: tl.constexpr, INT8: tl.constexpr, EARLY: tl.constexpr,
+    CAP: tl.constexpr, SINKS: tl.constexpr, INT8: tl.constexpr,
 ):  # fmt: skip
     """See the module. Programs: (tile, KV head, stretch); without APART there is one stretch.
 
@@ -105,7 +107,6 @@ def attention_kernel(
         window: 0, or how many keys up to its own a row sees; CHUNKED: those from its last multiple on.
         SHARED: heads that share a KV head; BLOCK_S: the next power of two.
     """
-    follow(EARLY)
     tile, head = tl.program_id(0), tl.program_id(1)
     sequence = tl.load(tile_ptr + tile * 3)
     if sequence < 0:
@@ -162,13 +163,16 @@ def attention_kernel(
         most = tl.full((BLOCK_Q * BLOCK_S,), _LOWEST, tl.float32)
         total = tl.zeros((BLOCK_Q * BLOCK_S,), tl.float32)
         mixed = tl.zeros((BLOCK_Q * BLOCK_S, BLOCK_V), tl.float32)
-        for stretch in range(first, last + 1):
-            here = place + stretch * (BLOCK_Q * BLOCK_S)
-            most_new = tl.load(most_ptr + here, cache_modifier=".cg")
-            total_new = tl.load(total_ptr + here, cache_modifier=".cg")
-            part = part_ptr + here.to(tl.int64)[:, None] * BLOCK_V + dv[None, :]
-            mixed_new = tl.load(part, cache_modifier=".cg")
-            most, total, mixed = merge(most, total, mixed, most_new, total_new, mixed_new)
+        for four in range(first, last + 1, 4):
+            # Those that are not there change no bit.
+            for i in tl.static_range(4):
+                here = place + (four + i) * (BLOCK_Q * BLOCK_S)
+                there = inside & (four + i <= last)
+                most_new = tl.load(most_ptr + here, mask=there, other=_LOWEST, cache_modifier=".cg")
+                total_new = tl.load(total_ptr + here, mask=there, other=0.0, cache_modifier=".cg")
+                part = part_ptr + here.to(tl.int64)[:, None] * BLOCK_V + dv[None, :]
+                mixed_new = tl.load(part, mask=there[:, None], other=0.0, cache_modifier=".cg")
+                most, total, mixed = merge(most, total, mixed, most_new, total_new, mixed_new)
     else:
         most = tl.full((BLOCK_Q * BLOCK_S,), _LOWEST, tl.float32)
         total = tl.zeros((BLOCK_Q * BLOCK_S,), tl.float32)

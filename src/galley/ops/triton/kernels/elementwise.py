@@ -7,8 +7,6 @@ is computed in float32 and rounded once.
 import triton
 import triton.language as tl
 
-from galley.ops.triton.kernels.launch import follow
-
 
 @triton.jit
 def tanh(x):
@@ -34,10 +32,9 @@ def _sigmoid(x):
 @triton.jit(do_not_specialize=["rows"])
 def elementwise_kernel(
     a_ptr, b_ptr, position_ptr, out_ptr, rows, a_stride, b_stride, out_stride, width, first, second,
-    OP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    OP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Programs: (ROWS rows, block of columns). ``first`` and ``second`` are the op's attributes."""
-    follow(EARLY)
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (column < width)
@@ -75,10 +72,9 @@ def elementwise_kernel(
 
 @triton.jit(do_not_specialize=["rows"])
 def head_columns_kernel(
-    x_ptr, out_ptr, rows, x_stride, out_stride, width, start, size, stride, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    x_ptr, out_ptr, rows, x_stride, out_stride, width, start, size, stride, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """``head_columns``: result column j is column ``start`` + j % size of head j // size of x."""
-    follow(EARLY)
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (column < width)

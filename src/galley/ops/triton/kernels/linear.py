@@ -22,8 +22,6 @@ matter whether values are dequantised here or by ``dequantize_kernel`` before.
 import triton
 import triton.language as tl
 
-from galley.ops.triton.kernels.launch import follow
-
 _NIBBLES: tl.constexpr = tl.constexpr(
     [
         """
@@ -277,7 +275,7 @@ def linear_kernel(
     KIND: tl.constexpr, FAST: tl.constexpr, GROUPED: tl.constexpr, EXACT: tl.constexpr, ZEROS: tl.constexpr,
     MINIMA: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, SPLITS: tl.constexpr,
     APART: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
-    TOGETHER: tl.constexpr, EARLY: tl.constexpr,
+    TOGETHER: tl.constexpr,
 ):  # fmt: skip
     """See the module. Programs: (tile, stretch if APART).
 
@@ -295,7 +293,6 @@ def linear_kernel(
         BLOCK_K: columns of a tile of a dense matrix, words of one of codes.
         TOGETHER: so many tiles of outputs go over the same rows before the next: they share x in the cache.
     """
-    follow(EARLY)
     tiles_n, tiles_t = tl.cdiv(outputs, BLOCK_N), tl.cdiv(rows, BLOCK_T)
     pid = tl.program_id(0)
     band = pid // (TOGETHER * tiles_t)
@@ -360,13 +357,12 @@ def linear_kernel(
 def dequantize_kernel(
     w_ptr, scale_ptr, zero_ptr, minimum_ptr, out_ptr, outputs, depth, group,
     KIND: tl.constexpr, FAST: tl.constexpr, GROUPED: tl.constexpr, EXACT: tl.constexpr, ZEROS: tl.constexpr,
-    MINIMA: tl.constexpr, BLOCK_N: tl.constexpr, WORDS: tl.constexpr, EARLY: tl.constexpr,
+    MINIMA: tl.constexpr, BLOCK_N: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
     """Codes as ``linear_kernel`` would multiply them, to a dense matrix [outputs, depth].
 
     Programs: (BLOCK_N outputs, a tile of WORDS words).
     """
-    follow(EARLY)
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     PARTS: tl.constexpr = 4 if KIND == "int4" else 2
     NOUGHT: tl.constexpr = 8.0 if KIND == "int4" and not MINIMA else 0.0

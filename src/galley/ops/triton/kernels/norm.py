@@ -8,14 +8,12 @@ and GROUPS groups of each, each in whole: the order of summation follows from th
 import triton
 import triton.language as tl
 
-from galley.ops.triton.kernels.launch import follow
-
 
 @triton.jit(do_not_specialize=["rows"])
 def norm_kernel(
     x_ptr, y_ptr, sum_ptr, weight_ptr, bias_ptr, out_ptr, rows, x_stride, y_stride, sum_stride, out_stride, groups, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, ADD: tl.constexpr, MEAN: tl.constexpr,
-    WEIGHT: tl.constexpr, BIAS: tl.constexpr, APART: tl.constexpr, EARLY: tl.constexpr,
+    WEIGHT: tl.constexpr, BIAS: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
     """Programs: (ROWS rows, block of groups).
 
@@ -32,12 +30,10 @@ def norm_kernel(
     within = tl.arange(0, BLOCK)[None, :]
     column = group * WIDTH + within
     inside = (row < rows) & (group < groups) & (within < WIDTH)
-    # Weights wait for nobody.
     if WEIGHT:
         weight = tl.load(weight_ptr + (column if APART else within), mask=inside, other=0.0)
     if BIAS:
         bias = tl.load(bias_ptr + (column if APART else within), mask=inside, other=0.0)
-    follow(EARLY)
     x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         x += tl.load(y_ptr + row * y_stride + column, mask=inside, other=0.0).to(tl.float32)

@@ -9,8 +9,6 @@ magnitude of a head's key or value, for int8.
 import triton
 import triton.language as tl
 
-from galley.ops.triton.kernels.launch import follow
-
 
 @triton.jit
 def _turned(
@@ -58,7 +56,7 @@ def rope_kernel(
     sequence_ptr, position_ptr, table_ptr, rows, q_stride, k_stride, v_stride, turned_stride, width, heads, kv_heads,
     KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     PAIRS: tl.constexpr, ADJACENT: tl.constexpr, QUERIES: tl.constexpr, KEEP: tl.constexpr,
-    HEADS: tl.constexpr, ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, INT8: tl.constexpr, EARLY: tl.constexpr,
+    HEADS: tl.constexpr, ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, INT8: tl.constexpr,
 ):  # fmt: skip
     """See the module.
 
@@ -69,7 +67,6 @@ def rope_kernel(
         PAIRS: that are rotated in a head; 0: none is.
         QUERIES: q is turned; KEEP: k and v are written.
     """
-    follow(EARLY)
     m = tl.arange(0, ROWS * HEADS)[:, None]
     row = (tl.program_id(0) * ROWS + m // HEADS).to(tl.int64)
     sequence = tl.load(sequence_ptr + row, mask=row < rows, other=-1)

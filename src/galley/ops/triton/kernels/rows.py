@@ -7,16 +7,13 @@ result [rows, width]. No sums.
 import triton
 import triton.language as tl
 
-from galley.ops.triton.kernels.launch import follow
-
 
 @triton.jit(do_not_specialize=["rows"])
 def gather_kernel(
     number_ptr, table_ptr, scale_ptr, zero_ptr, minimum_ptr, out_ptr, rows, table_stride, out_stride, width, outputs, group,
-    KIND: tl.constexpr, ZEROS: tl.constexpr, MINIMA: tl.constexpr, WORDS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    KIND: tl.constexpr, ZEROS: tl.constexpr, MINIMA: tl.constexpr, WORDS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Programs: (ROWS rows, block of columns). ``outputs``: rows of the table; scales are [groups, outputs]."""
-    follow(EARLY)
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     number = tl.load(number_ptr + row, mask=row < rows, other=0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]

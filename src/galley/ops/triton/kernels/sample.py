@@ -7,15 +7,12 @@ Greatest values do not depend on the order in which they are found, sums are of 
 import triton
 import triton.language as tl
 
-from galley.ops.triton.kernels.launch import follow
-
 
 @triton.jit
 def greatest_kernel(
-    logits_ptr, row_ptr, most_ptr, first_ptr, stride, vocab, blocks, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    logits_ptr, row_ptr, most_ptr, first_ptr, stride, vocab, blocks, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The greatest of each block and its first place. Programs: (draw, block). NaN counts as infinity."""
-    follow(EARLY)
     draw, block = tl.program_id(0), tl.program_id(1)
     row = tl.load(row_ptr + draw).to(tl.int64)
     column = block * BLOCK + tl.arange(0, BLOCK)
@@ -28,10 +25,9 @@ def greatest_kernel(
 
 
 @triton.jit
-def choose_kernel(most_ptr, first_ptr, greatest_ptr, token_ptr, blocks, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
+def choose_kernel(most_ptr, first_ptr, greatest_ptr, token_ptr, blocks, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Of each draw the greatest logit and its first place; -1 where it is not finite. Programs: (draw,)."""
-    follow(EARLY)
     draw = tl.program_id(0)
     block = tl.arange(0, BLOCKS)
     most = tl.load(most_ptr + draw * blocks + block, mask=block < blocks, other=float("-inf"))
@@ -64,10 +60,9 @@ def _weights(x, inside, most, scale, reach):
 
 @triton.jit
 def sum_kernel(
-    logits_ptr, row_ptr, greatest_ptr, scale_ptr, reach_ptr, sum_ptr, stride, vocab, blocks, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    logits_ptr, row_ptr, greatest_ptr, scale_ptr, reach_ptr, sum_ptr, stride, vocab, blocks, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The weights of each block together. Programs: (draw, block)."""
-    follow(EARLY)
     draw, block = tl.program_id(0), tl.program_id(1)
     row = tl.load(row_ptr + draw).to(tl.int64)
     column = block * BLOCK + tl.arange(0, BLOCK)
@@ -79,10 +74,9 @@ def sum_kernel(
 @triton.jit
 def draw_kernel(
     logits_ptr, row_ptr, greatest_ptr, scale_ptr, reach_ptr, noise_ptr, sum_ptr, token_ptr, stride, vocab, blocks,
-    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """The token on which the noise falls, where the draw is no greedy one. Programs: (draw,)."""
-    follow(EARLY)
     draw = tl.program_id(0)
     scale = tl.load(scale_ptr + draw)
     if scale == 0.0:
