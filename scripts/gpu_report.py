@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -41,7 +40,6 @@ SHAPE: Final[dict[str, Any]] = {
     "vocab_size": 2048,
     "hidden_size": 4096,
     "intermediate_size": 14336,
-    "num_hidden_layers": 2,
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
     "max_position_embeddings": 8192,
@@ -146,7 +144,7 @@ class _Zeros(Weights):
         return len(self._program.shapes)
 
 
-def launches(kind: str, rows: int, capability: int, *, context: int = 1000) -> list[Launch]:
+def launches(kind: str, rows: int, capability: int, *, layers: int = 2) -> list[Launch]:
     """Those of a step of ``rows`` sequences that decode, or of a prompt of -``rows`` tokens."""
     found: dict[Launch, None] = {}
 
@@ -156,14 +154,14 @@ def launches(kind: str, rows: int, capability: int, *, context: int = 1000) -> l
     original = JITFunction.run
     JITFunction.run = catch
     try:
-        _step(kind, rows, capability, context)
+        _step(kind, rows, capability, layers)
     finally:
         JITFunction.run = original
     return list(found)
 
 
-def _step(kind: str, rows: int, capability: int, context: int) -> None:
-    program = build_program(SHAPE)
+def _step(kind: str, rows: int, capability: int, layers: int, context: int = 1000) -> None:
+    program = build_program({**SHAPE, "num_hidden_layers": layers})
     wanted = KINDS[kind]
     dense = WeightKind("bf16")
     kinds = {name: dense if "embed" in name else wanted for name in program.matrices}
@@ -253,22 +251,21 @@ def _functions() -> dict[str, Any]:
 
 
 def report(
-    kinds: Sequence[str], rows: Sequence[int], targets: Sequence[str], workers: int = 1
+    kinds: Sequence[str], rows: Sequence[int], targets: Sequence[str], *, layers: int = 2
 ) -> list[Compiled]:
-    """Each launch once for each target."""
+    """Each launch once for each target. With one layer, its MLP has one row of a prompt."""
     jobs: dict[tuple[Launch, str], None] = {}
     for target in targets:
         capability = TARGETS[target].arch if target.startswith("sm") else 0
         seen: set[object] = set()
         for kind in kinds:
             for count in rows:
-                for launch in launches(kind, count, int(capability)):
+                for launch in launches(kind, count, int(capability), layers=layers):
                     key = (launch.name, launch.signature, launch.constants, launch.options)
                     if key not in seen:
                         seen.add(key)
                         jobs[launch, target] = None
-    with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(lambda job: compiled(*job), jobs))
+    return [compiled(*job) for job in jobs]
 
 
 def main() -> int:
@@ -277,9 +274,8 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="*", default=list(KINDS))
     parser.add_argument("--rows", nargs="*", type=int, default=[1, 8, 32, 128, -512])
     parser.add_argument("--targets", nargs="*", default=list(TARGETS))
-    parser.add_argument("--workers", type=int, default=1)
     arguments = parser.parse_args()
-    found = report(arguments.kinds, arguments.rows, arguments.targets, arguments.workers)
+    found = report(arguments.kinds, arguments.rows, arguments.targets)
     failed = 0
     print("| kernel | of | GPU | registers | spilled | shared memory, KiB | occupancy |")
     print("|---|---|---|---|---|---|---|")

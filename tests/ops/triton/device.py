@@ -1,7 +1,7 @@
 """Where the kernels' tests run: in Triton's interpreter, or on the GPU that GALLEY_TEST_DEVICE names.
 
-Imported before anything of ``galley.ops.triton``, whose kernels are interpreted or compiled as the environment
-has it when they are defined.
+Imported before anything of ``galley.ops.triton``, which cannot be imported without triton. ``tests/conftest.py``
+has Triton interpret.
 """
 
 import os
@@ -13,8 +13,6 @@ pytest.importorskip("triton", reason="triton is not installed: pip install 'gall
 
 DEVICE: Final = os.environ.get("GALLEY_TEST_DEVICE", "cpu")
 ON_GPU: Final = DEVICE != "cpu"
-if not ON_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 

@@ -167,7 +167,7 @@ def attention_kernel(
             # Those that are not there change no bit.
             for i in tl.static_range(4):
                 here = place + (four + i) * (BLOCK_Q * BLOCK_S)
-                there = inside & (four + i <= last)
+                there = inside & (m * 0 + four + i <= last)
                 most_new = tl.load(most_ptr + here, mask=there, other=_LOWEST, cache_modifier=".cg")
                 total_new = tl.load(total_ptr + here, mask=there, other=0.0, cache_modifier=".cg")
                 part = part_ptr + here.to(tl.int64)[:, None] * BLOCK_V + dv[None, :]
