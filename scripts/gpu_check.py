@@ -231,7 +231,8 @@ def measure(quantize: str, layers: int, read: float, product: float) -> list[dic
 
 def numbers() -> int:
     """The tests of the kernels and of whole models, on the GPU."""
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "tests/ops/triton"]
+    workers = str(max(1, min(12, (os.cpu_count() or 2) - 2)))
+    command = [sys.executable, "-m", "pytest", "-q", "-n", workers, "tests/ops/triton"]
     environ = {**os.environ, "GALLEY_TEST_DEVICE": "cuda"}
     environ.pop("TRITON_INTERPRET", None)
     return subprocess.run(command, cwd=ROOT, env=environ, check=False).returncode
@@ -274,7 +275,6 @@ def main() -> int:
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("gpu-check needs a CUDA GPU, and torch sees none: galley doctor says why")
-    failed = 0 if arguments.skip_numbers else numbers()
     read, product = ceilings()
     print(f"reads {read / 1e12:.2f} TB/s, multiplies {product / 1e12:.0f} TFLOP/s", flush=True)
     figures: list[dict[str, Any]] = []
@@ -284,8 +284,8 @@ def main() -> int:
     slug = torch.cuda.get_device_name().lower().replace(" ", "-")
     file = arguments.output or ROOT / f"benchmarks/results/gpu-{slug}.json"
     file.write_text(json.dumps(machine(figures, read, product), indent=1) + "\n", encoding="utf-8")
-    print(f"written: {file}")
-    return failed
+    print(f"written: {file}", flush=True)
+    return 0 if arguments.skip_numbers else numbers()
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def test_greedy_tokens_are_those_of_transformers(variant: str, checkpoint: Check
 
 
 def executor_of(folder: Path, executor: str, **changes: Any) -> Executor:
-    settings = {"dtype": "float32", "kv_cache_tokens": 512, "threads": 1, "speculation": "off"}
+    settings = {"dtype": "float32", "kv_cache_tokens": 4096, "threads": 1, "speculation": "off"}
     settings |= {"executor": executor, "device": DEVICE if executor == "gpu" else "cpu"}
     return load_engine(EngineSettings(model=str(folder), **{**settings, **changes}), folder).executor
 

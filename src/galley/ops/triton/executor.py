@@ -103,6 +103,7 @@ class TritonExecutor:
     def allocate_kv(self, blocks: int, states: int = 0) -> None:
         """Zeroed: what was never written weighs nothing, but must be a number."""
         dtype, device = _CACHES[self._kv_dtype], self._device.torch
+        self.steps.blocks = blocks
         for kv in self._program.kv:
             shape = (blocks, kv.kv_heads, BLOCK_TOKENS)
             keys, values = (
@@ -145,7 +146,7 @@ class TritonExecutor:
             logits, tokens = self._graphs.run(batch, sampling if on_device else None)
         else:
             single, tiles = tiles_of(batch, query_tile(self._device, self._shared, many=True).rows)
-            staging = Staging(shape_of(batch, single, tiles), self.kv_groups, self._device)
+            staging = Staging(shape_of(batch, single, tiles), self.kv_groups, self._device, self.steps.blocks)
             logits = self.steps.run(staging.fill(batch, single, tiles))
             if on_device and sampling.rows:
                 tokens = self._sampler.draw(logits, sampling)

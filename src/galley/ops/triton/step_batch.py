@@ -96,8 +96,9 @@ def _frequencies(inv_freq: tuple[float, ...], device: torch.device) -> torch.Ten
 class Staging:
     """Room for batches of one shape or less, in pinned memory and on the device."""
 
-    def __init__(self, shape: Shape, groups: int, device: Device) -> None:
-        self.shape = shape
+    def __init__(self, shape: Shape, groups: int, device: Device, blocks: int = 1 << 31) -> None:
+        """``groups``: of the KV cache, which has so many ``blocks``."""
+        self.shape, self._blocks = shape, blocks
         sizes = [shape.rows] * 3
         sizes += [shape.wanted, 3 * shape.single, 3 * shape.tiles]
         sizes += [shape.sequences * shape.width] * groups
@@ -118,7 +119,11 @@ class Staging:
         )
 
     def fill(self, batch: Batch, single: Numbers, tiles: Numbers) -> StepBatch:
-        """The batch on the device, padded to the shape with rows that are none."""
+        """The batch on the device, padded to the shape with rows that are none.
+
+        Raises:
+            ValueError: a table names a block that does not exist.
+        """
         rows, count = len(batch.tokens), len(batch.starts) - 1
         tokens, positions, sequences, wanted, first, second, *tables = self._sections
         tokens[:rows], tokens[rows:] = batch.tokens, 0
@@ -130,6 +135,8 @@ class Staging:
             section[: found.size], section[found.size :] = found.reshape(-1), -1
         for group, section in enumerate(tables):
             _fill_table(section, self.shape.width, batch.tables[group * count : (group + 1) * count])
+            if len(section) and not 0 <= section.min() <= section.max() < self._blocks:
+                raise ValueError(f"a table names a block beyond the {self._blocks} that there are")
         self._device.copy_(self._host, non_blocking=True)
         self.batch.angles.clear()
         return self.batch

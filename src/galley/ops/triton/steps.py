@@ -88,6 +88,7 @@ class Steps:
             layer: g for g, group in enumerate(program.kv_groups) for layer in group.layers
         }
         self.caches: list[Cache] = []
+        self.blocks = 0
         check_program(program)
         made = {
             "embed": self._embed,

@@ -115,7 +115,7 @@ def _few(kind: str, rows: int, outputs: int) -> Tile:
     many = outputs >= _MANY_OUTPUTS
     if kind == "int4":
         if rows <= 32:
-            return Tile(64, 32, 64, 2, 2)
+            return Tile(128 if many else 64, 32, 64, 4, 2)
         return Tile(128, 64 if many else 32, 64, 4, 2)
     if kind != "dense":
         if rows > 64 and many:
