@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint test-clients audit schema soak fuzz sanitize thorough bench demo-model demo-draft-model demo-embedding-model demo-speech-model clean
+.PHONY: help run test lint gpu-check test-clients audit schema soak fuzz sanitize thorough bench demo-model demo-draft-model demo-embedding-model demo-speech-model clean
 
 help:
 	@echo "make run         serve the bundled models, show what they answer, keep serving (PORT=8000)"
@@ -21,6 +21,7 @@ help:
 	@echo "make schema      SCHEMA_EXAMPLES=1000 random requests for each operation of the OpenAPI document"
 	@echo "make soak        a minute of load while engines die, stall, and clients misbehave (SEED=1)"
 	@echo "make fuzz        every fuzz target for FUZZ_SECONDS=1800 each (atheris, Linux)"
+	@echo "make gpu-check   the GPU executor's numbers and speed on the GPU at hand (some minutes)"
 	@echo "make bench       measure latency and throughput of the server"
 	@echo "make demo-model  train the bundled model again (up to two hours on two cores)"
 	@echo "make demo-draft-model  distil the bundled draft model again (some 20 minutes on a core)"
@@ -76,6 +77,9 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/serving.py
 	$(BIN)/galley bench serve galley-demo --prompt-tokens 64 --output-tokens 64
 
+gpu-check: $(VENV)/.installed-gpu
+	$(BIN)/python -m scripts.gpu_check
+
 demo-model: $(VENV)/.installed-dev
 	$(BIN)/python -m recipes.assistant.train
 
@@ -108,6 +112,10 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 
 $(VENV)/.installed-fuzz: $(VENV)/.installed-dev
 	@$(PIP) --editable '.[fuzz]'
+	@touch $@
+
+$(VENV)/.installed-gpu: $(VENV)/.installed-dev
+	@$(PIP) --editable '.[gpu]'
 	@touch $@
 
 # uv, because pip tries version after version of what these clients want, for more than half an hour.

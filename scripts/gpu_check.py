@@ -1,8 +1,8 @@
-"""What ``make gpu-check`` does: the kernels' numbers on the GPU at hand, then an 8-billion shape's speed.
+"""What ``make gpu-check`` does: an 8-billion shape's speed on the GPU at hand, then the kernels' numbers.
 
-The numbers are those of ``tests/ops/triton``, which run in Triton's interpreter elsewhere. The speed is that
-of Llama 3.1 8B's shape with random weights, held against the rates at which this GPU reads memory and
-multiplies matrices, measured first.
+The speed is that of Llama 3.1 8B's shape with random weights, held against the rates at which this GPU
+reads memory and multiplies matrices. The numbers are those of ``tests/ops/triton``, which run in Triton's
+interpreter elsewhere.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from galley.formats.weights import DenseWeight, IntWeight, TensorInfo, Weight, Weights, WeightKind
+from galley.formats.weights import DenseWeight, IntWeight, TensorInfo, Weight, WeightKind, Weights
 from galley.graph.program import Program
 from galley.models.registry import build_program
 from galley.ops.draws import GREEDY
@@ -107,20 +107,19 @@ def timed(launch: Callable[[], object], repeats: int) -> float:
     """Median seconds."""
     times = []
     for _ in range(repeats):
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         began.record()
         launch()
         ended.record()
         ended.synchronize()
         times.append(began.elapsed_time(ended) / 1000)
-    return statistics.median(times)
+    return float(statistics.median(times))
 
 
 def ceilings() -> tuple[float, float]:
     """(bytes read a second, operations a second of a product of bfloat16), as this GPU does them."""
     values = torch.ones(1 << 30, device="cuda")
     read = 4 * len(values) / timed(lambda: torch.sum(values), 7)
-    del values
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     product = 2 * 8192**3 / timed(lambda: a @ b, 9)
     return read, product
@@ -140,9 +139,7 @@ class Bench:
             kinds={"model.embed_tokens.weight": "bf16"},
         )
         began = time.perf_counter()
-        self.executor = TritonExecutor(
-            self.program, RandomWeights(self.program, quantize), options
-        )
+        self.executor = TritonExecutor(self.program, RandomWeights(self.program, quantize), options)
         torch.cuda.synchronize()
         self.load_seconds = time.perf_counter() - began
         self.blocks = blocks_for(CONTEXT + 2 * STEPS + BLOCK_TOKENS)
@@ -156,7 +153,9 @@ class Bench:
             tokens=np.arange(tokens) % 1000,
             positions=np.tile(np.arange(each), sequences),
             starts=np.arange(sequences + 1) * each,
-            tables=tuple(s * blocks_for(each) + np.arange(blocks_for(each)) for s in range(sequences)),
+            tables=tuple(
+                s * blocks_for(each) + np.arange(blocks_for(each)) for s in range(sequences)
+            ),
             wanted=np.arange(1, sequences + 1) * each - 1,
         )
         sampling = SamplingBatch()
@@ -211,7 +210,10 @@ def measure(quantize: str, layers: int, read: float, product: float) -> list[dic
                 "target": PREFILL_TARGET,
             }
         )
-        print({k: round(v, 2) if isinstance(v, float) else v for k, v in found[-1].items()}, flush=True)
+        print(
+            {k: round(v, 2) if isinstance(v, float) else v for k, v in found[-1].items()},
+            flush=True,
+        )
     for sequences in BATCHES:
         seconds = bench.decode(sequences)
         size = bench.costs.weight_bytes + sequences * CONTEXT * bench.costs.kv_bytes_per_token
@@ -225,7 +227,10 @@ def measure(quantize: str, layers: int, read: float, product: float) -> list[dic
                 "target": READ_TARGET if sequences == 1 else 0.0,
             }
         )
-        print({k: round(v, 2) if isinstance(v, float) else v for k, v in found[-1].items()}, flush=True)
+        print(
+            {k: round(v, 2) if isinstance(v, float) else v for k, v in found[-1].items()},
+            flush=True,
+        )
     return found
 
 
@@ -271,7 +276,9 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="*", default=KINDS[:3], choices=KINDS)
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--skip-numbers", action="store_true")
-    parser.add_argument("--output", type=Path, help="file of results; default: in benchmarks/results")
+    parser.add_argument(
+        "--output", type=Path, help="file of results; default: in benchmarks/results"
+    )
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("gpu-check needs a CUDA GPU, and torch sees none: galley doctor says why")

@@ -1,8 +1,8 @@
 """Compiles the kernels as the GPU executor launches them, for several GPUs, without a driver or a GPU.
 
 Each launch of a step of Llama 3.1 8B's shape is caught before it runs, with the types of its arguments and
-its tile; the catch is compiled for each target, and the resources that the compiler reports are told. ``python
--m scripts.gpu_report`` prints the table of docs/native-gpu.md.
+its tile; the catch is compiled for each target, and the resources that the compiler reports are told.
+``python -m scripts.gpu_report`` prints the table of docs/native-gpu.md.
 """
 
 import argparse
@@ -30,9 +30,10 @@ from galley.graph.passes import run_passes
 from galley.graph.program import Program
 from galley.models.registry import build_program
 from galley.ops.executor import Batch
+from galley.ops.triton.attention import Cache
 from galley.ops.triton.sampler import Draws
 from galley.ops.triton.step_batch import Staging, shape_of, tiles_of
-from galley.ops.triton.steps import Cache, Steps
+from galley.ops.triton.steps import Steps
 from galley.ops.triton.tiles import Device, query_tile
 
 SHAPE: Final[dict[str, Any]] = {
@@ -131,7 +132,7 @@ class _Zeros(Weights):
         shape, kind = self._program.shapes[name], self._kind
         if kind.is_integer and name in self._program.matrices and "embed" not in name:
             bits, group = (4, kind.group) if kind.name == "int4" else (8, shape[1])
-            q = np.zeros(shape, np.uint8 if bits == 4 else np.int8)
+            q: Any = np.zeros(shape, np.uint8 if bits == 4 else np.int8)
             scales = np.zeros((shape[0], -(-shape[1] // group)), np.float32)
             assert kind.scale_type is not None
             return IntWeight(name, bits, q, group, scales, None, kind.scale_type)
@@ -194,7 +195,9 @@ def _launch(function: Any, args: Sequence[Any], kwargs: dict[str, Any], about: s
     signature, constants, divisible = [], [], []
     for i, param in enumerate(function.params):
         value = given[param.name]
-        if param.is_constexpr or (isinstance(value, int) and value == 1 and param.name not in fixed):
+        if param.is_constexpr or (
+            isinstance(value, int) and value == 1 and param.name not in fixed
+        ):
             signature.append((param.name, "constexpr"))
             constants.append((param.name, value))
         elif isinstance(value, torch.Tensor):

@@ -106,7 +106,9 @@ class EngineSettings:
         "implementation that runs the model; auto: cpu on device cpu, else reference",
     )
     device: str = setting(
-        "cpu", "Model", "device that runs the model: cpu, or with executor gpu or reference cuda, cuda:1"
+        "cpu",
+        "Model",
+        "device that runs the model: cpu, or with executor gpu or reference cuda, cuda:1",
     )
     weight_cache: bool = setting(
         True, "Model", "keep packed weights on disk for the next start (executor cpu)"

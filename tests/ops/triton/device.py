@@ -1,7 +1,7 @@
 """Where the kernels' tests run: in Triton's interpreter, or on the GPU that GALLEY_TEST_DEVICE names.
 
-Imported before anything of ``galley.ops.triton``, which cannot be imported without triton. ``tests/conftest.py``
-has Triton interpret.
+Imported before anything of ``galley.ops.triton``, which cannot be imported without triton.
+``tests/conftest.py`` has Triton interpret.
 """
 
 import os

@@ -12,7 +12,7 @@ import torch
 from galley.graph.program import KVLayout, Op, first_seen
 from galley.ops.executor import Batch
 from galley.ops.triton.step_batch import Staging, shape_of, tiles_of
-from galley.ops.triton.steps import Cache, _Attention, power
+from galley.ops.triton.attention import Attention, Cache, power
 from galley.ops.triton.tiles import query_tile
 
 CASES: dict[str, dict[str, Any]] = {
@@ -30,8 +30,8 @@ class Case:
     """Sequences of random queries, keys and values, in blocks in no order."""
 
     def __init__(
-        self, dtype: torch.dtype, *, heads: int = 4, kv_heads: int = 2, key_dim: int = 20, value_dim: int = 20,
-        window: int = 0, chunked: bool = False, cap: float = 0.0, sinks: bool = False,
+        self, dtype: torch.dtype, *, heads: int = 4, kv_heads: int = 2, key_dim: int = 20,
+        value_dim: int = 20, window: int = 0, chunked: bool = False, cap: float = 0.0, sinks: bool = False,
     ) -> None:  # fmt: skip
         random = torch.Generator().manual_seed(heads)
         blocks = 128
@@ -67,7 +67,9 @@ class Case:
         starts = np.cumsum([0, *counts])
         batch = Batch(
             tokens=np.zeros(starts[-1], np.int64),
-            positions=np.concatenate([np.arange(e - c, e) for e, c in zip(ends, counts, strict=True)]),
+            positions=np.concatenate(
+                [np.arange(e - c, e) for e, c in zip(ends, counts, strict=True)]
+            ),
             starts=starts,
             tables=tuple(self.tables[s] for s in chosen),
             wanted=np.zeros(1, np.int64),
@@ -79,7 +81,7 @@ class Case:
         out = torch.full((len(q), self.op.width), torch.nan, dtype=q.dtype, device=DEVICE)
         keys, values = self.keys.to(DEVICE), self.values.to(DEVICE)
         sinks = None if self.sinks is None else self.sinks.to(DEVICE)
-        attend = _Attention(self.op, self.kv, device(), sinks, int8=False)
+        attend = Attention(self.op, self.kv, device(), sinks, int8=False)
         attend(staging.fill(batch, single, tiles), Cache(keys, values, keys, values), 0, q, out)
         return list(torch.split(out.cpu(), counts))
 

@@ -29,14 +29,27 @@ MOST_STACK = {"sm_80": 128, "sm_89": 128}
 @pytest.mark.parametrize("target", ["sm_80", "sm_89", "sm_90", "sm_100", "gfx942"])
 def test_kernels_compile_without_spills_and_fit_shared_memory(target: str, tmp_path: Path) -> None:
     environ = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
-    environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environ["PYTHONPATH"] = os.pathsep.join(
+        [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    )
     done = subprocess.run(
-        [sys.executable, "-c", REPORT, target], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
+        [sys.executable, "-c", REPORT, target],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     names = {name for name, *_ in found}
-    assert names >= {"linear_kernel", "attention_kernel", "norm_kernel", "rope_kernel", "gather_kernel"}
+    assert names >= {
+        "linear_kernel",
+        "attention_kernel",
+        "norm_kernel",
+        "rope_kernel",
+        "gather_kernel",
+    }
     assert names >= {"greatest_kernel", "choose_kernel", "sum_kernel", "draw_kernel"}
     for name, of, registers, spilled, shared, limit in found:
         assert spilled <= MOST_STACK.get(of, 0), (name, of, registers)

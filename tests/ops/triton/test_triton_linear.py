@@ -17,7 +17,7 @@ from galley.formats.weights import IntWeight, WeightKind
 from galley.ops.triton import matrices
 from galley.ops.triton.matrices import Matrix, fp8_matrix, pack
 
-KINDS = {
+KINDS: dict[str, dict[str, Any]] = {
     "dense": {},
     "fp8": {},
     "int8": {"bits": 8},
@@ -31,7 +31,13 @@ KINDS = {
 
 
 def matrix(
-    kind: str, outputs: int, depth: int, dtype: torch.dtype, *, gated: bool = False, biased: bool = False
+    kind: str,
+    outputs: int,
+    depth: int,
+    dtype: torch.dtype,
+    *,
+    gated: bool = False,
+    biased: bool = False,
 ) -> tuple[Matrix, torch.Tensor, torch.Tensor]:
     """(a random matrix, the values that it stands for, its bias), the former packed in two parts."""
     random = np.random.default_rng(outputs * 1000 + depth)
@@ -44,23 +50,29 @@ def matrix(
         stood = (values / scales).to(torch.float8_e4m3fn).float() * scales
         return made, stood, torch.zeros(outputs)
     weights: list[Any] = []
-    stood = []
+    values_of: list[torch.Tensor] = []
     for n in parts:
         if kind == "dense":
             raw = random.standard_normal((n, depth)).astype(np.float32)
             weights.append(as_dense("w", "F16" if dtype == torch.float16 else "F32", raw))
-            stood.append(torch.from_numpy(raw).to(dtype).float())
+            values_of.append(torch.from_numpy(raw).to(dtype).float())
             continue
         weights.append(integers(random, n, depth, **KINDS[kind]))
-        stood.append(torch.from_numpy(dequantize(weights[-1])))
+        values_of.append(torch.from_numpy(dequantize(weights[-1])))
     biases = [as_dense("b", "F32", b) for b in bias]
-    made = pack(weights, WeightKind("float32"), dtype, torch.device(DEVICE), bias=biases, gated=gated)
-    return made, torch.cat(stood), torch.from_numpy(np.concatenate([*bias, np.zeros(0, np.float32)]))
+    made = pack(
+        weights, WeightKind("float32"), dtype, torch.device(DEVICE), bias=biases, gated=gated
+    )
+    return (
+        made,
+        torch.cat(values_of),
+        torch.from_numpy(np.concatenate([*bias, np.zeros(0, np.float32)])),
+    )
 
 
 def integers(
-    random: np.random.Generator, outputs: int, depth: int, *, bits: int, group: int = 0, zeros: bool = False,
-    minima: bool = False,
+    random: np.random.Generator, outputs: int, depth: int, *, bits: int, group: int = 0,
+    zeros: bool = False, minima: bool = False,
 ) -> IntWeight:  # fmt: skip
     group = group or depth
     groups = -(-depth // group)
@@ -135,7 +147,9 @@ def test_a_row_has_the_same_bits_alone_and_among_any_number(
         assert torch.equal(product(made, x[rows]), together[rows])
 
 
-@pytest.mark.parametrize("kind", ["fp8", "int8 in groups", "int4 with zero points", "int4 with minima"])
+@pytest.mark.parametrize(
+    "kind", ["fp8", "int8 in groups", "int4 with zero points", "int4 with minima"]
+)
 def test_a_matrix_may_be_dequantised_as_a_whole(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     dtype = TYPES[-1]
     made, _, _ = matrix(kind, 70, 200, dtype)

@@ -1,4 +1,4 @@
-"""Whole models on the GPU executor: transformers' tokens, the reference executor's logits, the same bits."""
+"""Whole models on the GPU executor: transformers' tokens, the reference executor's logits, bits."""
 
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,9 @@ def test_greedy_tokens_are_those_of_transformers(variant: str, checkpoint: Check
 def executor_of(folder: Path, executor: str, **changes: Any) -> Executor:
     settings = {"dtype": "float32", "kv_cache_tokens": 4096, "threads": 1, "speculation": "off"}
     settings |= {"executor": executor, "device": DEVICE if executor == "gpu" else "cpu"}
-    return load_engine(EngineSettings(model=str(folder), **{**settings, **changes}), folder).executor
+    return load_engine(
+        EngineSettings(model=str(folder), **{**settings, **changes}), folder
+    ).executor
 
 
 KINDS: list[tuple[dict[str, Any], dict[str, Any], float]] = [
@@ -127,7 +129,9 @@ def test_what_it_cannot_do_is_refused_by_name(
         executor_of(checkpoint("llama"), "gpu", **changes)
 
 
-def test_without_a_gpu_it_says_so(checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_it_says_so(
+    checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gpu, "INTERPRETED", False)
     with pytest.raises(SettingsError, match="device is 'cpu', but executor 'gpu' runs on a GPU"):
         executor_of(checkpoint("llama"), "gpu", device="cpu")

@@ -1,4 +1,4 @@
-"""The kernels without products, against torch: norms, elementwise ops, rotation with the writing of keys."""
+"""The kernels without products, against torch: norms, elementwise ops, rotation and writing of keys."""
 
 from typing import Any
 
@@ -36,7 +36,20 @@ def test_elementwise_ops_are_torch_s(name: str) -> None:
         out = torch.full((19, 70), torch.nan, dtype=dtype, device=DEVICE)
         first = next(iter(attrs.values()), 1.0)
         elementwise_kernel[(triton.cdiv(19, 4), 2)](
-            a, b, a, out, 19, a.stride(0), b.stride(0), 70, 70, first, 1.0, OP=name, ROWS=4, BLOCK=64
+            a,
+            b,
+            a,
+            out,
+            19,
+            a.stride(0),
+            b.stride(0),
+            70,
+            70,
+            first,
+            1.0,
+            OP=name,
+            ROWS=4,
+            BLOCK=64,
         )
         assert error(out, wanted) <= ERRORS[dtype]
 
@@ -75,7 +88,9 @@ def test_keys_are_turned_and_written_where_the_table_says(adjacent: bool, int8: 
     q, k, v = random(4, heads * dim), random(4, dim, seed=1), random(4, dim, seed=2)
     angle = torch.outer(torch.tensor([15.0, 16.0, 0.0, 3.0]), 0.3 ** torch.arange(pairs))
     keys, values = (
-        torch.zeros(6, kv_heads, 16, dim, dtype=torch.int8 if int8 else torch.float32, device=DEVICE)
+        torch.zeros(
+            6, kv_heads, 16, dim, dtype=torch.int8 if int8 else torch.float32, device=DEVICE
+        )
         for _ in range(2)
     )
     scales = [torch.zeros(6, kv_heads, 16, device=DEVICE) for _ in range(2)]
@@ -85,8 +100,8 @@ def test_keys_are_turned_and_written_where_the_table_says(adjacent: bool, int8: 
         for part in ([0, 0, -1, 1], [15, 16, 0, 3], [[4, 2], [5, 0]])
     ]
     rope_kernel[(2, 2 + 1 + 1)](
-        q.to(DEVICE), k.to(DEVICE), v.to(DEVICE), turned, angle.cos().to(DEVICE), angle.sin().to(DEVICE), keys,
-        values, *scales, *numbers, 4, heads * dim, dim, dim, heads * dim, 2, heads, kv_heads, KEY=dim,
+        q.to(DEVICE), k.to(DEVICE), v.to(DEVICE), turned, angle.cos().to(DEVICE), angle.sin().to(DEVICE),
+        keys, values, *scales, *numbers, 4, heads * dim, dim, dim, heads * dim, 2, heads, kv_heads, KEY=dim,
         VALUE=dim, BLOCK_D=32, BLOCK_V=32, PAIRS=pairs, ADJACENT=adjacent, QUERIES=True, KEEP=True, HEADS=2,
         ROWS=2, BLOCK_TOKENS=16, INT8=int8,
     )  # fmt: skip

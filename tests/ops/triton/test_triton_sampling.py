@@ -11,8 +11,12 @@ from galley.ops.sampling import LogitsAdjustment, SamplingBatch
 from galley.ops.triton.sampler import Sampler, drawn_on_device
 
 
-def record(temperature: float, *, seed: int = 1, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> bytes:
-    return sampling_record(seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+def record(
+    temperature: float, *, seed: int = 1, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> bytes:
+    return sampling_record(
+        seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+    )
 
 
 def test_draws_on_the_device_are_the_specified_ones() -> None:
@@ -23,7 +27,10 @@ def test_draws_on_the_device_are_the_specified_ones() -> None:
     logits[5, 17] = np.nan
     logits[6, :2400] = -np.inf
     logits[7, 5] = np.inf
-    records = [record(0.0) if row == 3 else record(0.3 * row, seed=row - 2, min_p=0.02 * (row % 3)) for row in range(rows)]
+    records = [
+        record(0.0) if row == 3 else record(0.3 * row, seed=row - 2, min_p=0.02 * (row % 3))
+        for row in range(rows)
+    ]
     sampling = SamplingBatch()
     for row in reversed(range(rows)):
         sampling.draw(row, 1000 + row, records[row])

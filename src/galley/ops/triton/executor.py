@@ -18,11 +18,13 @@ from galley.ops.draws import draw_all
 from galley.ops.executor import Batch, ExecutorMemory, ExecutorOptions, ExpertCounts
 from galley.ops.kinds import own_kinds, plan_kinds
 from galley.ops.sampling import SamplingBatch, StepResult, sample
+from galley.ops.triton.attention import Cache, power
 from galley.ops.triton.graphs import DecodeGraphs
 from galley.ops.triton.matrices import packed_bytes
 from galley.ops.triton.sampler import Sampler, drawn_on_device
 from galley.ops.triton.step_batch import Staging, shape_of, tiles_of
-from galley.ops.triton.steps import Cache, Steps, check_program, power
+from galley.ops.triton.steps import Steps
+from galley.ops.triton.supported import check_program
 from galley.ops.triton.tiles import INTERPRETED, Device, device_of, query_tile
 from galley.types import BLOCK_TOKENS
 
@@ -146,7 +148,9 @@ class TritonExecutor:
             logits, tokens = self._graphs.run(batch, sampling if on_device else None)
         else:
             single, tiles = tiles_of(batch, query_tile(self._device, self._shared, many=True).rows)
-            staging = Staging(shape_of(batch, single, tiles), self.kv_groups, self._device, self.steps.blocks)
+            staging = Staging(
+                shape_of(batch, single, tiles), self.kv_groups, self._device, self.steps.blocks
+            )
             logits = self.steps.run(staging.fill(batch, single, tiles))
             if on_device and sampling.rows:
                 tokens = self._sampler.draw(logits, sampling)
@@ -251,9 +255,7 @@ def _weight_bytes(program: Program, dtype: torch.dtype) -> int:
             if role in op.signature.matrices:
                 shapes = [flat(program.shapes[name]) for name in names]
                 rows = sum(shape[0] for shape in shapes)
-                sizes[names] = packed_bytes(
-                    program.kinds[names[0]], rows, shapes[0][1], dtype
-                )
+                sizes[names] = packed_bytes(program.kinds[names[0]], rows, shapes[0][1], dtype)
             else:
                 sizes[names] = 4 * sum(math.prod(program.shapes[name]) for name in names)
     return sum(sizes.values())

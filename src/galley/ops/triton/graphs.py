@@ -12,9 +12,10 @@ import torch
 
 from galley.ops.executor import Batch
 from galley.ops.sampling import SamplingBatch
+from galley.ops.triton.attention import power
 from galley.ops.triton.sampler import Draws, Sampler
 from galley.ops.triton.step_batch import Shape, Staging
-from galley.ops.triton.steps import Steps, power
+from galley.ops.triton.steps import Steps
 from galley.ops.triton.tiles import SPLIT, Device
 
 _ROWS: Final = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256)

@@ -96,7 +96,9 @@ class Matrix:
             gated: see above.
         """
         if self.kind != "dense" and x.dtype != torch.float32 and len(x) >= WHOLE_ROWS:
-            whole = dataclasses.replace(self, kind="dense", values=self._dequantized(device, x.dtype))
+            whole = dataclasses.replace(
+                self, kind="dense", values=self._dequantized(device, x.dtype)
+            )
             whole._multiply(device, x, out, gated=gated, scaled=not self.grouped)
         else:
             scaled = self.kind != "dense" and not self.grouped
@@ -368,7 +370,7 @@ def _integers(weight: IntWeight, dtype: torch.dtype, device: torch.device) -> Ma
 
 
 def words_of(codes: torch.Tensor, parts: int, words: int) -> torch.Tensor:
-    """[outputs, depth] uint8 -> [outputs, words] int16 with ``parts`` codes each; zeros behind the depth."""
+    """[outputs, depth] uint8 -> [outputs, words] int16 of ``parts`` codes; zeros behind the depth."""
     outputs, depth = codes.shape
     whole = -(-depth // (parts * words)) * parts * words
     split = torch.nn.functional.pad(codes, (0, whole - depth)).view(outputs, -1, parts, words)

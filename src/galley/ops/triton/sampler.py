@@ -81,8 +81,8 @@ class Draws:
             **FUSION,
         )  # fmt: skip
         draw_kernel[(count,)](
-            logits, rows, self.greatest, scales, reaches, noises, self.sums, self.tokens, stride, vocab, blocks,
-            BLOCK=_BLOCK, BLOCKS=wide, **FUSION,
+            logits, rows, self.greatest, scales, reaches, noises, self.sums, self.tokens, stride, vocab,
+            blocks, BLOCK=_BLOCK, BLOCKS=wide, **FUSION,
         )  # fmt: skip
 
 

@@ -110,12 +110,16 @@ class Staging:
         places = list(zip(starts, sizes, strict=False))
         self._sections = [self._host.numpy()[at : at + n] for at, n in places]
         views = [self._device[at : at + n] for at, n in places]
+        tokens, positions, sequences, wanted, single, tiles, *tables = views
         self.batch = StepBatch(
             shape,
-            *views[:4],
-            views[4].view(-1, 3),
-            views[5].view(-1, 3),
-            [view.view(shape.sequences, shape.width) for view in views[6:]],
+            tokens,
+            positions,
+            sequences,
+            wanted,
+            single.view(-1, 3),
+            tiles.view(-1, 3),
+            [table.view(shape.sequences, shape.width) for table in tables],
         )
 
     def fill(self, batch: Batch, single: Numbers, tiles: Numbers) -> StepBatch:
@@ -134,7 +138,9 @@ class Staging:
         for section, found in ((first, single), (second, tiles)):
             section[: found.size], section[found.size :] = found.reshape(-1), -1
         for group, section in enumerate(tables):
-            _fill_table(section, self.shape.width, batch.tables[group * count : (group + 1) * count])
+            _fill_table(
+                section, self.shape.width, batch.tables[group * count : (group + 1) * count]
+            )
             if len(section) and not 0 <= section.min() <= section.max() < self._blocks:
                 raise ValueError(f"a table names a block beyond the {self._blocks} that there are")
         self._device.copy_(self._host, non_blocking=True)

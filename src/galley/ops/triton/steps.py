@@ -1,43 +1,25 @@
 """Launches made of a program's ops: each op becomes a function that the executor calls in every step."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import TypeAlias
 
 import torch
 import triton
 
-from galley.errors import UnsupportedModel
 from galley.formats.weights import Weights
 from galley.graph.program import KVLayout, Op, Program
-from galley.ops.triton.kernels.attention import attention_kernel
+from galley.ops.triton.attention import Attention, Cache, power
 from galley.ops.triton.kernels.elementwise import elementwise_kernel, head_columns_kernel
 from galley.ops.triton.kernels.norm import norm_kernel
 from galley.ops.triton.kernels.rope import rope_kernel
 from galley.ops.triton.kernels.rows import gather_kernel
-from galley.ops.triton.matrices import FUSION, GATHERED, Matrix, counts, pack, vector
+from galley.ops.triton.matrices import FUSION, GATHERED, Matrix, pack, vector
 from galley.ops.triton.step_batch import StepBatch
-from galley.ops.triton.tiles import ROWS_TOGETHER, SPLIT, Device, block_keys, query_tile
+from galley.ops.triton.supported import ELEMENTWISE, check_program, gated_linears, logits_chain
+from galley.ops.triton.tiles import ROWS_TOGETHER, Device
 from galley.types import BLOCK_TOKENS
-
-_ELEMENTWISE: Final[Mapping[str, tuple[str, ...]]] = {
-    "add": (),
-    "silu_mul": (),
-    "gelu_tanh_mul": (),
-    "gelu_tanh": (),
-    "gelu": (),
-    "gelu_mul": (),
-    "sigmoid_mul": (),
-    "sigmoid_scale": (),
-    "scale": ("factor",),
-    "soft_cap": ("cap",),
-    "grow": ("interval", "factor"),
-}
-"""Op -> its attributes, in the kernel's order."""
-
-_WIDEST_KEY: Final = 256
-"""Columns of a key that tiles of attention have room for."""
 
 
 @dataclass(slots=True)
@@ -51,26 +33,17 @@ class Run:
 Step: TypeAlias = Callable[[Run], None]
 
 
-@dataclass(slots=True)
-class Cache:
-    """Keys and values of a layer; see ``kernels/attention.py``. Scales are of int8 ones."""
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    key_scales: torch.Tensor
-    value_scales: torch.Tensor
-
-
-def power(size: int, least: int = 1) -> int:
-    """The next power of two."""
-    return max(least, int(triton.next_power_of_2(size)))
-
-
 class Steps:
     """Makes the steps of a program, and packs the weights that they need."""
 
     def __init__(
-        self, program: Program, weights: Weights, dtype: torch.dtype, device: Device, *, int8_kv: bool
+        self,
+        program: Program,
+        weights: Weights,
+        dtype: torch.dtype,
+        device: Device,
+        *,
+        int8_kv: bool,
     ) -> None:
         """``program``: after all passes.
 
@@ -82,7 +55,7 @@ class Steps:
         self.vocab_size = program.vocab_size
         self._device, self._int8_kv = device, int8_kv
         self._widths = program.widths()
-        self._logits = _logits_chain(program)
+        self._logits = logits_chain(program)
         self._matrices: dict[tuple[object, ...], Matrix] = {}
         self._group_of = {
             layer: g for g, group in enumerate(program.kv_groups) for layer in group.layers
@@ -103,7 +76,7 @@ class Steps:
             "select_rows": self._select_rows,
             "columns": self._columns,
             "head_columns": self._head_columns,
-            **dict.fromkeys(_ELEMENTWISE, self._elementwise),
+            **dict.fromkeys(ELEMENTWISE, self._elementwise),
         }
         fused, unmade = gated_linears(program)
         planned: list[tuple[Step, tuple[int, ...]]] = []
@@ -258,7 +231,7 @@ class Steps:
         return step
 
     def _elementwise(self, op: Op) -> Step:
-        attrs = [float(op.attrs[name]) for name in _ELEMENTWISE[op.name]]
+        attrs = [float(op.attrs[name]) for name in ELEMENTWISE[op.name]]
         first, second = [*attrs, 1.0, 1.0][:2]
         block = min(1024, power(op.width))
 
@@ -266,7 +239,9 @@ class Steps:
             a, b = run.buffers[op.inputs[0]], run.buffers[op.inputs[-1]]
             out = self._new(op.output, len(a))
             if len(a):
-                elementwise_kernel[(triton.cdiv(len(a), ROWS_TOGETHER), triton.cdiv(op.width, block))](
+                elementwise_kernel[
+                    (triton.cdiv(len(a), ROWS_TOGETHER), triton.cdiv(op.width, block))
+                ](
                     a,
                     b,
                     run.batch.positions,
@@ -294,7 +269,9 @@ class Steps:
             x, wanted = run.buffers[op.inputs[0]], run.batch.wanted
             out = self._new(op.output, len(wanted))
             if len(wanted):
-                gather_kernel[(triton.cdiv(len(wanted), ROWS_TOGETHER), triton.cdiv(op.width, block))](
+                gather_kernel[
+                    (triton.cdiv(len(wanted), ROWS_TOGETHER), triton.cdiv(op.width, block))
+                ](
                     wanted,
                     x,
                     x,
@@ -401,7 +378,7 @@ class Steps:
         inv_freq, turn_scale = (a["inv_freq"], a["rope_scale"]) if turns else ((), 1.0)
         adjacent = bool(turns and a["adjacent"])
         turn = partial(self._turn, kv, inv_freq, turn_scale, adjacent=adjacent, heads=heads)
-        attend = _Attention(op, kv, self._device, self._vector(op, "sinks"), int8=self._int8_kv)
+        attend = Attention(op, kv, self._device, self._vector(op, "sinks"), int8=self._int8_kv)
         group = self._group_of[layer]
 
         def step(run: Run) -> None:
@@ -415,153 +392,3 @@ class Steps:
             run.buffers[op.outputs[-1]] = out
 
         return step
-
-
-class _Attention:
-    """The launches of one layer's attention."""
-
-    def __init__(
-        self, op: Op, kv: KVLayout, device: Device, sinks: torch.Tensor | None, *, int8: bool
-    ) -> None:
-        a = op.attrs
-        self._heads, self._kv, self._device, self._sinks = a["heads"], kv, device, sinks
-        self._scale, self._cap = float(a["scale"]), float(a.get("cap", 0.0))
-        self._window = int(a["window"])
-        self._shared = self._heads // kv.kv_heads
-        self._block_s = power(self._shared)
-        self._constants: dict[str, Any] = {
-            "KEY": kv.key_dim,
-            "VALUE": kv.value_dim,
-            "BLOCK_D": power(kv.key_dim, 16),
-            "BLOCK_V": power(kv.value_dim, 16),
-            "SHARED": self._shared,
-            "BLOCK_S": self._block_s,
-            "BLOCK_KV": block_keys(device),
-            "SPLIT": SPLIT,
-            "BLOCK_TOKENS": BLOCK_TOKENS,
-            "CHUNKED": bool(a["chunked"]),
-            "CAP": self._cap > 0,
-            "SINKS": sinks is not None,
-            "INT8": int8,
-            **FUSION,
-        }
-
-    def __call__(
-        self, batch: StepBatch, cache: Cache, group: int, q: torch.Tensor, out: torch.Tensor
-    ) -> None:
-        """Tiles of single rows, in stretches if there are several; then the others."""
-        shape = batch.shape
-        if shape.single and shape.stretches > 1:
-            rows = query_tile(self._device, self._block_s, many=False).rows * self._block_s
-            size = shape.single * self._kv.kv_heads * shape.stretches * rows
-            room = torch.empty(size * (power(self._kv.value_dim, 16) + 2), device=q.device)
-            parts = room[2 * size :], room[:size], room[size : 2 * size]
-            self._launch(batch.single, shape.stretches, batch, cache, group, q, out, *parts)
-        elif shape.single:
-            self._launch(batch.single, 1, batch, cache, group, q, out, out, out, out)
-        if shape.tiles:
-            self._launch(batch.tiles, 1, batch, cache, group, q, out, out, out, out, many=True)
-
-    def _launch(
-        self,
-        tiles: torch.Tensor,
-        stretches: int,
-        batch: StepBatch,
-        cache: Cache,
-        group: int,
-        *rows: torch.Tensor,
-        many: bool = False,
-    ) -> None:
-        q, out, part, most, total = rows
-        tile = query_tile(self._device, self._block_s, many=many)
-        attention_kernel[(len(tiles), self._kv.kv_heads, stretches)](
-            q,
-            out,
-            cache.keys,
-            cache.values,
-            cache.key_scales,
-            cache.value_scales,
-            out if self._sinks is None else self._sinks,
-            tiles,
-            batch.positions,
-            batch.tables[group],
-            part,
-            most,
-            total,
-            counts(self._device.name),
-            batch.shape.width,
-            q.stride(0),
-            out.stride(0),
-            self._kv.kv_heads,
-            self._scale,
-            self._cap or 1.0,
-            self._window,
-            BLOCK_Q=tile.rows,
-            APART=stretches > 1,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
-            **self._constants,
-        )
-
-
-SUPPORTED: Final = frozenset(
-    {"embed", "linear", "rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm", "rope"}
-    | {"attention", "rope_attention", "select_rows", "columns", "head_columns"}
-    | _ELEMENTWISE.keys()
-)
-"""Ops that have kernels."""
-
-
-def check_program(program: Program) -> None:
-    """Raises UnsupportedModel for a program that the executor has no kernels for."""
-    remedy = "use executor cpu or reference"
-    if program.encoder is not None:
-        raise UnsupportedModel(f"executor 'gpu' has no encoders of speech models yet: {remedy}")
-    for op in program.ops:
-        if op.name not in SUPPORTED:
-            raise UnsupportedModel(f"executor 'gpu' has no kernel for op {op.name} yet: {remedy}")
-    for kv in program.kv:
-        if kv.shared:
-            raise UnsupportedModel(f"executor 'gpu' has no latent attention yet: {remedy}")
-        if max(kv.key_dim, kv.value_dim) > _WIDEST_KEY:
-            raise UnsupportedModel(
-                f"executor 'gpu' has attention for keys and values of up to {_WIDEST_KEY} columns, this "
-                f"model's have {max(kv.key_dim, kv.value_dim)}: {remedy}"
-            )
-
-
-def gated_linears(program: Program) -> tuple[dict[int, Op], set[int]]:
-    """(output of a ``silu_mul`` -> the linear layer that makes both its inputs, buffers no longer made).
-
-    Nobody else reads what that layer makes, so one launch does both.
-    """
-    writers = {b: op for op in program.ops for b in op.outputs}
-    readers = program.readers()
-    found: dict[int, Op] = {}
-    unmade: set[int] = set()
-    for op in program.ops:
-        if op.name != "silu_mul":
-            continue
-        views = [writers[b] for b in op.inputs]
-        if [view.name for view in views] != ["columns", "columns"]:
-            continue
-        source, other = (view.inputs[0] for view in views)
-        linear = writers[source]
-        halves = [view.attrs["start"] for view in views] == [0, op.width]
-        alone = len(readers[source]) == 2 and all(len(readers[b]) == 1 for b in op.inputs)
-        if source == other and halves and alone and linear.name == "linear":
-            if linear.width == 2 * op.width:
-                found[op.output] = linear
-                unmade |= {source, *op.inputs}
-    return found, unmade
-
-
-def _logits_chain(program: Program) -> set[int]:
-    """The logits, and what ops of one input make them of: they stay float32."""
-    writers = {b: op for op in program.ops for b in op.outputs}
-    op = program.ops[-1]
-    chain = {op.output}
-    while op.name in ("scale", "soft_cap"):
-        op = writers[op.inputs[0]]
-        chain.add(op.output)
-    return chain

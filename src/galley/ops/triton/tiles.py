@@ -176,7 +176,6 @@ def block_keys(device: Device) -> int:
     return 64 if INTERPRETED or device.capability >= 90 else 32
 
 
-
 @dataclass(frozen=True, slots=True)
 class QueryTile:
     """Of attention: rows of a sequence, warps and stages."""

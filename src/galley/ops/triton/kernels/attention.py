@@ -44,7 +44,9 @@ def _stretch(
     ones = tl.full((BLOCK_KV, 16), 1.0, dtype)
     d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_V)
     offset = tl.arange(0, BLOCK_KV)
-    block = tl.load(table_ptr + (begin + offset) // BLOCK_TOKENS, mask=begin + offset < end, other=0)
+    block = tl.load(
+        table_ptr + (begin + offset) // BLOCK_TOKENS, mask=begin + offset < end, other=0
+    )
     for start in range(begin, end, BLOCK_KV):
         at = start + offset
         there = at < end
@@ -53,7 +55,9 @@ def _stretch(
         inside = there[None, :] & (d[:, None] < KEY)
         k = tl.load(key_ptr + place[None, :] * KEY + d[:, None], mask=inside, other=0).to(dtype)
         inside = there[:, None] & (dv[None, :] < VALUE)
-        v = tl.load(value_ptr + place[:, None] * VALUE + dv[None, :], mask=inside, other=0).to(dtype)
+        v = tl.load(value_ptr + place[:, None] * VALUE + dv[None, :], mask=inside, other=0).to(
+            dtype
+        )
         behind = at + BLOCK_KV
         block = tl.load(table_ptr + behind // BLOCK_TOKENS, mask=behind < end, other=0)
         scores = tl.dot(q, k, input_precision="ieee") * scale
@@ -62,7 +66,9 @@ def _stretch(
         if CAP:
             # cap * tanh(scores / cap)
             scores = cap - 2.0 * cap / (tl.exp2(scores * (2.0 * _LOG2E / cap)) + 1.0)
-        seen = (at[None, :] <= q_at[:, None]) & (at[None, :] >= first_of_row[:, None]) & there[None, :]
+        seen = (
+            (at[None, :] <= q_at[:, None]) & (at[None, :] >= first_of_row[:, None]) & there[None, :]
+        )
         scores = tl.where(seen, scores * _LOG2E, float("-inf"))
         both = tl.maximum(most, tl.max(scores, axis=1))
         shrink = tl.exp2(most - both)
@@ -129,7 +135,6 @@ def attention_kernel(
         else:
             first_of_row = q_at - window + 1
             start = tl.maximum(0, earliest - window + 1)
-    heads = kv_heads * SHARED
     column = head * SHARED + shared
     d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_V)
     q = tl.load(

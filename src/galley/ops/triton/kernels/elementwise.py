@@ -53,7 +53,9 @@ def elementwise_kernel(
     elif OP == "copy":
         made = a
     elif OP == "sigmoid_scale":
-        made = a * _sigmoid(tl.load(b_ptr + row * b_stride, mask=row < rows, other=0.0).to(tl.float32))
+        made = a * _sigmoid(
+            tl.load(b_ptr + row * b_stride, mask=row < rows, other=0.0).to(tl.float32)
+        )
     else:
         b = tl.load(b_ptr + row * b_stride + column, mask=inside, other=0.0).to(tl.float32)
         if OP == "add":

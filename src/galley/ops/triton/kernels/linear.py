@@ -98,7 +98,9 @@ _TIMES: tl.constexpr = tl.constexpr(
 
 
 @triton.jit
-def _codes(words, zero, PART: tl.constexpr, KIND: tl.constexpr, FAST: tl.constexpr, dtype: tl.constexpr):
+def _codes(
+    words, zero, PART: tl.constexpr, KIND: tl.constexpr, FAST: tl.constexpr, dtype: tl.constexpr
+):
     """What part PART of the words [N, W] stands for before it is scaled, exactly; ``zero``: [N] float32."""
     if KIND == "int4":
         if FAST:
@@ -154,7 +156,9 @@ def _of_group(ptr, at, group, outputs, n, depth, USED: tl.constexpr, other: tl.c
     """[N] float32 of the group of column ``at``."""
     if USED:
         place = (at // group).to(tl.int64) * outputs + n
-        values = tl.load(ptr + place, mask=(n < outputs) & (at + n * 0 < depth), other=other).to(tl.float32)
+        values = tl.load(ptr + place, mask=(n < outputs) & (at + n * 0 < depth), other=other).to(
+            tl.float32
+        )
     else:
         values = tl.full((n.shape[0],), other, tl.float32)
     return values
@@ -206,12 +210,24 @@ def _packed_tile(
         next_z1 = _of_group(zero_ptr, behind + WORDS, group, outputs, n, depth, ZEROS, NOUGHT)
         next_m1 = _of_group(minimum_ptr, behind + WORDS, group, outputs, n, depth, MINIMA, 0.0)
         if PARTS == 4:
-            next_s2 = _of_group(scale_ptr, behind + 2 * WORDS, group, outputs, n, depth, GROUPED, 1.0)
-            next_z2 = _of_group(zero_ptr, behind + 2 * WORDS, group, outputs, n, depth, ZEROS, NOUGHT)
-            next_m2 = _of_group(minimum_ptr, behind + 2 * WORDS, group, outputs, n, depth, MINIMA, 0.0)
-            next_s3 = _of_group(scale_ptr, behind + 3 * WORDS, group, outputs, n, depth, GROUPED, 1.0)
-            next_z3 = _of_group(zero_ptr, behind + 3 * WORDS, group, outputs, n, depth, ZEROS, NOUGHT)
-            next_m3 = _of_group(minimum_ptr, behind + 3 * WORDS, group, outputs, n, depth, MINIMA, 0.0)
+            next_s2 = _of_group(
+                scale_ptr, behind + 2 * WORDS, group, outputs, n, depth, GROUPED, 1.0
+            )
+            next_z2 = _of_group(
+                zero_ptr, behind + 2 * WORDS, group, outputs, n, depth, ZEROS, NOUGHT
+            )
+            next_m2 = _of_group(
+                minimum_ptr, behind + 2 * WORDS, group, outputs, n, depth, MINIMA, 0.0
+            )
+            next_s3 = _of_group(
+                scale_ptr, behind + 3 * WORDS, group, outputs, n, depth, GROUPED, 1.0
+            )
+            next_z3 = _of_group(
+                zero_ptr, behind + 3 * WORDS, group, outputs, n, depth, ZEROS, NOUGHT
+            )
+            next_m3 = _of_group(
+                minimum_ptr, behind + 3 * WORDS, group, outputs, n, depth, MINIMA, 0.0
+            )
         x = _rows(x_ptr, row, at + j, x_stride, rows, depth, EVEN)
         w = _values(words, s0, z0, m0, 0, KIND, FAST, GROUPED, EXACT, MINIMA, dtype)
         acc = tl.dot(w, x, acc, input_precision="ieee")
@@ -258,7 +274,20 @@ def _tile(
     """The same of any kind."""
     if KIND == "dense":
         made = _dense_tile(
-            x_ptr, w_ptr, n, row, first, last, rows, outputs, depth, x_stride, BLOCK_N, BLOCK_T, BLOCK_K, EVEN
+            x_ptr,
+            w_ptr,
+            n,
+            row,
+            first,
+            last,
+            rows,
+            outputs,
+            depth,
+            x_stride,
+            BLOCK_N,
+            BLOCK_T,
+            BLOCK_K,
+            EVEN,
         )
     else:
         made = _packed_tile(

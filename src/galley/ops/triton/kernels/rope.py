@@ -29,15 +29,15 @@ def _turned(
         turns = d < 2 * PAIRS
         cos = tl.load(cos_ptr + row * PAIRS + pair, mask=real & turns, other=1.0)
         sin = tl.load(sin_ptr + row * PAIRS + pair, mask=real & turns, other=0.0)
-        y = tl.load(x_ptr + base + head * DIM + other, mask=inside & turns, other=0.0).to(tl.float32)
+        y = tl.load(x_ptr + base + head * DIM + other, mask=inside & turns, other=0.0).to(
+            tl.float32
+        )
         x = x * cos + tl.where(first, -y, y) * sin
     return x
 
 
 @triton.jit
-def _keep(
-    x, cache_ptr, scale_ptr, place, d, inside, DIM: tl.constexpr, INT8: tl.constexpr
-):
+def _keep(x, cache_ptr, scale_ptr, place, d, inside, DIM: tl.constexpr, INT8: tl.constexpr):
     """Heads [M, BLOCK] to where tokens and heads [M, 1] have their ``place`` in the cache."""
     if INT8:
         most = tl.maximum(tl.max(tl.abs(tl.where(inside, x, 0.0)), axis=1), 1e-30)[:, None]
@@ -45,7 +45,9 @@ def _keep(
         # To the nearest, halves to even, as torch rounds.
         whole = (scaled + 12582912.0) - 12582912.0
         tl.store(cache_ptr + place * DIM + d, whole.to(tl.int8), mask=inside)
-        tl.store(scale_ptr + place, most / 127.0, mask=tl.max(inside.to(tl.int32), axis=1)[:, None] > 0)
+        tl.store(
+            scale_ptr + place, most / 127.0, mask=tl.max(inside.to(tl.int32), axis=1)[:, None] > 0
+        )
     else:
         tl.store(cache_ptr + place * DIM + d, x.to(cache_ptr.dtype.element_ty), mask=inside)
 
@@ -77,7 +79,9 @@ def rope_kernel(
         if block < blocks:
             head = block * HEADS + m % HEADS
             real = (sequence >= 0) & (head < heads)
-            x = _turned(q_ptr, row * q_stride, head, d, real, cos_ptr, sin_ptr, row, KEY, PAIRS, ADJACENT)
+            x = _turned(
+                q_ptr, row * q_stride, head, d, real, cos_ptr, sin_ptr, row, KEY, PAIRS, ADJACENT
+            )
             place = turned_ptr + row * turned_stride + head * KEY + d
             tl.store(place, x.to(turned_ptr.dtype.element_ty), mask=real & (d < KEY))
         block -= blocks
@@ -87,10 +91,24 @@ def rope_kernel(
             head = (block % kv_blocks) * HEADS + m % HEADS
             real = (sequence >= 0) & (head < kv_heads)
             at = tl.load(position_ptr + row, mask=real, other=0)
-            page = tl.load(table_ptr + sequence.to(tl.int64) * width + at // BLOCK_TOKENS, mask=real, other=0)
+            page = tl.load(
+                table_ptr + sequence.to(tl.int64) * width + at // BLOCK_TOKENS, mask=real, other=0
+            )
             place = (page.to(tl.int64) * kv_heads + head) * BLOCK_TOKENS + at % BLOCK_TOKENS
             if block < kv_blocks:
-                x = _turned(k_ptr, row * k_stride, head, d, real, cos_ptr, sin_ptr, row, KEY, PAIRS, ADJACENT)
+                x = _turned(
+                    k_ptr,
+                    row * k_stride,
+                    head,
+                    d,
+                    real,
+                    cos_ptr,
+                    sin_ptr,
+                    row,
+                    KEY,
+                    PAIRS,
+                    ADJACENT,
+                )
                 # As others would read it.
                 x = x.to(k_ptr.dtype.element_ty).to(tl.float32)
                 _keep(x, key_ptr, key_scale_ptr, place, d, real & (d < KEY), KEY, INT8)

@@ -32,7 +32,9 @@ def gather_kernel(
         else:
             value = code.to(tl.float32)
     else:
-        value = tl.load(table_ptr + number * table_stride + column, mask=inside, other=0).to(tl.float32)
+        value = tl.load(table_ptr + number * table_stride + column, mask=inside, other=0).to(
+            tl.float32
+        )
     if KIND != "dense":
         place = (column // group).to(tl.int64) * outputs + number
         if ZEROS:

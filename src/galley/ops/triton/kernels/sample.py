@@ -67,8 +67,15 @@ def sum_kernel(
     row = tl.load(row_ptr + draw).to(tl.int64)
     column = block * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits_ptr + row * stride + column, mask=column < vocab, other=float("-inf"))
-    most, scale, reach = tl.load(greatest_ptr + draw), tl.load(scale_ptr + draw), tl.load(reach_ptr + draw)
-    tl.store(sum_ptr + draw * blocks + block, tl.sum(_weights(x, column < vocab, most, scale, reach), axis=0))
+    most, scale, reach = (
+        tl.load(greatest_ptr + draw),
+        tl.load(scale_ptr + draw),
+        tl.load(reach_ptr + draw),
+    )
+    tl.store(
+        sum_ptr + draw * blocks + block,
+        tl.sum(_weights(x, column < vocab, most, scale, reach), axis=0),
+    )
 
 
 @triton.jit
