@@ -146,21 +146,17 @@ class Bench:
         self.executor.allocate_kv(max(BATCHES) * self.blocks + 1)
         self.costs = self.executor.step_costs()
 
-    def prefill(self, tokens: int, sequences: int = 1) -> float:
-        """Seconds of a step of one prompt, or several."""
-        each = tokens // sequences
+    def prefill(self, tokens: int) -> float:
+        """Seconds of a step of a whole prompt."""
         batch = Batch(
             tokens=np.arange(tokens) % 1000,
-            positions=np.tile(np.arange(each), sequences),
-            starts=np.arange(sequences + 1) * each,
-            tables=tuple(
-                s * blocks_for(each) + np.arange(blocks_for(each)) for s in range(sequences)
-            ),
-            wanted=np.arange(1, sequences + 1) * each - 1,
+            positions=np.arange(tokens),
+            starts=np.array([0, tokens]),
+            tables=(np.arange(blocks_for(tokens)),),
+            wanted=np.array([tokens - 1]),
         )
         sampling = SamplingBatch()
-        for s in range(sequences):
-            sampling.draw(s, each, GREEDY)
+        sampling.draw(0, tokens, GREEDY)
         return self._seconds([batch] * 7, sampling)
 
     def decode(self, sequences: int) -> float:
@@ -195,40 +191,26 @@ def measure(quantize: str, layers: int, read: float, product: float) -> list[dic
     """The figures of one kind of weights."""
     bench = Bench(quantize, layers)
     print(f"{quantize}: loaded in {bench.load_seconds:.1f} s", flush=True)
-    found = []
-    for tokens, sequences in ((PROMPT, 1), (512, 1)):
-        seconds = bench.prefill(tokens, sequences)
+    found: list[dict[str, Any]] = []
+    for tokens in (512, PROMPT):
+        seconds = bench.prefill(tokens)
         operations = tokens * bench.costs.row_operations + bench.costs.logit_operations
-        operations += 2 * layers * 4096 * tokens**2  # attention: half of a square, products twice
-        found.append(
-            {
-                "what": f"{quantize} prefill of {tokens}",
-                "ms": 1e3 * seconds,
-                "tokens/s": tokens / seconds,
-                "TFLOP/s": operations / seconds / 1e12,
-                "share": 100 * operations / seconds / product,
-                "target": PREFILL_TARGET,
-            }
-        )
-        print(
-            {k: round(v, 2) if isinstance(v, float) else v for k, v in found[-1].items()},
-            flush=True,
-        )
+        # Of attention half a square, and two products.
+        operations += 2 * layers * SHAPE["hidden_size"] * tokens**2
+        share = 100 * operations / seconds / product
+        found.append({"phase": "prefill", "size": tokens, "held": tokens == PROMPT, "share": share})
+        found[-1] |= {"ms": 1e3 * seconds, "tokens/s": tokens / seconds}
     for sequences in BATCHES:
         seconds = bench.decode(sequences)
         size = bench.costs.weight_bytes + sequences * CONTEXT * bench.costs.kv_bytes_per_token
-        found.append(
-            {
-                "what": f"{quantize} decode of {sequences}",
-                "ms": 1e3 * seconds,
-                "tokens/s": sequences / seconds,
-                "TB/s": size / seconds / 1e12,
-                "share": 100 * size / seconds / read,
-                "target": READ_TARGET if sequences == 1 else 0.0,
-            }
-        )
+        share = 100 * size / seconds / read
+        found.append({"phase": "decode", "size": sequences, "held": sequences == 1, "share": share})
+        found[-1] |= {"ms": 1e3 * seconds, "tokens/s": sequences / seconds}
+    for one in found:
+        one["kind"] = quantize
         print(
-            {k: round(v, 2) if isinstance(v, float) else v for k, v in found[-1].items()},
+            f"{quantize} {one['phase']} {one['size']}: {one['ms']:.2f} ms, "
+            f"{one['tokens/s']:.1f} tokens/s, {one['share']:.1f} % of what the GPU does",
             flush=True,
         )
     return found
@@ -243,24 +225,33 @@ def numbers() -> int:
     return subprocess.run(command, cwd=ROOT, env=environ, check=False).returncode
 
 
-def machine(figures: list[dict[str, Any]], read: float, product: float) -> dict[str, Any]:
-    """As a file of ``benchmarks/results``."""
+def machine(
+    figures: list[dict[str, Any]], name: str, read: float, product: float
+) -> dict[str, Any]:
+    """As a file of ``benchmarks/results``; ``figures`` of each kind of weights in the order of the kinds."""
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    told = []
-    for figure in figures:
-        unit = "% of the read rate" if "TB/s" in figure else "% of the rate of products"
-        target = {"target": [figure["target"]]} if figure["target"] else {}
-        common = {"at": [""], "date": date, "command": "make gpu-check"}
-        what = f"GPU: {figure['what']}"
-        told.append(
-            {"what": what, "unit": "tokens/s", "measured": [round(figure["tokens/s"], 1)], **common}
-        )
-        told.append(
-            {"what": what + ", share", "unit": unit, "measured": [round(figure["share"], 1)]}
-            | common
-            | target
-        )
-    name = torch.cuda.get_device_name()
+    told: list[dict[str, Any]] = []
+    for kind in dict.fromkeys(figure["kind"] for figure in figures):
+        for phase, unit, target in (
+            ("prefill", "% of the rate of products", PREFILL_TARGET),
+            ("decode", "% of the read rate", READ_TARGET),
+        ):
+            mine = [f for f in figures if (f["kind"], f["phase"]) == (kind, phase)]
+            common = {"date": date, "command": "make gpu-check"}
+            at = [f"{f['size']} {'tokens' if phase == 'prefill' else 'sequences'}" for f in mine]
+            what = f"8-billion shape on a GPU, {kind}: {phase}"
+            rates = [round(f["tokens/s"], 1) for f in mine]
+            shares = [round(f["share"], 1) for f in mine]
+            told.append({"what": what, "unit": "tokens/s", "at": at, "measured": rates} | common)
+            told.append(
+                {"what": what + ", share", "unit": unit, "at": at, "measured": shares} | common
+            )
+            held = next(i for i, f in enumerate(mine) if f["held"])
+            told.append(
+                {"what": what + ", beside its target", "unit": unit, "at": at[held : held + 1]}
+                | {"measured": shares[held : held + 1], "target": [target]}
+                | common
+            )
     return {
         "name": name,
         "description": f"One {name}, torch {torch.__version__}: reads {read / 1e12:.2f} TB/s, multiplies "
@@ -290,7 +281,8 @@ def main() -> int:
         torch.cuda.empty_cache()
     slug = torch.cuda.get_device_name().lower().replace(" ", "-")
     file = arguments.output or ROOT / f"benchmarks/results/gpu-{slug}.json"
-    file.write_text(json.dumps(machine(figures, read, product), indent=1) + "\n", encoding="utf-8")
+    content = machine(figures, torch.cuda.get_device_name(), read, product)
+    file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print(f"written: {file}", flush=True)
     return 0 if arguments.skip_numbers else numbers()
 
