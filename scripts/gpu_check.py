@@ -228,7 +228,7 @@ def numbers() -> int:
 def machine(
     figures: list[dict[str, Any]], name: str, read: float, product: float
 ) -> dict[str, Any]:
-    """As a file of ``benchmarks/results``; ``figures`` of each kind of weights in the order of the kinds."""
+    """As a file of ``benchmarks/results``; ``figures`` of each kind of weights one after another."""
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     told: list[dict[str, Any]] = []
     for kind in dict.fromkeys(figure["kind"] for figure in figures):
