@@ -86,8 +86,8 @@ class EngineSettings:
         "auto",
         "Model",
         "input type of linear layers; auto: int8 for integer weights and bfloat16 for bf16 weights, the "
-        "latter with AMX or AVX-512 BF16 (executor cpu), else float32; as dtype (executor reference); as the "
-        "weights, bfloat16 for quantised ones (executor gpu)",
+        "latter with AMX or AVX-512 BF16 (executor cpu), else float32; as dtype (executor reference); "
+        "as the weights, bfloat16 for quantised ones (executor gpu)",
     )
     kv_dtype: KVType = setting(
         "auto",

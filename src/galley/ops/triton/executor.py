@@ -38,9 +38,6 @@ _CACHES: Final = {**_ACTIVATIONS, "int8": torch.int8}
 _DEVICE_RESERVE: Final = 512 << 20
 """Bytes of the driver, of the allocator's rounding and of captured graphs."""
 
-GRAPH_BYTES: Final = 64 << 20
-"""Of a captured graph, about."""
-
 
 class TritonExecutor:
     """See :class:`galley.ops.executor.Executor`.
@@ -76,7 +73,7 @@ class TritonExecutor:
             row=_row_bytes(program, dtype),
             logits=8 * program.vocab_size,
             encoder=0,
-            scratch=0,
+            scratch=_scratch_bytes(program, dtype),
             free=free,
         )
 
@@ -273,6 +270,20 @@ def _read_bytes(program: Program, dtype: torch.dtype) -> int:
         for op in program.ops
         if op.signature.multiplies
         for names in [op.weights["weight"]]
+    )
+
+
+def _scratch_bytes(program: Program, dtype: torch.dtype) -> int:
+    """Of the largest matrix of codes, which steps of many rows dequantise."""
+    return max(
+        (
+            sum(math.prod(program.shapes[name]) for name in op.weights["weight"]) * dtype.itemsize
+            for op in program.ops
+            if op.signature.multiplies
+            and not program.kind_of(op).is_dense
+            and dtype != torch.float32
+        ),
+        default=0,
     )
 
 
