@@ -184,7 +184,7 @@ class Executor(Protocol):
 
     @property
     def activations(self) -> str:
-        """What the inputs of linear layers are rounded to: "float32", "bfloat16" or "int8"."""
+        """What the inputs of linear layers are rounded to: "float32", "bfloat16", "float16" or "int8"."""
         ...
 
     @property
