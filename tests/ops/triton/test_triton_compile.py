@@ -22,7 +22,7 @@ print(json.dumps([
 ]))
 """
 
-MOST_STACK = {"sm_80": 128, "sm_89": 128}
+MOST_STACK = {"sm_80": 64, "sm_89": 64}
 """Bytes; their matrix instructions want more registers of a thread."""
 
 
