@@ -9,7 +9,7 @@ LOUD_PIP := $(BIN)/python -m pip install --disable-pip-version-check --constrain
 PIP := $(LOUD_PIP) --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint docs test-clients clients audit schema soak fuzz fixtures sanitize thorough sdist wheel bench demo-model demo-draft-model demo-embedding-model demo-speech-model clean
+.PHONY: help run test lint gpu-check docs test-clients clients audit schema soak fuzz fixtures sanitize thorough sdist wheel bench demo-model demo-draft-model demo-embedding-model demo-speech-model clean
 
 help:
 	@echo "make run         serve the bundled models, show what they answer, keep serving (PORT=8000)"
@@ -27,6 +27,7 @@ help:
 	@echo "make soak        a minute of load while engines die, stall, and clients misbehave (SEED=1)"
 	@echo "make fuzz        every fuzz target for FUZZ_SECONDS=1800 each (atheris, Linux)"
 	@echo "make fixtures    make the tests' files of other tools again, at the versions in versions.json (FIXTURES=peft)"
+	@echo "make gpu-check   the GPU executor's numbers and speed on the GPU at hand (some minutes)"
 	@echo "make bench       measure latency and throughput of the server"
 	@echo "make demo-model  train the bundled model again (up to two hours on two cores)"
 	@echo "make demo-draft-model  distil the bundled draft model again (some 20 minutes on a core)"
@@ -97,6 +98,9 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/serving.py
 	$(BIN)/galley bench serve galley-demo --prompt-tokens 64 --output-tokens 64
 
+gpu-check: $(VENV)/.installed-gpu
+	$(BIN)/python -m scripts.gpu_check
+
 demo-model: $(VENV)/.installed-dev
 	$(BIN)/python -m recipes.assistant.train
 
@@ -138,6 +142,10 @@ DOCS := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["proje
 $(VENV)-docs/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@$(PYTHON) -m venv $(VENV)-docs
 	@$(VENV)-docs/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $$($(BIN)/python -c '$(DOCS)')
+	@touch $@
+
+$(VENV)/.installed-gpu: $(VENV)/.installed-dev
+	@$(PIP) --editable '.[gpu]'
 	@touch $@
 
 # uv, because pip tries version after version of what these clients want, for more than half an hour.

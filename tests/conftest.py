@@ -20,6 +20,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Where a test asks torch for more threads, these sleep rather than spin on cores that other tests have.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Triton reads it when it is first imported, by whatever test that is.
+if "GALLEY_TEST_DEVICE" not in os.environ:
+    os.environ["TRITON_INTERPRET"] = "1"
 # An HTTP client reads every authority of the machine when it is made, and hundreds are; who tests TLS
 # names the certificate that it trusts.
 os.environ |= {"SSL_CERT_FILE": "", "SSL_CERT_DIR": os.devnull}

@@ -209,7 +209,9 @@ def test_a_checkpoint_without_tokenizer_takes_token_ids(
 def test_wrong_settings_and_models_say_so(checkpoint: CheckpointMaker, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound):
         LLM(tmp_path / "nothing")
-    with pytest.raises(SettingsError, match="executor: 'fast' is not one of auto, cpu, reference"):
+    with pytest.raises(
+        SettingsError, match="executor: 'fast' is not one of auto, cpu, gpu, reference"
+    ):
         LLM(checkpoint("llama"), executor="fast")  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="max_model_len"):
         LLM(checkpoint("llama"), max_model_len=10**6)

@@ -204,6 +204,19 @@ def test_driver_and_torch(
     assert worst(gpu.check(asked(tmp_path, files))) in ("note", "warning")
 
 
+@pytest.mark.parametrize("installed", [True, False])
+def test_triton_is_asked_for_where_the_gpu_executor_is(
+    installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "torch_cuda", lambda: "12.8")
+    monkeypatch.setattr(gpu, "has_triton", lambda: installed)
+    files = NVIDIA | {DRIVER: VERSION.format("570.86.15")}
+    finding = named(gpu.check(asked(tmp_path, files, device="cuda", executor="gpu")), "GPU")
+    assert finding.level == ("ok" if installed else "problem")
+    assert ("galley-inference[gpu]" in finding.remedy) != installed
+    assert named(gpu.check(asked(tmp_path, files, device="cuda")), "GPU").level == "ok"
+
+
 def test_torch_says_what_it_was_built_for(tmp_path: Path) -> None:
     """As the wheels of PyTorch have it, and the torch that is installed here."""
     version = tmp_path / "version.py"

@@ -78,6 +78,14 @@ def test_the_reference_executor_says_what_it_needs(checkpoint: CheckpointMaker) 
         LLM(checkpoint("llama"), device="cuda")
 
 
+def test_the_gpu_executor_says_what_it_needs(
+    checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(SettingsError, match=r"'gpu' needs triton.*'galley-inference\[gpu\]'"):
+        LLM(checkpoint("llama"), executor="gpu", device="cuda")
+
+
 @pytest.mark.usefixtures("no_native", "no_torch")
 def test_with_neither_the_error_says_what_to_install(checkpoint: CheckpointMaker) -> None:
     with pytest.raises(SettingsError, match=r"no executor.*a wheel.*Or.*galley-inference\[torch\]"):

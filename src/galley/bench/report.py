@@ -10,6 +10,7 @@ from galley.types.model_info import StepCosts
 PEAK_KIND: Final[Mapping[str, str]] = {
     "int8": "int8",
     "bfloat16": "bf16",
+    "float16": "bf16",
     "float32": "float32",
 }
 """Input type of linear layers -> kind of the products (see ``Machine.operations``) that these compute."""

@@ -37,7 +37,7 @@ def check(asked: Asked) -> list[Finding]:
             )
         ]
     said = f"{', '.join(found)}, driver {driver or 'amdgpu'}"
-    return [_judged(said, driver, torch_cuda(), wanted=wanted)]
+    return [_judged(said, driver, torch_cuda(), wanted=wanted, executor=asked.settings.executor)]
 
 
 def _missing(asked: Asked) -> Finding:
@@ -50,7 +50,9 @@ def _missing(asked: Asked) -> Finding:
     )
 
 
-def _judged(said: str, driver: str | None, cuda: str | None, *, wanted: bool) -> Finding:
+def _judged(
+    said: str, driver: str | None, cuda: str | None, *, wanted: bool, executor: str
+) -> Finding:
     """What torch was built for, beside the driver. ``cuda``: "" for a build without, None for no torch."""
     figures: dict[str, float | str] = {"driver": driver or "", "torch_cuda": cuda or ""}
     if cuda is None:
@@ -81,6 +83,15 @@ def _judged(said: str, driver: str | None, cuda: str | None, *, wanted: bool) ->
             remedy=f"a driver of {least} or later, or torch for an older CUDA",
             figures=figures,
         )
+    if wanted and executor == "gpu" and not has_triton():
+        return Finding(
+            check="GPU",
+            level="problem",
+            found=f"{said}; torch for CUDA {cuda}, but Triton is not installed",
+            cost="executor gpu does not start",
+            remedy=f"{pip_install('gpu')}, or --executor reference",
+            figures=figures,
+        )
     return Finding(
         check="GPU",
         level="ok" if wanted else "note",
@@ -107,6 +118,11 @@ def driver_version(asked: Asked) -> str | None:
     """Of NVIDIA's driver, if it is loaded."""
     match = re.search(r"Kernel Module\D*?(\d+\.[\d.]+)", asked.host.text(_NVIDIA))
     return match[1] if match else None
+
+
+def has_triton() -> bool:
+    """Whether the GPU executor's compiler is installed; it is not imported."""
+    return importlib.util.find_spec("triton") is not None
 
 
 def torch_cuda() -> str | None:

@@ -105,7 +105,7 @@ def _executor_options(
         if not mostly_rounded(weights):
             exact = exact or quantize in ("float32", "f16")
         rounded = "int8" if hears and quantize in INTEGERS else "bfloat16"
-        kv_dtype = rounded if executor == "cpu" and not exact else dtype
+        kv_dtype = rounded if executor in ("cpu", "gpu") and not exact else dtype
         if "float32" not in asked and has_8_bit_kv(checkpoint.folder, checkpoint.config):
             kv_dtype = "int8"
     return ExecutorOptions(

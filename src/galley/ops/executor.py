@@ -185,7 +185,7 @@ class Executor(Protocol):
 
     @property
     def activations(self) -> str:
-        """What the inputs of linear layers are rounded to: "float32", "bfloat16" or "int8"."""
+        """What the inputs of linear layers are rounded to: "float32", "bfloat16", "float16" or "int8"."""
         ...
 
     @property
@@ -434,6 +434,7 @@ EXECUTORS: Final[Mapping[str, Entry]] = {
         "galley._native",
         f"install {DISTRIBUTION} from a wheel for this machine, or from source with a C++17 compiler",
     ),
+    "gpu": Entry("galley.ops.triton.executor", "TritonExecutor", "triton", pip_install("gpu")),
     "reference": Entry("galley.ops.reference", "ReferenceExecutor", "torch", pip_install("torch")),
 }
 """By name. A module is imported only when it is asked for."""

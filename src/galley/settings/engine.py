@@ -19,7 +19,7 @@ T = TypeVar("T")
 Options = TypeVar("Options", bound=msgspec.Struct)
 
 DType = Literal["auto", "float32", "bfloat16"]
-ExecutorName = Literal["auto", "cpu", "reference"]
+ExecutorName = Literal["auto", "cpu", "gpu", "reference"]
 Quantize = Literal["auto", WeightDtypeName]
 Activations = Literal["auto", "float32", "bfloat16", "int8"]
 KVType = Literal["auto", "float32", "bfloat16", "int8", "int4"]
@@ -111,7 +111,8 @@ class EngineSettings:
         "auto",
         "Model",
         "input type of linear layers; auto: int8 for integer weights and bfloat16 for bf16 weights, the "
-        "latter with AMX or AVX-512 BF16 (executor cpu), else float32; as dtype (executor reference)",
+        "latter with AMX or AVX-512 BF16 (executor cpu), else float32; as dtype (executor reference); "
+        "as the weights, bfloat16 for quantized ones (executor gpu)",
         spellings=ACTIVATION_SPELLINGS,
     )
     kv_dtype: KVType = setting(
@@ -138,7 +139,9 @@ class EngineSettings:
         "implementation that runs the model; auto: cpu on device cpu, else reference",
     )
     device: str = setting(
-        "cpu", "Model", "device that runs the model: cpu, or with executor reference cuda, cuda:1"
+        "cpu",
+        "Model",
+        "device that runs the model: cpu, or with executor gpu or reference cuda, cuda:1",
     )
     weight_cache: bool = setting(
         True, "Model", "keep packed weights on disk for the next start (executor cpu)"

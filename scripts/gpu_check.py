@@ -1,0 +1,291 @@
+"""What ``make gpu-check`` does: an 8-billion shape's speed on the GPU at hand, then the kernels' numbers.
+
+The speed is that of Llama 3.1 8B's shape with random weights, held against the rates at which this GPU
+reads memory and multiplies matrices. The numbers are those of ``tests/ops/triton``, which run in Triton's
+interpreter elsewhere.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from galley.formats.weights import DenseWeight, IntWeight, TensorInfo, Weight, WeightKind, Weights
+from galley.graph.program import Program
+from galley.models.registry import build_program
+from galley.ops.draws import GREEDY
+from galley.ops.executor import Batch, ExecutorOptions
+from galley.ops.sampling import SamplingBatch
+from galley.ops.triton.executor import TritonExecutor
+from galley.types import BLOCK_TOKENS, blocks_for
+
+ROOT: Final = Path(__file__).parents[1]
+
+SHAPE: Final[dict[str, Any]] = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+}
+
+KINDS: Final = ("bf16", "fp8", "int4", "int8")
+BATCHES: Final = (1, 8, 32, 128)
+CONTEXT: Final = 512
+"""Tokens of each sequence when decoding is measured."""
+
+PROMPT: Final = 2048
+STEPS: Final = 24
+READ_TARGET: Final = 80.0
+PREFILL_TARGET: Final = 70.0
+
+
+class RandomWeights(Weights):
+    """Tensors of a program, cut from one pool of random bytes: what they hold does not matter for speed.
+
+    Matrices are bfloat16, or integers of 4 bits, which would take minutes to round.
+    """
+
+    def __init__(self, program: Program, quantize: str) -> None:
+        self._program, self._quantize = program, quantize
+        random = np.random.default_rng(0)
+        pool = random.standard_normal(1 << 24, dtype=np.float32) * np.float32(0.02)
+        self._floats = torch.from_numpy(pool).bfloat16().view(torch.uint8).numpy()
+        self._bytes = random.integers(0, 256, 1 << 24, dtype=np.uint8)
+
+    def info(self, name: str) -> TensorInfo:
+        """See :class:`galley.formats.weights.Weights`."""
+        return TensorInfo(self._program.shapes[name], self._kind(name))
+
+    def __getitem__(self, name: str) -> Weight:
+        shape = self._program.shapes[name]
+        count = int(np.prod(shape))
+        if self._kind(name).is_integer:
+            outputs, depth = shape
+            group = self._kind(name).group
+            q = np.resize(self._bytes, count).reshape(shape)
+            bits = 4 if self._quantize == "int4" else 8
+            codes = (q & 15) if bits == 4 else q.view(np.int8)
+            scales = np.full((outputs, -(-depth // group) if group else 1), 0.001, np.float32)
+            kind = "BF16" if bits == 4 else "F32"
+            scales = torch.from_numpy(scales).bfloat16().float().numpy()
+            return IntWeight(name, bits, codes, group or depth, scales, None, kind)  # type: ignore[arg-type]
+        return DenseWeight(name, "BF16", shape, np.resize(self._floats, 2 * count))
+
+    def _kind(self, name: str) -> WeightKind:
+        if name in self._program.matrices and "embed" not in name:
+            if self._quantize == "int4":
+                return WeightKind("int4", 128, "BF16")
+            if self._quantize == "int8":
+                return WeightKind("int8", 0, "F32")
+        return WeightKind("bf16")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._program.shapes)
+
+    def __len__(self) -> int:
+        return len(self._program.shapes)
+
+
+def timed(launch: Callable[[], object], repeats: int) -> float:
+    """Median seconds."""
+    times = []
+    for _ in range(repeats):
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        began.record()
+        launch()
+        ended.record()
+        ended.synchronize()
+        times.append(began.elapsed_time(ended) / 1000)
+    return float(statistics.median(times))
+
+
+def ceilings() -> tuple[float, float]:
+    """(bytes read a second, operations a second of a product of bfloat16), as this GPU does them."""
+    values = torch.ones(1 << 30, device="cuda")
+    read = 4 * len(values) / timed(lambda: torch.sum(values), 7)
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    product = 2 * 8192**3 / timed(lambda: a @ b, 9)
+    return read, product
+
+
+class Bench:
+    """An executor of the shape, and steps of it."""
+
+    def __init__(self, quantize: str, layers: int) -> None:
+        self.program = build_program({**SHAPE, "num_hidden_layers": layers})
+        options = ExecutorOptions(
+            dtype="bfloat16",
+            quantize="bf16" if quantize in ("int4", "int8") else quantize,
+            kv_dtype="bfloat16",
+            device="cuda",
+            threads=1,
+            kinds={"model.embed_tokens.weight": "bf16"},
+        )
+        began = time.perf_counter()
+        self.executor = TritonExecutor(self.program, RandomWeights(self.program, quantize), options)
+        torch.cuda.synchronize()
+        self.load_seconds = time.perf_counter() - began
+        self.blocks = blocks_for(CONTEXT + 2 * STEPS + BLOCK_TOKENS)
+        self.executor.allocate_kv(max(BATCHES) * self.blocks + 1)
+        self.costs = self.executor.step_costs()
+
+    def prefill(self, tokens: int) -> float:
+        """Seconds of a step of a whole prompt."""
+        batch = Batch(
+            tokens=np.arange(tokens) % 1000,
+            positions=np.arange(tokens),
+            starts=np.array([0, tokens]),
+            tables=(np.arange(blocks_for(tokens)),),
+            wanted=np.array([tokens - 1]),
+        )
+        sampling = SamplingBatch()
+        sampling.draw(0, tokens, GREEDY)
+        return self._seconds([batch] * 7, sampling)
+
+    def decode(self, sequences: int) -> float:
+        """Seconds of a step in which so many sequences decode, behind CONTEXT tokens."""
+        sampling = SamplingBatch()
+        for s in range(sequences):
+            sampling.draw(s, 0, GREEDY)
+        rows = np.arange(sequences)
+        batches = [
+            Batch(
+                tokens=rows + step,
+                positions=np.full(sequences, CONTEXT + step),
+                starts=np.arange(sequences + 1),
+                tables=tuple(s * self.blocks + np.arange(self.blocks) for s in range(sequences)),
+                wanted=rows,
+            )
+            for step in range(STEPS)
+        ]
+        return self._seconds(batches, sampling)
+
+    def _seconds(self, batches: list[Batch], sampling: SamplingBatch) -> float:
+        """Median of all but the first three, which compile and capture."""
+        times = []
+        for batch in batches:
+            began = time.perf_counter()
+            self.executor.execute(batch, sampling)
+            times.append(time.perf_counter() - began)
+        return statistics.median(times[3:])
+
+
+def measure(quantize: str, layers: int, read: float, product: float) -> list[dict[str, Any]]:
+    """The figures of one kind of weights."""
+    bench = Bench(quantize, layers)
+    print(f"{quantize}: loaded in {bench.load_seconds:.1f} s", flush=True)
+    found: list[dict[str, Any]] = []
+    for tokens in (512, PROMPT):
+        seconds = bench.prefill(tokens)
+        operations = tokens * bench.costs.row_operations + bench.costs.logit_operations
+        # Of attention half a square, and two products.
+        operations += 2 * layers * SHAPE["hidden_size"] * tokens**2
+        share = 100 * operations / seconds / product
+        found.append({"phase": "prefill", "size": tokens, "held": tokens == PROMPT, "share": share})
+        found[-1] |= {"ms": 1e3 * seconds, "tokens/s": tokens / seconds}
+    for sequences in BATCHES:
+        seconds = bench.decode(sequences)
+        size = bench.costs.weight_bytes + sequences * CONTEXT * bench.costs.kv_bytes_per_token
+        share = 100 * size / seconds / read
+        found.append({"phase": "decode", "size": sequences, "held": sequences == 1, "share": share})
+        found[-1] |= {"ms": 1e3 * seconds, "tokens/s": sequences / seconds}
+    for one in found:
+        one["kind"] = quantize
+        print(
+            f"{quantize} {one['phase']} {one['size']}: {one['ms']:.2f} ms, "
+            f"{one['tokens/s']:.1f} tokens/s, {one['share']:.1f} % of what the GPU does",
+            flush=True,
+        )
+    return found
+
+
+def numbers() -> int:
+    """The tests of the kernels and of whole models, on the GPU."""
+    workers = str(max(1, min(12, (os.cpu_count() or 2) - 2)))
+    command = [sys.executable, "-m", "pytest", "-q", "-n", workers, "tests/ops/triton"]
+    environ = {**os.environ, "GALLEY_TEST_DEVICE": "cuda"}
+    environ.pop("TRITON_INTERPRET", None)
+    return subprocess.run(command, cwd=ROOT, env=environ, check=False).returncode
+
+
+def machine(
+    figures: list[dict[str, Any]], name: str, read: float, product: float
+) -> dict[str, Any]:
+    """As a file of ``benchmarks/results``; ``figures`` of each kind of weights one after another."""
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    told: list[dict[str, Any]] = []
+    for kind in dict.fromkeys(figure["kind"] for figure in figures):
+        for phase, unit, target in (
+            ("prefill", "% of the rate of products", PREFILL_TARGET),
+            ("decode", "% of the read rate", READ_TARGET),
+        ):
+            mine = [f for f in figures if (f["kind"], f["phase"]) == (kind, phase)]
+            common = {"date": date, "command": "make gpu-check"}
+            at = [f"{f['size']} {'tokens' if phase == 'prefill' else 'sequences'}" for f in mine]
+            what = f"8-billion shape on a GPU, {kind}: {phase}"
+            rates = [round(f["tokens/s"], 1) for f in mine]
+            shares = [round(f["share"], 1) for f in mine]
+            told.append({"what": what, "unit": "tokens/s", "at": at, "measured": rates} | common)
+            told.append(
+                {"what": what + ", share", "unit": unit, "at": at, "measured": shares} | common
+            )
+            held = next(i for i, f in enumerate(mine) if f["held"])
+            told.append(
+                {"what": what + ", beside its target", "unit": unit, "at": at[held : held + 1]}
+                | {"measured": shares[held : held + 1], "target": [target]}
+                | common
+            )
+    return {
+        "name": name,
+        "description": f"One {name}, torch {torch.__version__}: reads {read / 1e12:.2f} TB/s, multiplies "
+        f"bfloat16 at {product / 1e12:.0f} TFLOP/s, both measured beside. Llama 3.1 8B's shape, random "
+        f"weights, {CONTEXT} tokens of context when decoding.",
+        "figures": told,
+    }
+
+
+def main() -> int:
+    """Raises SystemExit where there is no GPU."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kinds", nargs="*", default=KINDS[:3], choices=KINDS)
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--skip-numbers", action="store_true")
+    parser.add_argument(
+        "--output", type=Path, help="file of results; default: in benchmarks/results"
+    )
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("gpu-check needs a CUDA GPU, and torch sees none: galley doctor says why")
+    read, product = ceilings()
+    print(f"reads {read / 1e12:.2f} TB/s, multiplies {product / 1e12:.0f} TFLOP/s", flush=True)
+    figures: list[dict[str, Any]] = []
+    for quantize in arguments.kinds:
+        figures += measure(quantize, arguments.layers, read, product)
+        torch.cuda.empty_cache()
+    slug = torch.cuda.get_device_name().lower().replace(" ", "-")
+    file = arguments.output or ROOT / f"benchmarks/results/gpu-{slug}.json"
+    content = machine(figures, torch.cuda.get_device_name(), read, product)
+    file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    print(f"written: {file}", flush=True)
+    return 0 if arguments.skip_numbers else numbers()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

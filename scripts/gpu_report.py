@@ -1,0 +1,295 @@
+"""Compiles the kernels as the GPU executor launches them, for several GPUs, without a driver or a GPU.
+
+Each launch of a step of Llama 3.1 8B's shape is caught before it runs, with the types of its arguments and
+its tile; the catch is compiled for each target, and the resources that the compiler reports are told.
+``python -m scripts.gpu_report`` prints the table of docs/native-gpu.md.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+os.environ.pop("TRITON_INTERPRET", None)  # what is interpreted cannot be compiled
+
+import numpy as np
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from galley.formats.weights import DenseWeight, IntWeight, TensorInfo, Weight, WeightKind, Weights
+from galley.graph.passes import run_passes
+from galley.graph.program import Program
+from galley.models.registry import build_program
+from galley.ops.executor import Batch
+from galley.ops.triton.attention import Cache
+from galley.ops.triton.sampler import Draws
+from galley.ops.triton.step_batch import Staging, shape_of, tiles_of
+from galley.ops.triton.steps import Steps
+from galley.ops.triton.tiles import Device, query_tile
+
+SHAPE: Final[dict[str, Any]] = {
+    "model_type": "llama",
+    "vocab_size": 2048,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+}
+
+TARGETS: Final = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_89": GPUTarget("cuda", 89, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+
+SHARED_LIMIT: Final = {"sm_80": 163, "sm_89": 99, "sm_90": 227, "sm_100": 227, "gfx942": 64}
+"""KiB of shared memory that a block may have."""
+
+_REGISTERS: Final = 65536
+_MOST_WARPS: Final = {"sm_80": 64, "sm_89": 48, "sm_90": 64, "sm_100": 64, "gfx942": 32}
+_SHARED_ALL: Final = {"sm_80": 164, "sm_89": 100, "sm_90": 228, "sm_100": 228, "gfx942": 64}
+
+_TYPES: Final = {
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.int8: "*i8",
+    torch.uint8: "*u8",
+    torch.int16: "*i16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.uint64: "*u64",
+    torch.float64: "*fp64",
+}
+
+KINDS: Final = {
+    "bf16": WeightKind("bf16"),
+    "fp8": WeightKind("fp8"),
+    "int8": WeightKind("int8", 0, "F32"),
+    "int4": WeightKind("int4", 128, "BF16"),
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel with all that it is compiled for."""
+
+    name: str
+    about: str
+    signature: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, Any], ...]
+    divisible: tuple[int, ...]
+    options: tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compiler says of a launch; bytes and counts of a block or thread."""
+
+    launch: Launch
+    target: str
+    registers: int
+    spilled: int
+    shared: int
+    warps: int
+
+    @property
+    def occupancy(self) -> float:
+        """Share of the warps that a multiprocessor has room for."""
+        warps, most = self.warps, _MOST_WARPS[self.target]
+        lanes = 64 if self.target == "gfx942" else 32
+        by_registers = _REGISTERS * (2 if lanes == 64 else 1)
+        by_registers //= max(1, self.registers) * lanes * warps
+        by_shared = (_SHARED_ALL[self.target] << 10) // (self.shared + 1024)
+        return min(1.0, min(by_registers, by_shared, most // warps) * warps / most)
+
+
+class _Zeros(Weights):
+    """Tensors of the shape, of a kind; they never get to a device."""
+
+    def __init__(self, program: Program, kind: WeightKind) -> None:
+        self._program, self._kind = program, kind
+
+    def info(self, name: str) -> TensorInfo:
+        """See :class:`galley.formats.weights.Weights`."""
+        return TensorInfo(self._program.shapes[name], WeightKind("bf16"))
+
+    def __getitem__(self, name: str) -> Weight:
+        shape, kind = self._program.shapes[name], self._kind
+        if kind.is_integer and name in self._program.matrices and "embed" not in name:
+            bits, group = (4, kind.group) if kind.name == "int4" else (8, shape[1])
+            q: Any = np.zeros(shape, np.uint8 if bits == 4 else np.int8)
+            scales = np.zeros((shape[0], -(-shape[1] // group)), np.float32)
+            assert kind.scale_type is not None
+            return IntWeight(name, bits, q, group, scales, None, kind.scale_type)
+        return DenseWeight(name, "BF16", shape, np.zeros(2 * int(np.prod(shape)), np.uint8))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._program.shapes)
+
+    def __len__(self) -> int:
+        return len(self._program.shapes)
+
+
+def launches(kind: str, rows: int, capability: int, *, layers: int = 2) -> list[Launch]:
+    """Those of a step of ``rows`` sequences that decode, or of a prompt of -``rows`` tokens."""
+    found: dict[Launch, None] = {}
+
+    def catch(function: Any, *args: Any, grid: object, warmup: bool, **kwargs: Any) -> None:
+        found.setdefault(_launch(function, args, kwargs, f"{kind}, {rows}"))
+
+    original = JITFunction.run
+    JITFunction.run = catch
+    try:
+        _step(kind, rows, capability, layers)
+    finally:
+        JITFunction.run = original
+    return list(found)
+
+
+def _step(kind: str, rows: int, capability: int, layers: int, context: int = 1000) -> None:
+    program = build_program({**SHAPE, "num_hidden_layers": layers})
+    wanted = KINDS[kind]
+    dense = WeightKind("bf16")
+    kinds = {name: dense if "embed" in name else wanted for name in program.matrices}
+    program = run_passes(program.with_kinds(kinds))
+    device = Device("meta", capability)
+    steps = Steps(program, _Zeros(program, wanted), torch.bfloat16, device, int8_kv=False)
+    for kv in program.kv:
+        keys = torch.empty((8, kv.kv_heads, 16, kv.key_dim), dtype=torch.bfloat16, device="meta")
+        steps.caches.append(Cache(keys, keys, keys, keys))
+    count = 1 if rows < 0 else rows
+    each = -rows if rows < 0 else 1
+    batch = Batch(
+        tokens=np.zeros(count * each, np.int64),
+        positions=np.arange(each) if rows < 0 else np.full(count, context),
+        starts=np.arange(count + 1) * each,
+        tables=(np.arange(max(each, context) // 16 + 1),) * count,
+        wanted=np.arange(1, count + 1) * each - 1,
+    )
+    single, tiles = tiles_of(batch, query_tile(device, 4, many=True).rows)
+    staging = Staging(shape_of(batch, single, tiles), 1, device)
+    logits = steps.run(staging.batch)
+    Draws(count, logits.shape[1], device).launch(logits, greedy=False)
+
+
+def _launch(function: Any, args: Sequence[Any], kwargs: dict[str, Any], about: str) -> Launch:
+    names = function.arg_names
+    given = dict(zip(names, args, strict=False)) | {n: v for n, v in kwargs.items() if n in names}
+    options = {n: v for n, v in kwargs.items() if n not in names}
+    fixed = {p.name for p in function.params if p.do_not_specialize}
+    signature, constants, divisible = [], [], []
+    for i, param in enumerate(function.params):
+        value = given[param.name]
+        if param.is_constexpr or (
+            isinstance(value, int) and value == 1 and param.name not in fixed
+        ):
+            signature.append((param.name, "constexpr"))
+            constants.append((param.name, value))
+        elif isinstance(value, torch.Tensor):
+            signature.append((param.name, _TYPES[value.dtype]))
+            divisible.append(i)
+        elif isinstance(value, float):
+            signature.append((param.name, "fp32"))
+        else:
+            signature.append((param.name, "i32"))
+            if value % 16 == 0 and param.name not in fixed:
+                divisible.append(i)
+    made = (tuple(signature), tuple(constants), tuple(divisible), tuple(sorted(options.items())))
+    return Launch(function.__name__, about, *made)
+
+
+def compiled(launch: Launch, target: str) -> Compiled:
+    """Raises what the compiler raises."""
+    function = _functions()[launch.name]
+    attrs = {(i,): [["tt.divisibility", 16]] for i in launch.divisible}
+    source = ASTSource(function, dict(launch.signature), dict(launch.constants), attrs)
+    kernel = triton.compile(source, target=TARGETS[target], options=dict(launch.options))
+    warps = dict(launch.options).get("num_warps", 4)
+    if target == "gfx942":
+        text = kernel.asm["amdgcn"]
+        registers = int(re.findall(r"\.vgpr_count:\s+(\d+)", text)[0])
+        spilled = int(re.findall(r"\.vgpr_spill_count:\s+(\d+)", text)[0])
+    else:
+        registers, spilled = _cubin_resources(kernel.asm["cubin"])
+    return Compiled(launch, target, registers, spilled, kernel.metadata.shared, warps)
+
+
+def _cubin_resources(cubin: bytes) -> tuple[int, int]:
+    """(registers, bytes of stack and local memory) of the only kernel."""
+    import triton.backends.nvidia
+
+    tool = Path(next(iter(triton.backends.nvidia.__path__))) / "bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        said = subprocess.run(
+            [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", said)
+    assert found is not None, said
+    registers, stack, local = map(int, found.groups())
+    return registers, stack + local
+
+
+def _functions() -> dict[str, Any]:
+    from galley.ops.triton.kernels import attention, elementwise, linear, norm, rope, rows, sample
+
+    modules = (attention, elementwise, linear, norm, rope, rows, sample)
+    return {name: f for m in modules for name, f in vars(m).items() if isinstance(f, JITFunction)}
+
+
+def report(
+    kinds: Sequence[str], rows: Sequence[int], targets: Sequence[str], *, layers: int = 2
+) -> list[Compiled]:
+    """Each launch once for each target. With one layer, its MLP has one row of a prompt."""
+    jobs: dict[tuple[Launch, str], None] = {}
+    for target in targets:
+        capability = TARGETS[target].arch if target.startswith("sm") else 0
+        seen: set[object] = set()
+        for kind in kinds:
+            for count in rows:
+                for launch in launches(kind, count, int(capability), layers=layers):
+                    key = (launch.name, launch.signature, launch.constants, launch.options)
+                    if key not in seen:
+                        seen.add(key)
+                        jobs[launch, target] = None
+    return [compiled(*job) for job in jobs]
+
+
+def main() -> int:
+    """The table; 1 where a kernel spills or takes too much shared memory."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kinds", nargs="*", default=list(KINDS))
+    parser.add_argument("--rows", nargs="*", type=int, default=[1, 8, 32, 128, -512])
+    parser.add_argument("--targets", nargs="*", default=list(TARGETS))
+    arguments = parser.parse_args()
+    found = report(arguments.kinds, arguments.rows, arguments.targets)
+    failed = 0
+    print("| kernel | of | GPU | registers | spilled | shared memory, KiB | occupancy |")
+    print("|---|---|---|---|---|---|---|")
+    for one in found:
+        failed |= one.spilled > 0 or one.shared > SHARED_LIMIT[one.target] << 10
+        print(
+            f"| {one.launch.name.removesuffix('_kernel')} | {one.launch.about} | {one.target} "
+            f"| {one.registers} | {one.spilled} | {one.shared / 1024:.1f} | {one.occupancy:.0%} |"
+        )
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,306 @@
+"""The GPU executor: Triton kernels over a ragged batch, captured as CUDA graphs where every row decodes."""
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from galley.errors import SettingsError
+from galley.formats.adapter import AdapterWeights
+from galley.formats.weights import Kinds, Weights, flat
+from galley.graph.passes import run_passes
+from galley.graph.plan import Lifetime, least_arena
+from galley.graph.program import Program
+from galley.model_info import StepCosts
+from galley.ops.draws import draw_all
+from galley.ops.executor import Batch, ExecutorMemory, ExecutorOptions, ExpertCounts
+from galley.ops.kinds import own_kinds, plan_kinds
+from galley.ops.sampling import SamplingBatch, StepResult, sample
+from galley.ops.triton.attention import Cache, power
+from galley.ops.triton.graphs import DecodeGraphs
+from galley.ops.triton.matrices import packed_bytes
+from galley.ops.triton.sampler import Sampler, drawn_on_device
+from galley.ops.triton.step_batch import Staging, shape_of, tiles_of
+from galley.ops.triton.steps import Steps
+from galley.ops.triton.supported import check_program
+from galley.ops.triton.tiles import INTERPRETED, Device, device_of, query_tile
+from galley.types import BLOCK_TOKENS
+
+_ACTIVATIONS: Final = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+_CACHES: Final = {**_ACTIVATIONS, "int8": torch.int8}
+
+_DEVICE_RESERVE: Final = 512 << 20
+"""Bytes of the driver, of the allocator's rounding and of captured graphs."""
+
+
+class TritonExecutor:
+    """See :class:`galley.ops.executor.Executor`.
+
+    Rows between ops are of the activations' type, products are added up in float32, norms, softmax and
+    rotation are computed in it. Logits are float32.
+    """
+
+    def __init__(self, program: Program, weights: Weights, options: ExecutorOptions) -> None:
+        device, program, dtype = _planned(program, weights, options)
+        self.activations = options_activations(options)
+        self._device, self._program, self._kv_dtype = device, program, options.kv_dtype
+        self._pause = options.pause
+        self.kv_groups = len(program.kv_groups)
+        self.steps = Steps(program, weights, dtype, device, int8_kv=options.kv_dtype == "int8")
+        self._shared = power(max(_heads_together(program), default=1))
+        self._sampler = Sampler(device)
+        self._graphs = DecodeGraphs(self.steps, self._sampler, self.kv_groups, device)
+        self.forward_seconds = self.sample_seconds = 0.0
+
+    @staticmethod
+    def memory(program: Program, weights: Weights, options: ExecutorOptions) -> ExecutorMemory:
+        """See :meth:`galley.ops.executor.ExecutorFactory.memory`."""
+        device, program, dtype = _planned(program, weights, options)
+        free = None
+        if device.torch.type == "cuda":
+            free = max(0, torch.cuda.mem_get_info(device.torch)[0] - _DEVICE_RESERVE)
+        return ExecutorMemory(
+            isa="",
+            activations=options_activations(options),
+            weights=_weight_bytes(program, dtype),
+            kv_block=_kv_block_bytes(program, options.kv_dtype),
+            row=_row_bytes(program, dtype),
+            logits=8 * program.vocab_size,
+            encoder=0,
+            scratch=_scratch_bytes(program, dtype),
+            free=free,
+        )
+
+    def step_costs(self) -> StepCosts:
+        """See :meth:`galley.ops.executor.Executor.step_costs`."""
+        row_operations, logit_operations = self._program.operations()
+        return StepCosts(
+            weight_bytes=_read_bytes(self._program, self.steps.dtype),
+            kv_bytes_per_token=self.kv_bytes_per_block() // BLOCK_TOKENS,
+            row_operations=row_operations,
+            logit_operations=logit_operations,
+        )
+
+    def expert_counts(self) -> ExpertCounts:
+        """See :meth:`galley.ops.executor.Executor.expert_counts`."""
+        return ExpertCounts()
+
+    def kv_bytes_per_block(self) -> int:
+        """Bytes over all layers of the largest KV group."""
+        return _kv_block_bytes(self._program, self._kv_dtype)
+
+    def bytes_per_state(self) -> int:
+        """None of its models are recurrent."""
+        return 0
+
+    def allocate_kv(self, blocks: int, states: int = 0) -> None:
+        """Zeroed: what was never written weighs nothing, but must be a number."""
+        dtype, device = _CACHES[self._kv_dtype], self._device.torch
+        self.steps.blocks = blocks
+        for kv in self._program.kv:
+            shape = (blocks, kv.kv_heads, BLOCK_TOKENS)
+            keys, values = (
+                torch.zeros((*shape, dim), dtype=dtype, device=device)
+                for dim in (kv.key_dim, kv.value_dim)
+            )
+            scales = [keys, values]
+            if self._kv_dtype == "int8":
+                scales = [torch.zeros(shape, device=device) for _ in range(2)]
+            self.steps.caches.append(Cache(keys, values, *scales))
+
+    def pack_adapter(self, adapter: AdapterWeights) -> object:
+        """No program with adapters gets here."""
+        raise NotImplementedError
+
+    def set_adapter(self, slot: int, packed: object | None) -> None:
+        """No program with adapters gets here."""
+        raise NotImplementedError
+
+    @torch.inference_mode()
+    def execute(self, batch: Batch, sampling: SamplingBatch) -> StepResult:
+        """See :meth:`galley.ops.executor.Executor.execute`."""
+        began = time.perf_counter()
+        if self._pause is not None:
+            self._pause()
+        if batch.copies:
+            self._copy_blocks(batch.copies)
+        result = StepResult()
+        if len(batch.tokens):
+            result = self._step(batch, sampling)
+        else:
+            self._device.synchronize()
+        self.forward_seconds += time.perf_counter() - began
+        return result
+
+    def _step(self, batch: Batch, sampling: SamplingBatch) -> StepResult:
+        on_device = drawn_on_device(sampling)
+        logits, tokens = None, None
+        if self._graphs.takes(batch):
+            logits, tokens = self._graphs.run(batch, sampling if on_device else None)
+        else:
+            single, tiles = tiles_of(batch, query_tile(self._device, self._shared, many=True).rows)
+            staging = Staging(
+                shape_of(batch, single, tiles), self.kv_groups, self._device, self.steps.blocks
+            )
+            logits = self.steps.run(staging.fill(batch, single, tiles))
+            if on_device and sampling.rows:
+                tokens = self._sampler.draw(logits, sampling)
+        began = time.perf_counter()
+        if tokens is not None:
+            return StepResult(tokens=self._sampler.tokens(tokens, len(sampling.rows)))
+        wanted = len(batch.wanted)
+        result = StepResult()
+        if on_device:  # nothing is asked of the logits, but the step must be done
+            self._device.synchronize()
+        else:
+            found = logits[:wanted].to("cpu", torch.float32).numpy()
+            result = sample(found, sampling, draw_all)
+        self.sample_seconds += time.perf_counter() - began
+        return result
+
+    def _copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """One after another, as they were asked for."""
+        sources, targets = (list(blocks) for blocks in zip(*copies, strict=True))
+        for cache in self.steps.caches:
+            for part in dict.fromkeys(
+                (cache.keys, cache.values, cache.key_scales, cache.value_scales)
+            ):
+                part[targets] = part[sources]
+
+
+def options_activations(options: ExecutorOptions) -> str:
+    """What rows between ops are kept as: "float32", "bfloat16" or "float16".
+
+    With "auto" the type of dense weights, and bfloat16 for quantised ones.
+
+    Raises:
+        SettingsError: the executor has no such activations.
+    """
+    if options.activations == "auto":
+        return {"float32": "float32", "f16": "float16"}.get(options.quantize, "bfloat16")
+    if options.activations not in _ACTIVATIONS:
+        raise SettingsError(
+            f"activations is {options.activations!r}, but executor 'gpu' computes with "
+            f"{', '.join(_ACTIVATIONS)}: leave it out, or use executor cpu"
+        )
+    return options.activations
+
+
+def _planned(
+    program: Program, weights: Weights, options: ExecutorOptions
+) -> tuple[Device, Program, torch.dtype]:
+    """Where the program runs, the program after all passes, and the type of its rows.
+
+    Raises:
+        SettingsError, UnsupportedModel: the executor cannot run it so.
+    """
+    device = _device(options.device)
+    if options.experts != "memory":
+        raise SettingsError(
+            f"experts is {options.experts!r}, but executor 'gpu' keeps them in memory: leave it out, or "
+            "use executor cpu"
+        )
+    if options.kv_dtype not in _CACHES:
+        raise SettingsError(
+            f"kv_dtype is {options.kv_dtype!r}, but executor 'gpu' keeps keys and values as "
+            f"{', '.join(_CACHES)}: leave it out, or use executor cpu"
+        )
+    kinds: Kinds = plan_kinds(
+        program, options.quantize, own=own_kinds(program, weights), chosen=options.kinds
+    )
+    check_program(program)
+    program = run_passes(program.with_kinds(kinds), options.disable_pass)
+    return device, program, _ACTIVATIONS[options_activations(options)]
+
+
+def _device(name: str) -> Device:
+    """Raises SettingsError where kernels cannot run."""
+    kind = name.partition(":")[0]
+    if INTERPRETED:
+        return Device("cpu", 0)
+    if kind != "cuda":
+        raise SettingsError(
+            f"device is {name!r}, but executor 'gpu' runs on a GPU: set device to cuda, or cuda:1 for the "
+            "second one"
+        )
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise SettingsError(f"device {name!r} cannot be used: {error}") from error
+    return device_of(name)
+
+
+def _heads_together(program: Program) -> list[int]:
+    return [
+        op.attrs["heads"] // op.attrs["kv_heads"]
+        for op in program.ops
+        if op.name in ("attention", "rope_attention")
+    ]
+
+
+def _weight_bytes(program: Program, dtype: torch.dtype) -> int:
+    """Of all weights as they are kept: a tensor that two ops share, once."""
+    sizes: dict[tuple[str, ...], int] = {}
+    for op in program.ops:
+        for role, names in op.weights.items():
+            if role in op.signature.matrices:
+                shapes = [flat(program.shapes[name]) for name in names]
+                rows = sum(shape[0] for shape in shapes)
+                sizes[names] = packed_bytes(program.kinds[names[0]], rows, shapes[0][1], dtype)
+            else:
+                sizes[names] = 4 * sum(math.prod(program.shapes[name]) for name in names)
+    return sum(sizes.values())
+
+
+def _read_bytes(program: Program, dtype: torch.dtype) -> int:
+    """Of the matrices that a row is multiplied with."""
+    return sum(
+        packed_bytes(
+            program.kinds[names[0]],
+            sum(flat(program.shapes[name])[0] for name in names),
+            flat(program.shapes[names[0]])[1],
+            dtype,
+        )
+        for op in program.ops
+        if op.signature.multiplies
+        for names in [op.weights["weight"]]
+    )
+
+
+def _scratch_bytes(program: Program, dtype: torch.dtype) -> int:
+    """Of the largest matrix of codes, which steps of many rows dequantise."""
+    return max(
+        (
+            sum(math.prod(program.shapes[name]) for name in op.weights["weight"]) * dtype.itemsize
+            for op in program.ops
+            if op.signature.multiplies
+            and not program.kind_of(op).is_dense
+            and dtype != torch.float32
+        ),
+        default=0,
+    )
+
+
+def _kv_block_bytes(program: Program, kv_dtype: str) -> int:
+    """Over all layers: each has its own room for every block."""
+    size = _CACHES[kv_dtype].itemsize
+    scales = sum(8 * kv.kv_heads for kv in program.kv) if kv_dtype == "int8" else 0
+    return BLOCK_TOKENS * (program.kv_bytes_per_token(size) + scales)
+
+
+def _row_bytes(program: Program, dtype: torch.dtype) -> int:
+    """Of the buffers of one row that live together, twice: the allocator rounds."""
+    last = {b: i for i, op in enumerate(program.ops) for b in op.inputs}
+    lifetimes = [
+        Lifetime(width * dtype.itemsize, i, last.get(b, i))
+        for i, op in enumerate(program.ops)
+        if op.name != "columns"
+        for b, width in zip(op.outputs, op.widths, strict=True)
+    ]
+    return 2 * least_arena(lifetimes) + 64

@@ -1,0 +1,98 @@
+"""Steps in which every sequence decodes one token, captured as CUDA graphs and replayed.
+
+A graph is of so many rows, rounded up, and so many stretches of attention, rounded up to a power of two;
+it is captured when a step first needs it. Rows that are none change no other's bits.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+
+from galley.ops.executor import Batch
+from galley.ops.sampling import SamplingBatch
+from galley.ops.triton.attention import power
+from galley.ops.triton.sampler import Draws, Sampler
+from galley.ops.triton.step_batch import Shape, Staging
+from galley.ops.triton.steps import Steps
+from galley.ops.triton.tiles import SPLIT, Device
+
+_ROWS: Final = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256)
+"""Rows of graphs; steps of more are launched op by op."""
+
+MOST_GRAPHS: Final = 48
+"""Kept at a time; the one that was used longest ago makes room."""
+
+
+@dataclass(slots=True)
+class _Captured:
+    staging: Staging
+    draws: Draws
+    logits: torch.Tensor
+    graph: "torch.cuda.CUDAGraph"
+
+
+class DecodeGraphs:
+    """The graphs of a program."""
+
+    def __init__(self, steps: Steps, sampler: Sampler, groups: int, device: Device) -> None:
+        self._steps, self._sampler, self._groups, self._device = steps, sampler, groups, device
+        self._graphs: dict[tuple[int, int, bool], _Captured] = {}
+
+    def takes(self, batch: Batch) -> bool:
+        """Whether a graph does the step."""
+        rows = len(batch.tokens)
+        return (
+            self._device.graphs
+            and len(batch.starts) - 1 == rows == len(batch.wanted)
+            and rows <= _ROWS[-1]
+        )
+
+    def run(
+        self, batch: Batch, sampling: SamplingBatch | None
+    ) -> tuple[torch.Tensor, Draws | None]:
+        """Logits, and the draws that are under way, if ``sampling`` is to be drawn on the device."""
+        rows = next(n for n in _ROWS if n >= len(batch.tokens))
+        longest = int(np.asarray(batch.positions).max())
+        stretches = power(longest // SPLIT + 1)
+        draws = sampling is not None and bool(sampling.rows) and len(sampling.rows) <= rows
+        random = draws and sampling is not None and any(any(r) for r in sampling.records)
+        key = (rows, stretches, random)
+        captured = self._graphs.pop(key, None)
+        if captured is None:
+            if len(self._graphs) >= MOST_GRAPHS:
+                del self._graphs[next(iter(self._graphs))]
+            captured = self._capture(batch, Shape.of_decode(rows, stretches), random=random)
+        self._graphs[key] = captured
+        self._fill(captured, batch)
+        if draws and sampling is not None:
+            captured.draws.fill(sampling)
+        captured.graph.replay()
+        return captured.logits, captured.draws if draws else None
+
+    def _fill(self, captured: _Captured, batch: Batch) -> None:
+        rows = np.arange(len(batch.tokens), dtype=np.int32)
+        single = np.stack([rows, rows, np.ones_like(rows)], axis=1)
+        captured.staging.fill(batch, single, np.zeros((0, 3), dtype=np.int32))
+
+    def _capture(self, batch: Batch, shape: Shape, *, random: bool) -> _Captured:
+        device = self._device.torch
+        staging = Staging(shape, self._groups, self._device, self._steps.blocks)
+        vocab = self._steps.vocab_size
+        captured = _Captured(
+            staging, Draws(shape.rows, vocab, self._device), torch.empty(0), torch.cuda.CUDAGraph()
+        )
+        self._fill(captured, batch)
+
+        def launch() -> None:
+            staging.batch.angles.clear()
+            captured.logits = self._steps.run(staging.batch)
+            captured.draws.launch(captured.logits, greedy=not random)
+
+        # Once as it is: kernels are compiled and loaded at their first launch.
+        launch()
+        torch.cuda.synchronize(device)
+        with torch.cuda.graph(captured.graph):
+            launch()
+        return captured

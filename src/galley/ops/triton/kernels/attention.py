@@ -1,0 +1,199 @@
+"""``attention``: queries of a ragged batch against the paged keys and values of their sequences.
+
+Shapes: queries [rows, heads * key_dim], result [rows, heads * value_dim], both with a row stride; keys
+[blocks, kv_heads, BLOCK_TOKENS, key_dim] and values [..., value_dim], of the activations' type, wider, or
+int8 with a float32 scale for each token and head; tables [sequences, width] int32.
+
+A tile is a few consecutive rows of one sequence; the heads that share a KV head are rows of one product.
+
+Order of summation: keys come in stretches of SPLIT positions, from position 0 up. Within one there is a
+running softmax (arXiv:2205.14135) over BLOCK_KV keys at a time; stretches are merged in their order.
+Where many rows of a sequence come together, one program does all stretches; where one row comes, each
+stretch is a program's own, and the last one to end merges them by the same operations. The sums of weights
+come from the same matrix products as the values, so that no order of a reduction shows. So a row's bits
+depend on its position alone.
+"""
+
+import triton
+import triton.language as tl
+
+_LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+_LOWEST: tl.constexpr = tl.constexpr(-1e30)
+
+
+@triton.jit
+def merge(most, total, mixed, most_new, total_new, mixed_new):
+    """Two stretches of keys as one: greatest scores, sums of weights, sums of values."""
+    both = tl.maximum(most, most_new)
+    a, b = tl.exp2(most - both), tl.exp2(most_new - both)
+    return both, total * a + total_new * b, mixed * a[:, None] + mixed_new * b[:, None]
+
+
+@triton.jit
+def _stretch(
+    q, q_at, begin, end, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_ptr, head, kv_heads, scale, cap,
+    first_of_row, KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_KV: tl.constexpr, BLOCK_TOKENS: tl.constexpr, CAP: tl.constexpr, INT8: tl.constexpr,
+):  # fmt: skip
+    """(greatest score, sum of weights, weighted sum of values) of keys ``begin`` to ``end``."""
+    rows: tl.constexpr = q.shape[0]
+    dtype: tl.constexpr = q.dtype
+    most = tl.full((rows,), _LOWEST, tl.float32)
+    total = tl.zeros((rows, 16), tl.float32)
+    mixed = tl.zeros((rows, BLOCK_V), tl.float32)
+    ones = tl.full((BLOCK_KV, 16), 1.0, dtype)
+    d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_V)
+    offset = tl.arange(0, BLOCK_KV)
+    block = tl.load(
+        table_ptr + (begin + offset) // BLOCK_TOKENS, mask=begin + offset < end, other=0
+    )
+    for start in range(begin, end, BLOCK_KV):
+        at = start + offset
+        there = at < end
+        place = (block.to(tl.int64) * kv_heads + head) * BLOCK_TOKENS + at % BLOCK_TOKENS
+        # Keys, values and the next blocks' numbers are asked for together.
+        inside = there[None, :] & (d[:, None] < KEY)
+        k = tl.load(key_ptr + place[None, :] * KEY + d[:, None], mask=inside, other=0).to(dtype)
+        inside = there[:, None] & (dv[None, :] < VALUE)
+        v = tl.load(value_ptr + place[:, None] * VALUE + dv[None, :], mask=inside, other=0).to(
+            dtype
+        )
+        behind = at + BLOCK_KV
+        block = tl.load(table_ptr + behind // BLOCK_TOKENS, mask=behind < end, other=0)
+        scores = tl.dot(q, k, input_precision="ieee") * scale
+        if INT8:
+            scores = scores * tl.load(key_scale_ptr + place, mask=there, other=0.0)[None, :]
+        if CAP:
+            # cap * tanh(scores / cap)
+            scores = cap - 2.0 * cap / (tl.exp2(scores * (2.0 * _LOG2E / cap)) + 1.0)
+        seen = (
+            (at[None, :] <= q_at[:, None]) & (at[None, :] >= first_of_row[:, None]) & there[None, :]
+        )
+        scores = tl.where(seen, scores * _LOG2E, float("-inf"))
+        both = tl.maximum(most, tl.max(scores, axis=1))
+        shrink = tl.exp2(most - both)
+        p = tl.exp2(scores - both[:, None])
+        total = total * shrink[:, None]
+        mixed = mixed * shrink[:, None]
+        total = tl.dot(p.to(dtype), ones, total, input_precision="ieee")
+        if INT8:
+            p = p * tl.load(value_scale_ptr + place, mask=there, other=0.0)[None, :]
+        mixed = tl.dot(p.to(dtype), v, mixed, input_precision="ieee")
+        most = both
+    return most, tl.max(total, axis=1), mixed
+
+
+@triton.jit
+def _finished(most, total, mixed, sinks_ptr, head, inside, SINKS: tl.constexpr):
+    """Weighted means; a head's sink is a score of no value."""
+    if SINKS:
+        sink = tl.load(sinks_ptr + head, mask=inside, other=0.0)
+        total += tl.exp2(sink * _LOG2E - most)
+    return mixed / tl.maximum(total, 1e-38)[:, None]
+
+
+@triton.jit(do_not_specialize=["width"])
+def attention_kernel(
+    q_ptr, out_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, sinks_ptr, tile_ptr, position_ptr,
+    table_ptr, part_ptr, most_ptr, total_ptr, count_ptr, width, q_stride, out_stride, kv_heads, scale, cap, window,
+    KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    SHARED: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
+    SPLIT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, APART: tl.constexpr, CHUNKED: tl.constexpr,
+    CAP: tl.constexpr, SINKS: tl.constexpr, INT8: tl.constexpr,
+):  # fmt: skip
+    """See the module. Programs: (tile, KV head, stretch); without APART there is one stretch.
+
+    Args:
+        tile_ptr: [tiles, 3] int32: sequence (-1: none), first row, number of rows.
+        position_ptr: [rows] int32.
+        part_ptr, most_ptr, total_ptr: APART: what stretches give, [tiles, KV heads, stretches, BLOCK_Q *
+            BLOCK_S(, BLOCK_V)].
+        count_ptr: APART: [tiles, KV heads] int32, zeros before and after: how many stretches are there.
+        width: of a table.
+        window: 0, or how many keys up to its own a row sees; CHUNKED: those from its last multiple on.
+        SHARED: heads that share a KV head; BLOCK_S: the next power of two.
+    """
+    tile, head = tl.program_id(0), tl.program_id(1)
+    sequence = tl.load(tile_ptr + tile * 3)
+    if sequence < 0:
+        return
+    first_row = tl.load(tile_ptr + tile * 3 + 1)
+    count = tl.load(tile_ptr + tile * 3 + 2)
+    m = tl.arange(0, BLOCK_Q * BLOCK_S)
+    token, shared = m // BLOCK_S, m % BLOCK_S
+    inside = (token < count) & (shared < SHARED)
+    row = (first_row + token).to(tl.int64)
+    q_at = tl.load(position_ptr + row, mask=inside, other=-1)
+    earliest = tl.load(position_ptr + first_row)
+    latest = earliest + count - 1
+    first_of_row = tl.zeros_like(q_at)
+    start = 0
+    if window > 0:
+        if CHUNKED:
+            first_of_row = q_at // window * window
+            start = earliest // window * window
+        else:
+            first_of_row = q_at - window + 1
+            start = tl.maximum(0, earliest - window + 1)
+    column = head * SHARED + shared
+    d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_V)
+    q = tl.load(
+        q_ptr + row[:, None] * q_stride + column[:, None] * KEY + d[None, :],
+        mask=inside[:, None] & (d[None, :] < KEY),
+        other=0.0,
+    )
+    table_row = table_ptr + sequence.to(tl.int64) * width
+    if APART:
+        begin = tl.program_id(2) * SPLIT
+        if (begin > latest) | (begin + SPLIT <= start):
+            return
+        low = tl.maximum(begin, start // BLOCK_KV * BLOCK_KV)
+        high = tl.minimum(begin + SPLIT, latest + 1)
+        most, total, mixed = _stretch(
+            q, q_at, low, high, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_row, head, kv_heads,
+            scale, cap, first_of_row, KEY, VALUE, BLOCK_D, BLOCK_V, BLOCK_KV, BLOCK_TOKENS, CAP, INT8,
+        )  # fmt: skip
+        place = (tile * kv_heads + head) * tl.num_programs(2) * (BLOCK_Q * BLOCK_S) + m
+        here = place + tl.program_id(2) * (BLOCK_Q * BLOCK_S)
+        tl.store(most_ptr + here, most)
+        tl.store(total_ptr + here, total)
+        tl.store(part_ptr + here.to(tl.int64)[:, None] * BLOCK_V + dv[None, :], mixed)
+        tl.debug_barrier()
+        first, last = start // SPLIT, latest // SPLIT
+        count = count_ptr + tile * kv_heads + head
+        if tl.atomic_add(count, 1, sem="acq_rel") < last - first:
+            return
+        tl.debug_barrier()
+        tl.store(count, 0)
+        most = tl.full((BLOCK_Q * BLOCK_S,), _LOWEST, tl.float32)
+        total = tl.zeros((BLOCK_Q * BLOCK_S,), tl.float32)
+        mixed = tl.zeros((BLOCK_Q * BLOCK_S, BLOCK_V), tl.float32)
+        for four in range(first, last + 1, 4):
+            # Those that are not there change no bit.
+            for i in tl.static_range(4):
+                here = place + (four + i) * (BLOCK_Q * BLOCK_S)
+                there = inside & (m * 0 + four + i <= last)
+                most_new = tl.load(most_ptr + here, mask=there, other=_LOWEST, cache_modifier=".cg")
+                total_new = tl.load(total_ptr + here, mask=there, other=0.0, cache_modifier=".cg")
+                part = part_ptr + here.to(tl.int64)[:, None] * BLOCK_V + dv[None, :]
+                mixed_new = tl.load(part, mask=there[:, None], other=0.0, cache_modifier=".cg")
+                most, total, mixed = merge(most, total, mixed, most_new, total_new, mixed_new)
+    else:
+        most = tl.full((BLOCK_Q * BLOCK_S,), _LOWEST, tl.float32)
+        total = tl.zeros((BLOCK_Q * BLOCK_S,), tl.float32)
+        mixed = tl.zeros((BLOCK_Q * BLOCK_S, BLOCK_V), tl.float32)
+        for begin in range(start // SPLIT * SPLIT, latest + 1, SPLIT):
+            low = tl.maximum(begin, start // BLOCK_KV * BLOCK_KV)
+            high = tl.minimum(begin + SPLIT, latest + 1)
+            most_new, total_new, mixed_new = _stretch(
+                q, q_at, low, high, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_row, head,
+                kv_heads, scale, cap, first_of_row, KEY, VALUE, BLOCK_D, BLOCK_V, BLOCK_KV, BLOCK_TOKENS, CAP,
+                INT8,
+            )  # fmt: skip
+            most, total, mixed = merge(most, total, mixed, most_new, total_new, mixed_new)
+    made = _finished(most, total, mixed, sinks_ptr, column, inside, SINKS)
+    tl.store(
+        out_ptr + row[:, None] * out_stride + column[:, None] * VALUE + dv[None, :],
+        made.to(out_ptr.dtype.element_ty),
+        mask=inside[:, None] & (dv[None, :] < VALUE),
+    )

@@ -1,0 +1,119 @@
+"""``rope`` and the writing of keys and values into their cache, in one launch.
+
+Shapes: q [rows, heads * key_dim], k [rows, kv_heads * key_dim], v [rows, kv_heads * value_dim], turned q as
+q, all with a row stride; cos and sin [rows, pairs] float32, scaled; the cache as in ``attention.py``.
+Programs: (ROWS rows, block of HEADS heads of q, then of k, then of v). There is no reduction but the greatest
+magnitude of a head's key or value, for int8.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _turned(
+    x_ptr, base, head, d, real, cos_ptr, sin_ptr, row, DIM: tl.constexpr, PAIRS: tl.constexpr,
+    ADJACENT: tl.constexpr,
+):  # fmt: skip
+    """[M, BLOCK] float32 of heads [M, 1] at columns [1, BLOCK]: rotated, from the rows at ``base`` [M, 1]."""
+    inside = real & (d < DIM)
+    x = tl.load(x_ptr + base + head * DIM + d, mask=inside, other=0.0).to(tl.float32)
+    if PAIRS > 0:
+        if ADJACENT:
+            pair, other = d // 2, d ^ 1
+            first = d % 2 == 0
+        else:
+            first = d < PAIRS
+            pair = tl.where(first, d, d - PAIRS)
+            other = tl.where(first, d + PAIRS, d - PAIRS)
+        turns = d < 2 * PAIRS
+        cos = tl.load(cos_ptr + row * PAIRS + pair, mask=real & turns, other=1.0)
+        sin = tl.load(sin_ptr + row * PAIRS + pair, mask=real & turns, other=0.0)
+        y = tl.load(x_ptr + base + head * DIM + other, mask=inside & turns, other=0.0).to(
+            tl.float32
+        )
+        x = x * cos + tl.where(first, -y, y) * sin
+    return x
+
+
+@triton.jit
+def _keep(x, cache_ptr, scale_ptr, place, d, inside, DIM: tl.constexpr, INT8: tl.constexpr):
+    """Heads [M, BLOCK] to where tokens and heads [M, 1] have their ``place`` in the cache."""
+    if INT8:
+        most = tl.maximum(tl.max(tl.abs(tl.where(inside, x, 0.0)), axis=1), 1e-30)[:, None]
+        scaled = x * (127.0 / most)
+        # To the nearest, halves to even, as torch rounds.
+        whole = (scaled + 12582912.0) - 12582912.0
+        tl.store(cache_ptr + place * DIM + d, whole.to(tl.int8), mask=inside)
+        tl.store(
+            scale_ptr + place, most / 127.0, mask=tl.max(inside.to(tl.int32), axis=1)[:, None] > 0
+        )
+    else:
+        tl.store(cache_ptr + place * DIM + d, x.to(cache_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows", "width"])
+def rope_kernel(
+    q_ptr, k_ptr, v_ptr, turned_ptr, cos_ptr, sin_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr,
+    sequence_ptr, position_ptr, table_ptr, rows, q_stride, k_stride, v_stride, turned_stride, width, heads, kv_heads,
+    KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    PAIRS: tl.constexpr, ADJACENT: tl.constexpr, QUERIES: tl.constexpr, KEEP: tl.constexpr,
+    HEADS: tl.constexpr, ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, INT8: tl.constexpr,
+):  # fmt: skip
+    """See the module.
+
+    Args:
+        sequence_ptr: [rows] int32; -1: no row.
+        position_ptr: [rows] int32.
+        table_ptr: [sequences, width] int32.
+        PAIRS: that are rotated in a head; 0: none is.
+        QUERIES: q is turned; KEEP: k and v are written.
+    """
+    m = tl.arange(0, ROWS * HEADS)[:, None]
+    row = (tl.program_id(0) * ROWS + m // HEADS).to(tl.int64)
+    sequence = tl.load(sequence_ptr + row, mask=row < rows, other=-1)
+    block = tl.program_id(1)
+    d = tl.arange(0, BLOCK_D)[None, :]
+    if QUERIES:
+        blocks = tl.cdiv(heads, HEADS)
+        if block < blocks:
+            head = block * HEADS + m % HEADS
+            real = (sequence >= 0) & (head < heads)
+            x = _turned(
+                q_ptr, row * q_stride, head, d, real, cos_ptr, sin_ptr, row, KEY, PAIRS, ADJACENT
+            )
+            place = turned_ptr + row * turned_stride + head * KEY + d
+            tl.store(place, x.to(turned_ptr.dtype.element_ty), mask=real & (d < KEY))
+        block -= blocks
+    if KEEP:
+        kv_blocks = tl.cdiv(kv_heads, HEADS)
+        if block >= 0:
+            head = (block % kv_blocks) * HEADS + m % HEADS
+            real = (sequence >= 0) & (head < kv_heads)
+            at = tl.load(position_ptr + row, mask=real, other=0)
+            page = tl.load(
+                table_ptr + sequence.to(tl.int64) * width + at // BLOCK_TOKENS, mask=real, other=0
+            )
+            place = (page.to(tl.int64) * kv_heads + head) * BLOCK_TOKENS + at % BLOCK_TOKENS
+            if block < kv_blocks:
+                x = _turned(
+                    k_ptr,
+                    row * k_stride,
+                    head,
+                    d,
+                    real,
+                    cos_ptr,
+                    sin_ptr,
+                    row,
+                    KEY,
+                    PAIRS,
+                    ADJACENT,
+                )
+                # As others would read it.
+                x = x.to(k_ptr.dtype.element_ty).to(tl.float32)
+                _keep(x, key_ptr, key_scale_ptr, place, d, real & (d < KEY), KEY, INT8)
+            else:
+                dv = tl.arange(0, BLOCK_V)[None, :]
+                inside = real & (dv < VALUE)
+                v = tl.load(v_ptr + row * v_stride + head * VALUE + dv, mask=inside, other=0.0)
+                _keep(v.to(tl.float32), value_ptr, value_scale_ptr, place, dv, inside, VALUE, INT8)

@@ -1,0 +1,106 @@
+"""Tokens drawn from logits: ``galley.ops.draws`` without top-k and top-p, the same tokens from the same logits.
+
+Shapes: logits [rows, vocab] float32; blocks of BLOCK columns give one partial result each, [draws, blocks].
+Greatest values do not depend on the order in which they are found, sums are of whole numbers: no order shows.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def greatest_kernel(
+    logits_ptr, row_ptr, most_ptr, first_ptr, stride, vocab, blocks, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The greatest of each block and its first place. Programs: (draw, block). NaN counts as infinity."""
+    draw, block = tl.program_id(0), tl.program_id(1)
+    row = tl.load(row_ptr + draw).to(tl.int64)
+    column = block * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits_ptr + row * stride + column, mask=column < vocab, other=float("-inf"))
+    x = tl.where(x != x, float("inf"), x)
+    most = tl.max(x, axis=0)
+    tl.store(most_ptr + draw * blocks + block, most)
+    first = tl.min(tl.where((x == most) & (column < vocab), column, vocab), axis=0)
+    tl.store(first_ptr + draw * blocks + block, first)
+
+
+@triton.jit
+def choose_kernel(most_ptr, first_ptr, greatest_ptr, token_ptr, blocks, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Of each draw the greatest logit and its first place; -1 where it is not finite. Programs: (draw,)."""
+    draw = tl.program_id(0)
+    block = tl.arange(0, BLOCKS)
+    most = tl.load(most_ptr + draw * blocks + block, mask=block < blocks, other=float("-inf"))
+    first = tl.load(first_ptr + draw * blocks + block, mask=block < blocks, other=2147483647)
+    greatest = tl.max(most, axis=0)
+    token = tl.min(tl.where(most == greatest, first, 2147483647), axis=0)
+    finite = (greatest > float("-inf")) & (greatest < float("inf"))
+    tl.store(greatest_ptr + draw, greatest)
+    tl.store(token_ptr + draw, tl.where(finite, token, -1))
+
+
+@triton.jit
+def _weights(x, inside, most, scale, reach):
+    """What logits weigh beside the greatest, in whole numbers; see ``galley.ops.draws.weights``."""
+    bar = tl.maximum((most.to(tl.float64) + reach).to(tl.float32), -3.4028234663852886e38)
+    exponent = tl.maximum((x - most) * scale, -31.0)
+    # To the nearest whole number, halves to even.
+    whole = (exponent + 12582912.0) - 12582912.0
+    rest = exponent - whole
+    power = tl.full(x.shape, 1.54035297e-4, tl.float32)
+    power = power * rest + 1.33333579e-3
+    power = power * rest + 9.61812865e-3
+    power = power * rest + 5.55041097e-2
+    power = power * rest + 0.240226507
+    power = power * rest + 0.693147182
+    power = power * rest + 1.0
+    unit = ((whole.to(tl.int32) + 157) << 23).to(tl.float32, bitcast=True)
+    return tl.where(inside & (x >= bar), (power * unit).to(tl.int64), 0)
+
+
+@triton.jit
+def sum_kernel(
+    logits_ptr, row_ptr, greatest_ptr, scale_ptr, reach_ptr, sum_ptr, stride, vocab, blocks, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The weights of each block together. Programs: (draw, block)."""
+    draw, block = tl.program_id(0), tl.program_id(1)
+    row = tl.load(row_ptr + draw).to(tl.int64)
+    column = block * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits_ptr + row * stride + column, mask=column < vocab, other=float("-inf"))
+    most, scale, reach = (
+        tl.load(greatest_ptr + draw),
+        tl.load(scale_ptr + draw),
+        tl.load(reach_ptr + draw),
+    )
+    tl.store(
+        sum_ptr + draw * blocks + block,
+        tl.sum(_weights(x, column < vocab, most, scale, reach), axis=0),
+    )
+
+
+@triton.jit
+def draw_kernel(
+    logits_ptr, row_ptr, greatest_ptr, scale_ptr, reach_ptr, noise_ptr, sum_ptr, token_ptr, stride, vocab, blocks,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """The token on which the noise falls, where the draw is no greedy one. Programs: (draw,)."""
+    draw = tl.program_id(0)
+    scale = tl.load(scale_ptr + draw)
+    if scale == 0.0:
+        return
+    if tl.load(token_ptr + draw) < 0:
+        return
+    row = tl.load(row_ptr + draw).to(tl.int64)
+    block = tl.arange(0, BLOCKS)
+    sums = tl.load(sum_ptr + draw * blocks + block, mask=block < blocks, other=0)
+    total = tl.sum(sums, axis=0)
+    drawn = tl.umulhi(tl.load(noise_ptr + draw), total.to(tl.uint64)).to(tl.int64)
+    behind = tl.cumsum(sums, axis=0)
+    chosen = tl.sum((behind <= drawn).to(tl.int32), axis=0)
+    before = tl.sum(tl.where(block < chosen, sums, 0), axis=0)
+    column = chosen * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits_ptr + row * stride + column, mask=column < vocab, other=float("-inf"))
+    most, reach = tl.load(greatest_ptr + draw), tl.load(reach_ptr + draw)
+    weights = _weights(x, column < vocab, most, scale, reach)
+    place = tl.sum((tl.cumsum(weights, axis=0) + before <= drawn).to(tl.int32), axis=0)
+    tl.store(token_ptr + draw, chosen * BLOCK + place)

@@ -1,0 +1,457 @@
+"""Matrices in the layouts of ``kernels/linear.py``, and their launches."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+import triton
+
+from galley.errors import UnsupportedModel
+from galley.formats.values import dequantize
+from galley.formats.weights import BlockWeight, DenseWeight, IntWeight, Weight, WeightKind
+from galley.ops.triton.kernels.linear import dequantize_kernel, linear_kernel
+from galley.ops.triton.kernels.rows import gather_kernel
+from galley.ops.triton.tiles import INTERPRETED, ROWS_TOGETHER, Device, linear_tile
+from galley.quant.rtn import not_finite, quantize_int4, quantize_int8
+
+_DENSE_TYPES: Final[Mapping[str, torch.dtype]] = {
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+}
+_CODES: Final = 256.0
+"""Kernels read E4M3 as its value divided by this."""
+
+_WORDS: Final = 64
+"""Of a tile, where groups allow it: a cache line."""
+
+_LEAST_WORDS: Final = 16
+"""The depth of a product on tensor cores."""
+
+GATHERED: Final = 1024
+"""Columns that a program of ``gather_kernel`` copies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A matrix on the device.
+
+    Attributes:
+        kind: "dense", "int8", "int4" or "fp8".
+        values: see ``kernels/linear.py``.
+        outputs, depth: its size.
+        group: columns that share a scale.
+        words: of a tile, of codes; 0: dense.
+        coded: it is of codes, or was before it was dequantised for many rows.
+        scales, zeros, minima: [groups, outputs], or None.
+        bias: [outputs] float32, or None.
+    """
+
+    kind: str
+    values: torch.Tensor
+    outputs: int
+    depth: int
+    group: int
+    words: int = 0
+    coded: bool = False
+    scales: torch.Tensor | None = None
+    zeros: torch.Tensor | None = None
+    minima: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Of all its tensors."""
+        parts = (self.values, self.scales, self.zeros, self.minima, self.bias)
+        return sum(part.nbytes for part in parts if part is not None)
+
+    @property
+    def splits(self) -> tuple[int, int]:
+        """(stretches of columns that are summed apart, columns of one).
+
+        Dense ones have one: they are read no faster in several.
+        """
+        return splits_of(self.outputs, self.depth) if self.coded else (1, self.depth)
+
+    @property
+    def grouped(self) -> bool:
+        """Whether columns have scales of several groups."""
+        return self.kind != "dense" and (self.group < self.depth or self.minima is not None)
+
+    def multiply(
+        self, device: Device, x: torch.Tensor, out: torch.Tensor, *, gated: bool = False
+    ) -> None:
+        """``out`` becomes x @ matrix^T; ``gated``: silu of the even outputs times the odd ones.
+
+        Many rows are worth a matrix that is dequantised as a whole; bits are the same.
+
+        Args:
+            device: that all is on.
+            x: [rows, depth].
+            out: [rows, outputs], or half as many.
+            gated: see above.
+        """
+        if self.kind != "dense" and x.dtype != torch.float32 and len(x) >= WHOLE_ROWS:
+            whole = dataclasses.replace(
+                self, kind="dense", values=self._dequantized(device, x.dtype)
+            )
+            whole._multiply(device, x, out, gated=gated, scaled=not self.grouped)
+        else:
+            scaled = self.kind != "dense" and not self.grouped
+            self._multiply(device, x, out, gated=gated, scaled=scaled)
+
+    def _constants(self, device: Device, dtype: torch.dtype) -> dict[str, Any]:
+        return {
+            "KIND": self.kind,
+            "FAST": device.capability >= 80 and dtype == torch.bfloat16 and self.kind != "dense",
+            "GROUPED": self.grouped,
+            "EXACT": self.scales is not None and self.scales.dtype == torch.bfloat16,
+            "ZEROS": self.zeros is not None,
+            "MINIMA": self.minima is not None,
+            **FUSION,
+        }
+
+    def _multiply(
+        self, device: Device, x: torch.Tensor, out: torch.Tensor, *, gated: bool, scaled: bool
+    ) -> None:
+        rows = len(x)
+        splits, stretch = self.splits
+        tile = linear_tile(device, self.kind, x.dtype, rows, self.outputs, splits)
+        columns = self.words or tile.columns if self.kind != "dense" else tile.columns
+        step = columns * _PARTS[self.kind]
+        none = self.values
+        tiles = triton.cdiv(self.outputs, tile.outputs) * triton.cdiv(rows, tile.rows)
+        apart = splits > 1 and rows <= APART_ROWS
+        part = out
+        if splits > 1:
+            size = tiles * tile.outputs * tile.rows * (splits if apart else 1)
+            part = torch.empty(size, device=device.torch)
+        linear_kernel[(tiles, splits if apart else 1)](
+            x,
+            self.values,
+            none if self.scales is None else self.scales,
+            none if self.zeros is None else self.zeros,
+            none if self.minima is None else self.minima,
+            none if self.bias is None else self.bias,
+            out,
+            part,
+            counts(device.name),
+            rows,
+            self.outputs,
+            self.depth,
+            x.stride(0),
+            out.stride(0),
+            self.group,
+            stretch,
+            SPLITS=splits,
+            APART=apart,
+            SCALED=scaled,
+            BIAS=self.bias is not None,
+            GATED=gated,
+            BLOCK_N=tile.outputs,
+            BLOCK_T=tile.rows,
+            BLOCK_K=columns,
+            EVEN=self.depth % step == 0,
+            TOGETHER=tile.together,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+            **self._constants(device, x.dtype),
+        )
+
+    def _dequantized(self, device: Device, dtype: torch.dtype) -> torch.Tensor:
+        whole = torch.empty((self.outputs, self.depth), dtype=dtype, device=device.torch)
+        none = self.values
+        step = self.words * _PARTS[self.kind]
+        dequantize_kernel[(triton.cdiv(self.outputs, 32), triton.cdiv(self.depth, step))](
+            self.values,
+            none if self.scales is None else self.scales,
+            none if self.zeros is None else self.zeros,
+            none if self.minima is None else self.minima,
+            whole,
+            self.outputs,
+            self.depth,
+            self.group,
+            BLOCK_N=32,
+            WORDS=self.words,
+            **self._constants(device, dtype),
+        )
+        return whole
+
+    def gather(self, device: Device, numbers: torch.Tensor, out: torch.Tensor) -> None:
+        """Rows ``numbers`` of the matrix, dequantised, to ``out`` [numbers, depth]."""
+        none = self.values
+        block = min(GATHERED, triton.next_power_of_2(self.depth))
+        gather_kernel[(triton.cdiv(len(numbers), ROWS_TOGETHER), triton.cdiv(self.depth, block))](
+            numbers,
+            self.values,
+            none if self.scales is None else self.scales,
+            none if self.zeros is None else self.zeros,
+            none if self.minima is None else self.minima,
+            out,
+            len(numbers),
+            self.values.stride(0),
+            out.stride(0),
+            self.depth,
+            self.outputs,
+            self.group,
+            KIND=self.kind,
+            ZEROS=self.zeros is not None,
+            MINIMA=self.minima is not None,
+            WORDS=max(1, self.words),
+            ROWS=ROWS_TOGETHER,
+            BLOCK=block,
+            **FUSION,
+        )
+
+
+_PARTS: Final[Mapping[str, int]] = {"dense": 1, "int8": 2, "fp8": 2, "int4": 4}
+"""Codes in a word."""
+
+WHOLE_ROWS: Final = 1 << 62 if INTERPRETED else 1024
+"""From so many rows on, codes are dequantised once and not in each tile."""
+
+APART_ROWS: Final = 128
+"""Up to so many rows a program takes one stretch of columns."""
+
+_MOST_SPLITS: Final = 8
+_LEAST_STRETCH: Final = 1024
+_STRETCH_STEP: Final = 256
+_PROGRAMS: Final = 528
+"""Four for each multiprocessor of an H100 or H200; no other device is told apart, so bits are the same."""
+
+
+def splits_of(outputs: int, depth: int) -> tuple[int, int]:
+    """(stretches of columns of a matrix that are summed apart, columns of one); by its size alone."""
+    tiles = -(-outputs // 64)
+    splits = 1
+    while (
+        2 * splits <= _MOST_SPLITS
+        and 2 * splits * tiles <= _PROGRAMS
+        and depth >= 2 * splits * _LEAST_STRETCH
+    ):
+        splits *= 2
+    stretch = -(-depth // (splits * _STRETCH_STEP)) * _STRETCH_STEP
+    return -(-depth // stretch), stretch
+
+
+@functools.cache
+def counts(device: str) -> torch.Tensor:
+    """How many stretches of each tile are done: zeros between launches, which come one after another."""
+    return torch.zeros(1 << 18, dtype=torch.int32, device=device)
+
+
+FUSION: Final[Mapping[str, Any]] = {} if INTERPRETED else {"enable_fp_fusion": False}
+"""A product and the sum behind it round apart: where a compiler fuses them is not ours to say."""
+
+
+def pack(
+    weights: Sequence[Weight],
+    kind: WeightKind,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    bias: Sequence[Weight] = (),
+    gated: bool = False,
+) -> Matrix:
+    """One matrix of all rows of ``weights``.
+
+    Args:
+        weights: of one depth.
+        kind: what dense ones become; others stay what they are.
+        dtype: of activations.
+        device: where to keep it.
+        bias: vectors, one for each matrix, or none.
+        gated: two matrices, whose rows take turns.
+
+    Raises:
+        UnsupportedModel: the kernels read no such matrix.
+    """
+    parts = [_packed(weight, kind, dtype, device) for weight in weights]
+    made = parts[0] if len(parts) == 1 else _joined(parts)
+    made = _bias_behind(made, bias, device)
+    return _in_turns(made) if gated else made
+
+
+def _packed(weight: Weight, kind: WeightKind, dtype: torch.dtype, device: torch.device) -> Matrix:
+    if isinstance(weight, BlockWeight):
+        raise UnsupportedModel(
+            f"tensor {weight.name} is kept as {weight.kind}, which executor 'gpu' cannot read"
+        )
+    if isinstance(weight, DenseWeight):
+        if kind.name == "int8":
+            weight = quantize_int8(weight)
+        elif kind.name == "int4":
+            weight = quantize_int4(weight)
+    if isinstance(weight, IntWeight):
+        return _integers(weight, dtype, device)
+    values = on_device(weight, device)
+    if kind.name == "fp8":
+        return fp8_matrix(values)
+    if dtype == torch.float16:
+        halves = values.to(dtype)
+        if not torch.equal(halves.isinf(), values.isinf()):
+            raise not_finite(weight)
+        values = halves
+    elif kind.name == "bf16":
+        values = values.to(torch.bfloat16)
+    elif kind.name == "f16":
+        values = values.to(torch.float16)
+    return dense_matrix(values.to(dtype))
+
+
+def on_device(weight: DenseWeight, device: torch.device) -> torch.Tensor:
+    """The tensor as it is in the checkpoint."""
+    raw = torch.from_numpy(np.array(weight.data)).to(device)
+    return raw.view(_DENSE_TYPES[weight.dtype]).reshape(weight.shape)
+
+
+def dense_matrix(values: torch.Tensor) -> Matrix:
+    """Of floats [outputs, depth], which are the activations' type."""
+    outputs, depth = values.shape
+    return Matrix("dense", values.contiguous(), outputs, depth, depth)
+
+
+def fp8_matrix(values: torch.Tensor) -> Matrix:
+    """Floats as E4M3 with a scale for each output: the largest magnitude becomes 448."""
+    outputs, depth = values.shape
+    scales = (values.abs().amax(1, keepdim=True).float() / 448.0).clamp_min(1e-30)
+    codes = (values.float() / scales).to(torch.float8_e4m3fn).view(torch.uint8)
+    return Matrix(
+        "fp8",
+        words_of(codes, 2, _WORDS),
+        outputs,
+        depth,
+        depth,
+        words=_WORDS,
+        coded=True,
+        scales=(scales * _CODES).T.contiguous(),
+    )
+
+
+def words_in_tile(group: int, depth: int) -> int:
+    """Words of a tile whose parts have one scale each; 0 where no tile has them."""
+    if group >= depth:
+        return _WORDS
+    words = min(_WORDS, group)
+    fits = words >= _LEAST_WORDS and words & (words - 1) == 0 and group % words == 0
+    return words if fits else 0
+
+
+def _integers(weight: IntWeight, dtype: torch.dtype, device: torch.device) -> Matrix:
+    outputs, depth = weight.shape
+    words = words_in_tile(weight.group, depth)
+    if words == 0:
+        return dense_matrix(torch.from_numpy(dequantize(weight)).to(device, dtype))
+    kind = f"int{weight.bits}"
+    q = torch.from_numpy(np.array(weight.q)).to(device)
+    scale_type = _DENSE_TYPES.get(weight.scale_type, torch.float32)
+
+    def turned(values: Any, kept: torch.dtype) -> torch.Tensor | None:
+        if values is None:
+            return None
+        return torch.from_numpy(np.array(values)).to(device, kept).T.contiguous()
+
+    return Matrix(
+        kind,
+        words_of(q.view(torch.uint8), _PARTS[kind], words),
+        outputs,
+        depth,
+        min(weight.group, depth),
+        words=words,
+        coded=True,
+        scales=turned(weight.scales, scale_type),
+        zeros=turned(weight.zeros, torch.uint8),
+        minima=turned(weight.minima, scale_type),
+    )
+
+
+def words_of(codes: torch.Tensor, parts: int, words: int) -> torch.Tensor:
+    """[outputs, depth] uint8 -> [outputs, words] int16 of ``parts`` codes; zeros behind the depth."""
+    outputs, depth = codes.shape
+    whole = -(-depth // (parts * words)) * parts * words
+    split = torch.nn.functional.pad(codes, (0, whole - depth)).view(outputs, -1, parts, words)
+    made = torch.zeros((outputs, split.shape[1], words), dtype=torch.int16, device=codes.device)
+    for part in range(parts):
+        made |= split[:, :, part].to(torch.int16) << (16 // parts * part)
+    return made.reshape(outputs, -1)
+
+
+def _joined(parts: list[Matrix]) -> Matrix:
+    first = parts[0]
+    same = all(
+        (p.kind, p.group, p.words, p.zeros is None, p.minima is None)
+        == (first.kind, first.group, first.words, first.zeros is None, first.minima is None)
+        for p in parts
+    )
+    assert same, "matrices of one kind are joined"
+
+    def rows(name: str, dim: int) -> torch.Tensor | None:
+        found = [getattr(p, name) for p in parts]
+        return None if found[0] is None else torch.cat(found, dim)
+
+    return dataclasses.replace(
+        first,
+        values=torch.cat([p.values for p in parts]),
+        outputs=sum(p.outputs for p in parts),
+        scales=rows("scales", 1),
+        zeros=rows("zeros", 1),
+        minima=rows("minima", 1),
+    )
+
+
+def _bias_behind(matrix: Matrix, bias: Sequence[Weight], device: torch.device) -> Matrix:
+    if not bias:
+        return matrix
+    vectors = [vector(one, device) for one in bias]
+    return dataclasses.replace(matrix, bias=torch.cat(vectors))
+
+
+def _in_turns(matrix: Matrix) -> Matrix:
+    """Rows 0, n, 1, n + 1, ... of 2 n."""
+    half = matrix.outputs // 2
+    order = torch.arange(matrix.outputs, device=matrix.values.device).view(2, half).T.reshape(-1)
+
+    def columns(values: torch.Tensor | None) -> torch.Tensor | None:
+        return None if values is None else values[..., order].contiguous()
+
+    return dataclasses.replace(
+        matrix,
+        values=matrix.values[order].contiguous(),
+        scales=columns(matrix.scales),
+        zeros=columns(matrix.zeros),
+        minima=columns(matrix.minima),
+        bias=columns(matrix.bias),
+    )
+
+
+def vector(weight: Weight, device: torch.device) -> torch.Tensor:
+    """A tensor that is no matrix, flat, in float32.
+
+    Raises:
+        UnsupportedModel: it is not dense.
+    """
+    if not isinstance(weight, DenseWeight):
+        raise UnsupportedModel(
+            f"tensor {weight.name} is kept as {weight.kind}, but executor 'gpu' reads it as floats alone"
+        )
+    return on_device(weight, device).float().reshape(-1)
+
+
+def packed_bytes(kind: WeightKind, outputs: int, depth: int, dtype: torch.dtype) -> int:
+    """Of a matrix as :func:`pack` keeps it."""
+    size = outputs * depth
+    if kind.name != "fp8" and not kind.is_integer:
+        return size * dtype.itemsize
+    group = kind.group or depth
+    words = words_in_tile(group, depth)
+    if words == 0:
+        return size * dtype.itemsize
+    parts = _PARTS[kind.name]
+    stored = 2 * outputs * -(-depth // (parts * words)) * words
+    groups = outputs * -(-depth // group)
+    scale = _DENSE_TYPES.get(str(kind.scale_type), torch.float32).itemsize
+    return stored + groups * (scale * (2 if kind.minima else 1) + (1 if kind.zeros else 0))

@@ -1,0 +1,186 @@
+"""A batch on its way to the device: all that kernels are told of it, in one copy of one pinned buffer."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from galley.ops.executor import Batch
+from galley.ops.triton.tiles import SPLIT, Device
+from galley.types import BLOCK_TOKENS
+
+Numbers = npt.NDArray[np.int32]
+
+_ALIGNMENT: Final = 4
+"""Numbers; sections begin on 16 bytes."""
+
+
+class Shape(NamedTuple):
+    """Sizes of a batch, which decide what is launched.
+
+    Attributes:
+        rows: of tokens.
+        sequences: as tables have rows.
+        wanted: rows whose logits are wanted.
+        width: blocks in a row of a table.
+        single: sequences of one row, each a tile of its own.
+        tiles: of several rows of a sequence.
+        stretches: of attention, for those of one row.
+    """
+
+    rows: int
+    sequences: int
+    wanted: int
+    width: int
+    single: int
+    tiles: int
+    stretches: int
+
+    @classmethod
+    def of_decode(cls, rows: int, stretches: int) -> "Shape":
+        """One row of each sequence, and all wanted."""
+        return cls(rows, rows, rows, stretches * SPLIT // BLOCK_TOKENS, rows, 0, stretches)
+
+
+@dataclass(slots=True)
+class StepBatch:
+    """Of a batch, on the device, all int32.
+
+    Attributes:
+        shape: its sizes.
+        tokens, positions, sequences: [rows]; sequence -1: there is no such row.
+        wanted: [wanted] rows.
+        single: [single, 3] tiles of attention; see ``kernels/attention.py``.
+        tiles: [tiles, 3] likewise.
+        tables: of each KV group [sequences, width].
+        angles: of rotations, shared by all layers: (inv_freq, scale) -> cos, sin [rows, pairs].
+    """
+
+    shape: Shape
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    sequences: torch.Tensor
+    wanted: torch.Tensor
+    single: torch.Tensor
+    tiles: torch.Tensor
+    tables: list[torch.Tensor]
+    angles: dict[tuple[tuple[float, ...], float], tuple[torch.Tensor, torch.Tensor]] = field(
+        default_factory=dict
+    )
+
+    def turns(self, inv_freq: tuple[float, ...], scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines of all rows' angles, times ``scale``."""
+        key = (inv_freq, scale)
+        if key not in self.angles:
+            frequencies = _frequencies(inv_freq, self.positions.device)
+            angle = self.positions.float()[:, None] * frequencies
+            self.angles[key] = (angle.cos() * scale, angle.sin() * scale)
+        return self.angles[key]
+
+
+_known: dict[tuple[tuple[float, ...], torch.device], torch.Tensor] = {}
+
+
+def _frequencies(inv_freq: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """On the device once: a graph cannot capture a copy from unpinned memory."""
+    key = (inv_freq, device)
+    if key not in _known:
+        _known[key] = torch.tensor(inv_freq, dtype=torch.float32, device=device)
+    return _known[key]
+
+
+class Staging:
+    """Room for batches of one shape or less, in pinned memory and on the device."""
+
+    def __init__(self, shape: Shape, groups: int, device: Device, blocks: int = 1 << 31) -> None:
+        """``groups``: of the KV cache, which has so many ``blocks``."""
+        self.shape, self._blocks = shape, blocks
+        sizes = [shape.rows] * 3
+        sizes += [shape.wanted, 3 * shape.single, 3 * shape.tiles]
+        sizes += [shape.sequences * shape.width] * groups
+        starts = [0, *itertools.accumulate(-(-n // _ALIGNMENT) * _ALIGNMENT for n in sizes)]
+        self._host = torch.zeros(
+            max(1, starts[-1]), dtype=torch.int32, pin_memory=device.torch.type == "cuda"
+        )
+        self._device = torch.zeros_like(self._host, device=device.torch)
+        places = list(zip(starts, sizes, strict=False))
+        self._sections = [self._host.numpy()[at : at + n] for at, n in places]
+        views = [self._device[at : at + n] for at, n in places]
+        tokens, positions, sequences, wanted, single, tiles, *tables = views
+        self.batch = StepBatch(
+            shape,
+            tokens,
+            positions,
+            sequences,
+            wanted,
+            single.view(-1, 3),
+            tiles.view(-1, 3),
+            [table.view(shape.sequences, shape.width) for table in tables],
+        )
+
+    def fill(self, batch: Batch, single: Numbers, tiles: Numbers) -> StepBatch:
+        """The batch on the device, padded to the shape with rows that are none.
+
+        Raises:
+            ValueError: a table names a block that does not exist.
+        """
+        rows, count = len(batch.tokens), len(batch.starts) - 1
+        tokens, positions, sequences, wanted, first, second, *tables = self._sections
+        tokens[:rows], tokens[rows:] = batch.tokens, 0
+        positions[:rows], positions[rows:] = batch.positions, 0
+        owners = np.repeat(np.arange(count, dtype=np.int32), np.diff(np.asarray(batch.starts)))
+        sequences[:rows], sequences[rows:] = owners, -1
+        wanted[: len(batch.wanted)], wanted[len(batch.wanted) :] = batch.wanted, 0
+        for section, found in ((first, single), (second, tiles)):
+            section[: found.size], section[found.size :] = found.reshape(-1), -1
+        for group, section in enumerate(tables):
+            _fill_table(
+                section, self.shape.width, batch.tables[group * count : (group + 1) * count]
+            )
+            if len(section) and not 0 <= section.min() <= section.max() < self._blocks:
+                raise ValueError(f"a table names a block beyond the {self._blocks} that there are")
+        self._device.copy_(self._host, non_blocking=True)
+        self.batch.angles.clear()
+        return self.batch
+
+
+def _fill_table(section: Numbers, width: int, tables: Sequence[object]) -> None:
+    """What lies behind a table's end is read by nobody."""
+    for s, table in enumerate(tables):
+        blocks = np.asarray(table)[:width]
+        section[s * width : s * width + len(blocks)] = blocks
+
+
+def tiles_of(batch: Batch, rows_together: int) -> tuple[Numbers, Numbers]:
+    """(tiles of sequences of one row, tiles of up to ``rows_together`` rows), each [tiles, 3]."""
+    starts = np.asarray(batch.starts)
+    single = [(s, starts[s], 1) for s in np.flatnonzero(np.diff(starts) == 1)]
+    many = [
+        (s, row, min(rows_together, int(starts[s + 1]) - row))
+        for s in np.flatnonzero(np.diff(starts) > 1)
+        for row in range(int(starts[s]), int(starts[s + 1]), rows_together)
+    ]
+    return (
+        np.array(single, dtype=np.int32).reshape(-1, 3),
+        np.array(many, dtype=np.int32).reshape(-1, 3),
+    )
+
+
+def shape_of(batch: Batch, single: Numbers, tiles: Numbers) -> Shape:
+    """Of this batch as it is."""
+    positions = np.asarray(batch.positions)
+    last = int(positions.max(initial=0))
+    alone = int(positions[single[:, 1]].max(initial=0)) if len(single) else 0
+    return Shape(
+        rows=len(batch.tokens),
+        sequences=len(batch.starts) - 1,
+        wanted=len(batch.wanted),
+        width=last // BLOCK_TOKENS + 1,
+        single=len(single),
+        tiles=len(tiles),
+        stretches=alone // SPLIT + 1,
+    )

@@ -1,0 +1,87 @@
+"""What of programs has kernels, and what a launch may do together."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from galley.errors import UnsupportedModel
+from galley.graph.program import Op, Program
+
+ELEMENTWISE: Final[Mapping[str, tuple[str, ...]]] = {
+    "add": (),
+    "silu_mul": (),
+    "gelu_tanh_mul": (),
+    "gelu_tanh": (),
+    "gelu": (),
+    "gelu_mul": (),
+    "sigmoid_mul": (),
+    "sigmoid_scale": (),
+    "scale": ("factor",),
+    "soft_cap": ("cap",),
+    "grow": ("interval", "factor"),
+}
+"""Op -> its attributes, in the kernel's order."""
+
+_WIDEST_KEY: Final = 256
+"""Columns of a key that tiles of attention have room for."""
+
+SUPPORTED: Final = frozenset(
+    {"embed", "linear", "rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm", "rope"}
+    | {"attention", "rope_attention", "select_rows", "columns", "head_columns"}
+    | ELEMENTWISE.keys()
+)
+"""Ops that have kernels."""
+
+
+def check_program(program: Program) -> None:
+    """Raises UnsupportedModel for a program that the executor has no kernels for."""
+    remedy = "use executor cpu or reference"
+    if program.encoder is not None:
+        raise UnsupportedModel(f"executor 'gpu' has no encoders of speech models yet: {remedy}")
+    for op in program.ops:
+        if op.name not in SUPPORTED:
+            raise UnsupportedModel(f"executor 'gpu' has no kernel for op {op.name} yet: {remedy}")
+    for kv in program.kv:
+        if kv.shared:
+            raise UnsupportedModel(f"executor 'gpu' has no latent attention yet: {remedy}")
+        if max(kv.key_dim, kv.value_dim) > _WIDEST_KEY:
+            raise UnsupportedModel(
+                f"executor 'gpu' has attention for keys and values of up to {_WIDEST_KEY} columns, this "
+                f"model's have {max(kv.key_dim, kv.value_dim)}: {remedy}"
+            )
+
+
+def gated_linears(program: Program) -> tuple[dict[int, Op], set[int]]:
+    """(output of a ``silu_mul`` -> the linear layer that makes both its inputs, buffers no longer made).
+
+    Nobody else reads what that layer makes, so one launch does both.
+    """
+    writers = {b: op for op in program.ops for b in op.outputs}
+    readers = program.readers()
+    found: dict[int, Op] = {}
+    unmade: set[int] = set()
+    for op in program.ops:
+        if op.name != "silu_mul":
+            continue
+        views = [writers[b] for b in op.inputs]
+        if [view.name for view in views] != ["columns", "columns"]:
+            continue
+        source, other = (view.inputs[0] for view in views)
+        linear = writers[source]
+        halves = [view.attrs["start"] for view in views] == [0, op.width]
+        alone = len(readers[source]) == 2 and all(len(readers[b]) == 1 for b in op.inputs)
+        twice = linear.name == "linear" and linear.width == 2 * op.width
+        if source == other and halves and alone and twice:
+            found[op.output] = linear
+            unmade |= {source, *op.inputs}
+    return found, unmade
+
+
+def logits_chain(program: Program) -> set[int]:
+    """The logits, and what ops of one input make them of: they stay float32."""
+    writers = {b: op for op in program.ops for b in op.outputs}
+    op = program.ops[-1]
+    chain = {op.output}
+    while op.name in ("scale", "soft_cap"):
+        op = writers[op.inputs[0]]
+        chain.add(op.output)
+    return chain

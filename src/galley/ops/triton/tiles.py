@@ -1,0 +1,200 @@
+"""Sizes of tiles, warps and stages, by matrix, number of rows and device. None changes a row's bits."""
+
+import os
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+
+INTERPRETED: Final = os.environ.get("TRITON_INTERPRET") == "1"
+"""Kernels run on the CPU, in Triton's interpreter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Of a linear layer: outputs, rows and columns of a tile; tiles of outputs that share rows."""
+
+    outputs: int
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+    together: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What decides which tiles are best.
+
+    Attributes:
+        name: as torch has it.
+        capability: of a CUDA device, 90 for 9.0; 0 in the interpreter and on other devices.
+    """
+
+    name: str
+    capability: int
+
+    @property
+    def torch(self) -> torch.device:
+        """For allocations."""
+        return torch.device(self.name)
+
+    @property
+    def graphs(self) -> bool:
+        """Whether launches can be captured and replayed."""
+        return not INTERPRETED and self.torch.type == "cuda"
+
+    def synchronize(self) -> None:
+        """Wait for all that was launched."""
+        if self.torch.type == "cuda":
+            torch.cuda.synchronize(self.torch)
+
+
+def device_of(name: str) -> Device:
+    """The device that torch knows by ``name``."""
+    device = torch.device(name)
+    if device.type != "cuda" or torch.version.hip:
+        return Device(name, 0)
+    major, minor = torch.cuda.get_device_capability(device)
+    return Device(name, 10 * major + minor)
+
+
+_SHARED: Final = {8: 99 << 10, 0: 64 << 10}
+"""Bytes of shared memory of a program by the first digit of the capability: of the least such device."""
+
+_MOST_SHARED: Final = 227 << 10
+
+
+def linear_tile(
+    device: Device, kind: str, dtype: torch.dtype, rows: int, outputs: int, splits: int
+) -> Tile:
+    """For ``rows`` rows of a matrix of a kind.
+
+    Args:
+        device: that it is for.
+        kind: "dense", "int8", "int4" or "fp8", whose columns of a tile do not count.
+        dtype: of the rows.
+        rows: how many.
+        outputs: of the matrix.
+        splits: stretches of its columns.
+    """
+    if INTERPRETED:
+        return Tile(128, 16, 64, 4, 1)
+    if dtype == torch.float32:
+        return Tile(64, 16 if rows <= 16 else 32, 32, 4, 2)
+    if rows <= 16:
+        best = Tile(64, 16, 256, 4, 4)
+        if kind != "dense":
+            best = Tile(64 if kind == "int4" else 32, 16, 64, 2, 4)
+    elif kind != "dense" and device.capability < 90:
+        best = Tile(64, 32, 64, 4, 2)
+    elif rows <= 128:
+        best = _few(kind, rows, outputs)
+    else:
+        tiles = _TILES if kind == "dense" else _PACKED_TILES
+        fitting = [t for t in tiles if _holds_sums(device, t, splits)]
+        best = min(fitting, key=lambda t: _time(t, rows, outputs))
+        # A tile of words of int4 has four times as many columns as words.
+        best = replace(best, stages=2) if kind == "int4" else best
+    return _fitting(device, best, kind)
+
+
+def _fitting(device: Device, tile: Tile, kind: str) -> Tile:
+    """The tile with as many stages as shared memory has room for."""
+    parts = {"dense": 1, "int4": 4}.get(kind, 2)
+    stage = 2 * tile.columns * (tile.outputs + parts * tile.rows)
+    room = _SHARED.get(device.capability // 10, _MOST_SHARED)
+    if stage > room:
+        narrower = replace(tile, rows=max(16, tile.rows // 2), outputs=max(64, tile.outputs // 2))
+        return _fitting(device, narrower, kind)
+    return replace(tile, stages=max(1, min(tile.stages, room // stage)))
+
+
+def _few(kind: str, rows: int, outputs: int) -> Tile:
+    """For 17 to 128 rows, which take as long as their matrix is read, or a little longer."""
+    many = outputs >= _MANY_OUTPUTS
+    if kind == "int4":
+        if rows <= 32:
+            return Tile(128 if many else 64, 32, 64, 4, 2)
+        return Tile(128, 64 if many else 32, 64, 4, 2)
+    if kind != "dense":
+        if rows > 64 and many:
+            return Tile(128, 128, 64, 8, 3)
+        return Tile(64, 32 if rows <= 32 else 64, 64, 4, 4)
+    if rows <= 32:
+        return Tile(64, 32, 128, 4, 4) if many else Tile(64, 32, 256, 4, 3)
+    if rows <= 64 or outputs <= _FEW_OUTPUTS:
+        return Tile(64, 64, 128, 4, 4)
+    return Tile(128, 128, 64, 8, 3) if many else Tile(64, 128, 128, 4, 3)
+
+
+_FEW_OUTPUTS: Final = 4096
+_MANY_OUTPUTS: Final = 16384
+
+_TILES: Final = {
+    Tile(128, 256, 64, 8, 3): 1.0,
+    Tile(256, 128, 64, 8, 3): 0.92,
+    Tile(128, 128, 64, 8, 4): 0.88,
+    Tile(64, 128, 64, 4, 4): 0.75,
+    Tile(128, 64, 64, 4, 4): 0.7,
+    Tile(64, 64, 128, 4, 4): 0.55,
+    Tile(64, 32, 128, 4, 4): 0.35,
+}
+"""Of dense matrices -> how fast beside the fastest, in operations of a multiprocessor."""
+
+_PACKED_TILES: Final = {
+    Tile(128, 128, 64, 8, 3): 0.7,
+    Tile(64, 128, 64, 4, 3): 0.6,
+    Tile(64, 64, 64, 4, 4): 0.45,
+    Tile(64, 32, 64, 4, 4): 0.3,
+}
+
+_PROCESSORS: Final = 132
+
+
+def _holds_sums(device: Device, tile: Tile, splits: int) -> bool:
+    """Whether registers hold a tile's sums, and what stretches are added up with."""
+    large = tile.outputs * tile.rows > 128 * 128
+    return not large or (device.capability >= 90 and splits == 1)
+
+
+def _time(tile: Tile, rows: int, outputs: int) -> float:
+    """About what a product takes: rounds of tiles over all multiprocessors."""
+    speed = (_TILES | _PACKED_TILES)[tile]
+    tiles = -(-outputs // tile.outputs) * -(-rows // tile.rows)
+    together = 2 if tile.warps == 4 else 1
+    rounds = -(-tiles // (_PROCESSORS * together))
+    return rounds * together * tile.outputs * tile.rows / speed
+
+
+SPLIT: Final = 128
+"""Keys in a stretch of attention, which may be a program's own."""
+
+
+def block_keys(device: Device) -> int:
+    """Keys of one product: as many as registers have room for."""
+    return 64 if INTERPRETED or device.capability >= 90 else 32
+
+
+@dataclass(frozen=True, slots=True)
+class QueryTile:
+    """Of attention: rows of a sequence, warps and stages."""
+
+    rows: int
+    warps: int
+    stages: int
+
+
+def query_tile(device: Device, heads_together: int, *, many: bool) -> QueryTile:
+    """For sequences of ``many`` rows or of one; a row has so many heads for each KV head."""
+    if INTERPRETED:
+        return QueryTile(max(1, (64 if many else 16) // heads_together), 4, 1)
+    if device.capability == 0:
+        return QueryTile(max(1, (64 if many else 16) // heads_together), 4, 1)
+    if many:
+        return QueryTile(max(1, 128 // heads_together), 8, 2)
+    return QueryTile(max(1, 16 // heads_together), 4, 3)
+
+
+ROWS_TOGETHER: Final = 16 if INTERPRETED else 1
+"""Rows of a program that has no products: in the interpreter a program costs more than its work."""

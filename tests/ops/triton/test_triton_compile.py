@@ -1,0 +1,56 @@
+"""Every kernel compiles for every GPU, without spills and within its shared memory; no driver is needed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="triton is not installed: pip install 'galley-inference[gpu]'")
+
+ROOT = Path(__file__).parents[3]
+
+REPORT = """
+import json, sys
+from scripts.gpu_report import SHARED_LIMIT, report
+found = report(["bf16", "int4"], [1, -96], sys.argv[1:], layers=1)
+print(json.dumps([
+    (one.launch.name, one.target, one.registers, one.spilled, one.shared, SHARED_LIMIT[one.target])
+    for one in found
+]))
+"""
+
+MOST_STACK = {"sm_80": 64, "sm_89": 64}
+"""Bytes; their matrix instructions want more registers of a thread."""
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_89", "sm_90", "sm_100", "gfx942"])
+def test_kernels_compile_without_spills_and_fit_shared_memory(target: str, tmp_path: Path) -> None:
+    environ = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
+    environ["PYTHONPATH"] = os.pathsep.join(
+        [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", REPORT, target],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    names = {name for name, *_ in found}
+    assert names >= {
+        "linear_kernel",
+        "attention_kernel",
+        "norm_kernel",
+        "rope_kernel",
+        "gather_kernel",
+    }
+    assert names >= {"greatest_kernel", "choose_kernel", "sum_kernel", "draw_kernel"}
+    for name, of, registers, spilled, shared, limit in found:
+        assert spilled <= MOST_STACK.get(of, 0), (name, of, registers)
+        assert shared <= limit << 10, (name, of)

@@ -1,0 +1,140 @@
+"""Whole models on the GPU executor: transformers' tokens, the reference executor's logits, bits."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.ops.triton.device import DEVICE, ON_GPU
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from galley import LLM, SamplingParams
+from galley.engine.load import load_engine
+from galley.engine_settings import EngineSettings
+from galley.errors import SettingsError, UnsupportedModel
+from galley.ops.executor import Executor
+from galley.ops.triton import executor as gpu
+from tests.checkpoints import random_ids
+from tests.conftest import CheckpointMaker
+from tests.models.chunks import run_chunks
+
+FAMILIES = [
+    "llama-mqa-odd",
+    "mistral-window",
+    "qwen2-window",
+    "qwen3",
+    "gemma2",
+    "phi3",
+    "starcoder2",
+    "gpt_neox",
+    "cohere",
+]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+PROMPTS = [random_ids(20 + n, n) for n in (1, 17, 37)]
+
+
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_greedy_tokens_are_those_of_transformers(variant: str, checkpoint: CheckpointMaker) -> None:
+    folder = checkpoint(variant)
+    with LLM(
+        folder,
+        executor="gpu",
+        device=DEVICE,
+        dtype="float32",
+        max_batch_tokens=32,
+        kv_cache_tokens=256,
+        speculation="off",
+        threads=1,
+    ) as llm:
+        got = [output.token_ids for output in llm.generate(PROMPTS, GREEDY)]
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    for prompt, text in zip(PROMPTS, got, strict=True):
+        with torch.inference_mode():
+            logits = model(torch.tensor([[*prompt, *text[:-1]]])).logits[0]
+        assert text == logits[len(prompt) - 1 :].argmax(-1).tolist()
+
+
+def executor_of(folder: Path, executor: str, **changes: Any) -> Executor:
+    settings = {"dtype": "float32", "kv_cache_tokens": 4096, "threads": 1, "speculation": "off"}
+    settings |= {"executor": executor, "device": DEVICE if executor == "gpu" else "cpu"}
+    return load_engine(
+        EngineSettings(model=str(folder), **{**settings, **changes}), folder
+    ).executor
+
+
+KINDS: list[tuple[dict[str, Any], dict[str, Any], float]] = [
+    ({"quantize": "int8"}, {"activations": "float32"}, 1e-5),
+    ({"quantize": "int4"}, {"activations": "float32"}, 1e-5),
+    ({"kv_dtype": "int8"}, {}, 1e-4),
+    ({"quantize": "f16"}, {}, 1e-2),
+    *([({"quantize": "int4"}, {"dtype": "bfloat16"}, 1e-1)] if ON_GPU else []),
+]
+
+
+@pytest.mark.parametrize(("both", "own", "most"), KINDS)
+def test_logits_are_those_of_the_reference_executor(
+    both: dict[str, Any], own: dict[str, Any], most: float, checkpoint: CheckpointMaker
+) -> None:
+    folder, ids = checkpoint("llama"), random_ids(1, 20)
+    wanted = run_chunks(executor_of(folder, "reference", **both), ids, [20], first_block=2)
+    got = run_chunks(executor_of(folder, "gpu", **both, **own), ids, [20], first_block=2)
+    assert np.linalg.norm(got - wanted) <= most * np.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize("variant", ["llama-mqa-odd", "gemma2"])
+def test_bits_do_not_depend_on_chunks(variant: str, checkpoint: CheckpointMaker) -> None:
+    """A step of one row is a graph on a GPU, and has attention of its own everywhere."""
+    made = executor_of(checkpoint(variant), "gpu", dtype="bfloat16" if ON_GPU else "float32")
+    ids = random_ids(1, 40)
+    whole = run_chunks(made, ids, [40], first_block=5)
+    assert np.array_equal(run_chunks(made, ids, [18, 1, 1, 20], first_block=12), whole)
+
+
+def test_memory_is_what_is_kept(checkpoint: CheckpointMaker) -> None:
+    for quantize in ("float32", "int4"):
+        made = executor_of(checkpoint("llama"), "gpu", quantize=quantize)
+        costs = made.step_costs()
+        assert isinstance(made, gpu.TritonExecutor)
+        assert costs.weight_bytes <= made.steps.weight_bytes
+        assert made.kv_bytes_per_block() == 16 * costs.kv_bytes_per_token
+
+
+@pytest.mark.parametrize(
+    ("variant", "named"), [("mixtral", "op route"), ("deepseek-v2", "op "), ("whisper", "encoders")]
+)
+def test_a_model_with_ops_that_have_no_kernel_is_refused_by_name(
+    variant: str, named: str, checkpoint: CheckpointMaker
+) -> None:
+    with pytest.raises(UnsupportedModel, match=f"executor 'gpu' has no.*{named}.*use executor cpu"):
+        executor_of(checkpoint(variant), "gpu")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"kv_dtype": "int4"}, "kv_dtype is 'int4'"),
+        ({"activations": "int8"}, "activations is 'int8'"),
+        ({"experts": "disk"}, "experts is 'disk'"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_by_name(
+    changes: dict[str, Any], named: str, checkpoint: CheckpointMaker
+) -> None:
+    with pytest.raises(SettingsError, match=named):
+        executor_of(checkpoint("llama"), "gpu", **changes)
+
+
+def test_without_a_gpu_it_says_so(
+    checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "INTERPRETED", False)
+    with pytest.raises(SettingsError, match="device is 'cpu', but executor 'gpu' runs on a GPU"):
+        executor_of(checkpoint("llama"), "gpu", device="cpu")
+    if not ON_GPU:
+        with pytest.raises(SettingsError, match="device 'cuda' cannot be used"):
+            executor_of(checkpoint("llama"), "gpu", device="cuda")
