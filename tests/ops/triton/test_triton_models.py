@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from galley import LLM, SamplingParams
-from galley.engine.load import load_engine
-from galley.engine_settings import EngineSettings
+from galley.engine.loaders import load_engine
+from galley.settings.engine import EngineSettings
 from galley.errors import SettingsError, UnsupportedModel
 from galley.ops.executor import Executor
 from galley.ops.triton import executor as gpu

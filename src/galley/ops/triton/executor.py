@@ -13,10 +13,15 @@ from galley.formats.weights import Kinds, Weights, flat
 from galley.graph.passes import run_passes
 from galley.graph.plan import Lifetime, least_arena
 from galley.graph.program import Program
-from galley.model_info import StepCosts
 from galley.ops.draws import draw_all
-from galley.ops.executor import Batch, ExecutorMemory, ExecutorOptions, ExpertCounts
-from galley.ops.kinds import own_kinds, plan_kinds
+from galley.ops.executor import (
+    Batch,
+    ExecutorMemory,
+    ExecutorOptions,
+    ExpertCounts,
+    SynchronousExecutor,
+)
+from galley.ops.kinds import kinds_text, own_kinds, plan_kinds
 from galley.ops.sampling import SamplingBatch, StepResult, sample
 from galley.ops.triton.attention import Cache, power
 from galley.ops.triton.graphs import DecodeGraphs
@@ -27,6 +32,7 @@ from galley.ops.triton.steps import Steps
 from galley.ops.triton.supported import check_program
 from galley.ops.triton.tiles import INTERPRETED, Device, device_of, query_tile
 from galley.types import BLOCK_TOKENS
+from galley.types.model_info import StepCosts
 
 _ACTIVATIONS: Final = {
     "float32": torch.float32,
@@ -39,7 +45,7 @@ _DEVICE_RESERVE: Final = 512 << 20
 """Bytes of the driver, of the allocator's rounding and of captured graphs."""
 
 
-class TritonExecutor:
+class TritonExecutor(SynchronousExecutor):
     """See :class:`galley.ops.executor.Executor`.
 
     Rows between ops are of the activations' type, products are added up in float32, norms, softmax and
@@ -68,6 +74,7 @@ class TritonExecutor:
         return ExecutorMemory(
             isa="",
             activations=options_activations(options),
+            kinds=kinds_text(program, program.kinds),
             weights=_weight_bytes(program, dtype),
             kv_block=_kv_block_bytes(program, options.kv_dtype),
             row=_row_bytes(program, dtype),
