@@ -90,7 +90,7 @@ def test_a_grammar_that_is_too_large_is_refused(http: httpx.Client) -> None:
         ({"$ref": "#"}, "no text"),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "no text"),
         ({"not": {}}, "'not'"),
-        ({"type": "string", "frob": 1}, "'frob'"),
+        ({"type": "string", "minimun": 1}, "'minimun'"),
         ({"type": "string", "pattern": "("}, "'pattern'"),
         ({"anyOf": [{}] * 20_000}, "subschemas"),
     ],
