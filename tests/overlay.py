@@ -10,9 +10,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import galley
+from galley import _native
 
 PACKAGE = Path(galley.__file__).parent
 ROOT = PACKAGE.parents[1]
+
+_THIS_PACKAGE = """
+import sys
+# An editable installation finds its own package before sys.path is looked at.
+sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in type(f).__module__]
+"""
 
 Edit = tuple[str, str]
 """A line of a file, and what stands in its place."""
@@ -30,6 +37,9 @@ class Overlay:
         self.touched: list[str] = []
         (folder / PACKAGE.name).mkdir(parents=True)
         _link_all(PACKAGE, folder / PACKAGE.name)
+        native = Path(_native.__file__)
+        if not (folder / PACKAGE.name / native.name).exists():
+            (folder / PACKAGE.name / native.name).symlink_to(native)
 
     def add(self, path: str, text: str) -> None:
         """Add a file of the package."""
@@ -48,7 +58,7 @@ class Overlay:
     def run(self, code: str, *arguments: str, environ: Mapping[str, str] | None = None) -> str:
         """What a script prints that imports this package."""
         done = subprocess.run(
-            [sys.executable, "-c", code, *arguments],
+            [sys.executable, "-c", _THIS_PACKAGE + code, *arguments],
             capture_output=True,
             text=True,
             timeout=120,

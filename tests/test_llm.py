@@ -223,7 +223,7 @@ def test_wrong_settings_and_models_say_so(checkpoint: CheckpointMaker, tmp_path:
         LLM(checkpoint("llama"), dtype="float16")  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="device 'nonsense' cannot be used"):
         LLM(checkpoint("llama"), device="nonsense")
-    with pytest.raises(TypeError):
+    with pytest.raises(SettingsError, match="unknown setting 'nonsense'; known: activations, "):
         LLM(checkpoint("llama"), nonsense=1)
 
 

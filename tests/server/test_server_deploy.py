@@ -89,7 +89,7 @@ def test_settings_and_routes_named_in_deploy_exist(server: Server) -> None:
     texts = {path: path.read_text() for path in DEPLOY.rglob("*") if path.is_file()}
     for path, text in texts.items():
         for variable in re.findall(r"\bGALLEY_([A-Z_]+)\b", text):
-            assert variable.lower() in {*known, "cache_dir"}, (path, variable)
+            assert variable.lower() in {*known, "cache_dir", "require_native"}, (path, variable)
     documents = [
         document
         for path, text in texts.items()

@@ -157,7 +157,7 @@ def test_a_recording_cut_in_the_middle_is_transcribed_with_a_warning(
 
 def test_a_header_with_a_false_length_is_harmless(http: httpx.Client) -> None:
     answer = transcribe(http, wav(SECOND, announced=10**8), response_format="verbose_json")
-    [warning] = warnings_of(answer, 1)
+    warning, _ = warnings_of(answer, 1)  # the other: a tone is no speech
     assert "announces 100000000 bytes of samples, but 32000 follow" in warning
 
 
@@ -216,4 +216,5 @@ def test_the_extensible_header_works(http: httpx.Client, guid: bytes, bits: int)
         bits=bits,
         extension=struct.pack("<HHI", 22, bits, 4) + guid,
     )
-    assert warnings_of(transcribe(http, data, response_format="verbose_json"), 1) == []
+    [warning] = warnings_of(transcribe(http, data, response_format="verbose_json"), 1)
+    assert "no speech was found in 1.0 s" in warning  # and nothing is said of the header

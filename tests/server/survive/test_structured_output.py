@@ -90,7 +90,7 @@ def test_a_grammar_that_is_too_large_is_refused(http: httpx.Client) -> None:
         ({"$ref": "#"}, "no text"),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "no text"),
         ({"not": {}}, "'not'"),
-        ({"type": "string", "minimun": 1}, "'minimun'"),
+        ({"type": "string", "minLenght": 1}, "'minLenght'"),
         ({"type": "string", "pattern": "("}, "'pattern'"),
         ({"anyOf": [{}] * 20_000}, "subschemas"),
     ],
