@@ -289,4 +289,4 @@ def test_a_parser_of_calls_takes_three_files(overlay: Overlay) -> None:
     )
     overlay.edit("settings/engine.py", ('    "deepseek",\n', '    "angle",\n    "deepseek",\n'))
     assert overlay.run(PARSE) == "right\n"
-    check_named(overlay.touched, "A format of calls", most=3)
+    check_named(overlay.touched, "A tool-call format", most=3)

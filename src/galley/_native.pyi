@@ -31,7 +31,7 @@ def top_k(row: npt.NDArray[np.float32], isa: str, ids: npt.NDArray[np.int64]) ->
     """Fill ``ids`` with those of the greatest, greatest first, equals by id."""
 
 def sum_exp(row: npt.NDArray[np.float32], most: float, isa: str) -> float:
-    """The sum of exp(x - most); ``most`` is finite and nothing is above it."""
+    """Return the sum of exp(x - most); ``most`` is finite and nothing is above it."""
 
 def softmax_weights(
     row: npt.NDArray[np.float32],
@@ -167,7 +167,7 @@ class Runtime:
         factors: list[float] = [],
         shared: bool = False,
     ) -> None:
-        """A layer of a KV group; layers of different groups may share a ``page``, by default none do.
+        """Add a layer of a KV group; layers of different groups may share a ``page``, by default none do.
 
         ``factors``: by which int4 keys are divided and queries multiplied, [kv_heads * key_dim]; none: 1.
         ``shared``: values are the first columns of keys, whatever an op gives as values.
@@ -182,23 +182,23 @@ class Runtime:
 
     def kv_bytes_per_block(self) -> int: ...
     def add_state_layer(self, rows: int, width: int) -> None:
-        """What a recurrent layer keeps of a sequence, [rows, width] floats."""
+        """Add the state that a recurrent layer keeps of a sequence, [rows, width] floats."""
 
     def bytes_per_state(self) -> int:
         """Of all layers, padding included."""
 
     def allocate_kv(self, blocks: int, states: int = 0) -> None: ...
     def copy_block(self, from_: int, to: int) -> None:
-        """What block ``from_`` holds, in every layer. IndexError for one that does not exist."""
+        """Copy block ``from_`` in every layer. IndexError for one that does not exist."""
 
     def set_adapter(self, slot: int, module: int, a: Packed, b: Packed, scale: float) -> None:
-        """What an adapter adds to a module of the programs' ``lora`` ops: scale * b (a x), from now on.
+        """Set what an adapter adds to a module of the programs' ``lora`` ops: scale * b (a x).
 
         ``a`` is [rank, depth] and ``b`` [outputs, rank], of floats of one kind.
         """
 
     def clear_adapter(self, slot: int) -> None:
-        """The slot is there, and adds nothing."""
+        """Make a slot that adds nothing."""
 
     def draw(
         self,
@@ -207,7 +207,7 @@ class Runtime:
         positions: Sequence[int],
         records: bytes,
     ) -> list[int]:
-        """The tokens that ``ops/draws.py`` specifies, drawn on all threads."""
+        """Draw the tokens that ``ops/draws.py`` specifies, on all threads."""
 
     @property
     def isa(self) -> str: ...
@@ -505,7 +505,7 @@ class Program:
         table_starts: Ids,
         given: npt.NDArray[np.float32] | None = None,
     ) -> None:
-        """Encoder inputs through a program that begins with ``features``.
+        """Run encoder inputs through a program that begins with ``features``.
 
         ``given``: [rows of all outputs, width], filled by ``encoder_rows``.
         """

@@ -3,7 +3,7 @@
 ``GalleyError``
     ``RequestError``        the caller's request is wrong (HTTP 400); ``param`` names the field
         ``UnknownModel``        no model has the name (HTTP 404)
-        ``Conflict``            what is asked for is being done already (HTTP 409)
+        ``Conflict``            the request conflicts with work in progress (HTTP 409)
         ``ContextExceeded``     prompt or ``max_tokens`` do not fit the context
         ``AudioError``          the recording cannot be read
             ``AudioTooLong``        it is longer than the limit (HTTP 413)
@@ -12,18 +12,18 @@
         ``UnsupportedModel``    a family or feature that Galley does not implement
         ``CheckpointError``     a file of the checkpoint is missing, damaged or contradicts another
     ``SettingsError``       a flag, a GALLEY_* variable or a line of galley.yaml is wrong
-    ``Unavailable``         not now, maybe later; ``retry_after`` in seconds
+    ``Unavailable``         temporarily unavailable; ``retry_after`` in seconds
         ``QueueFull``           admission refused (HTTP 429)
-        ``RateLimited``         the tenant has used what its limits allow (HTTP 429)
+        ``RateLimited``         the tenant has used up its limits (HTTP 429)
         ``Draining``            the server is shutting down (HTTP 503)
         ``MemoryPressure``      the memory is nearly used up (HTTP 503)
         ``EngineNotReady``      the engine is starting or restarting (HTTP 503)
-    ``DeadlineExceeded``    the request's time is over (HTTP 504)
-    ``SlowReader``          the answer was not read fast enough, and was cut
-    ``EngineError``         our own fault (HTTP 500)
-        ``EngineFailed``        the engine could not start, or died again and again
+    ``DeadlineExceeded``    the request's deadline has passed (HTTP 504)
+    ``SlowReader``          the answer was not read fast enough, and was cut off
+    ``EngineError``         a fault in Galley (HTTP 500)
+        ``EngineFailed``        the engine could not start, or died repeatedly
             ``DamagedWeights``      packed weights on disk have changed
-            ``NotEnoughMemory``     the model does not fit what is available
+            ``NotEnoughMemory``     the model does not fit the available memory
 """
 
 import reprlib
@@ -34,7 +34,7 @@ DISTRIBUTION: Final = "galley-inference"
 
 
 def pip_install(extra: str) -> str:
-    """The command that installs Galley with an extra, to say in an error."""
+    """Return the command that installs Galley with an extra, for use in an error message."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
@@ -44,16 +44,16 @@ _SHOWN.maxstring = _SHOWN.maxother = 120
 
 
 def shown(value: object) -> str:
-    """``repr`` of a value from outside, cut where it would be too long or too deep for a message."""
+    """Return the ``repr`` of an untrusted value, cut where it is too long or too deep for a message."""
     return _SHOWN.repr(value)
 
 
 class GalleyError(Exception):
-    """Base of the tree; the message says what happened, which value, and what to do."""
+    """Base of the tree; the message states what happened, which value, and what to do."""
 
 
 class RequestError(GalleyError, ValueError):
-    """The request cannot be honoured as written. ``param`` names the offending field, if one does."""
+    """The request cannot be honoured as written. ``param`` names the offending field, if there is one."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -62,14 +62,14 @@ class RequestError(GalleyError, ValueError):
 
 
 class UnknownModel(RequestError):
-    """No served model has the name that a request gives."""
+    """No served model has the name given in the request."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, param="model", code="model_not_found")
 
 
 class Conflict(RequestError):
-    """What a request asks for does not go with something that is being done."""
+    """The request conflicts with an operation in progress."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code="conflict")
@@ -83,7 +83,7 @@ class ContextExceeded(RequestError):
 
 
 class AudioError(RequestError):
-    """The recording cannot be read: what is wrong with it."""
+    """The recording cannot be read; the message states the reason."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, param="file")
@@ -98,21 +98,21 @@ class ModelError(GalleyError):
 
 
 class ModelNotFound(ModelError):
-    """Neither a folder nor a reachable hub id."""
+    """The name is neither a folder nor a reachable hub id."""
 
 
 class UnsupportedModel(ModelError):
-    """The checkpoint asks for a family or a feature that Galley does not implement."""
+    """The checkpoint needs a family or a feature that Galley does not implement."""
 
 
 class CheckpointError(ModelError):
-    """A checkpoint file is missing, damaged, or contradicts another. Names file and field."""
+    """A checkpoint file is missing, damaged, or contradicts another. The message names file and field."""
 
     def __init__(self, message: str, *, file: str, field: str | None = None) -> None:
         if field is not None and not (field.isprintable() and len(field) <= _LONGEST_FIELD):
             field = shown(field)
         where = f"{file}: {field}" if field else file
-        # A name from a file may hold anything; the message is one line that UTF-8 can encode.
+        # A name from a file may contain any characters; the message must be one line that UTF-8 can encode.
         text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in f"{where}: {message}")
         super().__init__(text)
         self.file = file
@@ -120,11 +120,11 @@ class CheckpointError(ModelError):
 
 
 class SettingsError(GalleyError, ValueError):
-    """A setting is unknown, malformed, or contradicts another. Names the setting and its source."""
+    """A setting is unknown, malformed, or contradicts another. The message names it and its source."""
 
 
 class Unavailable(GalleyError):
-    """The request is fine but cannot be taken now. ``retry_after`` is in seconds."""
+    """The request is valid but cannot be accepted now. ``retry_after`` is in seconds."""
 
     def __init__(self, message: str, *, retry_after: float) -> None:
         super().__init__(message)
@@ -132,11 +132,11 @@ class Unavailable(GalleyError):
 
 
 class QueueFull(Unavailable):
-    """Running and waiting requests have reached their bound."""
+    """The number of running and waiting requests has reached its bound."""
 
 
 class RateLimited(Unavailable):
-    """The tenant has used what its limits allow for now. ``limit``: of requests, tokens or concurrency."""
+    """The tenant has used up its limits for now. ``limit`` is requests, tokens or concurrency."""
 
     def __init__(
         self,
@@ -150,11 +150,11 @@ class RateLimited(Unavailable):
 
 
 class Draining(Unavailable):
-    """The server finishes what it has and takes nothing new."""
+    """The server finishes the requests it has and accepts no new ones."""
 
 
 class MemoryPressure(Unavailable):
-    """The container's or the machine's memory is nearly used up; what runs goes on."""
+    """The container's or the machine's memory is nearly used up; running requests continue."""
 
 
 class EngineNotReady(Unavailable):
@@ -170,7 +170,7 @@ class SlowReader(GalleyError):
 
 
 class EngineError(GalleyError):
-    """Something on Galley's side broke."""
+    """Something on Galley's side failed."""
 
 
 class EngineFailed(EngineError):
@@ -178,8 +178,8 @@ class EngineFailed(EngineError):
 
 
 class NotEnoughMemory(EngineFailed):
-    """The model does not fit the memory that is available; the message says what would make it fit."""
+    """The model does not fit the available memory; the message states what would make it fit."""
 
 
 class DamagedWeights(EngineFailed):
-    """Packed weights on disk have changed. Their file is gone; to load again packs them anew."""
+    """Packed weights on disk have changed. Their file has been deleted; loading again repacks them."""

@@ -1,4 +1,4 @@
-"""What this process may use of the machine: cores and memory, container limits included."""
+"""Resources of the machine that this process may use: cores and memory, container limits included."""
 
 import ctypes
 import os
@@ -25,20 +25,21 @@ PROCESS = Path("/proc/self")
 _IMPORTED: Final = time.monotonic()
 
 ASSUMED_READ_RATE: Final = 1e9
-"""Bytes a second of a disk that nobody has measured: a plain NVMe drive, or a fast cloud volume."""
+"""Bytes per second assumed of an unmeasured disk: a plain NVMe drive, or a fast cloud volume."""
 
 _TRIM_THRESHOLD: Final = -1
 _MMAP_THRESHOLD: Final = -3
 _ARENA_MAX: Final = -8
 """Parameters of mallopt(3), from malloc.h."""
 _OWN_PAGES_BYTES: Final = 128 * 1024
-"""From this size on a buffer has pages of its own."""
+"""Buffers of at least this size get pages of their own."""
 
 
 def available_cores(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> int:
-    """CPU affinity, or the cgroup's quota (v2 ``cpu.max``, v1 ``cpu.cfs_quota_us``) if less.
+    """Return the number of usable cores: CPU affinity, or the cgroup's quota if that is less.
 
-    Of a quota whole cores: a thread beyond it would have the kernel stop all of them again and again.
+    The quota (v2 ``cpu.max``, v1 ``cpu.cfs_quota_us``) is rounded down to whole cores: with one thread
+    more, the kernel would throttle all of them repeatedly.
     """
     cores = len(usable_cpus())
     for folder in _folders(cgroup, membership, "cpu"):
@@ -52,7 +53,7 @@ def available_cores(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> int
 
 
 def usable_cpus() -> set[int]:
-    """Numbers of the CPUs that this process may run on: all of them where the system keeps no such list."""
+    """Return the numbers of the CPUs this process may run on; all where the system keeps no such list."""
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
@@ -63,13 +64,13 @@ _left_to_others = 0
 
 
 def leave_to_others(count: int) -> None:
-    """So many bytes of what is available will be taken by other processes: they are not, for this one."""
+    """Exclude ``count`` bytes from this process's available memory: other processes will take them."""
     global _left_to_others
     _left_to_others = count
 
 
 class Memory(NamedTuple):
-    """Bytes: the limit, and what of it can still be taken."""
+    """The memory limit, and how much of it is still available, in bytes."""
 
     limit: int
     available: int
@@ -78,17 +79,18 @@ class Memory(NamedTuple):
 def available_memory(
     cgroup: Path = CGROUP, membership: Path = MEMBERSHIP, meminfo: Path = MEMINFO
 ) -> int:
-    """Bytes that can still be taken: the kernel's MemAvailable, or what a cgroup leaves if less.
+    """Return the available bytes: the kernel's MemAvailable, or what a cgroup leaves if that is less.
 
-    What is left to others (:func:`leave_to_others`) is no part of it.
+    Memory left to others (:func:`leave_to_others`) is excluded.
     """
     return max(0, memory(cgroup, membership, meminfo).available - _left_to_others)
 
 
 def held_memory(pid: int) -> int:
-    """Bytes that a process holds and :func:`available_memory` has not counted; 0 for one that has ended.
+    """Return the bytes that a process holds and :func:`available_memory` has not counted.
 
     Pages of mapped files are available memory to the kernel, but not to a cgroup's limit (:func:`memory`).
+    The result is 0 for a process that has ended.
     """
     status = _table(_read(Path("/proc") / str(pid) / "status"))
     total = _table(_read(MEMINFO)).get("MemTotal:", "0")
@@ -98,7 +100,7 @@ def held_memory(pid: int) -> int:
 
 
 def memory(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP, meminfo: Path = MEMINFO) -> Memory:
-    """Of the machine, or of the cgroup (v1 or v2) that leaves least."""
+    """Return the memory of the machine, or of the cgroup (v1 or v2) that leaves the least."""
     table = _table(_read(meminfo))
     if not table:
         return _physical_memory()
@@ -110,8 +112,9 @@ def memory(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP, meminfo: Path =
         ):
             limit, usage = _read(folder / limit_file), _read(folder / usage_file)
             if limit.isdigit() and usage.isdigit():
-                # File pages that nobody has mapped count as usage, and the kernel drops them: they are
-                # mostly weights of an engine that has ended. "Active" says only that they were read often.
+                # File pages that no process has mapped count as usage, but the kernel drops them on demand.
+                # They are mostly weights of an engine that has ended. "Active" only means that they were
+                # read often.
                 stat = _table(_read(folder / "memory.stat"))
                 idle, used, held = (
                     int(stat.get(name, "0"))
@@ -123,19 +126,19 @@ def memory(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP, meminfo: Path =
 
 
 def _physical_memory() -> Memory:
-    """Without /proc (macOS): what is available is not said, so half of it is taken to be."""
+    """Return the memory without /proc (macOS), where half is assumed available as no figure is reported."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return Memory(total, total // 2)
 
 
 def cpu_name(cpuinfo: Path = CPUINFO) -> str:
-    """The CPU's name in /proc/cpuinfo; on ARM, where that file has no name, the architecture."""
+    """Return the CPU's name in /proc/cpuinfo; on ARM, where that file has no name, the architecture."""
     match = re.search(r"model name\s*: (.*)", _read(cpuinfo))
     return match[1] if match else platform.machine()
 
 
 def address_space_left() -> int:
-    """Bytes that ``ulimit -v`` lets this process map beside what it has; without a limit far too many."""
+    """Return how many more bytes ``ulimit -v`` lets this process map; ``sys.maxsize`` without a limit."""
     if resource is None:
         return sys.maxsize
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
@@ -147,9 +150,10 @@ def address_space_left() -> int:
 
 
 def nameless_file(name: str) -> int:
-    """Descriptor of a new file that ends with it: in memory on Linux, in the temporary folder elsewhere.
+    """Return the descriptor of a new file that is deleted when it is closed.
 
-    ``name`` is for whoever lists a process's files.
+    The file is in memory on Linux, in the temporary folder elsewhere. ``name`` is shown to anyone who lists
+    a process's files.
     """
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name)
@@ -158,11 +162,11 @@ def nameless_file(name: str) -> int:
 
 
 def process_age() -> float:
-    """Seconds since this process began, as the kernel has it (proc(5), ``starttime``).
+    """Return the seconds since this process began, from the kernel (proc(5), ``starttime``).
 
-    Without /proc (macOS): since this module was imported.
+    Without /proc (macOS), return the seconds since this module was imported.
     """
-    # The command's name, in brackets, may hold anything.
+    # The command's name, in brackets, may contain any characters.
     after_name = _read(PROCESS / "stat").rpartition(")")[2].split()
     if not after_name:
         return time.monotonic() - _IMPORTED
@@ -171,11 +175,11 @@ def process_age() -> float:
 
 
 def give_memory_back() -> None:
-    """Have glibc's allocator return what this process frees, which it does not by default.
+    """Make glibc's allocator return freed memory to the system, which it does not by default.
 
-    Each thread would keep a heap of its own, and the first large buffer to be freed would have later ones
-    taken from the heap, too, where small blocks that stay hold them. Call before there are threads. Other
-    allocators are left as they are.
+    By default each thread keeps its own heap, and freeing the first large buffer makes later ones come from
+    the heap as well, where small long-lived blocks pin them. Call this before any threads are started.
+    Other allocators are left as they are.
     """
     with suppress(OSError, AttributeError):
         glibc = ctypes.CDLL(None)
@@ -185,7 +189,7 @@ def give_memory_back() -> None:
 
 
 def bytes_text(count: float) -> str:
-    """Bytes for people, with at least one digit before the point."""
+    """Format a byte count for users, with at least one digit before the point."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"
@@ -194,12 +198,12 @@ def bytes_text(count: float) -> str:
 
 
 def disk_read_text(count: int) -> str:
-    """Bytes to be read from disk, and how long that takes on one that nobody has measured."""
+    """Format the bytes to be read from disk, and how long that takes at :data:`ASSUMED_READ_RATE`."""
     return f"{bytes_text(count)}, {count / ASSUMED_READ_RATE:.3g} s at {ASSUMED_READ_RATE / 1e9:g} GB/s"
 
 
 def _folders(cgroup: Path, membership: Path, controller: str) -> list[Path]:
-    """The cgroups this process is in, from its own up to the root: each may set a limit.
+    """Return the cgroups this process is in, from its own up to the root: each may set a limit.
 
     Lines of ``/proc/self/cgroup`` are ``0::/path`` (v2) or ``5:cpu,cpuacct:/path`` (v1). In a container
     the path may be the host's and not exist here; the root is then the container's own.
@@ -222,5 +226,5 @@ def _read(path: Path) -> str:
 
 
 def _table(text: str) -> dict[str, str]:
-    """First word of a line -> second."""
+    """Return a mapping from the first word of each line to the second."""
     return {words[0]: words[1] for words in map(str.split, text.splitlines()) if len(words) > 1}

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -227,11 +228,13 @@ def test_the_best_buy_is_a_machine_that_galley_runs_on(tmp_path: Path) -> None:
 def test_the_middle_of_two_calibrations() -> None:
     one = Shares(bandwidth=0.2, arithmetic=((1, 0.1), (8, 0.5)), step_seconds=0.002)
     two = Shares(bandwidth=0.4, arithmetic=((1, 0.3), (8, 0.7)), step_seconds=0.004)
+    one, two = replace(one, exchange_seconds=2e-5), replace(two, exchange_seconds=4e-5)
     middle = one.between(two)
     assert middle.bandwidth == pytest.approx(0.3)
     assert middle.arithmetic_of(1) == pytest.approx(0.2)
     assert middle.arithmetic_of(8) == pytest.approx(0.6)
     assert middle.step_seconds == pytest.approx(0.003)
+    assert middle.exchange_seconds == pytest.approx(3e-5)
 
 
 def test_shares_lie_on_the_line_between_two_measured_ones() -> None:

@@ -1,1 +1,1 @@
-"""Measurements of the machine and of the engine on it, and the arithmetic of their reports."""
+"""Measurements of the machine and of the engine on it, and the computation of their reports."""

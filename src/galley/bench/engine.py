@@ -1,4 +1,4 @@
-"""Measures the engine's prefill and decode speed, step by step."""
+"""Measurements of the engine's prefill and decode speed, step by step."""
 
 import time
 import uuid
@@ -23,15 +23,15 @@ _WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What :class:`EngineBench` measures.
+    """The workload that :class:`EngineBench` measures.
 
     Attributes:
         prompt: tokens of the prompt whose prefill is measured.
         decode: decode steps measured at each batch size.
         context: tokens of each sequence when decoding begins.
         batches: batch sizes: numbers of sequences that decode together.
-        repeats: measurements of each figure, after one that warms up.
-        seed: of the random prompts.
+        repeats: measurements of each figure, after one warm-up.
+        seed: seed of the random prompts.
     """
 
     prompt: int = 512
@@ -52,10 +52,10 @@ class Workload:
 
 
 class EngineBench:
-    """Runs one kind of work at a time on an engine, with greedy sampling and no end-of-sequence tokens."""
+    """Benchmarks one phase at a time on an engine, with greedy sampling and no end-of-sequence tokens."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        """Loads the model, with prefix cache and speculation off, so that every token is computed alone.
+        """Load the model, with prefix cache and speculation off, so that every token is computed alone.
 
         Raises:
             ModelError, SettingsError: the model or the settings cannot be used.
@@ -63,7 +63,7 @@ class EngineBench:
         folder = resolve_model(settings.model, revision=settings.revision)
         plain = replace(settings, prefix_cache=False, speculation="off", draft_model=None)
         self._engine: Engine = load_engine(plain, folder)
-        # A first start writes its packed weights now, which would be measured, too.
+        # A first start writes its packed weights now, which would otherwise be measured, too.
         background.finish()
 
     @property
@@ -72,7 +72,7 @@ class EngineBench:
         return self._engine.info
 
     def prefill(self, prompt: list[int]) -> list[Step]:
-        """The steps from a prompt to its first token.
+        """Return the steps from a prompt to its first token.
 
         Raises:
             RequestError: the prompt does not fit the context.
@@ -90,11 +90,11 @@ class EngineBench:
         return steps
 
     def decode(self, prompts: Sequence[list[int]], tokens: int) -> list[Step]:
-        """The first ``tokens`` steps in which all sequences decode together.
+        """Return the first ``tokens`` steps in which all sequences decode together.
 
         Raises:
             RequestError: a prompt does not fit the context.
-            EngineError: the context or the KV cache ended a sequence before.
+            EngineError: a sequence ended early at the limit of the context or the KV cache.
         """
         ids = self._add(prompts)
         known = {request_id: len(prompt) for request_id, prompt in zip(ids, prompts, strict=True)}
@@ -116,10 +116,10 @@ class EngineBench:
     def join(
         self, others: Sequence[list[int]], newcomers: Sequence[list[int]], tokens: int
     ) -> tuple[list[float], list[Step]]:
-        """Prompts that come, one after another, while others decode.
+        """Measure prompts that arrive, one after another, while other sequences decode.
 
         Returns:
-            Of each newcomer the seconds from its arrival to its first token; and the ``tokens`` steps in
+            For each newcomer the seconds from its arrival to its first token; and the ``tokens`` steps in
             which the last of them and all others decode together.
 
         Raises:
@@ -158,7 +158,7 @@ class EngineBench:
         return [request.id for request in requests]
 
     def _step(self) -> tuple[float, float, list[Output]]:
-        """Runs one engine step; returns (seconds of the step, seconds of the executor, outputs)."""
+        """Run one engine step; return (seconds of the step, seconds of the executor, outputs)."""
         forward = -self._engine.stats.forward_seconds
         began = time.perf_counter()
         outputs = self._engine.step()
@@ -183,14 +183,14 @@ def bench_engine(
     read_rate: Callable[[], float],
     on_run: Callable[[str], None] = lambda name: None,
 ) -> tuple[ModelInfo, list[Point]]:
-    """Prefill first, then decode at each batch size.
+    """Benchmark prefill, then decode at each batch size.
 
     Args:
         settings: of the engine.
         workload: what is measured.
-        machine: what it is held against.
-        read_rate: samples the machine's read bandwidth, in bytes a second, beside each repeat.
-        on_run: is told what was run.
+        machine: the machine whose peak rates the figures are compared with.
+        read_rate: samples the machine's read bandwidth, in bytes a second, around each repeat.
+        on_run: called with the name of each run.
 
     Raises:
         SettingsError: a batch is larger than the engine runs.

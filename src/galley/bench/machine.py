@@ -1,4 +1,4 @@
-"""Measures the machine's memory bandwidth and peak arithmetic, with the kernels' own instructions."""
+"""Measurements of the machine's memory bandwidth and peak arithmetic with the kernels' instructions."""
 
 import os
 import statistics
@@ -27,7 +27,7 @@ def measure_machine(
     repeats: int = 7,
     on_phase: Callable[[], None] = lambda: None,
 ) -> Machine:
-    """Measures read bandwidth and peak arithmetic.
+    """Measure read bandwidth and peak arithmetic.
 
     Args:
         threads: default: the cores this process may use.
@@ -71,7 +71,7 @@ def measure_machine(
 
 
 def read_rate(threads: int | None, memory_bytes: int) -> float:
-    """The present memory bandwidth, bytes a second, in huge pages.
+    """Measure the current memory bandwidth, in bytes a second, in huge pages.
 
     Raises:
         SettingsError: GALLEY_CPU_ISA names an instruction set that the CPU or the build lacks.
@@ -84,7 +84,7 @@ def read_rate(threads: int | None, memory_bytes: int) -> float:
 
 
 def caches(folder: Path = _CACHES) -> tuple[Cache, ...]:
-    """The caches of the first core; empty where the system does not list them."""
+    """Return the caches of the first core; empty where the system does not list them."""
     return tuple(
         Cache(
             level=int((index / "level").read_text()),
@@ -97,6 +97,6 @@ def caches(folder: Path = _CACHES) -> tuple[Cache, ...]:
 
 
 def _size(text: str) -> int:
-    """Bytes of a size such as "32K"."""
+    """Return the bytes of a size such as "32K"."""
     units = {"K": 10, "M": 20, "G": 30}
     return int(text.rstrip("KMG")) << units.get(text[-1], 0)

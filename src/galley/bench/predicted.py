@@ -1,8 +1,8 @@
-"""Holds a plan against this machine: calibrates it with short runs, predicts other runs, measures these.
+"""Comparison of a plan with this machine: calibrates with short runs, predicts other runs, measures those.
 
 Calibration decodes a few short sequences and computes short prompts, which gives the shares of the
-machine's peaks that linear layers and attention reach. What is predicted and measured is other work:
-prompts that come while others decode, longer contexts, other batches.
+machine's peaks that linear layers and attention reach. The workload that is predicted and measured is
+different: prompts that arrive while others decode, longer contexts, other batches.
 """
 
 import multiprocessing
@@ -33,7 +33,7 @@ from galley.types.model_info import ModelInfo
 BATCHES: Final = (1, 8, 32)
 PROMPT: Final = 128
 OUTPUT: Final = 32
-"""What is measured where nothing else is asked for: a minute or so for a billion parameters."""
+"""Defaults of the measurement: about a minute for a billion parameters."""
 
 _SHORT: Final = 16
 """Tokens of context when calibrating decoding."""
@@ -51,16 +51,16 @@ _PREFILLED: Final = 256
 
 _STEPS: Final = 8
 _SLACK: Final = 64
-"""Tokens of room for each sequence, beyond what is asked for."""
+"""Tokens of room for each sequence, beyond the requested ones."""
 
 _NEWCOMERS: Final = 3
 _SAMPLE_BYTES: Final = 128 << 20
 _HUGE_PAGE: Final = 2 << 20
 _CACHED_BYTES: Final = 32 << 20
-"""Weights that may stay in the processor's caches: memory's bandwidth says nothing of them."""
+"""Weights that may stay in the processor's caches, to which memory bandwidth does not apply."""
 
 _SHORTEST: Final = 1e-6
-"""Seconds; what takes less is not measured."""
+"""Seconds; shorter times are not measured."""
 
 _MAPPING: Final = re.compile(r"[0-9a-f]+-[0-9a-f]+ ")
 
@@ -69,10 +69,10 @@ Quantity = Literal["memory", "TTFT", "TPOT"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """A prediction beside what was measured: bytes of memory, or seconds.
+    """A prediction and its measurement: bytes of memory, or seconds.
 
     Attributes:
-        batch: requests at a time. TTFT is that of a prompt that comes while all others decode.
+        batch: requests at a time. TTFT is that of a prompt that arrives while all others decode.
     """
 
     precision: str
@@ -83,23 +83,23 @@ class Compared:
 
     @property
     def error(self) -> float:
-        """Of the prediction, as a share of what was measured."""
+        """Relative error of the prediction, as a share of the measured value."""
         return self.predicted / self.measured - 1
 
     def text(self, value: float) -> str:
-        """A value of this quantity, for people."""
+        """Return a value of this quantity as text for people."""
         return bytes_text(value) if self.quantity == "memory" else f"{1e3 * value:.1f} ms"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measuring:
-    """What is to be compared.
+    """The comparison to run.
 
     Attributes:
         settings: of the engine; precision, KV type and sizes are set by the comparison.
         prompt, output: tokens of a request.
         batches: requests at a time.
-        peaks: what the machine can do.
+        peaks: peak rates of the machine.
     """
 
     settings: EngineSettings
@@ -115,10 +115,10 @@ def compare(
     sizes: Sequence[ModelSizes],
     on_precision: Callable[[str], None] = lambda name: None,
 ) -> list[Compared]:
-    """Predict and measure the model at each precision, in a process of its own each.
+    """Predict and measure the model at each precision, each in a separate process.
 
     Raises:
-        ModelError, SettingsError, EngineError: it cannot be loaded, or not run as asked.
+        ModelError, SettingsError, EngineError: it cannot be loaded, or not run as requested.
     """
     found = []
     context = multiprocessing.get_context("spawn")
@@ -130,9 +130,9 @@ def compare(
 
 
 def compare_one(measuring: Measuring, sizes: ModelSizes) -> list[Compared]:
-    """As :func:`compare`, at one precision in this process, which should have done nothing else."""
+    """Run :func:`compare` at one precision in this process, which should have done nothing else."""
     folder = resolve_model(measuring.settings.model, revision=measuring.settings.revision)
-    # What Python takes to know a model, whatever its size, is the process's own.
+    # The memory that Python needs for a model, whatever its size, counts as the process's.
     read_model(measuring.settings, folder)
     own = resident(folder)
     run = _Run(measuring, sizes)
@@ -146,7 +146,8 @@ def compare_one(measuring: Measuring, sizes: ModelSizes) -> list[Compared]:
             batch_tokens=run.settings.max_batch_tokens,
         )
         ttft, tpot, rate = run.measure(load)
-        # What else the machine does changes from minute to minute: what is measured stands between.
+        # The machine's other load changes from minute to minute: the measurement lies between two
+        # calibrations.
         after, _ = run.calibrate()
         shares, before = before.between(after), after
         machine = run.machine(bandwidth if sizes.step_weights < _CACHED_BYTES else rate)
@@ -179,7 +180,7 @@ class _Run:
         self._random = np.random.default_rng(0)
         most = max(measuring.batches)
         batch_tokens = max(measuring.settings.max_batch_tokens, most)
-        # All go on decoding while the last of them and newcomers are computed.
+        # All sequences continue to decode while the last of them and newcomers are computed.
         beyond = _SLACK + most * measuring.prompt // batch_tokens
         self._kv_tokens = max(
             most * (measuring.prompt + measuring.output + beyond),
@@ -202,7 +203,7 @@ class _Run:
         return self._bench.info
 
     def machine(self, bandwidth: float) -> Machine:
-        """This one; ``bandwidth`` in bytes a second."""
+        """Return this machine's rates; ``bandwidth`` in bytes a second."""
         peaks = self._measuring.peaks.operations
         names = {"float32": "float32", "bf16": "bfloat16", "int8": "int8"}
         return Machine(
@@ -215,7 +216,7 @@ class _Run:
         )
 
     def calibrate(self) -> tuple[Shares, float]:
-        """The shares that short runs reach, and the bandwidth beside them, in bytes a second."""
+        """Return the shares that short runs reach, and the bandwidth meanwhile, in bytes a second."""
         sizes, rates = self._sizes, [self._read_rate()]
         decoded = {rows: self._decode(rows, _SHORT) for rows in _DECODED}
         attending = self._decode(_ATTENDING, _LONG)
@@ -243,7 +244,7 @@ class _Run:
         ), bandwidth
 
     def measure(self, load: Load) -> tuple[float, float, float]:
-        """Seconds to the first token and between tokens, and the bandwidth beside, in bytes a second."""
+        """Measure seconds to the first token and between tokens, and bandwidth in bytes a second."""
         before = self._read_rate()
         others = self._random_prompts(load.concurrency - 1, load.prompt)
         newcomers = self._random_prompts(_NEWCOMERS, load.prompt)
@@ -252,14 +253,14 @@ class _Run:
         return statistics.median(waits), _median(steps), rate
 
     def predicted_memory(self, load: Load) -> int:
-        """Bytes that the engine takes after the calibration and a load, the process itself aside."""
+        """Return the engine's bytes after the calibration and a load, without the process itself."""
         sizes = self._sizes
         used = max(
             load.concurrency * sizes.kv_bytes(load.prompt + load.output),
             _ATTENDING * sizes.kv_bytes(_LONG + _STEPS),
             _DECODED[-1] * sizes.kv_bytes(_SHORT + _STEPS),
         )
-        # Each layer's part is memory of its own, taken by the huge page where it has room for one.
+        # Each layer's part is a separate allocation, in huge pages where it has room for one.
         layers = sizes.kv_layers
         kv = -(-used // layers)
         if self._kv_tokens * sizes.kv_per_token // layers >= _HUGE_PAGE:
@@ -270,7 +271,7 @@ class _Run:
         return sizes.weights + layers * kv + buffers + threads * SCRATCH_BYTES
 
     def _decode(self, sequences: int, context: int) -> list[Step]:
-        """After one step that warms up."""
+        """Return the decode steps after one warm-up step."""
         return self._bench.decode(self._random_prompts(sequences, context), _STEPS + 1)[1:]
 
     def _read_rate(self) -> float:
@@ -286,9 +287,9 @@ def _median(steps: Sequence[Step]) -> float:
 
 
 def resident(folder: Path | None = None) -> int:
-    """Bytes of memory that this process has, but for the mapped files of a checkpoint in ``folder``.
+    """Return the resident bytes of this process, except mapped files of a checkpoint in ``folder``.
 
-    The kernel drops those when it needs room: packed weights are what is computed with.
+    The kernel drops those when it needs room: the computation uses the packed weights.
     """
     total, counted = 0, True
     for line in Path("/proc/self/smaps").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""Figures of measurements: medians, rates, and shares of what the machine can do."""
+"""Figures of measurements: medians, rates, and shares of the machine's peak rates."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ class Spread:
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Self:
-        """The spread of at least one measurement."""
+        """Return the spread of at least one measurement."""
         return cls(statistics.median(samples), min(samples), max(samples))
 
 
@@ -69,8 +69,8 @@ class Step:
     """One engine step.
 
     Attributes:
-        seconds: all of it.
-        forward_seconds: of these in the executor's own code.
+        seconds: duration of the whole step.
+        forward_seconds: the part of it in the executor's own code.
         rows: tokens computed.
         wanted: rows whose logits were wanted.
         context: tokens whose keys and values were read, over all sequences.
@@ -83,21 +83,21 @@ class Step:
     context: int
 
     def bytes(self, costs: StepCosts) -> int:
-        """Bytes of weights, keys and values that the step must read."""
+        """Return the bytes of weights, keys and values that the step must read."""
         return costs.weights_read(self.rows) + self.context * costs.kv_bytes_per_token
 
     def operations(self, costs: StepCosts) -> int:
-        """Operations of the step's linear layers."""
+        """Return the operations of the step's linear layers."""
         return self.rows * costs.row_operations + self.wanted * costs.logit_operations
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One measurement of some work.
+    """One measurement of one phase.
 
     Attributes:
         steps: the engine's steps.
-        read_rate: memory bandwidth, bytes a second, measured just before and after the work: on a shared
+        read_rate: memory bandwidth, bytes a second, measured just before and after the steps: on a shared
             machine it changes by a factor of two within minutes.
     """
 
@@ -107,7 +107,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """The figures of one kind of work at one batch size. Rates are over whole measurements.
+    """The figures of one phase at one batch size. Rates are over whole measurements.
 
     Attributes:
         work: "prefill" or "decode".
@@ -138,7 +138,7 @@ def make_point(
     machine: Machine,
     activations: str,
 ) -> Point:
-    """The figures of all measurements; ``activations`` is the input type of linear layers."""
+    """Compute the figures of all measurements; ``activations`` is the input type of linear layers."""
     steps = [step for run in runs for step in run.steps]
     byte_rates = [_rate(run, lambda step: step.bytes(costs)) for run in runs]
     operations = Spread.of([_rate(run, lambda step: step.operations(costs)) for run in runs])

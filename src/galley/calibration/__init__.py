@@ -1,1 +1,1 @@
-"""A model's values on given texts: its logits, what reaches its layers, what quantisation costs it."""
+"""A model's values on given texts: its logits, the inputs of its layers, its loss from quantization."""

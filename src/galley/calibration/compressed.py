@@ -1,4 +1,4 @@
-"""Writes compressed-tensors checkpoints, which vLLM and transformers read.
+"""Writer of compressed-tensors checkpoints, which vLLM and transformers read.
 
 https://github.com/vllm-project/compressed-tensors. Where inputs stay floats the format is "pack-quantized":
 a matrix of integers is several tensors, ``weight_packed`` (int32 words, first columns in the lowest bits,
@@ -21,7 +21,7 @@ from galley.quant.grid import Scheme
 
 FLOAT_INPUTS: Final = "float"
 DYNAMIC_INPUTS: Final = "dynamic"
-"""Of linear layers' inputs: they stay as they are, or each token has a scale of its own."""
+"""Types of linear layers' inputs: unchanged, or with a separate scale for each token."""
 
 INDEX_FILE: Final = "model.safetensors.index.json"
 _SUFFIX: Final = ".weight"
@@ -29,7 +29,7 @@ _WORD: Final = 4
 
 
 class Raw(NamedTuple):
-    """A tensor as safetensors keeps it.
+    """A tensor in the form of safetensors.
 
     Attributes:
         dtype: safetensors' name of the element type.
@@ -43,7 +43,7 @@ class Raw(NamedTuple):
 
 
 def tensors_of(weight: IntWeight | DenseWeight, *, packed: bool = True) -> dict[str, Raw]:
-    """The tensors of a file that stand for a weight, by name; only integers of 8 bits are not packed."""
+    """Return a file's tensors for a weight, by name; only integers of 8 bits are not packed."""
     if isinstance(weight, DenseWeight):
         return {weight.name: Raw(weight.dtype, weight.shape, weight.data)}
     module = module_of(weight.name)
@@ -65,12 +65,12 @@ def tensors_of(weight: IntWeight | DenseWeight, *, packed: bool = True) -> dict[
 
 
 def module_of(name: str) -> str:
-    """The module whose weight is called so."""
+    """Return the name of the module that has this weight."""
     return name.removesuffix(_SUFFIX)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Raw]) -> None:
-    """A safetensors file, whole or not at all.
+    """Write a safetensors file, atomically.
 
     Raises:
         OSError: it cannot be written.
@@ -93,12 +93,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Raw]) -> None:
 def quantization_config(
     schemes: Mapping[str, Scheme], ignored: Sequence[str], inputs: str = FLOAT_INPUTS
 ) -> dict[str, Any]:
-    """``quantization_config`` of ``config.json``.
+    """Return ``quantization_config`` of ``config.json``.
 
     Args:
-        schemes: tensor -> how it was quantised, whole rows where groups do not divide them.
+        schemes: tensor -> how it was quantized, whole rows where groups do not divide them.
         ignored: linear layers that were not.
-        inputs: FLOAT_INPUTS, DYNAMIC_INPUTS, or the observer that found the one scale of each layer's.
+        inputs: FLOAT_INPUTS, DYNAMIC_INPUTS, or the observer that found the static scale of each layer.
     """
     form = "pack-quantized" if inputs == FLOAT_INPUTS else "int-quantized"
     by_scheme: dict[Scheme, list[str]] = {}
@@ -145,12 +145,12 @@ def _inputs(inputs: str) -> dict[str, Any] | None:
 
 
 def input_scale(scale: float) -> Raw:
-    """The tensor ``input_scale`` of a layer: what a step of its inputs stands for."""
+    """Return the tensor ``input_scale`` of a layer: the size of one step of its inputs."""
     return Raw("F32", (1,), _bytes(np.array([scale], np.float32)))
 
 
 def _scales(weight: IntWeight) -> Raw:
-    """In their type: bfloat16, or float16, which GGUF files have."""
+    """Return the scales in their type: bfloat16, or float16, which GGUF files have."""
     assert weight.scale_type in ("BF16", "F16")
     if weight.scale_type == "F16":
         return Raw("F16", weight.scales.shape, _bytes(weight.scales.astype(np.float16)))
@@ -158,7 +158,7 @@ def _scales(weight: IntWeight) -> Raw:
 
 
 def _words(unsigned: npt.NDArray[np.uint8], bits: int) -> Raw:
-    """[rows, columns] of integers of so many bits as int32 words along the columns."""
+    """Pack [rows, columns] of integers of ``bits`` bits into int32 words along the columns."""
     per_word = 8 * _WORD // bits
     padded = np.pad(unsigned, ((0, 0), (0, -unsigned.shape[1] % per_word)))
     packed = padded if bits == 8 else padded[:, 0::2] | padded[:, 1::2] << 4

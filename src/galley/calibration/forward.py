@@ -17,11 +17,11 @@ from galley.types import blocks_for
 Tokens = Sequence[int]
 
 _STEP_ROWS: Final = 256
-"""Rows of a step at most; their logits are in memory at once."""
+"""Most rows of a step; their logits are in memory at once."""
 
 
 class TeacherForced:
-    """A loaded model that tells its logits for texts it is given, whatever it would have said itself.
+    """A loaded model that computes its logits for given texts (teacher forcing).
 
     Attributes:
         vocab_size: columns of the logits.
@@ -39,10 +39,10 @@ class TeacherForced:
         """Load the model.
 
         Args:
-            settings: how weights and activations are kept, and on what the model runs.
+            settings: the types of weights and activations, and the device of the model.
             folder: the checkpoint.
             longest: tokens of the longest text.
-            kinds: tensor name -> kind of that matrix instead of ``settings.quantize``.
+            kinds: tensor name -> weight type of that matrix instead of ``settings.quantize``.
 
         Raises:
             ModelError, SettingsError: the checkpoint or the settings cannot be used.
@@ -53,7 +53,7 @@ class TeacherForced:
         check_text_model(model)
         options = model.options
         if kinds is not None:
-            # Packed weights on disk belong to one kind for all matrices.
+            # Packed weights on disk have one weight type for all matrices.
             options = dataclasses.replace(options, kinds=kinds, weight_cache=None)
         self._executor: Executor = factory(model.program, model.weights, options)
         self._groups = len(model.program.kv_groups)
@@ -63,12 +63,12 @@ class TeacherForced:
         self.max_positions = longest
 
     def logits(self, tokens: Tokens) -> Iterator[tuple[int, Logits]]:
-        """(position of the first row, logits [rows, vocab]), a piece at a time, for every token.
+        """Yield (position of the first row, logits [rows, vocab]), a piece at a time, for every token.
 
         The array is valid until the next piece.
 
         Raises:
-            RequestError: the text is longer than what the model was loaded for.
+            RequestError: the text is longer than the model was loaded for.
         """
         if len(tokens) > self.max_positions:
             raise RequestError(f"{len(tokens)} tokens, {self.max_positions} at most")
@@ -96,7 +96,7 @@ class TeacherForced:
 
 
 def check_text_model(model: Model) -> None:
-    """Raises UnsupportedModel if the model hears speech."""
+    """Raise UnsupportedModel if the model is a speech model."""
     if model.speech is not None:
         raise UnsupportedModel(
             "quality is measured for language models; for speech there is galley eval speech"

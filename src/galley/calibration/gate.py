@@ -1,4 +1,4 @@
-"""The quality gate: what a served model loses beside its checkpoint's own weights, before it is served."""
+"""The quality gate: measures a model's loss against its checkpoint's own weights, before it is served."""
 
 import dataclasses
 import hashlib
@@ -31,13 +31,13 @@ log: Final = logging.getLogger("galley.quality")
 
 _TEXTS: Final = 6
 _TOKENS: Final = 64
-"""Of each text."""
+"""Tokens of each text."""
 
 _ROUNDED: Final = INTEGERS[::-1]
-"""Integers, the smallest first."""
+"""Integer weight types, the smallest first."""
 
 _WIDER: Final = "bfloat16"
-"""Inputs that lose next to nothing beside int8 ones, at the same weights."""
+"""Inputs that lose next to nothing compared with int8 ones, at the same weights."""
 
 
 def check(engine: Engine, settings: EngineSettings, folder: Path) -> None:
@@ -86,7 +86,7 @@ def _checked(
 
 
 def figures_of(loss: Loss) -> dict[str, float]:
-    """By the names of the gate's limits."""
+    """Return the figures by the names of the gate's limits."""
     return {"kl": loss.kl, "kl99": loss.kl_p99, "top1": loss.top1}
 
 
@@ -101,14 +101,18 @@ def _refused(
 
 
 class _Check:
-    """Measures a loaded engine beside an original, on text that the loaded model makes at temperature 1.
+    """Compares a loaded engine with an original, on text that the loaded model samples at temperature 1.
 
-    The original is the engine's own checkpoint, or what ``quality_gate_against`` names. Its weights are run
-    layer by layer, so they need little memory.
+    The original is the engine's own checkpoint, or the one that ``quality_gate_against`` names. Its weights
+    are run layer by layer, so they need little memory.
     """
 
     def __init__(self, engine: Engine, settings: EngineSettings, folder: Path) -> None:
-        """Raises UnsupportedModel if the checkpoint has no weights of more bits to compare with."""
+        """Prepare the comparison.
+
+        Raises:
+            UnsupportedModel: the checkpoint has no weights of more bits to compare with.
+        """
         self._engine = engine
         self._settings = settings
         self._executor = engine.executor
@@ -145,7 +149,7 @@ class _Check:
         return found
 
     def loss(self) -> Loss:
-        """Of the loaded model; as it was measured before, if nothing that matters has changed."""
+        """Return the loaded model's loss, from an earlier measurement if nothing relevant has changed."""
         name = self._digest()
         found = store.get(name, Loss) if self._settings.weight_cache else None
         if found is not None:
@@ -185,7 +189,7 @@ class _Check:
         return self._engine.info.activations == "int8"
 
     def _passes(self, gate: QualityGate, model: Model, kind: str | None, inputs: str) -> bool:
-        """Measure ``model`` with its dense matrices as ``kind`` (None: as served) and such inputs."""
+        """Return whether ``model`` passes with matrices as ``kind`` (None: as served) and ``inputs``."""
         kind = kind or model.options.quantize
         options = dataclasses.replace(model.options, quantize=kind, activations=inputs)
         try:
@@ -195,7 +199,7 @@ class _Check:
         return not gate.misses(figures_of(self._compare(other.logits())))
 
     def _kinds(self) -> list[str]:
-        """Those cheaper than the original's own; of the served checkpoint itself, that keep more."""
+        """Return types cheaper than the original's; if it is the served checkpoint, wider than served."""
         weights = self._original.weights
         own = {weights.info(name).kind for name in self._original.program.matrices}
         kinds = [*_ROUNDED, *(HALVES if DENSE_KINDS["F32"] in own else ())]
@@ -237,7 +241,7 @@ class _Check:
         return layers
 
     def _pieces(self) -> Iterator[tuple[int, Logits]]:
-        """The loaded model's logits of the texts, in the steps of :meth:`Layerwise.logits`."""
+        """Yield the loaded model's logits of the texts, in the steps of :meth:`Layerwise.logits`."""
         texts = self._texts()
         ids = np.concatenate([np.asarray(text, dtype=np.int64) for text in texts])
         groups = len(self._model.program.kv_groups)
@@ -246,7 +250,7 @@ class _Check:
             yield first, forward(self._executor, batch)
 
     def _texts(self) -> list[list[int]]:
-        """Sampled from the loaded model, together; made once."""
+        """Return texts sampled from the loaded model, in one batch; made once."""
         if not self._windows:
             length = min(_TOKENS, self._engine.info.max_request_tokens // 2)
             room = (
@@ -266,7 +270,7 @@ class _Check:
 
 
 def first_token(checkpoint: CheckpointReader) -> int:
-    """What texts begin with: the BOS token, for a model without one the token that ends a text."""
+    """Return the first token of texts: BOS, or for a model without one the token that ends a text."""
     bos = checkpoint.config.get("bos_token_id")
     return bos if isinstance(bos, int) else (*checkpoint.eos_token_ids, 0)[0]
 
@@ -274,7 +278,7 @@ def first_token(checkpoint: CheckpointReader) -> int:
 def sampled(
     executor: Executor, groups: int, first: int, count: int, length: int, seed: int = 0
 ) -> list[list[int]]:
-    """Texts that a model makes at temperature 1, all of one length.
+    """Sample texts from a model at temperature 1, all of one length.
 
     Args:
         executor: with ``groups`` KV groups and room for the texts.

@@ -26,7 +26,7 @@ class Sizes(NamedTuple):
 
 
 def sizes_of(model: Model, architecture: str) -> Sizes:
-    """All but the tokenizer's keys.
+    """Return all keys except the tokenizer's.
 
     Raises:
         UnsupportedModel: windows or a rotary embedding that llama.cpp's ``architecture`` does not have.

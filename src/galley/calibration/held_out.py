@@ -1,4 +1,4 @@
-"""Texts apart: those that a method calibrates with, and those on which its loss is measured."""
+"""Separation of the texts that a method calibrates with from those on which its loss is measured."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -10,15 +10,15 @@ from galley.errors import SettingsError
 Windows = list[list[int]]
 
 HELD_OUT: Final = 8
-"""One text in so many is kept out of the calibration, and measured on."""
+"""One text in this many is held out of the calibration, for the measurement."""
 
 
 class Texts(NamedTuple):
-    """Token ids of texts. No text is in both.
+    """Token ids of texts. No text is in both parts.
 
     Attributes:
-        calibration: what methods see.
-        measured: what the loss is measured on.
+        calibration: texts that methods see.
+        measured: texts on which the loss is measured.
     """
 
     calibration: Windows
@@ -26,7 +26,7 @@ class Texts(NamedTuple):
 
 
 def held_apart(windows: Sequence[Sequence[int]]) -> Texts:
-    """One text in :data:`HELD_OUT` is measured on.
+    """Hold out one text in :data:`HELD_OUT` for the measurement.
 
     Raises:
         SettingsError: fewer than two texts differ.
@@ -36,12 +36,12 @@ def held_apart(windows: Sequence[Sequence[int]]) -> Texts:
 
 
 def all_measured(windows: Sequence[Sequence[int]]) -> Texts:
-    """All texts are measured on: for what sees no text of its own, of which one is then enough."""
+    """Use all texts for the measurement, for methods without calibration; one text is then enough."""
     return Texts([], [list(window) for window in windows])
 
 
 def apart(calibration: Sequence[Sequence[int]], measured: Sequence[Sequence[int]]) -> Texts:
-    """Both, without what would be calibrated with and measured on.
+    """Return both, without calibration texts that are also measured.
 
     Raises:
         SettingsError: nothing is left to calibrate with, or nothing is measured.
@@ -57,6 +57,6 @@ def apart(calibration: Sequence[Sequence[int]], measured: Sequence[Sequence[int]
 
 
 def first_texts(windows: Windows, tokens: int) -> Windows:
-    """The first texts, up to so many tokens, but at least one."""
+    """Return the first texts, up to this many tokens, but at least one."""
     ends = np.cumsum([len(window) for window in windows])
     return windows[: max(1, int(np.searchsorted(ends, tokens, side="right")))]

@@ -1,7 +1,7 @@
 """A model run a slice at a time over all texts at once: only a slice's weights are in memory.
 
 A buffer that linear layers read, or that several ops read, is *kept*: its rows for all tokens are an array.
-A slice is a program of its own from kept buffers to the next one. It reads kept buffers with the op
+A slice is a separate program from kept buffers to the next one. It reads kept buffers with the op
 ``embed``: their rows are its table, and the tokens of its batch are row numbers.
 """
 
@@ -23,7 +23,7 @@ _STEP_ROWS: Final = 2048
 """Rows of a step, but at least one whole text."""
 
 _TABLE: Final = "buffer "
-"""Begins the name of a kept buffer's table."""
+"""Prefix of the name of a kept buffer's table."""
 
 LOGIT_ROWS: Final = 128
 """Rows of a step whose logits are wanted: a row has the whole vocabulary."""
@@ -34,7 +34,7 @@ class Layerwise:
 
     Attributes:
         program: of the model, as traced.
-        kept: the buffers that are kept, in the order in which they are computed; the logits are not one.
+        kept: the kept buffers, in the order in which they are computed; the logits are not one of them.
     """
 
     def __init__(
@@ -48,16 +48,16 @@ class Layerwise:
         quantize: str | None = None,
         inputs: str | None = None,
     ) -> None:
-        """Nothing is computed yet.
+        """Prepare the run without computing anything yet.
 
         Args:
             program: of a text model.
             weights: its tensors.
             windows: token ids; each begins a text.
-            factory: of the executor that runs slices.
-            options: how, but for kinds.
-            quantize: what dense matrices become; None: exactly what they are.
-            inputs: what those of integer matrices are rounded to; None: they stay floats.
+            factory: factory of the executor that runs slices.
+            options: options of that executor, except weight types.
+            quantize: weight type of dense matrices; None: exactly their own.
+            inputs: type to which inputs of integer matrices are rounded; None: they stay floats.
         """
         self.program = program
         self._weights = weights
@@ -84,18 +84,18 @@ class Layerwise:
         return len(self._ids)
 
     def linears(self, buffer: int) -> list[Op]:
-        """The linear layers that read a buffer."""
+        """Return the linear layers that read a buffer."""
         return [self.program.ops[i] for i in self.program.readers()[buffer] if self._is_linear(i)]
 
     def _is_linear(self, i: int) -> bool:
         return self.program.ops[i].name == "linear"
 
     def replace(self, weight: Weight) -> None:
-        """From now on slices have this tensor instead of the checkpoint's of its name."""
+        """Use this tensor instead of the checkpoint's of the same name in all later slices."""
         self._replaced[weight.name] = weight
 
     def advance(self, buffer: int) -> Floats:
-        """Compute kept buffers up to this one, which is returned: [tokens, width].
+        """Compute kept buffers up to this one, and return it: [tokens, width].
 
         Arrays that no later slice reads are freed.
         """
@@ -107,20 +107,20 @@ class Layerwise:
         return self._values[buffer]
 
     def fork(self) -> Self:
-        """Another run that goes on from here by itself: what it replaces is not replaced in this one."""
+        """Return an independent run that continues from here: its replacements do not affect this one."""
         other = copy.copy(self)
         other._replaced = dict(self._replaced)
         other._values = dict(self._values)
         return other
 
     def rest(self) -> Self:
-        """Another run, which goes on from here to the logits in one slice, all of it in memory."""
+        """Return another run, which continues from here to the logits in one slice, all of it in memory."""
         other = self.fork()
         other.kept = tuple(buffer for buffer in self.kept if buffer in self._values)
         return other
 
     def skip_past(self, buffer: int, values: Mapping[int, Floats]) -> None:
-        """Go on behind a kept buffer, with what ``values`` was when that had been computed."""
+        """Continue after a kept buffer; ``values``: as they were when that had been computed."""
         self._done = self.kept.index(buffer) + 1
         self._values = dict(values)
 
@@ -130,7 +130,7 @@ class Layerwise:
         return self._values
 
     def logits(self) -> Iterator[tuple[int, Logits]]:
-        """(first row, logits [rows, vocab]) a piece at a time, when all buffers have been computed.
+        """Yield (first row, logits [rows, vocab]) a piece at a time, when all buffers have been computed.
 
         The array is valid until the next piece.
         """
@@ -145,7 +145,7 @@ class Layerwise:
         self._values = {b: rows for b, rows in self._values.items() if b in needed}
 
     def _slice(self, target: int) -> tuple[list[Op], list[int]]:
-        """The ops that make ``target`` of kept buffers, and these buffers."""
+        """Return the ops that compute ``target`` from kept buffers, and these buffers."""
         ops: list[int] = []
         sources: set[int] = set()
         todo = [target]
@@ -162,7 +162,7 @@ class Layerwise:
         return [self.program.ops[i] for i in sorted(ops)], sorted(sources)
 
     def _run(self, target: int, steps: list[tuple[int, list[int]]]) -> Iterator[Floats]:
-        """The rows of ``target``, a step at a time."""
+        """Yield the rows of ``target``, a step at a time."""
         ops, sources = self._slice(target)
         program, tensors = self._sliced(ops, sources, target)
         kinds = self._kinds(program, tensors)
@@ -171,7 +171,7 @@ class Layerwise:
         options = dataclasses.replace(
             self._options,
             kinds=kinds,
-            # A slice may have no matrix that is multiplied with what the whole model is asked for.
+            # A slice may have no matrix that supports the input type requested for the whole model.
             activations=inputs if takes_inputs(held, inputs) else "auto",
         )
         executor = self._factory(program, LoadedWeights(tensors), options)
@@ -185,13 +185,13 @@ class Layerwise:
             yield forward(executor, text_batch(rows, lengths, groups)).copy()
 
     def _activations(self, tensors: Mapping[str, Weight]) -> str:
-        """Integers' own choice would round the rows to integers, too, which is not the weights' loss."""
+        """Return the input type: the default of integers would round inputs, which adds another loss."""
         if self._quantize is not None or all(isinstance(w, DenseWeight) for w in tensors.values()):
             return self._options.activations
         return self._inputs or self._options.dtype
 
     def _kinds(self, program: Program, tensors: Mapping[str, Weight]) -> dict[str, str]:
-        """What dense matrices of a slice are kept as: exactly what they are, if nothing else was said."""
+        """Return the weight types of a slice's dense matrices: their own, unless another is requested."""
         kinds = {}
         for name in program.matrices:
             weight = tensors[name]
@@ -245,7 +245,11 @@ class Layerwise:
 
 
 def text_steps(lengths: Sequence[int], most: int) -> list[tuple[int, list[int]]]:
-    """(first row, lengths of texts) of steps of whole texts, ``most`` rows at most, or one text."""
+    """Divide texts into steps of whole texts, ``most`` rows at most, or one text.
+
+    Returns:
+        (first row, lengths of texts) of each step.
+    """
     steps: list[tuple[int, list[int]]] = []
     taken: list[int] = []
     first = 0
@@ -268,7 +272,7 @@ def _kept(program: Program) -> Iterator[int]:
 
 
 def text_batch(tokens: Ints, lengths: Sequence[int], groups: int) -> Batch:
-    """Whole texts of these lengths, all rows wanted; their KV blocks are the first of the pool.
+    """Return a batch of whole texts, all rows wanted; their KV blocks are the first of the pool.
 
     Args:
         tokens: of all texts, one after another.

@@ -1,4 +1,4 @@
-"""How far one model's predictions are from another's, position by position."""
+"""The divergence of one model's predictions from another's, position by position."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Loss:
-    """What a model loses beside its base, over all positions of the texts.
+    """The loss of a model compared with its base, over all positions of the texts.
 
     Attributes:
         tokens: positions whose next token is known.
         base_perplexity, perplexity: e to the mean negative log-probability of that token.
         kl: mean of the Kullback-Leibler divergence KL(base || model) of the next token, in nats, over
             the whole vocabulary.
-        kl_p99: of the positions, 99 % have at most this divergence.
-        kl_max: the worst position's.
-        top1: share of positions at which both think the same token the likeliest.
+        kl_p99: 99 % of the positions have at most this divergence.
+        kl_max: divergence at the worst position.
+        top1: share of positions at which both models rank the same token first.
     """
 
     tokens: int
@@ -38,13 +38,13 @@ class Loss:
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """Positions at which the base expects one token most.
+    """Positions at which the base ranks one token first.
 
     Attributes:
         token: its id.
         positions: how many they are.
         kl: mean divergence there, in nats.
-        top1: share of them at which the model expects it most, too.
+        top1: share of them at which the model ranks it first, too.
     """
 
     token: int
@@ -54,11 +54,11 @@ class TokenLoss:
 
 
 _VALUES: Final = 1 << 22
-"""Logits that are compared at once: in float64, several times over."""
+"""Logits that are compared at once, with several float64 copies of each."""
 
 
 class Divergence:
-    """Collects what two models predict at the same positions."""
+    """Collects the predictions of two models at the same positions."""
 
     def __init__(self) -> None:
         self._kl: list[Doubles] = []
@@ -68,7 +68,7 @@ class Divergence:
         self._agrees: list[npt.NDArray[np.bool_]] = []
 
     def add(self, base: Logits, model: Logits, following: Ids) -> None:
-        """Take both models' logits [rows, vocab], and the token that follows each row; -1: none does."""
+        """Add both models' logits [rows, vocab], and the token that follows each row; -1: none does."""
         rows = max(1, _VALUES // base.shape[1])
         for first in range(0, len(base), rows):
             at = slice(first, first + rows)
@@ -76,7 +76,7 @@ class Divergence:
 
     def _add(self, base: Logits, model: Logits, following: Ids) -> None:
         p, q = log_softmax(base), log_softmax(model)
-        # A logit of -inf, which a masked token has, is no difference where both have it.
+        # A logit of -inf, which a masked token has, is no difference where both models have it.
         terms = np.exp(p) * np.subtract(p, q, out=np.zeros_like(p), where=~np.isneginf(p))
         expected = base.argmax(axis=1)
         self._kl.append(np.maximum(terms.sum(axis=1), 0.0))
@@ -87,7 +87,7 @@ class Divergence:
         self._nats.append(-q[rows, following[rows]])
 
     def loss(self) -> Loss:
-        """Over everything that was added, which must hold a token that follows another."""
+        """Return the loss over everything that was added, which must hold a token that follows another."""
         kl = np.concatenate(self._kl)
         return Loss(
             tokens=sum(map(len, self._nats)),
@@ -100,12 +100,12 @@ class Divergence:
         )
 
     def quantiles(self) -> tuple[float, ...]:
-        """The divergence in nats that 0, 1, ... 100 % of the positions have at most."""
+        """Return the divergence in nats that 0, 1, ... 100 % of the positions have at most."""
         found = np.quantile(np.concatenate(self._kl), np.linspace(0, 1, 101))
         return tuple(map(float, found))
 
     def by_token(self) -> list[TokenLoss]:
-        """By the token that the base expects, those that lose most in all first."""
+        """Return the loss by the token that the base ranks first, in descending order of total loss."""
         kl, expected = np.concatenate(self._kl), np.concatenate(self._expected)
         agrees = np.concatenate(self._agrees)
         found = []
@@ -117,12 +117,12 @@ class Divergence:
 
 
 def following(windows: Sequence[Sequence[int]]) -> Ids:
-    """The token that follows each of all texts' tokens, one text after another; -1 at their ends."""
+    """Return the token that follows each token of all texts, concatenated; -1 at each text's end."""
     return np.concatenate([np.array([*window[1:], -1], dtype=np.int64) for window in windows])
 
 
 def log_softmax(logits: Logits) -> Doubles:
-    """Log-probabilities of each row."""
+    """Return the log-probabilities of each row."""
     shifted = logits.astype(np.float64)
     shifted -= shifted.max(axis=1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(axis=1, keepdims=True))
@@ -130,6 +130,6 @@ def log_softmax(logits: Logits) -> Doubles:
 
 
 def agreement(expected: Ids, said: Ids) -> int:
-    """Tokens of a greedy text ``said`` before the first one that the model does not ``expect`` there."""
+    """Count the tokens of the greedy text ``said`` before the first that differs from ``expected``."""
     differs = np.flatnonzero(expected[: len(said)] != said)
     return int(differs[0]) if len(differs) else len(said)

@@ -1,4 +1,4 @@
-"""What makes the inputs of linear layers, where it can be scaled instead of them."""
+"""Producers of linear layers' inputs, where the producer can be scaled instead of the inputs."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class Producer:
 
 
 def producer_of(program: Program, buffer: int) -> Producer | None:
-    """Of a buffer that only linear layers read; None where nothing can be scaled."""
+    """Return the producer of a buffer that only linear layers read; None where nothing can be scaled."""
     readers = [program.ops[i] for i in program.readers()[buffer]]
     if any(op.name != "linear" for op in readers):
         return None

@@ -1,4 +1,4 @@
-"""Quantises a checkpoint layer by layer: resumable, with no more than a layer in memory at once."""
+"""Quantization of a checkpoint layer by layer: resumable, with at most one layer in memory."""
 
 import dataclasses
 import hashlib
@@ -36,13 +36,13 @@ from galley.quant.grid import Scheme
 Method = Literal["rtn", "mse", "gptq", "awq", "smoothquant"]
 METHODS: Final[tuple[Method, ...]] = ("rtn", "mse", "gptq", "awq", "smoothquant")
 CALIBRATED: Final = ("gptq", "awq", "smoothquant")
-"""Methods that look at what reaches the layers."""
+"""Methods that use the inputs of the layers."""
 
 CORRECTING: Final = ("gptq",)
-"""Of these, methods whose layers make up for what those before them lose."""
+"""Those of these methods whose layers compensate for the loss of earlier ones."""
 
 INPUTS: Final[Mapping[str, str]] = {"smoothquant": "int8"}
-"""Method -> what inputs are rounded to when its loss is measured, whatever the file says of them."""
+"""Method -> type of rounded inputs when its loss is measured, whatever the file's own input type."""
 
 OnLayer: TypeAlias = Callable[[str], None]
 OnWritten: TypeAlias = Callable[[Path], None]
@@ -58,7 +58,7 @@ class Layer:
     Attributes:
         name: such as ``model.layers.3``.
         buffers: the kept buffers that they read, in order.
-        end: the first kept buffer behind them.
+        end: the first kept buffer after them.
     """
 
     name: str
@@ -68,13 +68,13 @@ class Layer:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a checkpoint becomes.
+    """The quantization of a checkpoint.
 
     Attributes:
         method: how integers are found.
-        schemes: tensor -> how it is quantised; all others stay as they are.
+        schemes: tensor -> how it is quantized; all others stay as they are.
         act_order: see :func:`galley.quant.gptq.factor_of`.
-        inputs: what the file says of the inputs of these layers: FLOAT_INPUTS, DYNAMIC_INPUTS, or the
+        inputs: the file's statement about the inputs of these layers: FLOAT_INPUTS, DYNAMIC_INPUTS, or the
             observer of static scales.
     """
 
@@ -84,19 +84,19 @@ class Plan:
     inputs: str = FLOAT_INPUTS
 
     def told(self) -> str:
-        """All of it, the same for equal plans."""
+        """Return all of it as text, the same for equal plans."""
         schemes = sorted((name, dataclasses.astuple(s)) for name, s in self.schemes.items())
         inputs = [] if self.inputs == FLOAT_INPUTS else [self.inputs]
         return json.dumps([self.method, self.act_order, schemes, *inputs])
 
     @property
     def rounded_inputs(self) -> str | None:
-        """What inputs are rounded to when the loss is measured; None: they stay floats."""
+        """Type to which inputs are rounded when the loss is measured; None: they stay floats."""
         return INPUTS.get(self.method) if self.inputs == FLOAT_INPUTS else "int8"
 
 
 def linear_weights(program: Program) -> list[str]:
-    """The weights that linear layers read and nothing else: no embedding, no head that is tied to one."""
+    """Return the weights that only linear layers read: no embedding, no head that is tied to one."""
     embedded = {op.tensor("weight") for op in program.ops if op.name == "embed"}
     names = [name for op in program.ops if op.name == "linear" for name in op.weights["weight"]]
     head = names[-1:]
@@ -104,17 +104,17 @@ def linear_weights(program: Program) -> list[str]:
 
 
 def block_of(name: str) -> str:
-    """``model.layers.3`` of ``model.layers.3.mlp.down_proj.weight``; the name where nothing is numbered."""
+    """Return ``model.layers.3`` of ``model.layers.3.mlp.down_proj.weight``; a name without number as is."""
     parts = name.split(".")
     number = next((i for i, part in enumerate(parts) if part.isdigit()), len(parts) - 1)
     return ".".join(parts[: number + 1])
 
 
 class Quantizer:
-    """Makes one checkpoint of another. What is done is kept in the new folder, and not done again.
+    """Writes a quantized copy of a checkpoint. Completed layers are kept in the new folder, and not redone.
 
     Attributes:
-        layers: that there are.
+        layers: number of layers.
         done: how many of them have been written.
     """
 
@@ -126,19 +126,19 @@ class Quantizer:
         plan: Plan,
         texts: Texts,
     ) -> None:
-        """Look at what has been done.
+        """Look for the layers that are already done.
 
         Args:
-            model: of a text model with dense weights, whose executor options say how its layers run.
+            model: a text model with dense weights, whose executor options apply to its layers.
             factory: of that executor.
             out: the new folder.
-            plan: what it becomes.
-            texts: to calibrate with, which methods not in :data:`CALIBRATED` need none of, and others to
+            plan: the quantization.
+            texts: to calibrate with, which only methods in :data:`CALIBRATED` need, and others to
                 measure on.
 
         Raises:
             SettingsError: the folder holds something else.
-            UnsupportedModel: the model hears speech, or is quantised.
+            UnsupportedModel: the model is a speech model, or is quantized.
         """
         self._model, self._out, self._plan = model, out, plan
         check_dense(model)
@@ -170,11 +170,11 @@ class Quantizer:
         on_layer: OnLayer = lambda name: None,
         on_written: OnWritten = lambda folder: None,
     ) -> Loss:
-        """Write the checkpoint, and what it loses on the texts to measure on.
+        """Write the checkpoint, and return its loss on the texts to measure on.
 
         Args:
-            on_layer: told each layer that has been written.
-            on_written: told the folder when all is written; what it does is done again after an
+            on_layer: called with each layer that has been written.
+            on_written: called with the folder when all is written; it is called again after an
                 interruption.
 
         Raises:
@@ -244,7 +244,7 @@ class Quantizer:
         return self._out / _STATE_FOLDER
 
     def _resume(self) -> int:
-        """Layers that are done. The folder must be new, empty, or begun by an equal run."""
+        """Return the number of completed layers; the folder must be new, empty, or of an equal run."""
         state = self._state / "state.json"
         if state.exists():
             read = json.loads(state.read_text())
@@ -265,7 +265,7 @@ class Quantizer:
         return 0
 
     def _keep(self) -> None:
-        """Remember where the next layer begins; what was remembered of the layer before goes."""
+        """Save the state with which the next layer begins, and delete that of the layer before."""
         self._state.mkdir(exist_ok=True)
         for name, run in self._runs.items():
             arrays: dict[str, Any] = {str(b): rows for b, rows in run.values.items()}
@@ -287,7 +287,7 @@ class Quantizer:
         return divergence.loss()
 
     def _finish(self, loss: Loss) -> None:
-        """The tensors that stay as they are, the index, ``config.json``, and all other files."""
+        """Write the tensors that stay as they are, the index, ``config.json``, and all other files."""
         folder = self._model.checkpoint.folder
         written = {
             name.removesuffix("_packed"): shard
@@ -328,7 +328,7 @@ class Quantizer:
 
 
 def write_index(out: Path, shards: Iterable[str]) -> None:
-    """The index of a checkpoint's files, which are in the folder."""
+    """Write the index of a checkpoint's files, which are in the folder."""
     files = list(shards)
     places = {name: shard for shard in files for name in _names_in(out / shard)}
     size = sum((out / shard).stat().st_size for shard in files)
@@ -337,9 +337,9 @@ def write_index(out: Path, shards: Iterable[str]) -> None:
 
 
 def linear_names(name: str) -> list[str]:
-    """What transformers calls the layer of a weight: a head tied to the embedding is a layer of its own.
+    """Return transformers' names of a weight's layer: a head tied to the embedding is a separate layer.
 
-    That of GPT-NeoX has had two names.
+    The head of GPT-NeoX has had two names.
     """
     if "embed_in" in name or "embed_out" in name:
         return ["embed_out.weight", "lm_head.weight"]
@@ -353,7 +353,7 @@ def _names_in(path: Path) -> list[str]:
 
 
 def copy_others(source: Path, out: Path) -> None:
-    """Tokenizer, template, generation defaults: every file that holds no weights."""
+    """Copy every file that holds no weights: tokenizer, template, generation defaults."""
     for path in source.iterdir():
         if path.is_file() and not path.name.endswith(_WEIGHTS) and path.name != "config.json":
             shutil.copyfile(path, out / path.name)
@@ -364,7 +364,7 @@ def copy_others(source: Path, out: Path) -> None:
 
 
 def check_dense(model: Model) -> None:
-    """Raises UnsupportedModel if the model hears speech or has experts, or its weights are quantised."""
+    """Raise UnsupportedModel for a speech model, one with experts, or one with quantized weights."""
     if model.speech is not None:
         raise UnsupportedModel("galley quantize is for language models, and this one hears speech")
     if any(op.signature.apart for op in model.program.ops):

@@ -1,4 +1,4 @@
-"""From a layer's weights and what reaches them to integers: one class a method."""
+"""Rounding of a layer's weights to integers, given the layer's inputs: one class for each method."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,47 +18,47 @@ from galley.quant.refine import refined
 from galley.quant.smoothquant import smoothing_scales
 
 _SAMPLED: Final = 256
-"""Rows of inputs at most that scales are compared by, spread evenly."""
+"""Most rows of inputs, spread evenly, on which scales are compared."""
 
 
 class Rounding(Protocol):
-    """Quantises the linear layers of one block after another."""
+    """Quantizes the linear layers of one block after another."""
 
     @property
     def sequential(self) -> bool:
-        """Whether later layers are calibrated with what the earlier ones have become."""
+        """Whether later layers are calibrated with the outputs of the quantized earlier ones."""
         ...
 
     def alone(self, name: str) -> IntWeight:
-        """A matrix without calibration."""
+        """Quantize a matrix without calibration."""
         ...
 
     def see(
         self, buffer: int, names: Sequence[str], rows: Floats, originals: Floats
     ) -> list[IntWeight]:
-        """The inputs of some matrices; those that are integers now.
+        """Process the inputs of some matrices; return those matrices that are integers now.
 
         Args:
             buffer: that the matrices read.
-            names: theirs.
-            rows: its rows, [tokens, depth], as they are by now.
-            originals: the same rows in the original model, of methods that look at these.
+            names: names of the matrices.
+            rows: its rows, [tokens, depth], as they are at present.
+            originals: the same rows in the original model, for methods that use these.
         """
         ...
 
     def end_layer(self) -> list[IntWeight | DenseWeight]:
-        """All tensors of the layer that have changed."""
+        """Return all tensors of the layer that have changed."""
         ...
 
 
 def trials_of(
     model: Model, names: Sequence[str], rows: Floats | None
 ) -> Callable[[Scheme], list[IntWeight]]:
-    """What a method would make of matrices by themselves, scheme by scheme, to see what that loses.
+    """Return a function from a scheme to a method's integers for the matrices alone, to measure their loss.
 
     Args:
         model: with the matrices.
-        names: theirs; all read the same inputs.
+        names: names of the matrices; all read the same inputs.
         rows: these inputs, [tokens, depth], for gptq without its refinement; None: the nearest steps with
             searched clips, which stand for all other methods.
     """
@@ -82,7 +82,7 @@ def trials_of(
 def rounding_of(
     method: str, model: Model, schemes: Mapping[str, Scheme], *, act_order: bool
 ) -> Rounding:
-    """The method of that name."""
+    """Return the method of that name."""
     if method == "gptq":
         return _Gptq(model, schemes, act_order)
     if method == "awq":
@@ -147,7 +147,7 @@ class _Gptq:
 def _apart(
     names: Sequence[str], rows: Sequence[int], integers: Floats, grid: Grid, scheme: Scheme
 ) -> Iterator[IntWeight]:
-    """Matrices that were one beneath another, of so many rows each."""
+    """Split vertically stacked matrices, of ``rows`` rows each."""
     first = 0
     for name, count in zip(names, rows, strict=True):
         at = slice(first, first + count)
@@ -157,7 +157,7 @@ def _apart(
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What some matrices read: the sum of x x', the largest magnitudes, and some of the rows."""
+    """Inputs of some matrices: the sum of x x', the largest magnitudes, and some of the rows."""
 
     buffer: int
     names: Sequence[str]
@@ -167,9 +167,10 @@ class _Inputs:
 
 
 class _Scaled(ABC):
-    """Columns are scaled, and what makes their inputs is divided by the same scales.
+    """Columns are scaled, and the producer of their inputs is divided by the same scales.
 
-    Scales are found with what the layers were before, so all of a layer is done at its end."""
+    Scales are found with the layers' earlier weights, so the whole layer is processed at its end.
+    """
 
     sequential = False
 
@@ -182,11 +183,11 @@ class _Scaled(ABC):
 
     @abstractmethod
     def _scales(self, matrices: Sequence[Floats], inputs: _Inputs, scheme: Scheme) -> Floats:
-        """Of the columns of matrices with the same inputs: [depth]."""
+        """Return the scales of the columns of matrices with the same inputs: [depth]."""
 
     @abstractmethod
     def _round(self, name: str, matrix: Floats, hessian: Floats) -> IntWeight:
-        """A scaled matrix as integers."""
+        """Return a scaled matrix as integers."""
 
     def see(
         self, buffer: int, names: Sequence[str], rows: Floats, originals: Floats
@@ -223,7 +224,7 @@ class _Scaled(ABC):
         matrices: dict[str, Floats],
         vectors: dict[str, DenseWeight],
     ) -> Floats:
-        """Divide what makes the inputs; the scales that this comes to, exactly."""
+        """Divide the producer of the inputs by the scales; return the exact scales after rounding."""
         if producer.rows is not None:
             matrices[producer.rows] = matrices[producer.rows] / scales[:, None]
         for name in producer.vectors:

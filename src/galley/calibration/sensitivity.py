@@ -1,4 +1,4 @@
-"""How much each part of a model loses by itself when it is quantised, and what to give each part."""
+"""The loss of each part of a model when it alone is quantized, and the choice of a scheme for each part."""
 
 import hashlib
 import itertools
@@ -38,12 +38,12 @@ _SCALE_BYTES: Final = 2
 
 @dataclass(frozen=True)
 class Choice:
-    """What a part may become.
+    """A possible scheme of a part.
 
     Attributes:
-        scheme: how it is quantised; None: it stays as it is.
+        scheme: how it is quantized; None: it stays as it is.
         bytes: of its tensors in the file.
-        kl: mean divergence of the whole model in nats when only this part is so.
+        kl: mean divergence of the whole model in nats when only this part has the scheme.
     """
 
     scheme: Scheme | None
@@ -53,7 +53,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Part:
-    """Linear layers that read the same inputs; they share a kind, for kernels compute them as one.
+    """Linear layers that read the same inputs; they share a weight type, for kernels compute them as one.
 
     Attributes:
         names: of their weights.
@@ -75,23 +75,22 @@ def parts_of(
     method: str = "mse",
     calibration: Sequence[Sequence[int]] = (),
 ) -> list[Part]:
-    """Quantise one part at a time as a method would, and measure the whole model.
+    """Quantize one part at a time as a method would, and measure the whole model.
 
-    What plain rounding loses says little of what GPTQ does, which makes up for half of one part's error and
-    for nearly all of another's, and lets the layers of the same block that come later make up for most of
-    what is left. The whole model is run with the scheme of a part that loses most; what the others lose
-    follows from the squared errors of the part's outputs, for a small divergence is proportional to these.
-    Results are kept on disk.
+    The loss of plain rounding predicts little of GPTQ's loss: GPTQ corrects half of one part's error and
+    nearly all of another's, and lets the later layers of the same block correct most of the rest. The whole
+    model is run with the scheme of a part that loses most; the losses of the others follow from the squared
+    errors of the part's outputs, for a small divergence is proportional to these. Results are kept on disk.
 
     Args:
         model: with dense weights.
         factory: of the executor that runs it.
         windows: texts to measure on.
-        names: weights of linear layers that may be quantised.
-        schemes: what they may become.
-        on_part: told each part that has been measured.
+        names: weights of linear layers that may be quantized.
+        schemes: their possible schemes.
+        on_part: called with each part that has been measured.
         method: of a plan.
-        calibration: other texts, which gptq looks at; if there are none, at those to measure on.
+        calibration: other texts, which gptq uses; if there are none, it uses those to measure on.
     """
     told = ["by errors, corrected", model.checkpoint.state(), windows, sorted(names)]
     told += [[astuple(scheme) for scheme in schemes]]
@@ -110,10 +109,10 @@ def parts_of(
 
 
 class _Measure:
-    """What a model loses when some of its weights are others.
+    """Measures a model's loss when some of its weights are replaced.
 
     Attributes:
-        model: itself.
+        model: the model.
         run: of the texts to measure on, with the model's own weights; as far as it was advanced.
     """
 
@@ -127,7 +126,7 @@ class _Measure:
         self._after = following(windows)
 
     def loss(self, weights: Sequence[Weight]) -> float:
-        """Mean divergence with these weights behind where the run is."""
+        """Return the mean divergence with these weights in the rest of the run."""
         changed = self.run.rest()
         for weight in weights:
             changed.replace(weight)
@@ -157,7 +156,7 @@ def _measured(
         for buffer, part in parts.items():
             rows = run.advance(buffer)
             trial = trials_of(model, part, block.rows[buffer] if block else None)
-            # Where groups do not divide rows two schemes may be one.
+            # Where groups do not divide rows, two schemes may be the same.
             depth = model.program.shapes[part[0]][1]
             fitting = dict.fromkeys(scheme.fitting(depth) for scheme in schemes)
             made = {scheme: trial(scheme) for scheme in fitting}
@@ -173,17 +172,17 @@ def _measured(
 
 
 class CorrectedBlock:
-    """A block whose layers make up for what one of its parts loses, as a method's will.
+    """A block whose layers compensate for the loss of one of its parts, as they do in a method's run.
 
-    A part's loss by itself would say too much: most of what queries, keys and values lose, the layers that
-    read what attention makes of them win back.
+    A part's loss by itself would be an overestimate: most of the loss in queries, keys and values is
+    recovered by the layers that read the output of attention.
 
     Attributes:
-        rows: what its parts read: buffer -> [tokens, depth].
+        rows: inputs of its parts: buffer -> [tokens, depth].
     """
 
     def __init__(self, model: Model, seen: Layerwise, parts: Mapping[int, tuple[str, ...]]) -> None:
-        """``parts``: buffer -> the matrices that read it, in order; ``seen`` is advanced to the last."""
+        """Advance ``seen`` through the block; ``parts``: buffer -> the matrices that read it, in order."""
         self._model, self._parts = model, parts
         self.rows: dict[int, Floats] = {}
         self._runs: dict[int, Layerwise] = {}
@@ -192,7 +191,7 @@ class CorrectedBlock:
             self._runs[buffer] = seen.fork()
 
     def corrected(self, buffer: int, weights: Sequence[IntWeight]) -> list[DenseWeight]:
-        """The matrices of later parts, when those that read ``buffer`` are these; not rounded."""
+        """Return unrounded matrices of later parts, given ``weights`` for those that read ``buffer``."""
         run = self._runs[buffer].fork()
         for weight in weights:
             run.replace(weight)
@@ -212,7 +211,7 @@ class CorrectedBlock:
 
 
 def _squared_error(model: Model, rows: Floats, weights: Sequence[IntWeight]) -> float:
-    """Of what the matrices make of inputs [tokens, depth], instead of the model's own."""
+    """Return the squared error of the outputs for inputs [tokens, depth] against the model's own."""
     total = 0.0
     for weight in weights:
         own = model.weights[weight.name]
@@ -223,7 +222,7 @@ def _squared_error(model: Model, rows: Floats, weights: Sequence[IntWeight]) -> 
 
 
 def bytes_of(model: Model, names: Sequence[str], scheme: Scheme | None) -> int:
-    """Bytes of these matrices with their scales, in that scheme; None: as the checkpoint has them."""
+    """Return the bytes of these matrices with their scales, in that scheme; None: as in the checkpoint."""
     total = 0
     for name in names:
         (outputs, depth), kind = model.weights.info(name)
@@ -231,7 +230,7 @@ def bytes_of(model: Model, names: Sequence[str], scheme: Scheme | None) -> int:
             total += outputs * depth * _dense_bytes(kind)
         else:
             groups = depth // scheme.columns(depth)
-            # Beside zero points of so many bits, GGUF's minima are as wide as scales.
+            # Zero points have ``bits`` bits, but GGUF's minima are as wide as scales.
             zero = scheme.bits / 8 if scheme.scale_type == "BF16" else _SCALE_BYTES
             scale = _SCALE_BYTES + (0 if scheme.symmetric else zero)
             total += math.ceil(outputs * (depth * scheme.bits / 8 + groups * scale))
@@ -243,7 +242,7 @@ def _dense_bytes(kind: WeightKind) -> int:
 
 
 def bytes_of_others(model: Model, names: Sequence[str]) -> int:
-    """Of all tensors of the checkpoint but these, which stay as they are."""
+    """Return the bytes of all other tensors of the checkpoint, which stay as they are."""
     tensors = model.checkpoint.weights()
     chosen = set(names)
     total = 0
@@ -257,13 +256,13 @@ def bytes_of_others(model: Model, names: Sequence[str]) -> int:
 def assign(
     parts: Sequence[Part], *, most_bytes: int | None = None, most_kl: float | None = None
 ) -> list[Choice]:
-    """The choice for each part: within the bytes the least loss, or within the loss the fewest bytes.
+    """Choose a scheme for each part: the least loss within the bytes, or the fewest bytes within the loss.
 
-    Losses are taken to add up. From the smallest choices on, that step is taken again and again which
-    spares most loss for its bytes.
+    Losses are assumed to be additive. Starting at the smallest choices, the step that saves most loss for
+    its bytes is taken repeatedly.
 
     Args:
-        parts: what there is to choose.
+        parts: the parts with their choices.
         most_bytes: that the parts may take in all.
         most_kl: that they may lose in all, in nats.
 
@@ -306,7 +305,7 @@ def _best_step(parts: Sequence[Part], taken: Sequence[int], room: float) -> tupl
 
 
 def schemes_of(parts: Sequence[Part], choices: Sequence[Choice]) -> Mapping[str, Scheme]:
-    """Tensor -> how it is quantised, of those that are."""
+    """Return tensor -> how it is quantized, for the tensors that are."""
     return {
         name: choice.scheme
         for part, choice in zip(parts, choices, strict=True)

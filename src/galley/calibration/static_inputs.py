@@ -1,4 +1,4 @@
-"""Inputs of linear layers as int8 with one scale that was observed (static), and what that costs a model.
+"""Linear layers' inputs as int8 with one observed (static) scale, and the loss of a model from that.
 
 Kernels scale groups of each token's inputs (dynamic). Static scales are for other programs: here they are
 written to checkpoints, and compared with dynamic ones.
@@ -28,7 +28,7 @@ def observed(
     windows: Sequence[Sequence[int]],
     observers: Mapping[str, Observer],
 ) -> dict[str, dict[int, float]]:
-    """Observer -> buffer that linear layers read -> the largest magnitude that its range covers.
+    """Observe the inputs: observer -> buffer of linear layers -> largest magnitude that its range covers.
 
     Args:
         model: as it is.
@@ -80,13 +80,13 @@ def loss_of_inputs(
     windows: Sequence[Sequence[int]],
     ranges: Mapping[int, float] | None,
 ) -> Loss:
-    """Of the model beside itself, when the inputs of its linear layers alone are rounded to int8.
+    """Return a model's loss when the inputs of its linear layers alone are rounded to int8.
 
     Args:
         model: as it is.
         factory: of the executor that runs it.
         windows: texts to measure on.
-        ranges: buffer -> the largest magnitude that int8 covers; None: as kernels round beside int8
+        ranges: buffer -> the largest magnitude that int8 covers; None: as kernels round inputs of int8
             weights.
     """
 

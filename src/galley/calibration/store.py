@@ -1,4 +1,4 @@
-"""Small results on disk, named by a digest of all that they depend on, beside the packed weights."""
+"""Small results on disk, named by a digest of all their inputs, next to the packed weights."""
 
 import os
 import secrets
@@ -19,7 +19,7 @@ class Stored:
     """A file of the folder.
 
     Attributes:
-        what: for people.
+        what: a description for people.
         size: bytes.
         used: when it was last read or written, in Unix time.
     """
@@ -36,7 +36,7 @@ class _File(msgspec.Struct):
 
 
 def folder() -> Path:
-    """Where results are kept, which need not exist.
+    """Return the folder of results, which need not exist.
 
     Raises:
         OSError: no cache folder is known.
@@ -47,7 +47,7 @@ def folder() -> Path:
 
 
 def get(name: str, kind: type[T]) -> T | None:
-    """The result of that name, or None if there is none that can be read."""
+    """Return the result of that name, or None if there is none that can be read."""
     try:
         path = folder() / f"{name}{_SUFFIX}"
         file = msgspec.json.decode(path.read_bytes(), type=_File)
@@ -59,7 +59,7 @@ def get(name: str, kind: type[T]) -> T | None:
 
 
 def put(name: str, what: str, content: object) -> None:
-    """Keep a result. A folder that cannot be written to costs time alone."""
+    """Store a result. If the folder cannot be written to, nothing is stored; that costs only time."""
     try:
         place = folder()
         place.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def put(name: str, what: str, content: object) -> None:
 
 
 def stored() -> list[Stored]:
-    """All results, last used first."""
+    """Return all results, the last used first."""
     return sorted(_stored(), key=lambda one: -one.used)
 
 

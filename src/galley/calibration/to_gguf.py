@@ -1,4 +1,4 @@
-"""A checkpoint as one GGUF file, which llama.cpp reads: every value, size and token as it is."""
+"""Export of a checkpoint to one GGUF file for llama.cpp, with all values, sizes and tokens unchanged."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -23,7 +23,7 @@ from galley.text.template import GGUF_TEMPLATE, TOOL_USE, read_templates
 from galley.types import SamplingDefaults
 
 ARCHITECTURES: Final = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-"""``model_type`` -> ``general.architecture`` of what is written."""
+"""``model_type`` -> ``general.architecture`` of the written file."""
 
 _BIASES: Final = {
     "llama": ("q", "k", "v", "o", "gate", "up", "down"),
@@ -39,7 +39,7 @@ class ToGGUF(NamedTuple):
     Attributes:
         metadata: its keys.
         factors: divisors of the rotary frequencies, if they are not those of the base alone.
-        notes: in what llama.cpp's answers may differ, a sentence each.
+        notes: ways in which llama.cpp's answers may differ, a sentence each.
     """
 
     metadata: Metadata
@@ -48,16 +48,16 @@ class ToGGUF(NamedTuple):
 
 
 def prepare(model: Model, name: str, *, nearest_tokenizer: bool = False) -> ToGGUF:
-    """What a file will say of a model. No tensor is read.
+    """Prepare a model's file without reading any tensor.
 
     Args:
         model: of a checkpoint in Hugging Face's layout.
         name: ``general.name``.
-        nearest_tokenizer: write a tokenizer that llama.cpp has none like, too.
+        nearest_tokenizer: also write a tokenizer that has no exact counterpart in llama.cpp.
 
     Raises:
-        UnsupportedModel: the family, or something of the model or its tokenizer, is none that GGUF files or
-            llama.cpp have; the message names it.
+        UnsupportedModel: the family, or something of the model or its tokenizer, does not exist in GGUF
+            files or llama.cpp; the message names it.
         CheckpointError: the tokenizer is missing or damaged.
     """
     check_family(model)
@@ -89,7 +89,7 @@ def prepare(model: Model, name: str, *, nearest_tokenizer: bool = False) -> ToGG
 
 
 def write(model: Model, made: ToGGUF, out: Path) -> None:
-    """The file, whole or not at all; a tensor at a time is in memory.
+    """Write the file, atomically; one tensor at a time is in memory.
 
     Raises:
         UnsupportedModel: a tensor has values that no GGUF type holds exactly.
@@ -105,7 +105,7 @@ def write(model: Model, made: ToGGUF, out: Path) -> None:
 
 
 def read_dense_model(folder: Path) -> Model:
-    """The model in a folder, to be written as it is.
+    """Read the model in a folder, to be written as it is.
 
     Raises:
         ModelError: the checkpoint cannot be used.
@@ -114,7 +114,7 @@ def read_dense_model(folder: Path) -> Model:
 
 
 def check_family(model: Model) -> None:
-    """Raises UnsupportedModel if the model's family is not written."""
+    """Raise UnsupportedModel if the model's family has no GGUF export."""
     family = model.checkpoint.config.get("model_type")
     if family not in ARCHITECTURES:
         raise UnsupportedModel(
@@ -156,9 +156,9 @@ def _bytes(weights: Weights, name: str, heads: int) -> Bytes:
 
 
 def _ends(model: Model, vocabulary: Metadata) -> Metadata:
-    """Ids that end an answer: those of the checkpoint, which a file has three keys for.
+    """Return the checkpoint's ids that end an answer, for which a file has three keys.
 
-    Tokens of some texts end it there, whatever the file says.
+    llama.cpp also ends an answer at tokens with certain texts, whatever the file lists.
     """
     ids = model.checkpoint.eos_token_ids
     texts: Any = vocabulary["tokenizer.ggml.tokens"]

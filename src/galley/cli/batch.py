@@ -18,7 +18,7 @@ _AHEAD: Final = 2
 """Lines in flight for each sequence that may run, so that the engine never waits for the file."""
 
 _REASONS: Final = 5
-"""Kinds of failures that are told in the end."""
+"""Number of kinds of failures that are reported at the end."""
 
 
 @click.command(cls=Command)

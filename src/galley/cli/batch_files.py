@@ -1,6 +1,6 @@
-"""The two files of a batch: lines to do, and a file of results that survives being killed.
+"""The two files of a batch: lines to process, and a file of results that survives being killed.
 
-The results file is the only record of progress. A line is in it whole or it is not done.
+The results file is the only record of progress: a line is done if and only if its result is there in full.
 """
 
 import io
@@ -29,7 +29,7 @@ _START: Final = b'{"id": "batch_req_'
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of ``path`` that are not blank, with their numbers from 1.
+    """Yield the lines of ``path`` that are not blank, with their numbers from 1.
 
     Raises:
         RequestError: the file cannot be read.
@@ -44,12 +44,12 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def result_id(number: int) -> str:
-    """The ``id`` of the result of line ``number``."""
+    """Return the ``id`` of the result of line ``number``."""
     return f"batch_req_{number}"
 
 
 def scan(path: Path) -> dict[str, str | None]:
-    """The ``id`` of each line's result -> the line's ``custom_id``, None where it has none.
+    """Map the ``id`` of each line's result to the line's ``custom_id``, None where it has none.
 
     Raises:
         RequestError: the file cannot be read, or two lines have the same ``custom_id``.
@@ -79,7 +79,7 @@ def _custom_id(line: bytes) -> str | None:
 
 
 def failure_of(result: dict[str, Any]) -> str | None:
-    """What went wrong in a result line: status and message; None if it holds an answer."""
+    """Return the failure in a result line: status and message; None if it holds an answer."""
     response, error = result["response"], result["error"]
     if error is not None:
         return str(error["message"])
@@ -92,23 +92,23 @@ class Results:
     """The results file, open for appending by one process at a time.
 
     Attributes:
-        done: ``id`` of every result that the file held when it was opened, and was left in it.
-        failures: what went wrong (see :func:`failure_of`) -> how many results in the file say so.
+        done: ``id`` of every result that the file held when it was opened, and that was left in it.
+        failures: failure (see :func:`failure_of`) -> how many results in the file have it.
     """
 
     def __init__(
         self, path: Path, wanted: dict[str, str | None], *, retry_failed: bool = False
     ) -> None:
-        """Open ``path``, cut off a line that a killed process left half written.
+        """Open ``path``, and cut off a line that a killed process left half written.
 
         Args:
             path: created if it does not exist.
-            wanted: what :func:`scan` found in the file of requests.
+            wanted: the result of :func:`scan` for the file of requests.
             retry_failed: take results that are failures out of the file, so that they are not ``done``.
 
         Raises:
             RequestError: the file cannot be written, another process writes it, or it holds
-                something else than results of ``wanted``.
+                something other than results of ``wanted``.
         """
         self._path = path
         self.failures: Counter[str] = Counter()
@@ -129,7 +129,7 @@ class Results:
         Raises:
             RequestError: the disk is full or broken. The file holds whole lines nevertheless.
         """
-        # ASCII: what splits text into lines at U+2028 must not split these.
+        # ASCII: programs that split text into lines at U+2028 must not split these.
         line = memoryview(json.dumps(result).encode() + NEWLINE)
         end = self._file.seek(0, os.SEEK_END)
         with self._written():
@@ -150,7 +150,7 @@ class Results:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # Done is said after this, so that what was said to be done outlives a power cut, too.
+        # Completion is reported after this, so that a reported result also survives a power cut.
         with self._file, self._written():
             os.fsync(self._file.fileno())
 
@@ -166,7 +166,7 @@ class Results:
 
     @staticmethod
     def _open(path: Path) -> FileIO:
-        """``path`` open and locked."""
+        """Return ``path`` open and locked."""
         while True:
             try:
                 file = FileIO(path, "a+b")
@@ -178,21 +178,21 @@ class Results:
             except BlockingIOError:
                 file.close()
                 raise RequestError(f"{path}: another process writes this file") from None
-            # Another process may have put a new file in its place before the lock was ours.
+            # Another process may have put a new file in its place before this one got the lock.
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                     return file
             file.close()
 
     def _count(self, result: dict[str, Any]) -> bool:
-        """Whether a result is a failure, which is counted."""
+        """Return whether a result is a failure, and count it if so."""
         failure = failure_of(result)
         if failure is not None:
             self.failures[failure] += 1
         return failure is not None
 
     def _repair(self, path: Path, wanted: dict[str, str | None]) -> dict[str, bool]:
-        """``id`` of each result in the file -> whether it is a failure."""
+        """Cut off a partial line; map the ``id`` of each result to whether it is a failure."""
         by_custom_id = {custom: result for result, custom in wanted.items() if custom is not None}
         found: dict[str, bool] = {}
         end = 0
@@ -209,7 +209,7 @@ class Results:
     def _identify(
         self, line: bytes, path: Path, wanted: dict[str, str | None], by_custom_id: dict[str, str]
     ) -> tuple[str, bool]:
-        """``id`` of the result in a line of the file, and whether it is a failure."""
+        """Return the ``id`` of the result in a line of the file, and whether it is a failure."""
         try:
             result = json.loads(line)
             custom_id, identity = result["custom_id"], result["id"]
@@ -227,7 +227,7 @@ class Results:
         return identity, is_failure
 
     def _remove_failures(self) -> None:
-        """Put a file without the failures in the place of this one, in one step."""
+        """Replace the file with one without the failures, atomically."""
         path = self._path.resolve()
         with self._written():
             descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)

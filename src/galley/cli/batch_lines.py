@@ -38,7 +38,7 @@ class BatchLine(Strict, frozen=True, kw_only=True):
 async def answer(
     models: Registry, number: int, text: bytes, custom_id: str | None
 ) -> dict[str, Any]:
-    """The result line for line ``number``: an answer, or what is wrong with the line.
+    """Return the result line for line ``number``: an answer, or its error.
 
     Args:
         custom_id: the line's, as :func:`galley.cli.batch_files.scan` found it.
@@ -69,7 +69,7 @@ async def _respond(
     except EngineFailed:
         raise
     except Exception as error:  # one line's failure is that line's result, as over HTTP
-        models.expect()  # not so if the engine is gone for good, which this raises
+        models.expect()  # raises if the engine is gone for good
         told = to_api_error(error)
         if told.status >= 500:
             log.exception("request %s failed", request_id)

@@ -1,4 +1,4 @@
-"""``galley bench``: what the machine can do, and what engine and server make of it."""
+"""``galley bench``: the machine's peak rates, and the shares that engine and server reach."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from galley.bench.report import Machine, Point, Spread
 
 _MEMORY_MIB: Final = 1024
-_SAMPLE_MIB: Final = 256  # a sample of the read rate beside each repeat
+_SAMPLE_MIB: Final = 256  # a sample of the read rate around each repeat
 
-# Equal prefixes are computed each time: a prompt is what is measured.
+# Equal prefixes are computed each time: the measurement is of whole prompts.
 _SETTINGS: Final = (
     "log_level",
     *(f.name for f in dataclasses.fields(EngineSettings) if f.name != "prefix_cache"),
@@ -138,7 +138,7 @@ def engine(
 
 
 def _check_generates(settings: EngineSettings) -> None:
-    """Raises SettingsError for a model that makes vectors or scores of whole texts."""
+    """Raise SettingsError for a model that makes vectors or scores of whole texts."""
     from galley.formats.source import resolve_model
     from galley.models.vector_models import makes_vectors
 
@@ -162,7 +162,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 def _measure(threads: int | None, memory_mib: int, repeats: int) -> "Machine":
     from galley.ops.executor import executor_factory
 
-    executor_factory("cpu")  # says what to do where there is no native module
+    executor_factory("cpu")  # names the remedy where there is no native module
     from galley.bench.machine import PHASES, measure_machine
     from galley.ops.isa import naming
 

@@ -1,4 +1,4 @@
-"""``galley bench serve``: load on a server with OpenAI's API, and what it makes of it."""
+"""``galley bench serve``: load tests of a server with OpenAI's API."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ _FILE: Final = click.Path(path_type=Path, exists=True)
 _SECONDS: Final = click.FloatRange(min=0, min_open=True)
 _REQUESTS: Final = 100
 _CONCURRENCY: Final = "1,4,16"
-_LATE: Final = 0.05  # of the median latency: a client later than that distorts what it measures
+_LATE: Final = 0.05  # of the median latency: a client later than that distorts its results
 
 _Decorator: TypeAlias = Callable[[Callable[..., None]], Callable[..., None]]
 

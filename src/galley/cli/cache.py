@@ -1,4 +1,4 @@
-"""``galley cache``: lists and removes the packed weights on disk."""
+"""``galley cache``: list and remove the packed weights on disk."""
 
 import contextlib
 import re
@@ -26,7 +26,11 @@ def cache_group() -> None:
 
 
 def parse_size(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
-    """Bytes of ``500MB`` or ``2GB``; the callback of an option. Raises BadParameter."""
+    """Parse ``500MB`` or ``2GB`` into bytes; the callback of an option.
+
+    Raises:
+        BadParameter: the text is not a size.
+    """
     if text is None:
         return None
     match = _SIZE.fullmatch(text.strip())
@@ -99,7 +103,7 @@ def prune(everything: bool, older_than: float | None, max_size: int | None) -> N
     from galley.calibration import store
     from galley.ops.packed_files import forget_measured, tidy
 
-    tidy(folder)  # what led to them
+    tidy(folder)  # also removes the references to them
     if everything:
         forget_measured(folder)
     for result in store.stored():
@@ -114,7 +118,7 @@ def prune(everything: bool, older_than: float | None, max_size: int | None) -> N
 def _files() -> "tuple[Path, list[CachedFile]]":
     from galley.ops.executor import executor_factory
 
-    executor_factory("cpu")  # whose files these are; says what is amiss where it is missing
+    executor_factory("cpu")  # whose files these are; reports the problem where it is missing
     from galley.ops.packed_files import cached_files, packed_folder, tidy
 
     try:
@@ -131,7 +135,7 @@ def _unwanted(
     older_than: float | None,
     max_size: int | None,
 ) -> "Iterator[tuple[CachedFile, str]]":
-    """The files to remove, each with the reason; ``files`` are most recently used first."""
+    """Yield the files to remove, each with the reason; ``files`` are most recently used first."""
     kept = 0
     current = _current(files)
     for file in files:
@@ -151,7 +155,7 @@ def _unwanted(
 
 
 def _current(files: "Sequence[CachedFile]") -> set[str]:
-    """The names of packed files that the present checkpoint of a folder can start from."""
+    """Return the names of packed files from which the present checkpoint of a folder can start."""
     from galley.formats.reader import open_checkpoint
     from galley.ops.packed_files import uses
 

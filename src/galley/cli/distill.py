@@ -1,4 +1,4 @@
-"""``galley distill``: a smaller model that says what a larger one says."""
+"""``galley distill``: a smaller model that learns to generate a larger one's answers."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``galley doctor``: what is wrong with this machine for serving models."""
+"""``galley doctor``: problems of this machine for serving models."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -26,7 +26,7 @@ _MARKS: Final = {"ok": "ok", "note": "note", "warning": "WARNING", "problem": "P
 )
 @click.option("--json", "json_file", metavar="FILE", help="also write FILE; -: to stdout, alone")
 def doctor(flags: Flags, measure: bool, json_file: str | None) -> None:
-    """What is wrong with this machine for serving models, what it costs and what to do.
+    """Find what is wrong with this machine for serving models, what it costs and what to do.
 
     Looks at kernels, cores, memory, GPUs, the disk of packed weights, the port and open files, with the
     settings that galley serve would have here. Exit codes: 0 nothing worse than a note, 1 warnings, 2

@@ -79,7 +79,11 @@ def embed(
 
 
 def _read(file: Path) -> Iterator[str]:
-    """The texts of a file. Raises RequestError, which names the line, for one that is no text."""
+    """Yield the texts of a file.
+
+    Raises:
+        RequestError: a line is not a text; the message names it.
+    """
     try:
         with _lines(file) as lines:
             for number, line in enumerate(lines, start=1):

@@ -1,4 +1,4 @@
-"""``galley eval``: measures the quality of a model's answers or transcripts."""
+"""``galley eval``: measurements of the quality of a model's answers or transcripts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from galley.speech.evaluate import Scores, Transcribed
 
 _LONGEST_ANSWER: Final = 256
-"""Most tokens of an answer. Right answers have at most so many characters; longer ones are wrong anyway."""
+"""Most tokens of an answer. Right answers have at most as many characters; longer ones are wrong anyway."""
 
 
 @click.group("eval", cls=Group)

@@ -1,4 +1,4 @@
-"""``galley eval perplexity`` and ``galley eval answers``: a language model on one's own data."""
+"""``galley eval perplexity`` and ``galley eval answers``: a language model on the user's own data."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +14,7 @@ from galley.settings.engine import EngineSettings
 from galley.types import SamplingParams
 
 _MOST_MISSES: Final = 5
-"""Wrong answers that are shown; ``--json`` has all."""
+"""Number of wrong answers that are shown; ``--json`` has all."""
 
 
 @click.command(cls=Command)

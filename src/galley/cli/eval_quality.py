@@ -1,4 +1,4 @@
-"""``galley eval quality``: what a kind of weights costs, on the user's own data."""
+"""``galley eval quality``: the loss of a weight type on the user's own data."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _KINDS: Final = get_args(Quantize)
 _KEPT_TOKENS: Final = 100
-"""Tokens of the vocabulary in the JSON, those that lose most."""
+"""Number of vocabulary tokens in the JSON: those with the greatest loss."""
 
 
 @click.command(

@@ -50,7 +50,7 @@ def graph(
     from galley.formats.source import resolve_model
     from galley.ops.executor import executor_factory
 
-    executor_factory("cpu")  # says what is missing, where the imports below would just fail
+    executor_factory("cpu")  # names the missing part, where the imports below would just fail
     from galley.engine.stages import measure_eager, measure_stages, stage_names
     from galley.graph.picture import draw_svg
 
@@ -74,7 +74,13 @@ Row: TypeAlias = tuple[str, ...]
 
 
 def _rows(stages: "Sequence[Stage]", eager: float | None, ops: int) -> list[Row]:
-    """The table as text. ``eager``: seconds of a step of ``ops`` ops on the reference executor, or None."""
+    """Return the table as text.
+
+    Args:
+        stages: the program before and after each pass.
+        eager: seconds of a step on the reference executor, or None.
+        ops: ops of that step.
+    """
     first = stages[0].seconds if eager is None else eager
     rows: list[Row] = []
     if eager is not None:

@@ -1,4 +1,4 @@
-"""``galley keygen``: a new API key, and what the key file says of it."""
+"""``galley keygen``: a new API key, and its entry in the key file."""
 
 import hashlib
 import secrets

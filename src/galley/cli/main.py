@@ -68,9 +68,9 @@ for command in (
 
 
 def main() -> None:
-    """Runs the command line. Exit codes: 0 success, 1 failure, 2 wrong usage or settings, 130 Ctrl-C."""
+    """Run the command line. Exit codes: 0 success, 1 failure, 2 wrong usage or settings, 130 Ctrl-C."""
     try:
-        # A code when a command ends with one, else None, which is 0.
+        # An exit code when a command ends with one, else None, which is 0.
         sys.exit(app.main(prog_name="galley", standalone_mode=False))
     except click.ClickException as error:
         error.show()

@@ -27,7 +27,7 @@ EPILOG: Final = (
 )
 
 _WHOLE_SENTENCE: Final = 10_000
-"""Characters of a command's summary; click would cut it to a line otherwise."""
+"""Characters of a command's summary; click would otherwise truncate it to one line."""
 
 MODEL_HELP: Final = (
     "folder, GGUF file, hub id (org/name) or short name (llama3.2); default: galley-demo"
@@ -55,7 +55,7 @@ class Flags:
     file: Path | None
 
     def settings(self, *, model: str | None = None) -> Settings:
-        """The settings of all sources, for one model; ``model`` is the positional argument, if given.
+        """Return the settings of all sources, for one model; ``model``: the positional argument, if given.
 
         Raises:
             SettingsError: a value in any source is wrong.
@@ -63,7 +63,7 @@ class Flags:
         return self._merged({"models": ()} if model is None else {"models": (), "model": model})
 
     def settings_of(self, models: Sequence[str]) -> Settings:
-        """The settings of all sources, for several models.
+        """Return the settings of all sources, for several models.
 
         Args:
             models: the positional arguments: MODEL, or NAME=MODEL ..., or none.
@@ -83,7 +83,11 @@ class Flags:
         return Settings.load({**flags, **more}, file=self.file)
 
     def sampling(self) -> SamplingParams:
-        """Raises :class:`~galley.errors.RequestError` when a value is out of range."""
+        """Return the sampling parameters.
+
+        Raises:
+            RequestError: a value is out of range.
+        """
         chosen = {name: value for name, value in self.given.items() if name in SAMPLING_HELP}
         return SamplingParams(**chosen)  # type: ignore[arg-type]  # click made them of these types
 
@@ -101,7 +105,7 @@ def with_flags(
     extra: tuple[str, ...] = (),
     sampling: bool = False,
 ) -> "_Decorator":
-    """Decorates a command with a flag for every setting; the values arrive as ``flags: Flags``.
+    """Decorate a command with a flag for every setting; the values arrive as ``flags: Flags``.
 
     Args:
         settings: the class whose fields become flags, ``EngineSettings`` for commands without a server
@@ -254,7 +258,7 @@ def _option(
 
 
 def _flag_type(kind: object, spellings: Mapping[str, str]) -> Any:
-    """What click parses for a field of type ``kind``: items for tuples, values for optional ones."""
+    """Return the click type for a field of type ``kind``: of items for tuples, of values for optionals."""
     origin = typing.get_origin(kind)
     if origin is Literal:
         return Choice(typing.get_args(kind), spellings)

@@ -1,7 +1,7 @@
-"""Flags of vLLM and llama-server, and what each is in Galley.
+"""Flags of vLLM and llama-server, and their counterparts in Galley.
 
-Flags that mean the same are accepted by ``galley serve``. The others are refused with what to use instead.
-docs/from-other-servers.md shows the same table.
+Flags with the same meaning are accepted by ``galley serve``. The others are refused with an error that
+names the alternative. docs/from-other-servers.md shows the same table.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,10 +18,10 @@ class Flag:
     """A flag of another server.
 
     Attributes:
-        server: whose it is.
+        server: the server that has it.
         names: all of its spellings.
         becomes: the flag of Galley with the same meaning; empty: there is none.
-        note: why there is none, or what is particular; for people.
+        note: why there is none, or how it differs; for people.
         values: value there -> value here, where they differ; others are passed on as they are.
         takes_value: whether a value follows it.
         always: Galley always does this, so the flag is dropped.
@@ -39,7 +39,7 @@ class Flag:
 
     @property
     def accepted(self) -> bool:
-        """Whether ``galley serve`` takes it."""
+        """Whether ``galley serve`` accepts it."""
         return bool(self.becomes) or self.always or self.positional
 
 
@@ -182,7 +182,7 @@ _VALUES_OF_OURS: Final = {
         "float": ("--dtype", "float32"),
     },
 }
-"""Flags of the same name, whose values differ: value -> what stands for the pair."""
+"""Flags of the same name whose values differ: value -> replacement of the flag and its value."""
 
 
 def translated(arguments: Sequence[str], known: frozenset[str]) -> list[str]:
@@ -190,10 +190,10 @@ def translated(arguments: Sequence[str], known: frozenset[str]) -> list[str]:
 
     Args:
         arguments: of ``galley serve``.
-        known: its own flags, which come first.
+        known: flags of ``galley serve``, which take precedence.
 
     Raises:
-        click.UsageError: a flag has no counterpart; the message says whose it is and what to use.
+        click.UsageError: a flag has no counterpart; the message names its server and the alternative.
     """
     return list(_translate(list(arguments), known))
 

@@ -1,4 +1,4 @@
-"""``galley plan``: what serving a model takes, on machines that one may not have yet."""
+"""``galley plan``: the requirements of serving a model, on machines that need not be at hand."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ _COUNT: Final = click.IntRange(min=1)
 _SECONDS: Final = click.FloatRange(min=0, min_open=True)
 _PATH: Final = click.Path(path_type=Path)
 _READ_BYTES: Final = 256 << 20
-"""Read at a time when the memory's bandwidth is measured."""
+"""Bytes read at a time when the memory's bandwidth is measured."""
 
 
 @click.command(
@@ -135,7 +135,7 @@ def plan(
 
 
 def _check_measurable(precisions: Sequence[str], names: Sequence[str], gpus: int) -> None:
-    """Raises SettingsError for what this machine cannot be measured with."""
+    """Raise SettingsError for options that a measurement on this machine does not support."""
     for precision in precisions:
         if precision not in RUNNABLE:
             raise SettingsError(f"--measure: the native executor has no {precision} weights")
@@ -144,7 +144,7 @@ def _check_measurable(precisions: Sequence[str], names: Sequence[str], gpus: int
 
 
 def _check_whole_texts(settings: Settings, measure: bool, asked: Mapping[str, Any]) -> None:
-    """Raises SettingsError, by name, for what only a model that generates has."""
+    """Raise SettingsError, with the name, for options that only a generating model supports."""
     given = {
         "--measure": measure,
         "--output": asked["output"],
@@ -160,7 +160,7 @@ def _check_whole_texts(settings: Settings, measure: bool, asked: Mapping[str, An
 
 
 def _load(program: "Program", asked: Mapping[str, Any], **defaults: int) -> "Load":
-    """What is asked for, else the defaults.
+    """Return the requested load, with defaults for the rest.
 
     Raises:
         SettingsError: a request exceeds the model's context.
@@ -209,7 +209,7 @@ def _plan(
 
 
 def _of_cpus(machines: "Sequence[Machine]") -> "Sequence[Machine]":
-    """Those whose executor reads experts from disk."""
+    """Return the machines whose executor reads experts from disk."""
     found = [machine for machine in machines if machine.kind == "cpu"]
     if not found:
         raise SettingsError(
@@ -219,7 +219,7 @@ def _of_cpus(machines: "Sequence[Machine]") -> "Sequence[Machine]":
 
 
 def _check_expert_cache(sizes: "Sequence[ModelSizes]", load: "Load") -> None:
-    """Raises SettingsError, with the precision, where the cache does not hold the experts of a layer."""
+    """Raise SettingsError, with the precision, where the cache does not hold the experts of a layer."""
     for size in sizes:
         try:
             size.on_disk.cache_bytes(load.expert_cache_bytes, 0)
@@ -238,7 +238,7 @@ def _measure(
     asked: Mapping[str, Any],
     json_file: Path | None,
 ) -> None:
-    """Predictions for this machine beside what is measured on it."""
+    """Print predictions for this machine next to measurements on it."""
     from galley.bench.machine import PHASES, measure_machine
     from galley.bench.predicted import BATCHES, OUTPUT, PROMPT, Measuring, compare
     from galley.ops.isa import naming
@@ -358,14 +358,14 @@ def _print_predictions(predictions: "Sequence[Prediction]", goal: "Goal") -> Non
 
 
 def _cost_text(prediction: "Prediction") -> str:
-    """Of a million tokens. Those of texts are cheaper by far than those that are written."""
+    """Return the cost of a million tokens. Tokens read cost far less than those generated."""
     if prediction.cost is None:
         return ""
     return f"{prediction.cost:.{2 if prediction.load.output else 4}f}"
 
 
 def _held_experts(prediction: "Prediction") -> str:
-    """How many of the experts on disk have room in memory."""
+    """Return how many of the experts on disk have room in memory."""
     all_of_them = prediction.sizes.on_disk
     held = prediction.memory.experts // all_of_them.slot
     return f"{held:,} ({held / all_of_them.experts:.0%})"
@@ -399,7 +399,7 @@ def _priced(prediction: "Prediction") -> str:
 def _obstacles(
     predictions: "Sequence[Prediction]", goal: "Goal", *, below: float
 ) -> "list[Prediction]":
-    """Of each machine with a lower price the precision that comes closest, the dearest machine first."""
+    """Return each cheaper machine's precision that comes closest, the most expensive machine first."""
     closest: dict[str, Prediction] = {}
     for p in predictions:
         if p.machine.price is None or p.machine.price >= below:

@@ -59,7 +59,11 @@ def _url(settings: "Settings") -> str:
 
 
 def _get(url: str, key: str) -> list[dict[str, Any]]:
-    """Raises GalleyError if no server answers with a list of models."""
+    """Return the list of models of a server.
+
+    Raises:
+        GalleyError: no server answers with a list of models.
+    """
     if not url.startswith(("http://", "https://")):
         raise GalleyError(f"{url!r} is no URL of a server; one is like http://127.0.0.1:8000")
     address = url.rstrip("/").removesuffix("/v1") + "/v1/models"

@@ -47,7 +47,7 @@ def list_models() -> None:
 
 
 def _is_here(bundled: str) -> bool:
-    """Whether this installation has the bundled model."""
+    """Return whether this installation has the bundled model."""
     try:
         resolve_model(bundled)
     except ModelNotFound:

@@ -106,7 +106,7 @@ def _scheme(
     group: int | None,
     zero_points: bool,
 ) -> "Scheme | None":
-    """Of the integers in the checkpoint; None where it has floats."""
+    """Return the scheme of the integers in the checkpoint; None where it has floats."""
     from galley.quant.grid import Scheme
 
     if not packed and (group is not None or zero_points or ignore):

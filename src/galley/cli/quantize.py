@@ -36,7 +36,7 @@ _OF_METHODS: Final = {
     "tokens": "--tokens",
     "context": "--context",
 }
-"""Options that say nothing of ``--method none``."""
+"""Options that do not apply to ``--method none``."""
 
 _SETTINGS: Final = ("revision", "executor", "device", "threads")
 
@@ -153,7 +153,7 @@ def quantize(flags: Flags, model: str, out: Path, **wanted: Any) -> None:
     nearest = wanted.pop("nearest_tokenizer")
     read = _read(settings)
     if wanted["method"] != "none":
-        _check_model(read)  # texts to calibrate with take minutes
+        _check_model(read)  # calibration texts take minutes
     made = _gguf(settings, read, nearest) if gguf else None
     if wanted["method"] == "none":
         assert made is not None
@@ -166,7 +166,7 @@ def quantize(flags: Flags, model: str, out: Path, **wanted: Any) -> None:
 def _check(
     out: Path, *, file_format: str, method: str, nearest_tokenizer: bool, **wanted: Any
 ) -> None:
-    """Raises SettingsError for options that contradict each other."""
+    """Raise SettingsError for options that contradict each other."""
     gguf = file_format == _GGUF
     if gguf != (out.suffix == ".gguf"):
         expected = "a name that ends in .gguf" if gguf else "a folder, or --format gguf"
@@ -194,19 +194,19 @@ def _read(settings: Settings) -> "Model":
 
     executor, _ = choose_executor(settings.executor, settings.device)
     folder = resolve_model(settings.model, revision=settings.revision)
-    # Keys and values are not what is measured here.
+    # Keys and values are not part of this measurement.
     return read_model(replace(settings, kv_dtype="float32"), folder, executor)
 
 
 def _check_model(read: "Model") -> None:
-    """Raises UnsupportedModel for a model that is not quantised."""
+    """Raise UnsupportedModel for a model that this command does not quantize."""
     from galley.calibration.quantize import check_dense
 
     check_dense(read)
 
 
 def _gguf(settings: Settings, read: "Model", nearest: bool) -> "ToGGUF":
-    """What the file will say; what cannot be is refused before anything is computed."""
+    """Prepare the contents of a GGUF file; raise an error for unsupported models before any computation."""
     from galley.calibration.to_gguf import prepare
 
     made = prepare(read, Path(settings.model).name, nearest_tokenizer=nearest)

@@ -1,4 +1,4 @@
-"""What ``galley quantize`` makes of each layer, of what was asked for."""
+"""The plan of ``galley quantize`` for each layer, made from the command's options."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,21 +16,20 @@ if TYPE_CHECKING:
     from galley.quant.grid import Scheme
 
 _MEASURED_TOKENS: Final = 1024
-"""On which the sensitivity of parts is measured."""
+"""Tokens on which the sensitivity of parts is measured."""
 
 _CALIBRATED_TOKENS: Final = 4096
 _TOKENS_A_COLUMN: Final = 2
-"""Tokens that GPTQ looks at there, at least, and for each column of the widest matrix: with fewer it would
-fit these alone."""
+"""Least number of GPTQ's tokens there for each column of the widest matrix: with fewer it would overfit."""
 
 _GROUP: Final = 128
 _FINEST: Final = 32
-"""Columns of a group in mixed precision, at least."""
+"""Least number of columns of a group in mixed precision."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Options of the command, as they were given; ``gguf``: for that format; ``inputs``: as of a Plan."""
+    """Options of the command, as given; ``gguf``: for that format; ``inputs``: as in a Plan."""
 
     method: "Method"
     bits: str
@@ -45,12 +44,12 @@ class Wanted:
 
     @property
     def mixed(self) -> bool:
-        """Whether each part gets a scheme of its own."""
+        """Whether each part gets a separate scheme."""
         return self.budget is not None or self.max_kl is not None
 
     @property
     def calibrates(self) -> bool:
-        """Whether texts decide what is written; the loss is then measured on others."""
+        """Whether calibration texts affect the output; the loss is then measured on others."""
         from galley.calibration.quantize import CALIBRATED
 
         return self.mixed or self.observes or self.method in CALIBRATED
@@ -64,10 +63,10 @@ class Wanted:
 
 
 def plan_of(read: "Model", factory: "ExecutorFactory", texts: "Texts", wanted: Wanted) -> "Plan":
-    """The plan. Of mixed precision, a table of what each part loses and gets is printed.
+    """Return the plan. For mixed precision, print a table of each part's loss and scheme.
 
     Raises:
-        SettingsError: options contradict each other, or leave nothing to quantise.
+        SettingsError: options contradict each other, or leave nothing to quantize.
     """
     plan = _plan(read, wanted)
     return _mixed(read, factory, plan, texts, wanted) if wanted.mixed else plan
@@ -122,7 +121,7 @@ def _scheme(wanted: Wanted) -> "Scheme":
 def _mixed(
     read: "Model", factory: "ExecutorFactory", plan: "Plan", texts: "Texts", wanted: Wanted
 ) -> "Plan":
-    """Another scheme for each part, by what it loses; the table of that is printed."""
+    """Return a plan with a scheme for each part, chosen by its loss, and print the table of them."""
     from galley.calibration.held_out import first_texts
     from galley.calibration.sensitivity import assign, bytes_of_others, parts_of, schemes_of
 
@@ -149,7 +148,7 @@ def _mixed(
 
 
 def kinds_of(scheme: "Scheme") -> list["Scheme"]:
-    """What a part may become in mixed precision: 4 bits in these groups or finer ones, or 8 bits."""
+    """Return the choices of a part in mixed precision: 4 bits in these groups or finer ones, or 8 bits."""
     from galley.quant.grid import Scheme
 
     four = replace(scheme, bits=4)
@@ -175,7 +174,7 @@ def _choices_table(parts: "Sequence[Part]", choices: "Sequence[Choice]") -> str:
 
 
 def _kind(choice: "Choice") -> str:
-    """``int4/64`` of 4 bits in groups of 64; ``int8`` of whole rows."""
+    """Return ``int4/64`` for 4 bits in groups of 64; ``int8`` for whole rows."""
     assert choice.scheme is not None
     group = f"/{choice.scheme.group}" if choice.scheme.group else ""
     return f"int{choice.scheme.bits}{group}"

@@ -1,4 +1,4 @@
-"""Files that commands write what they have measured to: checked before the work, and told after it."""
+"""Files for the measurements of commands: checked before the work, and reported after it."""
 
 from pathlib import Path
 
@@ -31,18 +31,18 @@ def check_folders(**files: Path | None) -> None:
 
 
 def write_json(file: Path | None, page: object) -> None:
-    """Write ``page`` if there is a file for it, and say so."""
+    """Write ``page`` if there is a file for it, and report that on stderr."""
     if file is not None:
         write_text(file, msgspec.json.format(msgspec.json.encode(page), indent=2).decode() + "\n")
 
 
 def write_text(file: Path | None, text: str) -> None:
-    """Write ``text`` if there is a file for it, and say so on stderr."""
+    """Write ``text`` if there is a file for it, and report that on stderr."""
     if file is not None:
         file.write_text(text, encoding="utf-8")
         say_written(file)
 
 
 def say_written(file: Path) -> None:
-    """Say on stderr that a command has written ``file``."""
+    """Report on stderr that a command has written ``file``."""
     click.echo(f"wrote {file}", err=True)

@@ -84,7 +84,7 @@ def _model_and_prompt(first: str | None, second: str | None) -> tuple[str | None
 
 
 def _unknown(name: str) -> str:
-    """What to say of a word that was meant as a model, most likely."""
+    """Return the error for a word that was most likely meant as a model."""
     begin = name.lower().partition(":")[0]
     near = difflib.get_close_matches(name.lower(), ALIASES, n=4) or [
         known for known in ALIASES if known.partition(":")[0] == begin
@@ -101,7 +101,7 @@ def _names_model(text: str) -> bool:
     if text in BUNDLED_MODELS or hub_id_of(text) is not None:
         return True
     path_like = text.startswith(("/", "./", "../", "~"))
-    # os.path, because pathlib raises for what can be no path, and any prompt may come by here.
+    # os.path, because pathlib raises for invalid paths, and any prompt may be passed here.
     at_hub = HUB_ID.fullmatch(text) or HUB_GGUF.fullmatch(text)
     is_file = text.endswith(".gguf") and os.path.isfile(text)
     return path_like or at_hub is not None or is_file or os.path.isdir(text)
@@ -117,11 +117,11 @@ class Chat:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets all messages but the system message."""
+        """Forget all messages except the system message."""
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
 
     def answer(self, prompt: str) -> bool:
-        """Print the answer while it is made. False: Ctrl-C ended it.
+        """Print the answer while it is generated. Return False if Ctrl-C ended it.
 
         Raises:
             RequestError: the conversation does not fit the context; it is as it was before.
@@ -150,7 +150,7 @@ class Chat:
 class _Interrupt:
     """Records the first Ctrl-C instead of raising, so that no engine step is interrupted.
 
-    The second one is taken at its word.
+    The second one takes effect at once.
     """
 
     def __init__(self) -> None:
@@ -170,7 +170,7 @@ class _Interrupt:
 
 
 class _Shown:
-    """An answer on its way to stdout: thinking is dim in a terminal, and left out of a pipe or file."""
+    """Writes an answer to stdout: thinking is dim in a terminal, and omitted in a pipe or file."""
 
     def __init__(self) -> None:
         self._terminal = sys.stdout.isatty()

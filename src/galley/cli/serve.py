@@ -14,7 +14,7 @@ from galley.settings.named_models import NamedModel
 
 
 class _ServeCommand(Command):
-    """A command that also takes the flags of other servers that mean the same."""
+    """A command that also accepts flags of other servers with the same meaning."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """See :class:`click.Command`."""
@@ -60,7 +60,7 @@ def serve(flags: Flags, models: tuple[str, ...]) -> None:
 
 
 def _with_folder(settings: Settings) -> Settings:
-    """Settings that name the models of ``models_dir``, too.
+    """Return settings that also name the models of ``models_dir``.
 
     Raises:
         SettingsError: the folder cannot be read or holds no model, or a model without a name is given, too.

@@ -15,10 +15,12 @@ _BYTES: Final = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("KB", 10**3))
 
 
 def progress(label: str, total: int, *, done: int = 0) -> "ProgressBar[int]":
-    """A context manager whose ``update(n)`` shows progress on stderr: a bar, without a terminal lines.
+    """Return a context manager whose ``update(n)`` shows progress on stderr.
+
+    On a terminal it is a bar, elsewhere lines.
 
     Args:
-        label: of the work.
+        label: names the work.
         total: steps in all; 0 if that is not known.
         done: steps that were done before.
     """
@@ -29,7 +31,7 @@ def progress(label: str, total: int, *, done: int = 0) -> "ProgressBar[int]":
 
 
 class ProgressLines(ProgressBar[int]):
-    """Progress for logs: a line whenever ten seconds have passed since the one before."""
+    """Progress for logs: a line whenever ten seconds have passed since the previous one."""
 
     _told: float | None = None
 
@@ -47,7 +49,7 @@ class ProgressLines(ProgressBar[int]):
 def table(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)
 ) -> str:
-    """Rows as aligned columns under a header; columns numbered in ``left`` are aligned to the left."""
+    """Format rows as aligned columns under a header; columns numbered in ``left`` are left-aligned."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
@@ -61,7 +63,7 @@ def table(
 
 
 def in_bytes(size: int) -> str:
-    """A number of bytes in decimal units."""
+    """Format a number of bytes in decimal units."""
     for unit, factor in _BYTES:
         if size >= factor:
             return f"{size / factor:.1f} {unit}"
@@ -69,7 +71,7 @@ def in_bytes(size: int) -> str:
 
 
 def ago(seconds: float) -> str:
-    """A time of the past in words."""
+    """Format the time since a past event in words."""
     for unit, length in (("day", DAY_SECONDS), ("hour", 3600.0), ("minute", 60.0)):
         count = int(seconds / length)
         if count:

@@ -1,4 +1,4 @@
-"""What the commands that train have in common: options, texts, torch, and what they say at the end."""
+"""The common parts of the training commands: options, texts, torch, and the final report."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -87,7 +87,7 @@ DATA_HELP: Final = (
 def training_options(
     *, learning_rate: float
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorates a command with the options of training; the default of the learning rate is its own."""
+    """Decorate a command with the training options; the default of the learning rate is per command."""
     rate = click.option(
         "--learning-rate",
         type=click.FloatRange(min=0, min_open=True),
@@ -105,7 +105,7 @@ def training_options(
 
 
 def need_torch() -> None:
-    """Raises SettingsError if torch cannot be imported."""
+    """Raise SettingsError if torch cannot be imported."""
     try:
         importlib.import_module("torch")
     except ImportError as error:
@@ -123,11 +123,11 @@ def examples_of(
     context: int,
     answers_only: bool,
 ) -> "tuple[Sequence[Example], str]":
-    """The texts to train with, and where they come from.
+    """Return the texts to train with, and their source.
 
     Raises:
-        SettingsError: answers alone are to count, of text that the model generates.
-        RequestError: the file cannot be read, or has not what is to count.
+        SettingsError: only answers are to be trained on, but the model generates the texts.
+        RequestError: the file cannot be read, or has no tokens to train on.
     """
     from galley.train.trainer import Example
 
@@ -144,7 +144,7 @@ def examples_of(
 
 
 def told(out: Path, report: "Report", source: str, seconds: float) -> str:
-    """What a run came to."""
+    """Return the summary of a run."""
     size = sum(path.stat().st_size for path in out.glob("*.safetensors"))
     before, after, served = report.before, report.after, report.served
     return (

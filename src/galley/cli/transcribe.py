@@ -31,7 +31,7 @@ SUFFIXES = {"text": ".txt", "json": ".json", "verbose_json": ".json"}
 
 
 def speech_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Flags of what is wanted of a transcription; see :func:`transcribe_options`."""
+    """Add the flags of a transcription to a command; see :func:`transcribe_options`."""
     options = (
         click.option("--language", help="spoken language (en, german, ...); default: detected"),
         click.option(
@@ -68,7 +68,11 @@ def speech_options(command: Callable[..., None]) -> Callable[..., None]:
 def transcribe_options(
     *, language: str | None, task: Any, prompt: str, hotwords: str, beam_size: int, vad: bool
 ) -> "TranscribeOptions":
-    """Raises RequestError if a value is wrong."""
+    """Return the options of a transcription.
+
+    Raises:
+        RequestError: a value is wrong.
+    """
     from galley.speech.options import QualityRules, SpeechOptions, TranscribeOptions
 
     return TranscribeOptions(
@@ -82,7 +86,7 @@ def transcribe_options(
 
 
 def speech_settings(flags: Flags) -> Settings:
-    """The settings of all sources; the bundled speech model if no source names a model."""
+    """Return the settings of all sources; with the bundled speech model if no source names a model."""
     settings = flags.settings()
     return dataclasses.replace(settings, model=settings.model or BUNDLED_SPEECH)
 
@@ -188,7 +192,7 @@ def transcribe(
 
 
 def _targets(files: Sequence[Path], output_dir: Path | None, suffix: str) -> list[Path | None]:
-    """The file that each transcript is written to; None for stdout."""
+    """Return the file that each transcript is written to; None for stdout."""
     if files.count(_STDIN) > 1:
         raise SettingsError("- was given twice; the standard input can be read once")
     if output_dir is None:
@@ -217,7 +221,7 @@ def _targets(files: Sequence[Path], output_dir: Path | None, suffix: str) -> lis
 
 @contextmanager
 def _readable(file: Path) -> Iterator[Path | BinaryIO]:
-    """A recording to read from; the standard input as a file, since audio is read with seeking."""
+    """Yield a recording to read from; standard input becomes a file, since audio is read with seeking."""
     if file != _STDIN:
         yield file
         return
@@ -263,7 +267,7 @@ def _write(
 def _formatted(
     transcription: "Transcription", format_: str, segments: "Iterable[Segment]"
 ) -> Iterator[str]:
-    """The transcript in parts, as segments come if the format allows."""
+    """Yield the transcript in parts, as segments arrive if the format allows."""
     from galley.speech import captions
 
     match format_:
@@ -288,7 +292,7 @@ def _formatted(
 
 
 def _watched(transcription: "Transcription", name: str) -> "Iterator[Segment]":
-    """The segments, with a progress bar in seconds of audio if the file states its length."""
+    """Yield the segments, with a progress bar in seconds of audio if the file states its length."""
     total = round(transcription.stated_duration or 0)
     done = 0
     with progress(f"{name} (seconds)", total) as bar:

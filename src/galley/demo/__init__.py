@@ -1,4 +1,4 @@
-"""The bundled call-centre assistant, its draft model, a model of embeddings, and held-out sets."""
+"""The bundled call-centre assistant, its draft model, an embedding model, and held-out sets."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ MODEL_DIR: Path = Path(__file__).parent / "model"
 """Folder of the packaged checkpoint, in Hugging Face layout."""
 
 DRAFT_DIR: Path = Path(__file__).parent / "draft"
-"""Folder of a smaller model of the same vocabulary, which guesses for it."""
+"""Folder of the smaller draft model with the same vocabulary, for speculative decoding."""
 
 EMBED_DIR: Path = Path(__file__).parent / "embed"
-"""Folder of a model of embeddings, which finds the queue of a call and the entry for a question."""
+"""Folder of the embedding model, which finds the queue for a call and the entry for a question."""
 
 DATA_DIR: Path = Path(__file__).parent / "data"
 """Folder of the fixed held-out sets."""

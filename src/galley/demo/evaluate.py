@@ -1,4 +1,4 @@
-"""Exact-match evaluation of the demo model on its held-out sets; generation is passed in."""
+"""Exact-match evaluation of the demo model on its held-out sets; the caller passes in the generator."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from . import heldout
 from .heldout import Message, Task
 
 Answerer = Callable[[Sequence[list[Message]]], Sequence[str]]
-"""Takes conversations that end with a user's turn, gives one answer for each, in order."""
+"""Conversations that end with a user's turn -> one answer for each, in order."""
 
 TARGETS = {1: 0.95, 2: 0.85}
-"""The exact match every task must reach on each set."""
+"""Set -> the exact-match rate that every task must reach on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """An item the model got wrong, and what it answered."""
+    """An item that the model answered incorrectly, and its answer."""
 
     item: heldout.Item
     answer: str
@@ -25,7 +25,7 @@ class Miss:
 
 @dataclass(frozen=True, slots=True)
 class TaskScore:
-    """Exact match of one task on one set."""
+    """Exact-match score of one task on one set."""
 
     set: int
     task: Task
@@ -45,7 +45,7 @@ class TaskScore:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Scores per set and task, and every miss."""
+    """Scores per set and task, and all misses."""
 
     scores: tuple[TaskScore, ...]
     misses: tuple[Miss, ...]
@@ -57,15 +57,15 @@ class Evaluation:
 
 
 def score(expected: str, answer: str) -> bool:
-    """Whether an answer is exactly the expected text; only surrounding space is forgiven."""
+    """Return whether an answer is exactly the expected text, ignoring surrounding whitespace."""
     return answer.strip() == expected
 
 
 def evaluate(answer: Answerer, sets: Sequence[int] = heldout.SETS) -> Evaluation:
-    """Ask `answer` for every item of the sets and score what comes back.
+    """Call `answer` with the items of each set and score its answers.
 
     Raises:
-        ValueError: `answer` returned a different number of answers than it was asked for.
+        ValueError: `answer` returned the wrong number of answers.
     """
     scores: list[TaskScore] = []
     misses: list[Miss] = []

@@ -1,7 +1,7 @@
 """The held-out sets of the bundled language model, as `galley eval demo` reads them.
 
-Set 1 says training wordings about held-out names and numbers; set 2 says held-out wordings too.
-Two fixed files; the recipe (`recipes/assistant` in the source) makes them and proves both properties.
+Set 1 uses training wordings with held-out names and numbers; set 2 uses held-out wordings, too. Each set is
+a fixed file; the recipe (`recipes/assistant` in the source) creates both and proves these properties.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from . import DATA_DIR
 SETS = (1, 2)
 
 Task = Literal["ticket", "queue", "redact", "glossary", "chat"]
-"""What the model does; the held-out sets ask for the first three."""
+"""The model's tasks; the held-out sets contain the first three."""
 
 
 class Message(TypedDict):
@@ -28,7 +28,7 @@ class Message(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One held-out conversation with its only right answer and what it was made of."""
+    """One held-out conversation with its only correct answer, and the clauses and facts it is made of."""
 
     set: int
     task: Task
@@ -39,7 +39,7 @@ class Item:
 
 
 def path(number: int, folder: Path = DATA_DIR) -> Path:
-    """The file of a set."""
+    """Return the path of a set's file."""
     return folder / f"heldout_{number}.jsonl"
 
 
@@ -47,7 +47,7 @@ def read(number: int, folder: Path = DATA_DIR) -> list[Item]:
     """Read a set from its file.
 
     Raises:
-        ValueError: a line names a task that does not exist.
+        ValueError: a line has an unknown task.
     """
     items = []
     for line in path(number, folder).read_text(encoding="utf-8").splitlines():

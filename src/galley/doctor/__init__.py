@@ -1,1 +1,1 @@
-"""What is wrong with a machine for serving models, what it costs, what to do; a file a check family."""
+"""Problems of a machine for serving models, their costs and remedies; one file per family of checks."""

@@ -1,4 +1,4 @@
-"""Cores against quota and threads, their siblings, NUMA nodes, and who else wants them."""
+"""Checks of cores against quota and threads, their siblings, NUMA nodes, and other load on them."""
 
 from typing import Final
 
@@ -6,11 +6,11 @@ from galley.doctor.findings import Asked, Finding
 from galley.machine import available_cores, usable_cpus
 
 _BUSY: Final = 0.25
-"""Share of the cores that others use, from which it is said."""
+"""Share of the cores used by others from which a finding is reported."""
 
 
 def check(asked: Asked) -> list[Finding]:
-    """Threads against cores, hyperthreads, NUMA and load."""
+    """Check threads against cores, hyperthreads, NUMA and load."""
     return [_threads(asked), *_siblings(asked), _numa(asked), *_load(asked)]
 
 
@@ -117,7 +117,7 @@ def _numa(asked: Asked) -> Finding:
 
 
 def _load(asked: Asked) -> list[Finding]:
-    """What others do with the cores now: the processes that were runnable of late."""
+    """Report the present load of other processes: those that were runnable recently."""
     words = asked.host.text("/proc/loadavg").split()
     if not words:
         return []
@@ -145,7 +145,7 @@ def _load(asked: Asked) -> list[Finding]:
 
 
 def cpus_in(text: str) -> set[int]:
-    """The CPUs of a list such as ``0-3,8``."""
+    """Parse the CPUs of a list such as ``0-3,8``."""
     found: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")

@@ -12,7 +12,7 @@ _CHECKS: Final[tuple[Check, ...]] = (cores.check, memory.check, gpu.check, proce
 
 
 def examine(asked: Asked, *, measure: bool = True) -> Iterator[Finding]:
-    """Every finding, as it comes; ``measure`` also runs cores, memory and disk for some seconds."""
+    """Yield every finding as it is made; ``measure`` also runs cores, memory and disk for some seconds."""
     kernels = processor.check(asked)
     yield from kernels
     for check in _CHECKS:

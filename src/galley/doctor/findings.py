@@ -1,4 +1,4 @@
-"""What a check finds, and where it looks."""
+"""The findings of a check, and the host that it examines."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ from galley.settings.config import Settings
 Level = Literal["ok", "note", "warning", "problem"]
 
 LEVELS: Final[tuple[Level, ...]] = ("ok", "note", "warning", "problem")
-"""From fine to bad. A note is worth knowing and costs nothing that could be had back."""
+"""From good to bad. A note is worth knowing, but nothing can be gained by acting on it."""
 
 EXIT_CODES: Final[Mapping[Level, int]] = {"ok": 0, "note": 0, "warning": 1, "problem": 2}
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was looked at.
+    """One result of a check.
 
     Attributes:
         check: its name, the same on every machine.
         level: how bad it is.
-        found: what is the case, with the figures.
-        cost: what that costs; empty where it costs nothing.
+        found: the observed state, with the figures.
+        cost: its cost; empty where it costs nothing.
         remedy: what to do; empty where there is nothing to do.
         figures: those of ``found``, for programs; units are in their names.
     """
@@ -38,7 +38,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def worst(findings: Sequence[Finding]) -> Level:
-    """The worst level; "ok" of nothing."""
+    """Return the worst level; "ok" without findings."""
     return max((finding.level for finding in findings), key=LEVELS.index, default="ok")
 
 
@@ -49,14 +49,14 @@ class Host:
     root: Path = Path("/")
 
     def text(self, path: str) -> str:
-        """A file's text without space at its ends; empty if it cannot be read."""
+        """Return a file's text without space at its ends; empty if it cannot be read."""
         try:
             return (self.root / path.lstrip("/")).read_text(errors="replace").strip()
         except OSError:
             return ""
 
     def paths(self, folder: str, pattern: str) -> list[Path]:
-        """What matches in a folder, sorted; nothing if there is no such folder."""
+        """Return the matches in a folder, sorted; nothing if there is no such folder."""
         return sorted((self.root / folder.lstrip("/")).glob(pattern))
 
     @property
@@ -72,7 +72,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the machine is looked at for.
+    """The subject of an examination.
 
     Attributes:
         settings: of the server that is to run.

@@ -1,4 +1,4 @@
-"""GPUs: what is there, and whether driver, CUDA and torch go together. torch itself is not imported."""
+"""Checks of GPUs, and whether driver, CUDA and torch are compatible. torch itself is not imported."""
 
 import importlib.util
 import re
@@ -10,17 +10,19 @@ from galley.errors import pip_install
 
 _VENDORS: Final = {"0x10de": "NVIDIA", "0x1002": "AMD"}
 _DISPLAYS: Final = ("0x0300", "0x0302", "0x0380", "0x1200")
-"""Beginnings of the PCI classes of display controllers and accelerators."""
+"""Prefixes of the PCI classes of display controllers and accelerators."""
 
 _NVIDIA: Final = "/proc/driver/nvidia/version"
 
 _LEAST_DRIVER: Final = {11: 450, 12: 525, 13: 580}
-"""Major version of CUDA -> least major version of NVIDIA's driver for Linux (CUDA's release notes, "minor
-version compatibility")."""
+"""Major version of CUDA -> least major version of NVIDIA's driver for Linux.
+
+From CUDA's release notes, "minor version compatibility".
+"""
 
 
 def check(asked: Asked) -> list[Finding]:
-    """Nothing where there is no GPU and none is asked for."""
+    """Check the GPUs; return nothing where there is no GPU and none is requested."""
     found = devices(asked)
     wanted = asked.settings.device != "cpu"
     if not found:
@@ -53,7 +55,7 @@ def _missing(asked: Asked) -> Finding:
 def _judged(
     said: str, driver: str | None, cuda: str | None, *, wanted: bool, executor: str
 ) -> Finding:
-    """What torch was built for, beside the driver. ``cuda``: "" for a build without, None for no torch."""
+    """Compare torch's CUDA with the driver. ``cuda``: "" for a build without, None for no torch."""
     figures: dict[str, float | str] = {"driver": driver or "", "torch_cuda": cuda or ""}
     if cuda is None:
         return Finding(
@@ -103,7 +105,7 @@ def _judged(
 
 
 def devices(asked: Asked) -> list[str]:
-    """Makers of the GPUs on the PCI bus."""
+    """Return the makers of the GPUs on the PCI bus."""
     found = []
     for path in asked.host.paths("/sys/bus/pci/devices", "*/class"):
         vendor = _VENDORS.get((path.parent / "vendor").read_text().strip())
@@ -115,18 +117,18 @@ def devices(asked: Asked) -> list[str]:
 
 
 def driver_version(asked: Asked) -> str | None:
-    """Of NVIDIA's driver, if it is loaded."""
+    """Return the version of NVIDIA's driver, if it is loaded."""
     match = re.search(r"Kernel Module\D*?(\d+\.[\d.]+)", asked.host.text(_NVIDIA))
     return match[1] if match else None
 
 
 def has_triton() -> bool:
-    """Whether the GPU executor's compiler is installed; it is not imported."""
+    """Return whether the GPU executor's compiler is installed; it is not imported."""
     return importlib.util.find_spec("triton") is not None
 
 
 def torch_cuda() -> str | None:
-    """The CUDA that the installed torch was built for; empty for none, None without torch."""
+    """Return the CUDA version for which torch was built; empty for none, None without torch."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -134,7 +136,7 @@ def torch_cuda() -> str | None:
 
 
 def cuda_of(version_file: Path) -> str:
-    """As :func:`torch_cuda`, of torch's ``version.py``."""
+    """Return the version as :func:`torch_cuda` does, from torch's ``version.py``."""
     try:
         match = re.search(
             r"^cuda\b[^=]*= *['\"]([\d.]+)['\"]", version_file.read_text(), re.MULTILINE

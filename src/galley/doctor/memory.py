@@ -1,4 +1,4 @@
-"""Memory: what may be taken, huge pages, swap."""
+"""Checks of memory: how much may be taken, huge pages, swap."""
 
 import re
 from typing import Final
@@ -14,16 +14,16 @@ except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
 _LITTLE: Final = 2 << 30
-"""Bytes below which hardly a model of use fits."""
+"""Bytes below which hardly any useful model fits."""
 
 _CROWDED: Final = 0.2
-"""Share of the limit that is available, below which others are in the way."""
+"""Share of available memory in the limit, below which others take too much."""
 
 _THP: Final = "/sys/kernel/mm/transparent_hugepage/"
 
 
 def check(asked: Asked) -> list[Finding]:
-    """Limits, huge pages and swap."""
+    """Check limits, huge pages and swap."""
     return [_limits(asked), *_address_space(), _huge_pages(asked), *_swap(asked)]
 
 
@@ -124,6 +124,6 @@ def _swap(asked: Asked) -> list[Finding]:
 
 
 def _meminfo(asked: Asked, name: str) -> int:
-    """Bytes; 0 if the kernel does not say."""
+    """Return the bytes of a field; 0 if the kernel does not report it."""
     match = re.search(rf"^{name}:\s+(\d+)", asked.host.text("/proc/meminfo"), re.MULTILINE)
     return 1024 * int(match[1]) if match else 0

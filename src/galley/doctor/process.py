@@ -1,4 +1,4 @@
-"""What the server's process needs of the system: its port, and files that may be open."""
+"""Checks of the system resources of the server's process: its port, and its limit of open files."""
 
 import socket
 from typing import Final
@@ -11,11 +11,11 @@ except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
 _FEW: Final = 4096
-"""Open files below which connections run out before the engine does."""
+"""Open files below which connections reach their limit before the engine does."""
 
 
 def check(asked: Asked) -> list[Finding]:
-    """The port and the limit on open files."""
+    """Check the port and the limit on open files."""
     return [_port(asked)] if resource is None else [_port(asked), _files()]
 
 
@@ -42,7 +42,7 @@ def _port(asked: Asked) -> Finding:
 
 
 def _files() -> Finding:
-    """Of the hard limit: the server raises the soft one to it."""
+    """Check the hard limit: the server raises the soft one to it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY or hard >= _FEW:
         text = "any number of" if hard == resource.RLIM_INFINITY else f"{hard:,}"

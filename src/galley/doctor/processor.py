@@ -1,4 +1,4 @@
-"""Instruction sets, and which kernels follow from them."""
+"""Checks of instruction sets, and of the kernels that use them."""
 
 import os
 from typing import Final
@@ -15,7 +15,7 @@ _FLAGS: Final = {
     "amx_tile": "amx",
     "asimddp": "neon",
 }
-"""Flag of /proc/cpuinfo -> the set of kernels that begins to use it."""
+"""Flag of /proc/cpuinfo -> the first set of kernels that uses it."""
 
 _COSTS: Final = {
     "avx512vnni": "bf16 weights are widened before each product: about half the prefill speed of bf16",
@@ -24,11 +24,11 @@ _COSTS: Final = {
     "avxvnni": "half the width of AVX-512, and bf16 weights are widened before each product",
     "portable": "plain C++ without vector instructions: ten times slower and more",
 }
-"""Of the sets of kernels that are not the best of their architecture."""
+"""Set of kernels -> its cost, for those that are not the best of their architecture."""
 
 
 def check(asked: Asked) -> list[Finding]:
-    """Which kernels run here, and whether the CPU has better than those."""
+    """Report which kernels run here, and whether the CPU supports better ones."""
     flags = cpu_flags(asked)
     has = ", ".join(flag for flag in _FLAGS if flag in flags) or "none that kernels use"
     try:
@@ -92,7 +92,7 @@ def check(asked: Asked) -> list[Finding]:
 
 
 def cpu_flags(asked: Asked) -> set[str]:
-    """Of the first core in /proc/cpuinfo."""
+    """Return the flags of the first core in /proc/cpuinfo."""
     for line in asked.host.text("/proc/cpuinfo").splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("flags", "Features"):

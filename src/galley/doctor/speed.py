@@ -1,4 +1,4 @@
-"""Memory bandwidth and arithmetic as measured, against what the CPU's model should give; who interferes."""
+"""Measured memory bandwidth and arithmetic against the expected figures of the CPU, and interference."""
 
 import re
 from collections.abc import Mapping
@@ -21,23 +21,23 @@ _READ_BYTES: Final = 256 << 20
 _SECONDS: Final = 0.08
 _REPEATS: Final = 5
 _FAIR: Final = 0.7
-"""Share of what a model should give, below which it is said."""
+"""Share of the expected figure below which a finding is reported."""
 
 _RESTLESS: Final = 0.25
-"""Spread of five measurements, as a share of their median, from which somebody interferes."""
+"""Spread of five measurements, as a share of their median, that indicates interference."""
 
 _STOLEN: Final = 0.02
-"""Share of the CPUs' time that the hypervisor gave to others, from which it is said."""
+"""Share of the CPUs' time that the hypervisor gave to others, from which a finding is reported."""
 
 _CPU_FIELDS: Final = 8
 _STEAL: Final = 7
-"""Place of stolen time among the fields of a line of /proc/stat (proc(5))."""
+"""Index of stolen time among the fields of a line of /proc/stat (proc(5))."""
 
 Positive = Annotated[float, Meta(gt=0)]
 
 
 class Processor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line of CPUs, as its maker states it.
+    """A line of CPUs, with the figures that its maker states.
 
     Attributes:
         name: of the line.
@@ -60,14 +60,14 @@ class Processor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @dataclass(frozen=True, slots=True)
 class Interference:
-    """What was lost while it was measured: a share of the CPUs' time; stops by the container's quota."""
+    """Losses during the measurement: a share of the CPUs' time; stops by the container's quota."""
 
     stolen: float
     throttled: int
 
 
 def check(asked: Asked) -> list[Finding]:
-    """Some seconds of all cores: bandwidth, arithmetic, and who interfered meanwhile."""
+    """Measure bandwidth, arithmetic and interference, with all cores, for some seconds."""
     before, stops = cpu_times(asked), throttled(asked)
     try:
         measured = measure_machine(
@@ -89,7 +89,7 @@ def check(asked: Asked) -> list[Finding]:
 
 
 def bandwidth(measured: Measured, processor: Processor | None) -> Finding:
-    """Of memory, against the fair share of a socket's."""
+    """Compare memory bandwidth with the fair share of a socket's."""
     rate = measured.read_huge.median / 1e9
     figures: dict[str, float | str] = {
         "GB_per_s": rate,
@@ -122,7 +122,7 @@ def bandwidth(measured: Measured, processor: Processor | None) -> Finding:
 
 
 def arithmetic(measured: Measured, processor: Processor | None) -> Finding:
-    """Of the kernels' products, against the maker's operations in a cycle."""
+    """Compare the kernels' products with the maker's operations in a cycle."""
     rates = {kind: spread.median / 1e9 for kind, spread in measured.operations.items()}
     figures: dict[str, float | str] = {f"{kind}_GOPS": rate for kind, rate in rates.items()}
     said = ", ".join(f"{kind} {rate:,.0f}" for kind, rate in rates.items())
@@ -160,7 +160,7 @@ def arithmetic(measured: Measured, processor: Processor | None) -> Finding:
 
 
 def steadiness(measured: Measured, interference: Interference) -> Finding:
-    """Whether somebody else had the cores meanwhile."""
+    """Report whether others used the cores during the measurement."""
     spreads = {"memory": measured.read_huge, **measured.operations}
     what, worst = max(((name, _spread(s)) for name, s in spreads.items()), key=lambda pair: pair[1])
     figures: dict[str, float | str] = {
@@ -198,7 +198,7 @@ def _spread(rates: Spread) -> float:
 
 
 def governor(asked: Asked) -> list[Finding]:
-    """Whether the clock stays low while cores idle between requests."""
+    """Report whether the clock stays low while cores idle between requests."""
     paths = asked.host.paths("/sys/devices/system/cpu", "cpu[0-9]*/cpufreq/scaling_governor")
     governors = {path.read_text().strip() for path in paths}
     if not governors & {"powersave", "conservative"}:
@@ -219,7 +219,7 @@ def governor(asked: Asked) -> list[Finding]:
 
 
 def processor_of(asked: Asked, table: Path = TABLE) -> Processor | None:
-    """The row of the table that this CPU is of, if there is one."""
+    """Return the row of the table for this CPU, if there is one."""
     import yaml
 
     text = asked.host.text("/proc/cpuinfo")
@@ -235,20 +235,23 @@ def processor_of(asked: Asked, table: Path = TABLE) -> Processor | None:
 
 
 def cpu_times(asked: Asked) -> list[int]:
-    """Of all CPUs, in ticks: user, nice, system, idle, iowait, irq, softirq and steal (proc(5))."""
+    """Return the times of all CPUs, in ticks, by the fields of proc(5).
+
+    These are user, nice, system, idle, iowait, irq, softirq and steal.
+    """
     line = asked.host.text("/proc/stat").partition("\n")[0].split()
     return [int(word) for word in line[1 : 1 + _CPU_FIELDS]]
 
 
 def stolen_share(before: list[int], after: list[int]) -> float:
-    """Share of the CPUs' time between two readings that the hypervisor gave to others."""
+    """Return the share of the CPUs' time between two readings that the hypervisor gave to others."""
     spent = [b - a for a, b in zip(before, after, strict=True)]
     total = sum(spent)
     return spent[_STEAL] / total if len(spent) == _CPU_FIELDS and total else 0.0
 
 
 def throttled(asked: Asked) -> int:
-    """How often the kernel has stopped this process's control group because its quota was used up."""
+    """Return how often the kernel has stopped this process's control group for exceeding its quota."""
     stops = 0
     for line in asked.host.text("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)

@@ -1,4 +1,4 @@
-"""The folder of packed weights: whether it can be written, its room, its speed."""
+"""Checks of the folder of packed weights: whether it can be written, its free space, its speed."""
 
 import os
 import secrets
@@ -12,17 +12,17 @@ from galley.machine import bytes_text
 
 _VARIABLE: Final = "GALLEY_CACHE_DIR"
 _ROOM: Final = 10 << 30
-"""Bytes below which it is said: about eight billion parameters in int8."""
+"""Bytes below which a finding is reported: about eight billion parameters in int8."""
 
 _PROBE_BYTES: Final = 64 << 20
 _SLOW: Final = 100e6
-"""Bytes a second below which a first start is held up by the disk."""
+"""Bytes a second below which the disk delays a first start."""
 
 _MOST_SECONDS: Final = 2.0
 
 
 def check(asked: Asked, *, measure: bool = True) -> list[Finding]:
-    """Of the cache folder, or the nearest folder above it that exists; ``measure`` writes to it."""
+    """Check the cache folder, or the nearest folder above it that exists; ``measure`` writes to it."""
     if not asked.settings.weight_cache:
         return [
             Finding(
@@ -69,7 +69,7 @@ def _room(place: Path) -> Finding:
 
 
 def _speed(place: Path) -> Finding:
-    """Of writing: what was just written would be read from memory."""
+    """Measure the speed of writing: a read of data just written would come from memory."""
     path = place / f".{secrets.token_hex(8)}.partial"
     data = os.urandom(1 << 20)
     written, began = 0, time.monotonic()

@@ -1,7 +1,7 @@
-"""LoRA adapters in memory: some of those that requests name, the least recently used one makes room.
+"""LoRA adapters in memory: a subset of those that requests name, with least-recently-used eviction.
 
-An adapter is read, checked and packed on a thread of its own, one at a time, while steps go on; it takes
-its slot between two steps. The slot of one that requests hold is never given to another.
+A separate thread reads, checks and packs adapters, one at a time, while steps continue; an adapter takes
+its slot between two steps. A slot whose adapter is held by requests is never reassigned.
 """
 
 from collections.abc import Mapping
@@ -24,9 +24,9 @@ class _Place:
     """An adapter that has a slot.
 
     Attributes:
-        packed: what the executor will be given; None once it has it.
-        holders: requests that need it.
-        unwanted: it was unloaded, and goes with its last holder.
+        packed: future of the packed adapter for the executor; None once the executor has it.
+        holders: number of requests that use the adapter.
+        unwanted: whether it was unloaded, in which case it is dropped with its last holder.
     """
 
     adapter: Adapter
@@ -37,10 +37,12 @@ class _Place:
 
 
 class AdapterPool:
-    """Not thread-safe: the engine's thread calls it, between two steps.
+    """The adapters that have a slot.
+
+    Not thread-safe: the engine's thread calls it, between two steps.
 
     Attributes:
-        loads, evictions: adapters that took a slot so far, and those that made room for others.
+        loads, evictions: number of adapters that took a slot so far, and of those evicted to make room.
     """
 
     def __init__(
@@ -51,13 +53,13 @@ class AdapterPool:
         slots: int,
         rank: int,
     ) -> None:
-        """Nothing is loaded.
+        """Create an empty pool.
 
         Args:
             executor: runs the model.
-            shapes: of the linear layers that adapters may add to.
-            slots: adapters in memory at a time.
-            rank: the highest of an adapter.
+            shapes: shapes of the linear layers that adapters may modify.
+            slots: maximum number of adapters in memory.
+            rank: the highest rank of an adapter.
         """
         self._executor = executor
         self._shapes = shapes
@@ -69,10 +71,11 @@ class AdapterPool:
         self.loads = self.evictions = 0
 
     def load(self, adapter: Adapter) -> Future[object]:
-        """Read and check it; it takes a slot if one is free or can be freed.
+        """Read and check an adapter, which takes a slot if one is free or can be freed.
 
         Returns:
-            What is done when the adapter is known to be usable; raises ModelError if it is not.
+            A future that is done when the adapter is known to be usable; it raises ModelError if it is
+            not.
         """
         place = self._places.get(adapter.digest) or self._begin(adapter)
         if place is None:
@@ -85,20 +88,21 @@ class AdapterPool:
         return done
 
     def unload(self, adapter: Adapter) -> None:
-        """Free its slot, now or after the last request that holds it."""
+        """Free the adapter's slot, now or after the last request that holds it."""
         self.settle()
         if place := self._places.get(adapter.digest):
             place.unwanted = True
             self._drop_unwanted(place)
 
     def acquire(self, adapter: Adapter) -> int | None:
-        """The adapter's slot, which is its own until :meth:`release`; None: not yet.
+        """Return the adapter's slot, reserved until :meth:`release`; None if it is not ready yet.
 
-        Who asks in the order of arrival calls :meth:`settle` once before: an adapter that came to its slot
-        in between would look unused to those who ask after the one that waits for it.
+        A caller that tries requests in order of arrival calls :meth:`settle` once before the first: an
+        adapter that got its slot between two calls would look unused to the requests behind the one that
+        waits for it.
 
         Raises:
-            ModelError: it cannot be loaded.
+            ModelError: the adapter cannot be loaded.
         """
         if error := self._failed.pop(adapter.digest, None):
             raise error
@@ -110,17 +114,17 @@ class AdapterPool:
         return place.slot
 
     def release(self, adapter: Adapter) -> None:
-        """One of its holders is done."""
+        """Release one request's hold on the adapter."""
         place = self._places[adapter.digest]
         place.holders -= 1
         self._drop_unwanted(place)
 
     def has_place(self, adapter: Adapter) -> bool:
-        """Whether it has a slot, or is on its way there."""
+        """Return whether the adapter has a slot or is being loaded into one."""
         return adapter.digest in self._places
 
     def settle(self) -> None:
-        """Adapters that have been read meanwhile take their slots."""
+        """Give adapters that have been read in the meantime their slots."""
         for place in [p for p in self._places.values() if p.packed is not None]:
             assert place.packed is not None
             if not place.packed.done():
@@ -137,20 +141,20 @@ class AdapterPool:
 
     @property
     def loaded(self) -> int:
-        """Adapters in memory."""
+        """Number of adapters in memory."""
         return len(self._places)
 
     @property
     def on_the_way(self) -> list[Future[object]]:
-        """What is being read."""
+        """The futures of the adapters that are being read."""
         return [place.packed for place in self._places.values() if place.packed is not None]
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._reader.shutdown(wait=False, cancel_futures=True)
 
     def _begin(self, adapter: Adapter) -> _Place | None:
-        """Give it a slot and read it; None if requests hold all slots."""
+        """Give the adapter a slot and read it; return None if requests hold all slots."""
         self._failed.pop(adapter.digest, None)
         if not self._free:
             idle = (p for p in self._places.values() if not p.holders and p.packed is None)

@@ -1,4 +1,4 @@
-"""Turns a step's work into the arrays an executor takes, and collects what the tasks want of its logits."""
+"""Turns a step's work into the arrays an executor takes, and collects the tasks' logits requests."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ from galley.ops.sampling import SamplingBatch
 def assemble(
     plan: Sequence[Work], kv: KVCache, encoder_cache: EncoderCache
 ) -> tuple[Batch, SamplingBatch]:
-    """Rows in the order of the plan, those of the aligner in a batch of their own."""
+    """Assemble the plan's rows in order, with the aligner's rows in a separate batch."""
     sampling = SamplingBatch()
     align, encode = None, None
     if plan[0].sequence.features is not None:
@@ -81,7 +81,7 @@ def _token_batch(
 
 
 def _states(plan: Sequence[Work], kv: KVCache) -> "tuple[array[int], ...]":
-    """Where each sequence's state is and goes, in the order of the batch."""
+    """Return where each sequence's state is read and written, in the order of the batch."""
     return tuple(
         kv.advance_state(
             sequence.id,
@@ -95,14 +95,14 @@ def _states(plan: Sequence[Work], kv: KVCache) -> "tuple[array[int], ...]":
 
 
 def _adapters(plan: Sequence[Work]) -> "array[int] | None":
-    """The slot of each hypothesis' adapter; None if there are no adapters in the step."""
+    """Return the slot of each hypothesis' adapter; None if the step uses no adapters."""
     if all(work.sequence.adapter < 0 for work in plan):
         return None
     return array("q", [w.sequence.adapter for w in plan for _ in range(w.sequence.task.width)])
 
 
 def _encoder_batch(plan: Sequence[Work], encoder_cache: EncoderCache) -> EncoderBatch | None:
-    """What is to be encoded before the step's tokens are computed; None if nothing is."""
+    """Return the input to encode before the step's tokens are computed; None if there is none."""
     works = [work for work in plan if work.encodes]
     if not works:
         return None
@@ -124,7 +124,7 @@ def _cross_context(plan: Sequence[Work], encoder_cache: EncoderCache) -> CrossCo
 def cross_context(
     hypotheses: Iterable[EngineSequence], encoder_cache: EncoderCache
 ) -> CrossContext:
-    """What these sequences of a speech model attend to, one of several hypotheses as often as these."""
+    """Return what the decoder of a speech model cross-attends to, one entry for each hypothesis given."""
     tables, rows = [], []
     for sequence in hypotheses:
         assert sequence.features is not None

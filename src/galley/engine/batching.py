@@ -1,13 +1,12 @@
-"""When waiting sequences may begin, where they may not join others that run.
+"""When waiting sequences may begin if they may not join running ones.
 
 Continuous batching lets a sequence join in any step (Yu et al., "Orca", OSDI 2022) and needs none of
-this. The older policies begin a batch when the one before is over, so the shortest text waits for the
-longest; they are here so that the difference can be measured.
+this. The older policies begin a batch when the previous one is over, so the shortest text waits for the
+longest; they are implemented so that the difference can be measured.
 
 ``dynamic``
-    A batch is whatever waits when the engine is free.
-``static``
-    A batch has as many sequences as may run; it begins with fewer when the first has waited for ``delay``.
+    A batch is whatever waits when the engine is free. ``static`` A batch has as many sequences as may
+    run; it begins with fewer once the first has waited for ``delay``.
 """
 
 import time
@@ -17,12 +16,12 @@ from galley.engine.sequence import Sequence
 
 
 class BatchGatherer:
-    """Sequences of the batches to come, in the order of their arrival.
+    """Sequences of future batches, in the order of their arrival.
 
     Args:
-        seats: how many sequences may run; each hypothesis of a beam search counts.
-        delay: seconds that a batch waits to be full.
-        clock: of arrivals, in seconds.
+        seats: maximum number of running sequences; each hypothesis of a beam search counts.
+        delay: seconds that a batch waits to fill.
+        clock: the clock of arrivals, in seconds.
     """
 
     def __init__(
@@ -37,18 +36,18 @@ class BatchGatherer:
         return len(self._gathered)
 
     def add(self, sequence: Sequence) -> None:
-        """A new sequence waits for a batch."""
+        """Queue a new sequence for a batch."""
         self._gathered.append(sequence)
 
     def remove(self, sequence: Sequence) -> bool:
-        """Forget the sequence; whether it waited here."""
+        """Drop the sequence; return whether it was queued here."""
         if sequence not in self._gathered:
             return False
         self._gathered.remove(sequence)
         return True
 
     def next_batch(self) -> list[Sequence]:
-        """The sequences that begin now, as no other runs; none while a batch waits to be full."""
+        """Return the sequences to begin when no others run; none while a batch waits to fill."""
         if not self._gathered:
             return []
         seats = count = 0

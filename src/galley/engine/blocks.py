@@ -1,16 +1,16 @@
-"""The pool of KV blocks: which are free, how often others are referred to, and what cached ones hold."""
+"""The pool of KV blocks: which are free, how often others are referenced, and what cached ones contain."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
 
 
 class BlockPool:
-    """Hands out block ids 0 to ``total - 1``; knows no tokens.
+    """Hands out block ids 0 to ``total - 1``, without knowledge of tokens.
 
-    A block is free (its content is forgotten), used (one or more references), or cached: nobody refers
-    to it, but its content has a key under which it can be found and shared again. Cached blocks are
-    taken, least recently used first, when no block is free. ``free + cached + used == total`` at any
-    time.
+    A block is free (its content is forgotten), used (one or more references), or cached: it has no
+    references, but its content has a key under which it can be found and shared again. When no block is
+    free, cached blocks are taken, least recently used first. ``free + cached + used == total`` holds at
+    any time.
     """
 
     def __init__(self, total: int) -> None:
@@ -24,26 +24,26 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Blocks that hold nothing."""
+        """Number of blocks without content."""
         return len(self._free)
 
     @property
     def cached(self) -> int:
-        """Blocks that nobody refers to and whose content can still be found."""
+        """Number of blocks without references whose content can still be found."""
         return len(self._cached)
 
     @property
     def used(self) -> int:
-        """Blocks with at least one reference."""
+        """Number of blocks with at least one reference."""
         return self.total - len(self._free) - len(self._cached)
 
     def can_take(self, count: int, shared: Iterable[int] = ()) -> bool:
-        """Whether ``count`` blocks could be taken once each of the ``shared`` ones has a reference more."""
+        """Return whether ``count`` blocks could be taken after referencing each ``shared`` one."""
         revived = sum(block in self._cached for block in set(shared))
         return count <= len(self._free) + len(self._cached) - revived
 
     def reserve(self, count: int, shared: Iterable[int]) -> bool:
-        """Refer once more to the ``shared`` blocks if ``count`` more can be taken; returns whether."""
+        """Add references to ``shared`` blocks if ``count`` more can be taken; return whether they can."""
         if not self.can_take(count, shared):
             return False
         for block in shared:
@@ -51,7 +51,7 @@ class BlockPool:
         return True
 
     def take(self) -> int:
-        """A block with one reference: a free one, or the least recently used cached one."""
+        """Return a block with one reference: a free one, or the least recently used cached one."""
         if self._free:
             block = self._free.pop()
         else:
@@ -61,12 +61,12 @@ class BlockPool:
         return block
 
     def share(self, block: int) -> None:
-        """One more reference, to a used or a cached block."""
+        """Add a reference to a used or cached block."""
         self._cached.pop(block, None)
         self._references[block] += 1
 
     def release(self, block: int) -> None:
-        """One reference less; after the last one a block with a key is cached, any other is free."""
+        """Drop a reference; after the last one, a block with a key is cached and any other is free."""
         assert self._references[block] > 0
         self._references[block] -= 1
         if self._references[block]:
@@ -77,15 +77,15 @@ class BlockPool:
             self._free.append(block)
 
     def references(self, block: int) -> int:
-        """How many block tables hold the block."""
+        """Return how many block tables hold the block."""
         return self._references[block]
 
     def find(self, key: bytes) -> int | None:
-        """The block with this content, used or cached."""
+        """Return the used or cached block with this content; None if there is none."""
         return self._block_of.get(key)
 
     def register(self, key: bytes, block: int) -> None:
-        """Let ``key`` find the used block's content, unless it finds another block already."""
+        """Register the used block's content under ``key``, unless the key already has another block."""
         if key not in self._block_of:
             self._block_of[key] = block
             self._key_of[block] = key
@@ -99,14 +99,14 @@ class BlockPool:
                 self._free.append(block)
 
     def forget_all(self) -> None:
-        """No content can be found any more: cached blocks are free."""
+        """Make all content unreachable: cached blocks become free."""
         self._free += self._cached
         self._cached.clear()
         self._block_of.clear()
         self._key_of.clear()
 
     def check(self, held: dict[int, int]) -> None:
-        """Assert that ``held`` has each used block and its references, and that no other is used."""
+        """Assert that ``held`` maps each used block to its reference count, and that no other is used."""
         for block in range(self.total):
             assert self._references[block] == held.get(block, 0), block
             assert not (block in self._cached and block in held), block

@@ -1,4 +1,4 @@
-"""The engine of a model that generates tokens, of texts or of audio."""
+"""Builds the engine of a model that generates tokens from text or audio."""
 
 import dataclasses
 import logging
@@ -95,7 +95,7 @@ def build_generation(loading: Loading) -> Engine:
 
 
 def _adapted(loading: Loading, program: Program) -> tuple[Program, ExecutorOptions]:
-    """Return the program and options with slots for LoRA adapters, if the settings ask for any."""
+    """Return the program and options with slots for LoRA adapters, if the settings request any."""
     settings, options = loading.settings, loading.model.options
     if not settings.adapter_slots:
         return program, options
@@ -160,7 +160,7 @@ def _adapter_pool(
 def _guessing(
     loading: Loading, executor: Executor, kv: KVSize, draft_model: DraftModel | None
 ) -> Guessing:
-    """Return what guesses next tokens; nothing does where a recurrent state cannot be taken back."""
+    """Return the engine's speculation; it is disabled where a recurrent state cannot be rolled back."""
     settings, model = loading.settings, loading.model
     program = model.program
     proposers = proposers_of(settings)

@@ -1,4 +1,4 @@
-"""The engine of a model that makes vectors or scores of whole texts: no cache, no sequences."""
+"""Builds the engine of a model that makes vectors or scores of whole texts: no cache, no sequences."""
 
 from array import array
 from typing import Final
@@ -17,11 +17,11 @@ _OF_GENERATION: Final = {
     "batching": "continuous",
     "experts": "memory",
 }
-"""Settings that such a model has no use for, with their values where they are left out."""
+"""Settings that do not apply to such a model, with the values that they have when left out."""
 
 
 def build_vectors(loading: Loading) -> EmbeddingEngine:
-    """Plan memory, load the weights and warm up. Settings of a KV cache change nothing: there is none.
+    """Plan memory, load the weights and warm up; settings of the KV cache have no effect.
 
     Raises:
         ModelError, SettingsError: the checkpoint or the settings cannot be used.
@@ -91,6 +91,6 @@ def _described(model: Model) -> EmbeddingInfo:
 
 
 def _warm_up(executor: Executor) -> None:
-    """Run one token through everything, so that the first text does not pay for lazy initialisation."""
+    """Run one token through everything, so that the first text does not pay for lazy initialization."""
     zero, starts = array("q", [0]), array("q", [0, 1])
     forward(executor, Batch(zero, zero, starts, (), zero))

@@ -1,4 +1,4 @@
-"""What a step's result changes about its sequences: counts, tokens, and blocks of wrong guesses."""
+"""Applies a step's result to its sequences: counts, tokens, and the blocks of rejected draft tokens."""
 
 from collections.abc import Sequence as Plan
 
@@ -10,7 +10,7 @@ from galley.types import Output
 
 
 def commit(plan: Plan[Work], result: StepResult, kv: KVCache) -> list[Output]:
-    """Count the step's tokens as computed and let each task have its rows; what came out for callers."""
+    """Count the step's tokens as computed, give each task its rows, and return the outputs for callers."""
     outputs: list[Output] = []
     for work in plan:
         sequence = work.sequence
@@ -27,7 +27,7 @@ def commit(plan: Plan[Work], result: StepResult, kv: KVCache) -> list[Output]:
 
 
 def _take_back(sequence: Sequence, kv: KVCache) -> None:
-    """Of the guesses that were computed, those that the task did not accept."""
+    """Roll back the computed draft tokens that the task did not accept."""
     sequence.computed = min(sequence.computed, len(sequence.tokens) - 1)
     sequence.settled = 0
     kv.truncate(sequence.id, len(sequence.tokens))

@@ -1,4 +1,4 @@
-"""A draft model in the engine: a smaller model of the same vocabulary that guesses for a batch at once.
+"""A draft model in the engine: a smaller model with the same vocabulary that drafts for a whole batch.
 
 Source: Y. Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (2023).
 """
@@ -26,7 +26,7 @@ from galley.speculation.row_costs import RowCosts
 _clock: Final = time.perf_counter
 
 _MOST_ENCODED: Final = 64
-"""Encoder outputs that are remembered; what is forgotten is encoded again."""
+"""Number of encoder outputs that are remembered; a forgotten one is encoded again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,9 +34,10 @@ class _Progress:
     """How far the draft model has come with a sequence.
 
     Attributes:
-        table: the blocks in which its keys and values are; if the sequence has others now, they are lost.
-        computed: leading tokens of the sequence whose keys and values are there.
-        guessed: tokens whose keys and values follow; of use as far as the sequence has got them.
+        table: the blocks that hold its keys and values, which are lost if the sequence has other blocks
+            now.
+        computed: number of leading tokens of the sequence whose keys and values are there.
+        guessed: draft tokens whose keys and values follow; usable as far as the sequence accepted them.
     """
 
     table: "array[int]"
@@ -45,23 +46,24 @@ class _Progress:
 
 
 class DraftModel:
-    """See :class:`galley.speculation.drafter.Drafter`.
+    """Drafts tokens with a model: see :class:`galley.speculation.drafter.Drafter`.
 
-    Its keys and values lie in the same blocks as those of the model that it guesses for, by the same
-    tables, so nothing else is to be kept, counted or taken back. Tokens are drawn with the request's own
-    noise and under its own rules: where both models are equally sure, they draw the same. A speech model
-    encodes a sequence's audio before it first guesses for it, if it does not share the other's encoder.
+    Its keys and values lie in the same blocks as those of the target model, by the same tables, so
+    nothing else has to be stored, counted or rolled back. Tokens are sampled with the request's noise and
+    under its rules: where both models have the same distribution, they sample the same token. A speech
+    model encodes a sequence's audio before it first drafts for it, unless it shares the target model's
+    encoder.
 
     Args:
-        executor: of the draft model, whose KV cache has as many blocks.
-        costs: of its steps by rows.
+        executor: runs the draft model; its KV cache has as many blocks as the target model's.
+        costs: times of the draft model's steps by rows.
         kv: block tables.
         encoder_cache: block tables of encoder outputs.
         group: the KV group that keeps all tokens.
-        vocab_size: of the model that is guessed for; other tokens are no guesses.
+        vocab_size: vocabulary size of the target model; other tokens are never proposed.
         max_len: the draft model's context.
-        max_rows: of one of its steps.
-        shares_encoder: its encoder inputs are the rows of the other model's encoder.
+        max_rows: maximum number of rows in one of its steps.
+        shares_encoder: whether its encoder inputs are the output rows of the target model's encoder.
     """
 
     def __init__(
@@ -92,11 +94,11 @@ class DraftModel:
         """Hash of an encoder input -> the blocks of its encoder output, the latest last."""
 
     def forget(self, sequence: Sequence) -> None:
-        """It has come to its end."""
+        """Drop a sequence that has ended."""
         self._progress.pop(sequence.id, None)
 
     def backlog(self, sequence: Sequence) -> int:
-        """See :class:`galley.speculation.drafter.Drafter`."""
+        """Return the rows to compute: see :class:`galley.speculation.drafter.Drafter`."""
         if len(sequence.tokens) >= self._max_len:
             return 0
         rows = len(sequence.tokens) - self._progress_of(sequence).computed
@@ -107,7 +109,7 @@ class DraftModel:
         return rows
 
     def draft(self, wanted: Tokens[Wanted[Sequence]]) -> list[Tokens[int]]:
-        """See :class:`galley.speculation.drafter.Drafter`."""
+        """Return draft tokens: see :class:`galley.speculation.drafter.Drafter`."""
         began = _clock()
         guesses: list[list[int]] = [[] for _ in wanted]
         ready = self._catch_up(wanted, guesses)
@@ -127,9 +129,9 @@ class DraftModel:
         return min(one.length, self._max_len - len(one.sequence.tokens))
 
     def _catch_up(self, wanted: Tokens[Wanted[Sequence]], guesses: list[list[int]]) -> list[int]:
-        """Compute what is known and draw the first guesses; the places of those that have one.
+        """Compute known tokens and sample the first draft tokens; return the indices that got one.
 
-        What does not fit one step of the draft model is computed in the steps that follow.
+        Known tokens that do not fit one step of the draft model are computed in later steps.
         """
         ready: list[int] = []
         partly: list[tuple[Sequence, list[int]]] = []
@@ -162,7 +164,7 @@ class DraftModel:
         drawn: Tokens[int],
         guesses: list[list[int]],
     ) -> None:
-        """Compute tokens behind what is computed, and guesses for the first ``len(drawn)`` sequences."""
+        """Compute the next tokens, and draft one for each of the first ``len(drawn)`` sequences."""
         tokens, positions = array("q"), array("q")
         starts, wanted = array("q", [0]), array("q")
         tables: list[array[int]] = []
@@ -207,7 +209,7 @@ class DraftModel:
                 guesses[place].append(token)
 
     def take_encoded(self, sequences: Iterable[Sequence], rows: EncoderRows) -> None:
-        """``rows`` [all rows, width] are what the other model's encoder made of their audio, in order."""
+        """Encode ``rows`` [all rows, width], the target encoder's output for these sequences in order."""
         assert self._shares_encoder
         first = 0
         for sequence in sequences:
@@ -220,9 +222,9 @@ class DraftModel:
         return self._encoded.get(features.root) == self._encoder_cache.table(sequence.id)
 
     def _encode(self, root: bytes, inputs: EncoderRows, table: "array[int]") -> None:
-        """In a step of its own: there are buffers for one encoder input.
+        """Encode one input in a separate step, because the buffers hold only one encoder input.
 
-        Of other encoder outputs in the same blocks nothing is left.
+        Other encoder outputs in the same blocks are overwritten.
         """
         starts = np.array([0, len(inputs)], dtype=np.int64)
         encode(self._executor, EncoderBatch(inputs, starts, (table,)))
@@ -234,7 +236,7 @@ class DraftModel:
             self._encoded.popitem(last=False)
 
     def _progress_of(self, sequence: Sequence) -> _Progress:
-        """As it is now that the sequence has got more tokens, or other blocks."""
+        """Return the progress, adjusted to the sequence's new tokens or blocks."""
         table = sequence.tables[self._group]
         progress = self._progress.get(sequence.id)
         if progress is None or progress.table is not table:

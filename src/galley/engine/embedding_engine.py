@@ -1,7 +1,7 @@
-"""The engine of models that make a vector, or a score, of whole texts: no cache and no sequences.
+"""The engine of models that make a vector or a score from whole texts: no cache and no sequences.
 
-A step takes texts as they came, tenants in turn, up to its token budget, and answers each with one Output.
-A text that is longer than the budget has a step of its own.
+A step takes texts in order of arrival, tenants in turn, up to its token budget, and returns one Output
+for each. A text that is longer than the budget has a step to itself.
 """
 
 import time
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Text:
-    """A request that waits for its step; ``order`` counts arrivals, put off by the request's priority."""
+    """A request that waits for its step; ``order`` is its arrival number, delayed by its priority."""
 
     request: EngineRequest
     payload: Embed
@@ -38,7 +38,7 @@ class Text:
 
 
 class EmbeddingEngine:
-    """See :class:`galley.service.protocol.Engine`. Not thread-safe."""
+    """Runs whole texts: see :class:`galley.service.protocol.Engine`. Not thread-safe."""
 
     def __init__(
         self,
@@ -50,9 +50,15 @@ class EmbeddingEngine:
         priority_steps: int,
         meter: StepMeter | None = None,
     ) -> None:
-        """Args:
-        max_batch_tokens: token budget of a step.
-        priority_steps: by how many arrivals a level of priority is put off.
+        """Create the engine.
+
+        Args:
+            executor: runs the model.
+            head: makes a text's vector or score from its rows.
+            info: describes the model.
+            max_batch_tokens: token budget of a step.
+            priority_steps: number of arrivals by which one level of priority delays a text.
+            meter: measures the steps; None for a new one.
         """
         self.info = info
         self._executor = executor
@@ -75,16 +81,16 @@ class EmbeddingEngine:
 
     @property
     def is_live(self) -> bool:
-        """Never: a text is not spoken."""
+        """Always False: texts are not live audio."""
         return False
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a text; its vector comes out of a later step."""
+        """Queue a text; a later step returns its vector."""
         payload = request.payload
         assert isinstance(payload, Embed), request.id
         if not self._count:
             self._meter.awake()
-        # A step takes some texts: what waits is put off by texts, not by steps.
+        # A step takes several texts: priority delays a text by arrivals, not by steps.
         order = self._arrivals + request.priority * self._priority
         text = Text(request, payload, order, time.monotonic())
         self._arrivals += 1
@@ -93,7 +99,7 @@ class EmbeddingEngine:
         heappush(self._waiting.setdefault(request.tenant, []), text)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Forget texts; those that are unknown have been answered."""
+        """Drop texts; unknown ids have already been answered."""
         gone = frozenset(request_ids)
         for tenant, texts in list(self._waiting.items()):
             left = [text for text in texts if text.request.id not in gone]
@@ -107,7 +113,7 @@ class EmbeddingEngine:
                 del self._waiting[tenant]
 
     def step(self) -> list[Output]:
-        """The vectors of the texts whose turn it is."""
+        """Run one step and return the vectors of the texts whose turn it is."""
         meter = self._meter
         meter.begin()
         texts = self._take()
@@ -135,7 +141,7 @@ class EmbeddingEngine:
         return outputs
 
     def _take(self) -> list[Text]:
-        """Texts whose turn it is, up to the budget, at least one."""
+        """Remove and return the texts whose turn it is, up to the budget and at least one."""
         taken: list[Text] = []
         left = self._budget
         while self._waiting:
@@ -154,7 +160,7 @@ class EmbeddingEngine:
         return taken
 
     def _parts(self, rows: "Floats", lengths: list[int]) -> "list[Floats]":
-        """Each text's rows of those that were wanted."""
+        """Return each text's part of the selected rows."""
         if not self._head.all_rows:
             return [rows[i : i + 1] for i in range(len(lengths))]
         ends = np.cumsum(lengths)
@@ -181,7 +187,7 @@ class EmbeddingEngine:
 
     @property
     def stats(self) -> EngineStats:
-        """As of now."""
+        """The engine's current statistics."""
         return EngineStats(
             waiting=self._count,
             steps=self._steps,
@@ -195,11 +201,11 @@ class EmbeddingEngine:
         )
 
     def close(self) -> None:
-        """All that it holds is memory, and goes with it."""
+        """Do nothing: the engine holds only memory, which is freed with the object."""
 
 
 def _assembled(texts: list[Embed], head: Head) -> Batch:
-    """Texts one after another, each from its first token to its last."""
+    """Return a batch of the texts one after another, each from its first token to its last."""
     tokens, positions, starts = array("q"), array("q"), array("q", [0])
     wanted = array("q")
     for text in texts:

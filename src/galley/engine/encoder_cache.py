@@ -1,8 +1,9 @@
-"""Encoder outputs of speech models: what the decoder's cross-attention reads, in blocks of the KV pool.
+"""Encoder outputs of speech models, which the decoder cross-attends to, in blocks of the KV pool.
 
-An encoder output is made once for all requests over the same encoder input, and the latest outputs stay
-when no request needs them: another temperature, or the times of words, may ask for one again, but soon;
-audio does not come again later as prefixes do, and blocks that are used again cost no new memory.
+An encoder output is computed once for all requests over the same encoder input, and the latest outputs
+stay when no request needs them: a retry at another temperature, or a request for word timestamps, may
+soon need one again. Unlike prefixes, audio does not recur much later, and reused blocks cost no new
+memory.
 """
 
 from array import array
@@ -22,19 +23,19 @@ from galley.types import blocks_for
 from galley.types.audio import EncoderInput
 
 KEPT_ENCODER_OUTPUTS: Final = 16
-"""Encoder outputs that stay when their last request is over."""
+"""Number of encoder outputs that stay when their last request is over."""
 
 MAX_FEATURE: Final = 1e4
-"""Beyond any log-mel value; greater ones, or NaN, could leave infinities in the KV cache."""
+"""Above any log-mel value; greater ones, or NaN, could leave infinities in the KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderFeatures:
-    """A request's encoder input as the engine has it.
+    """A request's encoder input as the engine holds it.
 
     Attributes:
         features: [frames, mels].
-        rows: positions of the encoder output, so of the KV cache.
+        rows: number of positions of the encoder output, and so of the KV cache.
         root: hash of the input and the tenant's salt.
     """
 
@@ -44,19 +45,19 @@ class EncoderFeatures:
 
     @classmethod
     def of(cls, given: EncoderInput, rows: int, salt: str) -> Self:
-        """``rows`` is how many the encoder makes of the input."""
+        """Return the features of an input; ``rows`` is the number of rows that the encoder makes of it."""
         features = np.frombuffer(given.data, dtype="<f4").reshape(given.frames, given.mels)
         digest = blake2b(given.data, digest_size=16).digest()
         return cls(features, rows, encoder_input_hash(salt_hash(salt), digest))
 
     @property
     def usable(self) -> bool:
-        """All features are numbers of a sane size."""
+        """Whether all features are finite and of plausible size."""
         return bool((np.abs(self.features) <= MAX_FEATURE).all())
 
 
 class EncoderClaim(NamedTuple):
-    """What a request's encoder output would take: ``blocks`` that hold it, or so many ``fresh`` ones.
+    """What a request's encoder output would take: its existing ``blocks``, or ``fresh`` new ones.
 
     ``keys`` find the blocks of the output whose hash is ``root``.
     """
@@ -69,7 +70,11 @@ class EncoderClaim(NamedTuple):
 
 @dataclass(slots=True)
 class _EncoderOutput:
-    """``users`` are open tables; ``texts`` keys of the text blocks over it of a request that has ended."""
+    """An encoder output and its uses.
+
+    ``users`` counts open tables; ``texts`` are the keys of the text blocks, over this output, of a
+    finished request.
+    """
 
     keys: list[bytes]
     users: int = 0
@@ -77,12 +82,12 @@ class _EncoderOutput:
 
 
 class EncoderCache:
-    """Which blocks hold which encoder output.
+    """Tracks which blocks hold which encoder output.
 
     Args:
-        pool: shared with the token blocks.
+        pool: the pool, shared with the token blocks.
         sharing: whether requests share encoder outputs.
-        kept: how many encoder outputs stay when no request needs them.
+        kept: number of encoder outputs that stay when no request needs them.
     """
 
     def __init__(self, pool: BlockPool, *, sharing: bool, kept: int = KEPT_ENCODER_OUTPUTS) -> None:
@@ -93,10 +98,10 @@ class EncoderCache:
         self._outputs: OrderedDict[bytes, _EncoderOutput] = OrderedDict()  # the latest used last
 
     def claim(self, features: EncoderFeatures) -> EncoderClaim:
-        """What opening a table for ``features`` would take. An output is found whole or not at all.
+        """Return what opening a table for ``features`` would take; an output is found whole or not at all.
 
-        Its blocks are held together and taken from the last on, so if one is gone, nobody holds the others:
-        they are freed.
+        Its blocks are held together and evicted from the last one backwards, so if one is gone, no
+        request holds the others: they are freed.
         """
         root = features.root
         output = self._outputs.get(root)
@@ -109,9 +114,9 @@ class EncoderCache:
         return EncoderClaim(root, keys, [], len(keys))
 
     def open(self, request_id: str, claim: EncoderClaim) -> None:
-        """Start the request's table, whose fresh blocks are filled in this step.
+        """Create the request's table, whose fresh blocks are filled in this step.
 
-        ``claim.blocks`` have their references.
+        ``claim.blocks`` are already referenced.
         """
         table = array("q", claim.blocks)
         for key in claim.keys[: claim.fresh]:
@@ -122,11 +127,11 @@ class EncoderCache:
         self._outputs.setdefault(claim.root, _EncoderOutput(claim.keys)).users += 1
 
     def table(self, request_id: str) -> "array[int]":
-        """The blocks of the request's encoder output, in order."""
+        """Return the blocks of the request's encoder output, in order."""
         return self._tables[request_id][1]
 
     def close(self, request_id: str) -> None:
-        """Give the table up; the blocks stay cached."""
+        """Release the table; the blocks stay cached."""
         root, table = self._tables.pop(request_id)
         for block in reversed(table):
             self._pool.release(block)
@@ -135,7 +140,7 @@ class EncoderCache:
         self._trim()
 
     def forget(self, features: EncoderFeatures, text_keys: list[bytes]) -> None:
-        """A request over these features has ended; ``text_keys`` are the keys of its text's blocks."""
+        """Record the end of a request over these features; ``text_keys`` are its text blocks' keys."""
         output = self._outputs.get(features.root)
         if output is not None:
             output.texts = max(output.texts, text_keys, key=len)
@@ -147,11 +152,11 @@ class EncoderCache:
             self._pool.forget([*over.keys, *over.texts])
 
     def held(self) -> "Iterable[array[int]]":
-        """All tables."""
+        """Return all tables."""
         return [table for _, table in self._tables.values()]
 
 
 @lru_cache(maxsize=64)
 def _keys(root: bytes, blocks: int) -> list[bytes]:
-    """A request that waits asks in each step."""
+    """Return the keys of an encoder output's blocks; a waiting request needs them in each step."""
     return encoder_block_hashes(root, blocks)

@@ -1,4 +1,4 @@
-"""The engine: sequences in, tokens out, one step at a time."""
+"""The engine: requests go in and tokens come out, one step at a time."""
 
 import time
 from collections.abc import Iterable
@@ -32,11 +32,14 @@ from galley.types import (
 from galley.types.model_info import EngineStats, ModelInfo
 
 _GATHERING_SECONDS: Final = 0.002
-"""How long a step sleeps in which a static batch waits to be full, or all requests for what they need."""
+"""How long a step sleeps while a static batch waits to fill, or all requests are being prepared."""
 
 
 class Engine:
-    """Not thread-safe: one thread adds, aborts and steps. Requests come from ``requests.expand``."""
+    """Runs the model's requests step by step.
+
+    Not thread-safe: one thread adds, aborts and steps. Requests come from ``requests.expand``.
+    """
 
     def __init__(
         self,
@@ -67,11 +70,11 @@ class Engine:
         self._prefill_tokens = 0
         self._decode_tokens = 0
         self._encoder_rows = 0
-        self._refused: list[Output] = []  # of requests that never became sequences
+        self._refused: list[Output] = []  # outputs of requests that never became sequences
 
     @property
     def executor(self) -> Executor:
-        """What runs the model; for measuring it before there are requests."""
+        """The executor that runs the model, so that it can be measured before there are requests."""
         return self._executor
 
     @property
@@ -81,24 +84,25 @@ class Engine:
 
     @property
     def is_live(self) -> bool:
-        """Whether a request is of audio that is being spoken now."""
+        """Whether any request processes live audio."""
         return any(s.request.priority <= LIVE_PRIORITY for s in self._sequences.values())
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a request; its tokens come out of later steps."""
+        """Queue a request; later steps return its tokens."""
         if not self._preparing.add(request):
             self._begin(Prepared(request, time.monotonic()))
 
     def load_adapter(self, adapter: Adapter) -> Future[object]:
-        """Read and check a LoRA adapter, while steps go on.
+        """Read and check a LoRA adapter while steps continue.
 
         Returns:
-            What is done when requests may name it; raises ModelError if it cannot be used.
+            A future that is done when requests may name the adapter; it raises ModelError if the adapter
+            cannot be used.
         """
         return self._adapter_pool.load(adapter)
 
     def unload_adapter(self, adapter: Adapter) -> None:
-        """Free what it takes; requests that have it go on to their end."""
+        """Free the adapter's slot; requests that already hold the adapter run to completion."""
         self._adapter_pool.unload(adapter)
 
     @property
@@ -147,7 +151,7 @@ class Engine:
         return EncoderFeatures.of(given, speech.rows_of(given.frames), request.cache_salt)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Forget requests, wherever they are; unknown ids have finished already."""
+        """Drop requests, wherever they are; unknown ids have already finished."""
         for request_id in request_ids:
             self._preparing.abort(request_id)
             self._refused = [o for o in self._refused if o.request_id != request_id]
@@ -157,13 +161,16 @@ class Engine:
                 self._preparing.release(sequence.request)
 
     def step(self) -> list[Output]:
-        """Schedule, assemble, submit, collect, commit, emit: what came of each sequence that advanced."""
+        """Run one step and return an output for each sequence that advanced.
+
+        A step schedules, assembles, submits, collects, commits and emits.
+        """
         if self._preparing:
             self._begin_prepared()
         if self._refused:
             refused, self._refused = self._refused, []
             return refused
-        if not self._sequences:  # all that there is waits for its grammar or adapter
+        if not self._sequences:  # every request waits for its grammar or adapter
             self._preparing.pause(_GATHERING_SECONDS)
             return []
         meter = self._meter
@@ -185,7 +192,7 @@ class Engine:
                 self._guessing.encoded(plan, result.encoded)
             meter.executed(plan)
         except BaseException:
-            # An interrupt in a notebook: the blocks of this step were promised and never filled.
+            # An interrupt in a notebook: this step's blocks were promised but never filled.
             self._scheduler.preempt_all()
             self._kv.take_copies()
             self._kv.forget_all()
@@ -198,7 +205,7 @@ class Engine:
         return outputs
 
     def _begin_prepared(self) -> None:
-        """Requests whose grammars and adapters are there become sequences."""
+        """Turn requests whose grammars and adapters are ready into sequences."""
         for one in self._preparing.ready():
             if isinstance(one, Output):
                 self._refused.append(one)
@@ -206,14 +213,14 @@ class Engine:
                 self._begin(one)
 
     def check_blocks(self) -> None:
-        """Assert conservation: each block is free, cached, or used once for each table that holds it."""
+        """Assert conservation: each block is free, cached, or referenced once per table that holds it."""
         check_blocks(self._kv.pool, [*self._kv.held(), *self._encoder_cache.held()])
         if self._kv.states is not None:
             self._kv.states.check()
 
     @property
     def stats(self) -> EngineStats:
-        """As of now."""
+        """The engine's current statistics."""
         prompt, recent = self._guessing.counts("prompt"), self._guessing.counts("recent")
         grammar = self._guessing.counts("grammar")
         experts = self._executor.expert_counts()
@@ -258,7 +265,7 @@ class Engine:
         )
 
     def close(self) -> None:
-        """End the threads; all else that the engine holds is memory, and goes with it."""
+        """Stop the threads; everything else that the engine holds is memory, freed with the object."""
         if self._grammars is not None:
             self._grammars.close()
         if self._adapters is not None:
@@ -281,17 +288,17 @@ class Engine:
                 self._prefill_tokens += work.count
 
     def _emit(self, plan: list[Work], outputs: list[Output]) -> list[Output]:
-        """Note first tokens, forget what has finished, and tell times where they matter."""
+        """Record first tokens, drop finished sequences, and attach timings where they are needed."""
         now = time.monotonic()
         told = {output.request_id for output in outputs}
-        for work in plan:  # a beam search has tokens long before it tells any
+        for work in plan:  # a beam search has tokens long before it outputs any
             sequence = work.sequence
             if work.completes and sequence.generated and sequence.id not in told:
                 sequence.first_token = sequence.first_token or now
         for i, output in enumerate(outputs):
             sequence = self._sequences[output.request_id]
             if sequence.first_token and not sequence.timed and output.finish_reason is None:
-                continue  # in the midst of a stream
+                continue  # in the middle of a stream
             sequence.first_token = sequence.first_token or now
             timing = Timing(
                 queued=sequence.started - sequence.arrival,

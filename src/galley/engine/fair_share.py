@@ -1,9 +1,9 @@
-"""Whose turn it is where several tenants compete for the engine's tokens.
+"""Decides whose turn it is when several tenants compete for the engine's tokens.
 
-Start-time fair queueing (Goyal, Vin and Cheng, 1996): a tenant's virtual time grows by the tokens that its
-sequences compute, divided by the tenant's weight, and the tenant with the least virtual time is next. So
-each of the competing tenants gets tokens in proportion to its weight, whatever number of requests it has,
-and what one does not use goes to the others.
+Start-time fair queueing (Goyal, Vin and Cheng, 1996): a tenant's virtual time grows by the tokens that
+its sequences compute, divided by the tenant's weight, and the tenant with the least virtual time is next.
+Each of the competing tenants thus gets tokens in proportion to its weight, however many requests it has,
+and the share that one does not use goes to the others.
 """
 
 from collections.abc import Iterable
@@ -14,11 +14,11 @@ from galley.types import LIVE_PRIORITY, EngineRequest
 
 
 class Work(Protocol):
-    """What tenants compete with: a sequence, or a text. The lesser of a tenant's own comes first."""
+    """A tenant's work: a sequence or a text. The smallest of a tenant's items comes first."""
 
     @property
     def request(self) -> EngineRequest:
-        """What it comes of."""
+        """The request that the work belongs to."""
 
     def __lt__(self, other: Any) -> bool: ...
 
@@ -36,10 +36,14 @@ class _Tenant:
 
 
 class FairShare:
-    """The tenants that have, or lately had, sequences in the engine."""
+    """The tenants that have, or recently had, sequences in the engine."""
 
     def __init__(self, priority_tokens: int) -> None:
-        """``priority_tokens``: by how much virtual time a level of priority is ahead of the next one."""
+        """Start without tenants.
+
+        Args:
+            priority_tokens: by how much virtual time each level of priority is ahead of the next.
+        """
         self._priority_tokens = priority_tokens
         self._tenants: dict[str, _Tenant] = {}
         self._active: dict[str, _Tenant] = {}
@@ -50,7 +54,7 @@ class FairShare:
         return len(self._active) > 1
 
     def join(self, sequence: Work) -> None:
-        """A sequence of the tenant comes. Time in which a tenant had none is not made up for."""
+        """Add a sequence of a tenant, which gets no credit for time in which it had none."""
         request = sequence.request
         tenant = self._active.get(request.tenant)
         if tenant is None:
@@ -64,29 +68,29 @@ class FairShare:
         tenant.unfinished += 1
 
     def leave(self, sequence: Work) -> None:
-        """A sequence of the tenant is finished or aborted."""
+        """Remove a finished or aborted sequence of a tenant."""
         tenant = self._active[sequence.request.tenant]
         tenant.unfinished -= 1
         if not tenant.unfinished:
             del self._active[sequence.request.tenant]
 
     def charge(self, sequence: Work, tokens: int) -> None:
-        """The sequence computes so many tokens. Nothing is noted while one tenant has the engine alone."""
+        """Charge the tenant for tokens that a sequence computes, unless it has the engine to itself."""
         if len(self._active) > 1:
             tenant = self._active[sequence.request.tenant]
             tenant.time += tokens / tenant.weight
 
     def next(self, candidates: Iterable[Candidate]) -> Candidate:
-        """The one of the ``candidates``, each its tenant's first, whose tenant's turn it is."""
+        """Return the candidate, among each tenant's first, whose tenant's turn it is."""
         return min(candidates, key=self._place)
 
     def share(self, tenant: str) -> float:
-        """The part of the engine that is the tenant's by weight, in (0, 1]."""
+        """Return the tenant's share of the engine by weight, in (0, 1]."""
         return self._active[tenant].weight / sum(t.weight for t in self._active.values())
 
     def _place(self, sequence: Work) -> tuple[float, Work]:
         request = sequence.request
-        # Only the operator says who comes before whom; live audio cannot wait.
+        # Only the operator decides which tenant precedes which; live audio cannot wait.
         live = request.priority <= LIVE_PRIORITY
         priority = LIVE_PRIORITY if live else request.tenant_priority
         time = self._active[request.tenant].time + priority * self._priority_tokens

@@ -1,4 +1,4 @@
-"""Speculation in the engine: which sequences are guessed, and what became of the guesses."""
+"""Speculation in the engine: which sequences get draft tokens, and what became of these."""
 
 from collections.abc import Iterable
 
@@ -18,19 +18,19 @@ from galley.types import Align
 
 
 def proposers_of(settings: EngineSettings) -> list[Proposer]:
-    """Those that the setting ``speculation`` names, the draft model aside."""
+    """Return the proposers that the setting ``speculation`` names, excluding the draft model."""
     known: list[Proposer] = [ForcedTokens(), PromptLookup(), RecentTexts()]
     return [proposer for proposer in known if settings.speculation in ("auto", proposer.name)]
 
 
 class Guessing:
-    """Brings sequences and the speculator, which knows tokens alone, together.
+    """Connects sequences with the speculator, which knows only tokens.
 
     Args:
-        proposers: none for an engine that never guesses.
-        costs: of steps by rows; None for the same.
-        most: rows from which tokens are drawn in a step, for which there is memory.
-        draft_model: guesses, too, if there is one.
+        proposers: sources of draft tokens; empty for an engine without speculation.
+        costs: step times by number of rows; None disables speculation.
+        most: maximum number of rows to sample from in a step, for which memory is reserved.
+        draft_model: a further source of draft tokens, if there is one.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Guessing:
             self._speculator = Speculator(made, costs, draft_model)
 
     def begin(self, sequence: Sequence) -> None:
-        """A sequence was added."""
+        """Start speculation for an added sequence."""
         payload = sequence.payload
         if self._speculator is None or isinstance(payload, Align):
             return
@@ -59,12 +59,12 @@ class Guessing:
             sequence.guesser = self._speculator.follow(_salt(sequence), forced)
 
     def encoded(self, plan: Iterable[Work], rows: EncoderRows) -> None:
-        """The encoder has made ``rows`` of the audio that was encoded in this step."""
+        """Pass on the encoder's ``rows`` of the audio that was encoded in this step."""
         if self._draft_model is not None:
             self._draft_model.take_encoded([w.sequence for w in plan if w.encodes], rows)
 
     def guess(self, plan: list[Work], budget: int) -> list[tuple[int, tuple[int, ...]]]:
-        """See :data:`galley.engine.scheduler.Guess`."""
+        """Return draft tokens for a plan: see :data:`galley.engine.scheduler.Guess`."""
         speculator = self._speculator
         if speculator is None:
             return []
@@ -86,7 +86,7 @@ class Guessing:
         return [(i, tuple(own)) for i, own in zip(places, guesses, strict=True) if own]
 
     def settle(self, plan: Iterable[Work], seconds: float) -> None:
-        """A step was committed; it took so long."""
+        """Record the results of a committed step and the seconds that it took."""
         if self._speculator is None:
             return
         for work in plan:
@@ -96,7 +96,7 @@ class Guessing:
         self._speculator.observe(seconds, self._drafted - drafted)
 
     def end(self, sequence: Sequence) -> None:
-        """A sequence has come to its end, or nobody wants more of it."""
+        """Record the end of a sequence, finished or aborted."""
         if self._speculator is not None and sequence.guesser is not None:
             prompt = len(sequence.prompt)
             self._speculator.remember(_salt(sequence), sequence.tokens, prompt)
@@ -105,15 +105,18 @@ class Guessing:
 
     @property
     def draft_seconds(self) -> float:
-        """Spent on the steps of the draft model so far."""
+        """Seconds spent on steps of the draft model so far."""
         return 0.0 if self._draft_model is None else self._draft_model.seconds
 
     def counts(self, proposer: str) -> Counts:
-        """Of that proposer, so far."""
+        """Return the counts of that proposer so far."""
         none = Counts()
         return none if self._speculator is None else self._speculator.counts.get(proposer, none)
 
 
 def _salt(sequence: Sequence) -> bytes:
-    """Whose texts may show in guesses for each other: a tenant's transcripts, though of other audio."""
+    """Return the salt of texts that may provide draft tokens for each other.
+
+    For audio, these are all of a tenant's transcripts, whatever the audio.
+    """
     return salt_hash(sequence.request.cache_salt) if sequence.features else sequence.root

@@ -4,7 +4,7 @@
                 (1, or the      (1 for most
                  beams)          models)
 
-A KV group is the layers that keep the same tokens.
+A KV group is the set of layers that keep the same tokens.
 """
 
 from array import array
@@ -20,19 +20,19 @@ from galley.graph.program import KVGroup
 from galley.types import BLOCK_TOKENS, blocks_for
 
 Table: TypeAlias = "array[int]"
-"""Block ids, whose bytes each step copies."""
+"""Block ids; each step copies their bytes."""
 
 WHOLE_CONTEXT: Final = KVGroup()
 
 
 class Claim(NamedTuple):
-    """What opening a request's tables would take.
+    """The resources that opening a request's tables would take.
 
     Attributes:
-        tokens: how many leading ones have their keys and values in the cache already.
-        found: for each group the blocks of these tokens; None for those that have left the window.
-        fresh: for each group how many blocks are to be taken from the pool.
-        state: the slot of the state that recurrent layers go on from, if there is one.
+        tokens: number of leading tokens whose keys and values are already in the cache.
+        found: for each group, the blocks of these tokens; None for those that have left the window.
+        fresh: for each group, the number of blocks to be taken from the pool.
+        state: slot of the kept state from which recurrent layers continue, if there is one.
     """
 
     tokens: int
@@ -48,13 +48,13 @@ class Claim(NamedTuple):
 
 @dataclass(slots=True)
 class _Tables:
-    """A running request's blocks.
+    """The blocks of a running request.
 
     Attributes:
-        hypotheses: for each hypothesis of a beam search, or the only one, its table in each KV group.
-        first: for each group the place of the first block that is held; entries before it have left the
+        hypotheses: for each beam-search hypothesis, or the only one, its table in each KV group.
+        first: for each group, the index of the first block that is held; earlier entries have left the
             window.
-        registered: how many leading blocks other requests can find.
+        registered: number of leading blocks that other requests can find.
     """
 
     hypotheses: list[tuple[Table, ...]]
@@ -63,17 +63,17 @@ class _Tables:
 
 
 class KVCache:
-    """Block tables by request id. Every change keeps ``free + cached + used == total`` of the pool.
+    """Block tables by request id. Every change preserves the pool's ``free + cached + used == total``.
 
     Args:
-        pool: where the blocks come from.
+        pool: provides the blocks.
         prefix_cache: whether requests share full blocks of equal prefixes.
-        groups: of the model's layers. A group with a window gives blocks up as the window moves on.
-        states: of recurrent layers, if the model has any.
+        groups: the KV groups of the model. A group with a window releases blocks as the window moves.
+        states: slots for states of recurrent layers, if the model has any.
 
     Attributes:
-        queried_tokens, hit_tokens: looked up in, and supplied by, the prefix cache so far.
-        takes_back: whether tokens can be taken back; a state has taken them in for good.
+        queried_tokens, hit_tokens: tokens looked up in, and supplied by, the prefix cache so far.
+        takes_back: whether tokens can be rolled back; a recurrent state cannot be.
     """
 
     def __init__(
@@ -97,14 +97,14 @@ class KVCache:
         self.hit_tokens = 0
 
     def claim(self, request_id: str, tokens: Sequence[int], *, root: bytes, reusable: int) -> Claim:
-        """What :meth:`open` would take to make room for all ``tokens``.
+        """Return what :meth:`open` would take to make room for all ``tokens``.
 
         Args:
-            request_id: of no open tables.
-            tokens: known so far.
-            root: hash of what else keys and values depend on (tenant, encoder input).
-            reusable: how many leading tokens need not be computed again, if their keys and values are
-                there.
+            request_id: a request without open tables.
+            tokens: the tokens known so far.
+            root: hash of everything else that keys and values depend on (tenant, encoder input).
+            reusable: number of leading tokens that need not be recomputed if their keys and values are
+                cached.
         """
         assert request_id not in self._tables
         chain = self._chains.setdefault(request_id, HashChain(root))
@@ -119,9 +119,9 @@ class KVCache:
         return Claim(len(found[0]) * BLOCK_TOKENS, found, fresh, state)
 
     def _find(self, hashes: Sequence[bytes]) -> tuple[list[int | None], ...]:
-        """For each group its blocks of the longest prefix that all have, as far as windows reach.
+        """Find each group's blocks of the longest prefix that all groups have, as far as windows reach.
 
-        Where layers are recurrent, it ends where a state was kept.
+        With recurrent layers, the prefix ends where a state was kept.
         """
         known = [
             [self.pool.find(_key(link, g)) for link in hashes] for g in range(len(self.groups))
@@ -144,25 +144,25 @@ class KVCache:
         )
 
     def has_room(self, claim: Claim, more: int = 0, shared: Sequence[int] = ()) -> bool:
-        """Whether all is there that a claim wants.
+        """Return whether everything that a claim needs is available.
 
         Args:
-            claim: to be opened.
-            more: blocks to be taken for something else.
-            shared: others' blocks that get one more reference.
+            claim: the claim to be opened.
+            more: number of further blocks to be taken.
+            shared: other blocks that get one more reference.
         """
         if self.states is not None and not self.states.can_open(claim.state):
             return False
         return self.pool.can_take(sum(claim.fresh) + more, [*claim.shared, *shared])
 
     def reserve(self, claim: Claim, more: int = 0, shared: Sequence[int] = ()) -> bool:
-        """Refer once more to the blocks of a claim and to the ``shared`` ones, if it has room."""
+        """Add references to the claim's blocks and ``shared`` ones; return False if there is no room."""
         if not self.has_room(claim, more, shared):
             return False
         return self.pool.reserve(sum(claim.fresh) + more, [*claim.shared, *shared])
 
     def open(self, request_id: str, claim: Claim) -> None:
-        """Start the request's tables; ``claim.shared`` has its references, and the pool the rest."""
+        """Create the request's tables from ``claim.shared``, already referenced, and the pool."""
         if self.states is not None:
             self.states.open(request_id, claim.state)
         tables, firsts = [], []
@@ -174,16 +174,16 @@ class KVCache:
         self._tables[request_id] = _Tables([tuple(tables)], firsts, len(claim.found[0]))
 
     def count_lookup(self, queried: int, hit: int) -> None:
-        """A request was admitted that looked up ``queried`` tokens and found ``hit`` of them."""
+        """Record that an admitted request looked up ``queried`` tokens and found ``hit`` of them."""
         if self._sharing:
             self.queried_tokens += queried
             self.hit_tokens += hit
 
     def grow(self, request_id: str, tokens: int) -> bool:
-        """Make room for ``tokens`` tokens in all; False, and nothing taken, if there is none.
+        """Make room for ``tokens`` tokens in total; return False and take nothing if there is no room.
 
         The hypotheses of a beam search grow together, by one token: blocks that several of them would
-        write are copied before.
+        write are copied first.
         """
         tables = self._tables[request_id]
         missing = [
@@ -208,7 +208,7 @@ class KVCache:
         return True
 
     def _written(self, tables: _Tables, tokens: int) -> list[tuple[Table, int]]:
-        """The places in hypotheses' tables that are there, and written on the way to ``tokens`` tokens."""
+        """Return the existing entries of hypotheses' tables that growing to ``tokens`` tokens writes."""
         return [
             (table, len(table) - 1)
             for hypothesis in tables.hypotheses
@@ -217,7 +217,7 @@ class KVCache:
         ]
 
     def slide(self, request_id: str, computed: int) -> None:
-        """Give up the blocks that no row after the first ``computed`` tokens can see."""
+        """Release the blocks that no row after the first ``computed`` tokens can see."""
         if not self._slides:
             return
         tables = self._tables[request_id]
@@ -227,19 +227,19 @@ class KVCache:
                 table = hypothesis[g]
                 for i in range(tables.first[g], first):
                     self.pool.release(table[i])
-                # Executors want a block at each place, and give what lies there no weight.
+                # Executors expect a block at each index, and give its content no weight.
                 table[:first] = array("q", [table[min(first, len(table) - 1)]]) * first
             tables.first[g] = max(first, tables.first[g])
 
     def truncate(self, request_id: str, tokens: int) -> None:
-        """Take back the blocks behind the first ``tokens`` tokens, of tokens that were guessed wrong."""
+        """Release the blocks beyond the first ``tokens`` tokens, which held rejected draft tokens."""
         for hypothesis in self._tables[request_id].hypotheses:
             for table in hypothesis:
                 while len(table) > blocks_for(tokens):
                     self.pool.release(table.pop())
 
     def fork(self, request_id: str, parents: Sequence[int]) -> None:
-        """Hypothesis i goes on from what hypothesis ``parents[i]`` has; they share its blocks."""
+        """Let hypothesis i continue from hypothesis ``parents[i]``, sharing its blocks."""
         tables = self._tables[request_id]
         before = tables.hypotheses
         after = [tuple(table[:] for table in before[parent]) for parent in parents]
@@ -250,14 +250,14 @@ class KVCache:
             self.pool.release(block)
 
     def take_copies(self) -> list[tuple[int, int]]:
-        """(from, to): blocks to be copied before this step writes any."""
+        """Return and clear the (from, to) blocks to be copied before this step writes any."""
         copies, self._copies = self._copies, []
         return copies
 
     def register(self, request_id: str, tokens: Sequence[int], computed: int) -> None:
-        """The first ``computed`` of ``tokens`` are in the cache once this step has run: share full blocks.
+        """Share the full blocks of the first ``computed`` of ``tokens``, cached once this step has run.
 
-        All of them are settled: a token that is only guessed is never registered.
+        All of these tokens are final: a draft token is never registered.
         """
         if not self._sharing:
             return
@@ -272,25 +272,25 @@ class KVCache:
         tables.registered = full
 
     def settled(self, request_id: str) -> int:
-        """How many tokens there can be before a block is needed, can be shared, or may leave a window."""
+        """Return how many tokens fit before a block is needed, can be shared, or may leave a window."""
         tables = self._tables[request_id]
         room = BLOCK_TOKENS * min(map(len, tables.hypotheses[0]))
         return min(room, BLOCK_TOKENS * (tables.registered + 1) - 1) if self._sharing else room
 
     def close(self, request_id: str) -> None:
-        """Give up the tables; shareable blocks stay cached, and the tail of a prefix is taken first."""
+        """Release the tables; shareable blocks stay cached, and the tail of a prefix is evicted first."""
         tables = self._tables.pop(request_id)
         if self.states is not None:
             self.states.close(request_id)
         for hypothesis in reversed(tables.hypotheses):
-            # A prefix is of use with the blocks of all groups only.
+            # A prefix is useful only with the blocks of all groups.
             for i in reversed(range(max(map(len, hypothesis)))):
                 for table, first in zip(hypothesis, tables.first, strict=True):
                     if first <= i < len(table):
                         self.pool.release(table[i])
 
     def forget(self, request_id: str) -> list[bytes]:
-        """The request is over and holds no tables any more. Returns the keys of its blocks."""
+        """Drop a finished request, which no longer holds tables, and return the keys of its blocks."""
         assert request_id not in self._tables
         chain = self._chains.pop(request_id, None)
         if chain is None:
@@ -300,23 +300,26 @@ class KVCache:
     def advance_state(
         self, request_id: str, begin: int, end: int, tokens: Sequence[int], *, shares: bool
     ) -> Table:
-        """See :meth:`StateCache.advance`; if it ``shares``, others may go on from kept states."""
+        """Advance the recurrent state: see :meth:`StateCache.advance`.
+
+        ``shares`` lets other requests continue from the kept states.
+        """
         assert self.states is not None
         chain = self._chains[request_id] if shares and self._sharing else None
         return self.states.advance(request_id, begin, end, chain, tokens)
 
     def forget_all(self) -> None:
-        """Nothing that is cached can be found any more."""
+        """Make all cached content unreachable."""
         self.pool.forget_all()
         if self.states is not None:
             self.states.pool.forget_all()
 
     def tables(self, request_id: str) -> list[tuple[Table, ...]]:
-        """For each hypothesis its block table in each KV group, as they are now."""
+        """Return each hypothesis' current block table in each KV group."""
         return self._tables[request_id].hypotheses
 
     def held(self) -> Iterator[Sequence[int]]:
-        """The blocks of each table of each request."""
+        """Yield the blocks of each table of each request."""
         for tables in self._tables.values():
             for hypothesis in tables.hypotheses:
                 for table, first in zip(hypothesis, tables.first, strict=True):
@@ -324,12 +327,12 @@ class KVCache:
 
 
 def _key(link: bytes, group: int) -> bytes:
-    """Under which a block of that hash is found in a group."""
+    """Return the key under which a block with that hash is found in a group."""
     return link + bytes([group]) if group else link
 
 
 def _usable_prefix(blocks: Sequence[int | None], group: KVGroup) -> int:
-    """The longest prefix, in blocks, whose last ones are there as far as the group's window reaches."""
+    """Return the longest prefix, in blocks, whose tail is cached as far as the group's window reaches."""
     best = run = 0
     for i, block in enumerate(blocks):
         run = 0 if block is None else run + 1
@@ -347,7 +350,7 @@ def _held(hypotheses: Sequence[tuple[Table, ...]], first: Sequence[int]) -> Iter
 def check_blocks(
     pool: BlockPool, tables: "Sequence[Sequence[int]] | Iterator[Sequence[int]]"
 ) -> None:
-    """Conservation: the pool counts each block once for each of the ``tables`` that hold it."""
+    """Assert conservation: the pool counts each block once per table that holds it."""
     held: Counter[int] = Counter()
     for table in tables:
         assert len(set(table)) == len(table), "a table holds a block twice"

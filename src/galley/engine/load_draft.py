@@ -1,4 +1,4 @@
-"""Reads and loads a draft model beside the model that it guesses for."""
+"""Reads and loads a draft model in addition to its target model."""
 
 import dataclasses
 from collections.abc import Callable
@@ -30,11 +30,11 @@ class Draft:
     """A draft model whose weights are mapped.
 
     Attributes:
-        model: what its executor is made of.
-        memory: what that will hold.
-        group: KV group of the other model in whose blocks its keys and values will lie.
-        guessed: the other model, as it is to be loaded beside this one.
-        shares_encoder: both have the same encoder, and the other model's works for both.
+        model: the input for the draft model's executor.
+        memory: the memory that the executor will hold.
+        group: KV group of the target model whose blocks will hold the draft model's keys and values.
+        guessed: the target model, as it is to be loaded together with this one.
+        shares_encoder: whether both have the same encoder, so that the target model's serves both.
     """
 
     model: Model
@@ -44,7 +44,7 @@ class Draft:
     shares_encoder: bool
 
     def beside(self, memory: ExecutorMemory) -> ExecutorMemory:
-        """What both models hold."""
+        """Return the memory that both models hold together."""
         mine = self.memory
         return dataclasses.replace(
             memory,
@@ -64,18 +64,18 @@ def read_draft(
     executor: str,
     factory: ExecutorFactory,
 ) -> Draft | None:
-    """The draft model that the settings name, if they do.
+    """Read the draft model that the settings name; return None if they name none.
 
     Args:
-        settings: of the engine.
-        guessed: the model that is guessed for.
-        folder: its checkpoint.
-        executor: name of what runs both.
-        factory: makes it.
+        settings: the engine's settings.
+        guessed: the target model.
+        folder: the target model's checkpoint.
+        executor: name of the executor that runs both.
+        factory: creates the executor.
 
     Raises:
-        SettingsError: it cannot guess for this model.
-        ModelError: its checkpoint cannot be used.
+        SettingsError: the draft model cannot draft for this target model.
+        ModelError: the draft model's checkpoint cannot be used.
     """
     name = settings.draft_model
     if name is None:
@@ -121,7 +121,7 @@ def read_draft(
 
 
 def _same_encoder(one: Model, other: Model) -> bool:
-    """Whether both have the same encoder, number by number, as Distil-Whisper has its teacher's."""
+    """Return whether both have exactly the same encoder weights, as Distil-Whisper and its teacher do."""
     if one.program.encoder is None or other.program.encoder is None:
         return False
     names, others = (
@@ -141,10 +141,10 @@ def _same_values(one: Weight, other: Weight) -> bool:
 
 
 def _check_audio(name: str, draft: SpeechInfo | None, guessed: SpeechInfo | None) -> None:
-    """Both or neither are speech models; the audio of one is audio for the other.
+    """Check that both or neither are speech models, and that the target's audio suits the draft model.
 
     Raises:
-        SettingsError: else.
+        SettingsError: they do not match.
     """
     if (draft is None) != (guessed is None):
         which = (f"draft_model {name}", "the model")[draft is None]
@@ -170,15 +170,15 @@ def load_draft(
     max_rows: int,
     pause: Callable[[], None] | None,
 ) -> DraftModel:
-    """Pack its weights, make room for its keys and values, and measure its steps.
+    """Pack the draft model's weights, allocate its keys and values, and measure its steps.
 
     Args:
-        draft: what :func:`read_draft` has read.
-        factory: of its executor.
-        kv: block tables of the other model.
-        encoder_cache: those of its encoder outputs.
-        vocab_size: of the other model.
-        max_rows: of a step.
+        draft: the result of :func:`read_draft`.
+        factory: creates its executor.
+        kv: block tables of the target model.
+        encoder_cache: block tables of the target model's encoder outputs.
+        vocab_size: vocabulary size of the target model.
+        max_rows: maximum number of rows in a step.
         pause: see :class:`galley.ops.executor.ExecutorOptions`.
     """
     program = draft.model.program

@@ -1,4 +1,4 @@
-"""From settings to an engine that is ready: one builder for each kind of model, then the hooks."""
+"""From settings to an engine that is ready: one builder for each type of model, then the hooks."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -23,12 +23,14 @@ from galley.types.model_info import OnLedger
 T = TypeVar("T")
 
 _HOOKS: Final[Mapping[str, str]] = {"quality_gate": "galley.calibration.gate:check"}
-"""Setting -> ``module:function`` that is called with (engine, settings, folder) where the setting is not
-empty. It is imported then, so that an engine's start does not pay for what it does not use."""
+"""Setting -> ``module:function``, called with (engine, settings, folder) if the setting is not empty.
+
+The module is imported only then, so that an engine's start does not pay for unused features.
+"""
 
 
 class NativeOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """The ``engine_options`` of Galley's own engine: none. It is configured by settings."""
+    """The ``engine_options`` of Galley's native engine: none. It is configured by settings."""
 
 
 def load(
@@ -43,9 +45,9 @@ def load(
     Args:
         settings: sizes and choices; ``settings.model`` is only the name here.
         folder: the checkpoint.
-        on_phase: told (name, seconds) as each of "import", "load" and "warm-up" ends.
+        on_phase: called with (name, seconds) as each of "import", "load" and "warm-up" ends.
         pause: see :class:`galley.ops.executor.ExecutorOptions`.
-        on_ledger: told what the model will take of the memory, before its weights are loaded.
+        on_ledger: called with the memory that the model will take, before its weights are loaded.
 
     Raises:
         ModelError, SettingsError: the checkpoint or the settings cannot be used.
@@ -66,7 +68,7 @@ def load_without_hooks(
     pause: Callable[[], None] | None = None,
     on_ledger: OnLedger | None = None,
 ) -> Engine | EmbeddingEngine:
-    """Build the engine alone. Arguments and errors are those of :func:`load`."""
+    """Build the engine without running the hooks; arguments and errors are those of :func:`load`."""
     settings.options_as(NativeOptions)
     clock = StartPhases(on_phase)
     pauses = None if pause is None else Pauses(pause)
@@ -99,7 +101,7 @@ def load_engine(
 
 
 def _retrying(folder: Path, build: Callable[[], T]) -> T:
-    """Return what ``build`` makes, the second time if packed weights were damaged: they are packed anew.
+    """Return the result of ``build``, retried once if packed weights were damaged: they are packed anew.
 
     Raises:
         EngineFailed: memory ran out.

@@ -1,4 +1,4 @@
-"""What loading shares among kinds of models: the traced model, its executor and its description."""
+"""Loading steps common to all types of models: the traced model, its executor and its description."""
 
 import dataclasses
 import time
@@ -22,7 +22,7 @@ class StartPhases:
     """Times the phases of an engine's start, one after the other.
 
     Attributes:
-        seconds: phase -> how long it took.
+        seconds: phase -> its duration.
     """
 
     def __init__(self, on_phase: OnPhase | None) -> None:
@@ -50,12 +50,12 @@ class Loading:
     Attributes:
         settings: sizes and choices; ``settings.model`` is only the name here.
         folder: the checkpoint.
-        executor_name: what runs the model.
-        factory: makes it.
-        model: traced, with mapped weights.
-        clock: of the start's phases.
-        pauses: lets another engine have the cores between two ops; None where this engine has them alone.
-        on_ledger: told what the model will take of the memory, before its weights are loaded.
+        executor_name: name of the executor that runs the model.
+        factory: creates the executor.
+        model: the traced model, with mapped weights.
+        clock: times the phases of the start.
+        pauses: yields the cores to another engine between two ops; None where this engine has them alone.
+        on_ledger: called with the memory that the model will take, before its weights are loaded.
     """
 
     settings: EngineSettings
@@ -89,7 +89,7 @@ class Loading:
 
     @property
     def name(self) -> str:
-        """The model's name for people."""
+        """The model's name for display."""
         return self.settings.model or self.folder.name
 
     @property
@@ -99,17 +99,17 @@ class Loading:
 
     @cached_property
     def meter(self) -> StepMeter:
-        """The clock of the engine's steps, which leaves pauses out."""
+        """The meter of the engine's steps, which excludes pauses."""
         pauses = self.pauses
         return StepMeter(None if pauses is None else lambda: pauses.seconds)
 
     def announce(self, ledger: Ledger) -> None:
-        """Say what the model will take of the memory."""
+        """Report the memory that the model will take."""
         if self.on_ledger is not None:
             self.on_ledger(ledger)
 
     def executor(self, program: Program, options: ExecutorOptions) -> Executor:
-        """Load the weights into an executor. Ends the phase "load"."""
+        """Load the weights into an executor, and end the phase "load"."""
         options = dataclasses.replace(options, pause=self.pauses)
         made = self.factory(program, self.model.weights, options)
         self.clock.end("load")
@@ -123,14 +123,14 @@ class Loading:
         ledger: Ledger,
         **own: Any,
     ) -> ModelInfo:
-        """Return what the engine says of itself, after its last phase.
+        """Return the engine's description of itself, after its last phase.
 
         Args:
-            executor: that runs the model.
-            program: that it runs.
-            options: that it was made with.
-            ledger: of the memory.
-            own: the fields of :class:`ModelInfo` that depend on the kind of model.
+            executor: the executor that runs the model.
+            program: the program that it runs.
+            options: the options that it was created with.
+            ledger: the memory ledger.
+            own: the fields of :class:`ModelInfo` that depend on the type of model.
         """
         checkpoint, weights = self.model.checkpoint, self.model.weights
         kinds = held_kinds(self.executor_name, program, weights, options)

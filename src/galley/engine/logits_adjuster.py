@@ -1,4 +1,4 @@
-"""What a request changes about its logits before a token is drawn; follows the request's output."""
+"""What a request changes about its logits before a token is sampled; it follows the request's output."""
 
 import copy
 from collections import Counter, deque
@@ -15,7 +15,12 @@ class LogitsAdjuster:
     """One request's penalties, bias, minimum length and rules, and the token counts they depend on."""
 
     def __init__(self, payload: Written, stop_ids: Iterable[int]) -> None:
-        """``stop_ids`` are held off until ``min_tokens``; the payload's output is generated already."""
+        """Create the adjuster's state after the payload's output, which is already generated.
+
+        Args:
+            payload: of the request.
+            stop_ids: tokens that are excluded until ``min_tokens`` tokens are generated.
+        """
         params, prompt, output = payload.sampling, payload.prompt, payload.output
         self._params = params
         self._stop_ids = np.array(sorted(set(stop_ids)), dtype=np.int64)
@@ -30,14 +35,18 @@ class LogitsAdjuster:
         if self._penalises_seen:
             self._seen = np.unique(np.array([*prompt, *output], dtype=np.int64))
         self._window: deque[int] | None = None
-        """The tokens that penalties see, if not all; the last ``_generated`` of them are the output's."""
+        """The tokens that penalties apply to, if not all; the last ``_generated`` are the output's."""
         if params.penalty_window >= 0 and (self._penalises_output or self._penalises_seen):
             self._window = deque([*prompt, *output], maxlen=params.penalty_window)
             self._look_back()
 
     @classmethod
     def of(cls, payload: Written, stop_ids: Iterable[int]) -> "LogitsAdjuster | None":
-        """None if the request draws from the logits as they are. Arguments as of the constructor."""
+        """Return the adjuster; None if the request samples from unchanged logits.
+
+        Args:
+            payload, stop_ids: as for the constructor.
+        """
         adjuster = cls(payload, stop_ids)
         return adjuster if adjuster._changes_anything else None
 
@@ -53,7 +62,7 @@ class LogitsAdjuster:
         )
 
     def copy(self) -> "LogitsAdjuster":
-        """An adjuster that follows another continuation from here on."""
+        """Return an adjuster that follows another continuation from here on."""
         twin = copy.copy(self)
         twin._output = self._output.copy()
         twin._window = copy.copy(self._window)
@@ -66,7 +75,7 @@ class LogitsAdjuster:
         return self._rules.forced if self._rules else None
 
     def adjustment(self) -> LogitsAdjustment:
-        """The changes to the logits of the next token."""
+        """Return the changes to the logits of the next token."""
         p = self._params
         base = self._rules.adjustment() if self._rules else LogitsAdjustment()
         ids, penalties = NO_IDS, NO_VALUES
@@ -88,7 +97,7 @@ class LogitsAdjuster:
         )
 
     def accept(self, token: int) -> None:
-        """The token became part of the output."""
+        """Record a token that became part of the output."""
         self._generated += 1
         if self._rules:
             self._rules.accept(token)
@@ -102,7 +111,7 @@ class LogitsAdjuster:
             self._seen = np.union1d(self._seen, [token])
 
     def _look_back(self) -> None:
-        """Count again what the penalties see, as a token has left the window."""
+        """Recount the tokens that penalties apply to, because one has left the window."""
         assert self._window is not None
         tokens = list(self._window)
         if self._penalises_seen:

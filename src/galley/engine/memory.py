@@ -15,32 +15,32 @@ from galley.types.model_info import Ledger
 from galley.types.weight_dtypes import INTEGERS, SMALLEST, smaller_than
 
 LEAST_TOKENS: Final = 512
-"""Of a request that must fit; below, a server is of no use."""
+"""Tokens of one request that must fit; with fewer, a server is useless."""
 
 LEAST_STATES: Final = 2
-"""A request that goes on from a kept state reads that one and writes its own."""
+"""A request that continues from a kept state reads that state and writes its own."""
 
 RESERVE_BYTES: Final = 192 << 20
-"""For the server (60 MiB), text workers (35 MiB and a tokenizer each) and answers not yet read (64 MiB)."""
+"""For the server (60 MiB), text workers (35 MiB and a tokenizer each) and unread responses (64 MiB)."""
 
 _LENGTHS: Final = (512, 2048, 8192, 32768, 131072)
-"""Tokens of requests that a ledger says the number of, below the longest context."""
+"""Request lengths in tokens, below the longest context, for which a ledger states how many requests fit."""
 
 _SHOWN_LENGTHS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVSize:
-    """A KV cache, counted in blocks.
+    """The size of a KV cache in blocks.
 
     Attributes:
-        groups: in each of which a sequence has a block table.
-        block_bytes: of one block.
-        encoder_blocks: that the encoder output of one sequence takes.
-        max_model_len: the most tokens of one sequence.
-        blocks: that there are.
-        state_bytes: of a state of the recurrent layers; 0 if there are none.
-        states: slots for them.
+        groups: KV groups; a sequence has a block table in each.
+        block_bytes: bytes of one block.
+        encoder_blocks: blocks that the encoder output of one sequence takes.
+        max_model_len: maximum number of tokens of one sequence.
+        blocks: number of blocks.
+        state_bytes: bytes of one state of the recurrent layers; 0 if there are none.
+        states: number of slots for states.
     """
 
     groups: tuple[KVGroup, ...]
@@ -52,26 +52,26 @@ class KVSize:
     states: int = 0
 
     def needed_for(self, tokens: int) -> int:
-        """Blocks that a sequence of so many tokens takes, its encoder output aside."""
+        """Return the blocks that a sequence of ``tokens`` tokens takes, excluding its encoder output."""
         return len(self.groups) * blocks_for(tokens)
 
     @property
     def least(self) -> int:
-        """Blocks without which no request of use could run."""
+        """The number of blocks below which no useful request could run."""
         return self.needed_for(min(LEAST_TOKENS, self.max_model_len)) + self.encoder_blocks
 
     @property
     def bytes(self) -> int:
-        """Of all blocks."""
+        """Bytes of all blocks."""
         return self.blocks * self.block_bytes
 
     @property
     def tokens(self) -> int:
-        """Tokens of a single sequence that all blocks hold, over all groups."""
+        """Tokens of a single sequence that fill all blocks, across all groups."""
         return self.blocks // len(self.groups) * BLOCK_TOKENS
 
     def requests(self, running_limit: int) -> tuple[tuple[int, int], ...]:
-        """(tokens, how many sequences of so many tokens run at a time), for some lengths."""
+        """Return (tokens, number of concurrent sequences of that length) for some lengths."""
         longest = min(self.max_model_len, self.tokens)
         lengths = [n for n in _LENGTHS if n < longest] + [longest]
         each = ((n, self.needed_for(n) + self.encoder_blocks) for n in lengths)
@@ -90,23 +90,23 @@ def plan_memory(
     name: str,
     family: str,
 ) -> tuple[KVSize, Ledger]:
-    """The KV cache that the engine will allocate, and the ledger; nothing is loaded.
+    """Return the size of the KV cache that the engine will allocate, and the ledger; nothing is loaded.
 
-    The cache is as large as was asked for, or takes the share of the memory that is left beside weights and
-    buffers, but no more than all running sequences can fill.
+    The cache is as large as requested, or takes a share of the memory left after weights and buffers, but
+    no more than all running sequences can fill.
 
     Args:
-        settings: of the engine.
+        settings: the engine's settings.
         program: the traced model.
-        options: how it will run.
-        executor: name of what will run it.
-        memory_of: what the executor will hold with given options.
-        name: of the model, for messages.
-        family: of the model.
+        options: how the model will run.
+        executor: name of the executor that will run it.
+        memory_of: returns the memory that the executor will hold with given options.
+        name: the model's name, for messages.
+        family: the model's family.
 
     Raises:
         SettingsError: ``max_model_len`` exceeds the model's context.
-        EngineFailed: the cache asked for does not hold one encoder input.
+        EngineFailed: the requested cache does not hold one encoder input.
     """
     memory = memory_of(options)
     size = KVSize(
@@ -176,13 +176,13 @@ def plan_without_cache(
     longest: int,
     all_rows: bool,
 ) -> tuple[int, Ledger]:
-    """(most tokens of a text, ledger) of a model that reads whole texts, each in one step.
+    """Return (maximum tokens of a text, ledger) for a model that processes each text whole, in one step.
 
     Args:
         settings, program, options, executor, memory_of, name, family: as for :func:`plan_memory`.
-        longest: tokens of a text that the model was made for. Where nobody asks for so many, as many are
-            taken as fit the memory.
-        all_rows: what is made of a text takes the rows of all its tokens.
+        longest: maximum length in tokens that the model was made for. Unless the settings request a
+            length, it is reduced to what fits the memory.
+        all_rows: whether a text's result uses the rows of all its tokens.
 
     Raises:
         SettingsError: ``max_model_len`` exceeds the model's positions.
@@ -233,7 +233,7 @@ def plan_without_cache(
 
 
 def refusal(name: str, ledger: Ledger, changes: Sequence[str]) -> str:
-    """What does not fit, and what would make it fit."""
+    """Return the message that states what does not fit and what would make it fit."""
     parts = ", ".join(
         f"{what} {bytes_text(count)}"
         for what, count in (
@@ -262,7 +262,7 @@ def _changes(
     size: KVSize,
     memory_of: Callable[[ExecutorOptions], ExecutorMemory],
 ) -> list[str]:
-    """Three changes, each of which makes the model fit: settings, then memory, then a smaller model."""
+    """Return three changes that each make the model fit: settings, then memory, then a smaller model."""
     changes = []
     least = size.least * size.block_bytes
     beside = ledger.total - ledger.weights - ledger.experts
@@ -276,7 +276,7 @@ def _changes(
     if settings.kv_cache_tokens is not None and rooms >= size.least:
         tokens = replace(size, blocks=rooms).tokens
         changes.append(f"--kv-cache-tokens {tokens} (the cache then takes what is left)")
-    # What makes no matrix of the model smaller does not fit either.
+    # A type that makes none of the model's matrices smaller does not fit either.
     for kind in smaller_than(options.quantize) if ledger.executor == "cpu" else ():
         needs = beside + weights_as(kind)
         if needs <= ledger.available:
@@ -323,7 +323,7 @@ def _of_experts(
     ledger: Ledger,
     memory_of: Callable[[ExecutorOptions], ExecutorMemory],
 ) -> list[str]:
-    """Experts on disk, or fewer of them in memory, if that makes the model fit."""
+    """Return the change to experts on disk, or to fewer of them in memory, if that makes the model fit."""
     beside = ledger.total - ledger.weights - ledger.experts
     if options.experts == "disk":
         memory = memory_of(options)
@@ -354,9 +354,9 @@ def _max_model_len(settings: EngineSettings, program: Program) -> int:
 
 
 def _states(settings: EngineSettings, size: KVSize, room: int) -> int:
-    """Slots for states: of running sequences, and of as many prefixes as the KV cache may have.
+    """Return the number of state slots: running sequences, and as many prefixes as the KV cache may have.
 
-    They take half of the ``room`` for both at most.
+    States take at most half of ``room``, which they share with the KV cache.
     """
     if not size.state_bytes:
         return 0
@@ -366,7 +366,7 @@ def _states(settings: EngineSettings, size: KVSize, room: int) -> int:
 
 
 def _kv_blocks(settings: EngineSettings, size: KVSize, room: int) -> int:
-    """As asked, or what ``room`` bytes hold, at least what one request of use takes."""
+    """Return the requested blocks, or those that fit ``room`` bytes, at least one useful request's."""
     least = _least(settings, size)
     if settings.kv_cache_tokens is not None:
         return least
@@ -375,12 +375,12 @@ def _kv_blocks(settings: EngineSettings, size: KVSize, room: int) -> int:
 
 
 def _least(settings: EngineSettings, size: KVSize) -> int:
-    """Blocks without which the engine does not start: those asked for, or of one request of use."""
+    """Return the blocks needed to start: those requested, or those of one useful request."""
     asked = settings.kv_cache_tokens
     return size.least if asked is None else size.needed_for(asked)
 
 
 def _least_cache(settings: EngineSettings, size: KVSize) -> int:
-    """Bytes of blocks and states without which the engine does not start."""
+    """Return the bytes of blocks and states without which the engine does not start."""
     states = LEAST_STATES * size.state_bytes
     return size.block_bytes * _least(settings, size) + states

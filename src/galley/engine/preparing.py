@@ -1,4 +1,4 @@
-"""Requests that are no sequences yet: they wait for their grammars to be compiled, or their adapters."""
+"""Requests that are not sequences yet: they wait for their grammars to compile or adapters to load."""
 
 import time
 from collections.abc import Iterator
@@ -15,10 +15,10 @@ class Prepared(NamedTuple):
     """A request that can begin.
 
     Attributes:
-        request: what is asked.
-        arrival: on the monotonic clock, in seconds.
-        grammar: that its output follows; None for no grammar.
-        slot: of its adapter, which is held for it; -1 for no adapter.
+        request: the request.
+        arrival: time of arrival on the monotonic clock, in seconds.
+        grammar: the grammar that its output follows; None for no grammar.
+        slot: slot of its adapter, which is held for it; -1 for no adapter.
     """
 
     request: EngineRequest
@@ -34,16 +34,21 @@ class _Waiting(NamedTuple):
 
 
 class Preparing:
-    """In the order of arrival.
+    """The waiting requests, in order of arrival.
 
-    Where requests hold the slots of all adapters in memory, others wait for a slot, and those that arrive
-    after them wait behind them, so adapters that are always in use cannot keep another out.
+    When requests hold the slots of all adapters in memory, later requests wait for a slot, and those that
+    arrive after them wait behind them, so adapters in constant use cannot starve another.
     """
 
     def __init__(
         self, grammars: Grammars | None = None, adapters: AdapterPool | None = None
     ) -> None:
-        """None: no request has any."""
+        """Create an empty queue.
+
+        Args:
+            grammars: compiles grammars; None if no request has one.
+            adapters: loads adapters; None if no request has one.
+        """
         self.grammars = grammars
         self.adapters = adapters
         self._waiting: list[_Waiting] = []
@@ -52,7 +57,7 @@ class Preparing:
         return len(self._waiting)
 
     def add(self, request: EngineRequest) -> bool:
-        """Take a request that needs preparing; False for others."""
+        """Queue a request that needs preparing; return False for any other."""
         compiled, payload = None, request.payload
         if isinstance(payload, Generate) and payload.sampling.grammar is not None:
             assert self.grammars is not None, "ModelInfo.grammars says so"
@@ -63,11 +68,11 @@ class Preparing:
         return True
 
     def abort(self, request_id: str) -> None:
-        """Forget a request, if it is here."""
+        """Drop a request, if it is here."""
         self._waiting = [one for one in self._waiting if one.request.id != request_id]
 
     def pause(self, seconds: float) -> None:
-        """Sleep for so long, or until one of those that wait may begin."""
+        """Sleep for so long, or until one of the waiting requests may begin."""
         awaited: list[Future[Any]] = [
             one.compiled for one in self._waiting if one.compiled is not None
         ]
@@ -76,7 +81,7 @@ class Preparing:
         wait([future for future in awaited if not future.done()], seconds)
 
     def ready(self) -> Iterator[Prepared | Output]:
-        """Those that can begin now, and the end of those that cannot at all."""
+        """Yield the requests that can begin now, and error outputs for those that never can."""
         if self.adapters is not None:
             self.adapters.settle()
         waiting, self._waiting = self._waiting, []
@@ -94,7 +99,7 @@ class Preparing:
             blocked = blocked or self._needs_slot(one)
 
     def release(self, request: EngineRequest) -> None:
-        """A request that had begun is over."""
+        """Release the adapter of a request that had begun and is over."""
         if request.adapter is not None and self.adapters is not None:
             self.adapters.release(request.adapter)
 

@@ -1,4 +1,4 @@
-"""From a checkpoint to a traced program and mapped weights: all that an executor is made of."""
+"""From a checkpoint to a traced program and mapped weights: everything that an executor is built from."""
 
 import logging
 import math
@@ -24,9 +24,10 @@ log: Final = logging.getLogger("galley.weights")
 
 
 class Model(NamedTuple):
-    """All that an executor is made of. ``weights`` are views of the checkpoint's files.
+    """Everything that an executor is built from. ``weights`` are views of the checkpoint's files.
 
-    ``speech`` is None for a text model, ``head`` for one that makes no vectors or scores of texts.
+    ``speech`` is None for a text model; ``head`` is None for a model that makes no vectors or scores of
+    texts.
     """
 
     checkpoint: CheckpointReader
@@ -78,14 +79,14 @@ def _executor_options(
     *,
     hears: bool,
 ) -> ExecutorOptions:
-    """What is left to choose follows the checkpoint: dtype its matrices, quantize and kv_dtype dtype.
+    """Derive the options left at "auto": dtype from the matrices, quantize and kv_dtype from dtype.
 
-    Which type most matrices have, those that choose and weigh experts do not tell: GGUF files keep these in
-    float32, whatever they were.
+    The router matrices, which choose and weight experts, do not count when determining the type of most
+    matrices: GGUF files store them in float32, whatever their original type.
 
-    Where nothing asks for float32 and the weights are rounded, so are keys and values. Those of audio are
-    integers beside integers: each token of a transcript reads them from end to end. So are those of a
-    checkpoint that was made for 8 bits.
+    Unless float32 is requested, rounded weights imply rounded keys and values. With integer weights,
+    those of audio are integers, because each token of a transcript reads all of them. So are those of a
+    checkpoint that was made for 8-bit keys and values.
     """
     dtype: str = settings.dtype
     infos = [weights.info(name) for name in weights if name not in routers]

@@ -1,12 +1,14 @@
-"""Who gets how many tokens in the next step. Knows no tensors and no block ids.
+"""Decides how many tokens each sequence computes in the next step. It knows neither tensors nor block ids.
 
-Order is a number fixed when a request arrives: ``arrival step + priority * priority_steps``, then order
-of arrival. So an urgent request overtakes those that came up to ``priority_steps`` steps a level before
-it, and nothing waits for ever: whatever arrives late enough stands behind it. Admission takes the first
-in order or nobody; when blocks run out the last in order is preempted, so the first always advances.
+The order is fixed when a request arrives: ``arrival step + priority * priority_steps``, with ties broken
+by order of arrival. An urgent request therefore overtakes those that arrived up to ``priority_steps``
+steps per level before it, and no request starves: a request that arrives late enough is ordered after it.
+Admission takes the first in order or none; when blocks run out, the last in order is preempted, so the
+first always advances.
 
-Tenants that compete take turns by weight (``fair_share.py``), and the order holds within each. A tenant
-whose turn it is and who holds less than its share of the seats or blocks gets them of those that hold more.
+Competing tenants take turns by weight (``fair_share.py``), and the order holds within each tenant. A
+tenant whose turn it is and that holds less than its share of seats or blocks gets them from tenants that
+hold more.
 """
 
 import heapq
@@ -25,16 +27,16 @@ from galley.engine.sequence import Sequence
 from galley.types import BLOCK_TOKENS
 
 _NOTHING: Final = EncoderClaim(b"", [], [], 0)
-"""What a text model's request needs of the encoder cache."""
+"""The claim on the encoder cache of a text model's request."""
 
 
 class Work(msgspec.Struct, frozen=True, gc=False):
-    """``sequence`` computes its next ``count`` tokens in this step: known ones, then ``guesses``.
+    """One sequence's work in a step: its next ``count`` tokens, known ones first, then ``guesses``.
 
     Attributes:
-        completes: all known tokens are computed after it, so that new ones can be sampled.
-        encodes: its encoder input is encoded before.
-        guesses: tokens that may follow the known ones; those that turn out wrong are taken back.
+        completes: whether all known tokens are computed after the step, so that new ones can be sampled.
+        encodes: whether the sequence's encoder input is encoded first.
+        guesses: draft tokens that follow the known ones; rejected ones are rolled back.
     """
 
     sequence: Sequence
@@ -45,9 +47,10 @@ class Work(msgspec.Struct, frozen=True, gc=False):
 
 
 Guess: TypeAlias = Callable[[list[Work], int], Iterable[tuple[int, Tokens[int]]]]
-"""Told a plan, and how many guesses fit in; makes (place in the plan, tokens that may come next there).
+"""Takes a plan and the number of draft tokens that fit; yields (index in the plan, draft tokens).
 
-A sequence is guessed only where its known tokens are completed, and no further than its task can verify.
+A sequence gets draft tokens only where its known tokens are completed, and no more than its task can
+verify.
 """
 
 
@@ -56,11 +59,12 @@ class Scheduler:
 
     Attributes:
         running: sequences that hold blocks, in order.
-        preemptions: so far.
-        guess: guesses tokens for sequences that have caught up; None guesses nothing.
+        preemptions: number of preemptions so far.
+        guess: proposes draft tokens for sequences that have caught up; None disables speculation.
 
     Args:
-        gatherer: holds newcomers back until a batch is over; None lets them join those that run.
+        gatherer: holds new sequences back until the running batch is over; None lets them join at any
+            step.
     """
 
     def __init__(
@@ -91,13 +95,13 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """Sequences that hold no blocks."""
+        """Number of sequences that hold no blocks."""
         gathered = len(self._gatherer) if self._gatherer else 0
         return gathered + sum(map(len, self._waiting.values()))
 
     @property
     def gathers(self) -> bool:
-        """Whether newcomers wait for a batch to be over, or full."""
+        """Whether new sequences wait until the running batch is over or the next one is full."""
         return self._gatherer is not None
 
     def add(self, sequence: Sequence) -> None:
@@ -111,7 +115,7 @@ class Scheduler:
             self._gatherer.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a finished or aborted sequence, wherever it is, and free its blocks."""
+        """Drop a finished or aborted sequence, wherever it is, and free its blocks."""
         if sequence in self.running:
             self.running.remove(sequence)
             self._close(sequence)
@@ -127,11 +131,11 @@ class Scheduler:
             self._encoder_cache.forget(sequence.features, text_keys)
 
     def schedule(self) -> list[Work]:
-        """The next step's work, within the token budget; allocates the blocks it needs.
+        """Plan the next step's work within the token budget and allocate the blocks that it needs.
 
-        Sequences that decode come first, so a long prompt never holds them up; prompts share what is
-        left, and newcomers what is left of that. The rows of a newcomer's encoder input count as tokens.
-        There is work for whatever waits, unless a static batch waits to be full.
+        Decoding sequences come first, so a long prompt never delays them. Prompts share the remaining
+        budget, and new sequences get what is left after that. The rows of a new sequence's encoder input
+        count as tokens. The plan is empty only if there is nothing to do or a static batch waits to fill.
         """
         if self._gatherer is not None and not self.running and not self._waiting:
             for sequence in self._gatherer.next_batch():
@@ -143,7 +147,7 @@ class Scheduler:
         budget = self._max_batch_tokens
         for sequence in [s for s in self.running if not s.is_behind()]:
             if self.preemptions > preempted and sequence not in self.running:
-                continue  # the victim of an earlier turn of this loop
+                continue  # preempted in an earlier iteration
             budget = self._advance(sequence, plan, budget)
         behind = [sequence for sequence in self.running if sequence.is_behind()]
         if behind or self._waiting:
@@ -153,7 +157,7 @@ class Scheduler:
         return plan
 
     def _advance(self, sequence: Sequence, plan: list[Work], budget: int) -> int:
-        """Plan the sequence's next known tokens; what is left of the budget."""
+        """Plan the sequence's next known tokens and return the remaining budget."""
         remaining = len(sequence.tokens) - sequence.computed
         count = remaining if remaining < budget else budget
         end = sequence.computed + count
@@ -165,9 +169,10 @@ class Scheduler:
         return budget - min(budget, count)
 
     def _add_guesses(self, plan: list[Work], guessed: Iterable[tuple[int, Tokens[int]]]) -> None:
-        """Put guesses behind sequences that catch up in this step.
+        """Append draft tokens to sequences that catch up in this step.
 
-        Guesses take the tokens and blocks that nobody else wants: nobody waits or is preempted for them.
+        Draft tokens only use budget and blocks that are otherwise unused: no sequence waits or is
+        preempted for them.
         """
         for i, guesses in guessed:
             work, sequence = plan[i], plan[i].sequence
@@ -178,16 +183,16 @@ class Scheduler:
                 self._fair.charge(sequence, len(guesses))
 
     def preempt_all(self) -> None:
-        """After a step that failed: what its sequences were promised was never computed."""
+        """Preempt all sequences after a failed step: the blocks that it was to fill were never computed."""
         for sequence in reversed(self.running[:]):
             self._preempt(sequence)
 
     def _make_room(self, sequence: Sequence, end: int, plan: Tokens[Work]) -> bool:
-        """Grow to ``end`` tokens, preempting others as often as it takes; False if that was ``sequence``.
+        """Grow to ``end`` tokens, preempting as needed; return False if ``sequence`` was preempted.
 
-        Only decoding grows, and decoding sequences take their turns in order: the turn of the last in
-        order is still to come, so nothing that is planned is ever taken back. The first in order is no
-        victim: a beam search begins anew when it is preempted, so two could go to and fro for ever.
+        Only decoding grows, and decoding sequences take their turns in order. The last in order has not
+        had its turn yet, so planned work is never withdrawn. The first in order is never preempted: a
+        preempted beam search starts over, so two of them could preempt each other for ever.
         """
         self._kv.slide(sequence.id, sequence.computed)
         while not self._kv.grow(sequence.id, end):
@@ -203,10 +208,10 @@ class Scheduler:
         return True
 
     def _settle(self, sequence: Sequence, end: int) -> None:
-        """Share the blocks that this step fills up to ``end`` with known tokens.
+        """Register for sharing the blocks that this step fills up to ``end`` with known tokens.
 
-        An executor writes all of a step's keys and values before it reads any, so a newcomer may share
-        blocks that this very step computes.
+        An executor writes all of a step's keys and values before it reads any, so a new sequence may
+        share blocks that this same step computes.
         """
         if sequence.task.shares(sequence):
             self._kv.register(sequence.id, sequence.tokens, min(end, len(sequence.tokens)))
@@ -215,7 +220,7 @@ class Scheduler:
         sequence.tables = self._kv.tables(sequence.id)[0]
 
     def _close(self, sequence: Sequence) -> None:
-        """Give up all blocks; the encoder output, which costs most to make, is the last to be evicted."""
+        """Release all blocks; the encoder output, the costliest to recompute, is evicted last."""
         self._kv.close(sequence.id)
         if sequence.features is not None:
             self._encoder_cache.close(sequence.id)
@@ -234,7 +239,14 @@ class Scheduler:
     def _prefill(
         self, plan: list[Work], budget: int, behind: list[Sequence], *, admits: bool
     ) -> int:
-        """Plan prompts, of each tenant those that are ``behind`` first, then newcomers; the budget left."""
+        """Plan prompts, each tenant's started ones before new sequences; return the remaining budget.
+
+        Args:
+            plan: is extended.
+            budget: tokens that the step may still compute.
+            behind: running sequences whose prompts are not fully computed.
+            admits: whether new sequences may begin.
+        """
         encodes = False
         while budget:
             prompts = {s.request.tenant: s for s in reversed(behind)}
@@ -256,17 +268,19 @@ class Scheduler:
         return budget
 
     def _heads(self) -> dict[str, Sequence]:
-        """The first of each tenant's waiting sequences: of tenants within their share, if any wait."""
+        """Return each tenant's first waiting sequence, of tenants within their share if any."""
         heads = {tenant: waiting[0] for tenant, waiting in self._waiting.items()}
         if not self._fair.contended:
             return heads
         return {tenant: s for tenant, s in heads.items() if self._within_share(s)} or heads
 
     def _admit(self, sequence: Sequence, budget: int, encodes: bool) -> tuple[Work | None, int]:
-        """Begin a waiting sequence, if there is room: its work in this step, and the tokens of that.
+        """Begin a waiting sequence if there is room; return its work in this step and the tokens it uses.
 
         Args:
-            encodes: an encoder input is encoded in this step already.
+            sequence: the first of its tenant's waiting sequences.
+            budget: tokens that the step may still compute.
+            encodes: whether an encoder input is already encoded in this step.
         """
         if not self._has_seat(sequence):
             return None, 0
@@ -274,7 +288,7 @@ class Scheduler:
         if features is not None:
             encoded = self._encoder_cache.claim(features)
         rows = features.rows if features and encoded and encoded.fresh else 0
-        # An encoder input is encoded as a whole, so the step's first one may exceed the budget.
+        # An encoder input is encoded as a whole, so the first one of a step may exceed the budget.
         exceeds = rows >= budget
         if (exceeds and encodes) or not self._open(sequence, encoded):
             return None, 0
@@ -290,7 +304,7 @@ class Scheduler:
         return work, budget if exceeds else rows + count
 
     def _open(self, sequence: Sequence, encoded: EncoderClaim | None) -> bool:
-        """Take blocks for all that is known: a prompt, once begun, is not stopped halfway for memory."""
+        """Allocate blocks for all known tokens, so that a started prompt never stalls for memory."""
         claim = self._claim(sequence)
         beside = encoded or _NOTHING
         if not self._kv.reserve(claim, beside.fresh, beside.blocks):
@@ -304,19 +318,19 @@ class Scheduler:
         return True
 
     def _claim(self, sequence: Sequence) -> Claim:
-        """What the sequence's text needs."""
+        """Return the claim of the sequence's text on the KV cache."""
         reusable = sequence.task.reusable(sequence)
         return self._kv.claim(sequence.id, sequence.tokens, root=sequence.root, reusable=reusable)
 
     def _has_seat(self, sequence: Sequence) -> bool:
-        """Each hypothesis of a beam search takes one; the only sequence has as many as it needs."""
+        """Return whether there are seats, one per beam-search hypothesis; a sole sequence always fits."""
         taken = sum(other.task.seats for other in self.running)
         return not taken or taken + sequence.task.seats <= self._max_running
 
-    # Tenants that compete.
+    # Competing tenants.
 
     def _reclaim(self) -> None:
-        """Make room for newcomers of tenants that are within their share, from those beyond theirs."""
+        """Preempt tenants that exceed their share, for new sequences of tenants within theirs."""
         for newcomer in self._heads().values():
             if not self._within_share(newcomer):
                 return
@@ -325,13 +339,13 @@ class Scheduler:
                 victim = self._worst(self.running, holds)
                 tenant = victim.request.tenant
                 left = self._held(tenant, holds) - holds(victim)
-                # Nobody gives so much that it could take it back: nothing goes to and fro.
+                # No tenant gives up so much that it could reclaim it: nothing oscillates.
                 if left < self._fair.share(tenant) * capacity:
                     return
                 self._preempt(victim)
 
     def _within_share(self, newcomer: Sequence) -> bool:
-        """Whether its tenant has nothing yet, or with it no more than its share of seats and blocks."""
+        """Return whether the tenant has nothing yet, or would stay within its share of seats and blocks."""
         tenant = newcomer.request.tenant
         share = self._fair.share(tenant)
         for holds, capacity in ((_seats, self._max_running), (_tokens, self._capacity)):
@@ -344,7 +358,7 @@ class Scheduler:
         return sum(holds(s) for s in self.running if s.request.tenant == tenant)
 
     def _lack(self, newcomer: Sequence) -> tuple[Callable[[Sequence], int], int] | None:
-        """What the newcomer cannot get: how much of it a sequence holds, and how much there is."""
+        """Return the resource it lacks, as (amount that a sequence holds, capacity); None if nothing."""
         if not self._has_seat(newcomer):
             return _seats, self._max_running
         beside = _NOTHING
@@ -357,7 +371,7 @@ class Scheduler:
     def _worst(
         self, candidates: Tokens[Sequence], holds: Callable[[Sequence], int] | None = None
     ) -> Sequence:
-        """The last in order of the tenant that holds most in proportion to its weight."""
+        """Return the last in order of the tenant that holds the most in proportion to its weight."""
         holds = holds or _tokens
         held: dict[str, float] = {}
         for sequence in self.running:

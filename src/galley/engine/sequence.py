@@ -1,4 +1,4 @@
-"""One request inside the engine."""
+"""The engine's state of one request."""
 
 from array import array
 from collections.abc import Collection
@@ -14,33 +14,36 @@ from galley.types import Align, Decoded, EngineRequest
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """``computed`` tokens have keys and values; they catch up with ``known`` ones. There are no phases.
+    """A request in progress: ``computed`` tokens have keys and values and catch up with the ``known`` ones.
 
-        tokens    t0 t1 t2 ... t(computed-1) | t(computed) ... t(known-1) | guesses of a step
+    There are no phases.
+
+        tokens    t0 t1 t2 ... t(computed-1) | t(computed) ... t(known-1) | draft tokens of a step
         blocks    one entry for each 16 positions, in each KV group
 
     Attributes:
-        request: what it is of.
-        payload, id: the request's.
-        prompt: the payload's.
+        request: the request that the sequence belongs to.
+        payload, id: those of the request.
+        prompt: that of the payload.
         tokens: prompt, then output; owned by the sequence.
-        task: what is wanted of its rows.
-        tables: its block table in each KV group, which grow in place; those of the first hypothesis of
-            several.
-        settled: the scheduler asks the KV cache for nothing until so many tokens are computed: no block is
-            needed, can be shared or leaves a window before.
+        task: decides what its rows are used for.
+        tables: its block table in each KV group, which grow in place; with several hypotheses, those of
+            the first.
+        settled: number of computed tokens up to which the scheduler need not consult the KV cache: no
+            block is needed, can be shared or leaves a window before that.
         order: place in every queue; smaller is sooner (see ``scheduler.py``).
-        number: that of its arrival, by which equal orders are told apart; the scheduler's.
+        number: arrival number, which breaks ties between equal orders; set by the scheduler.
         cached: prompt tokens that the prefix cache supplied when the sequence first ran.
         arrival, started, first_token: seconds on the engine's clock; 0 until it happens.
-        timed: each of its Outputs may be the last one (because of stop strings) and carries a timing.
-        adapter: the slot of its LoRA adapter; -1 for none.
+        timed: whether any of its Outputs may be the last one (because of stop strings) and so carries a
+            timing.
+        adapter: slot of its LoRA adapter; -1 for none.
         features: its encoder input; None for a text model.
-        grammar: where its output stands in the request's grammar, for its task.
+        grammar: state of its output in the request's grammar, for its task.
         engine_seconds: its share of the engine's time so far.
-        forks: set by a task whose hypotheses have been replaced: for each new one the place of the old
-            one whose blocks it goes on from.
-        guesser: guesses its next tokens; None if nobody does.
+        forks: set by a task whose hypotheses have been replaced: for each new one, the index of the old
+            one whose blocks it continues from.
+        guesser: its speculation state; None without speculation.
     """
 
     request: EngineRequest
@@ -85,29 +88,29 @@ class Sequence:
         self.restart()
 
     def restart(self) -> None:
-        """Its keys and values are gone."""
+        """Reset the progress after the keys and values have been lost."""
         self.computed = self.settled = 0
         self.task.restart(self)
 
     def __lt__(self, other: "Sequence") -> bool:
-        """Whether this one's turn comes first."""
+        """Return whether this sequence's turn comes first."""
         return (self.order, self.number) < (other.order, other.number)
 
     @property
     def known(self) -> int:
-        """Tokens of prompt and output so far."""
+        """Number of tokens of prompt and output so far."""
         return len(self.tokens)
 
     @property
     def remaining(self) -> int:
-        """Known tokens whose keys and values are still to be computed."""
+        """Number of known tokens whose keys and values are still to be computed."""
         return len(self.tokens) - self.computed
 
     def is_behind(self) -> bool:
-        """It has more to catch up with than its last token."""
+        """Return whether more than its last token is still to be computed."""
         return len(self.tokens) - self.computed > 1
 
     @property
     def generated(self) -> int:
-        """Output tokens so far, those of an earlier engine included."""
+        """Number of output tokens so far, including those of an earlier engine."""
         return len(self.tokens) - len(self.prompt)

@@ -1,4 +1,4 @@
-"""What each pass over a program is worth: its cost by count, and its time by measurement."""
+"""The effect of each pass over a program: its cost by count, and its time by measurement."""
 
 import dataclasses
 import gc
@@ -33,19 +33,20 @@ from galley.ops.sampling import SamplingBatch
 from galley.types import BLOCK_TOKENS, blocks_for
 
 CONTEXT: Final = 64
-"""Tokens in front of the one whose step is measured; where texts are computed whole, those of the text."""
+"""Tokens that precede the measured step's one; for models of whole texts, the text's length."""
 _WARM_UPS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A program on its way through the passes.
+    """A program at one point of the sequence of passes.
 
     Attributes:
-        name: of the pass that was run last; "" before the first.
-        program: after that pass.
-        cost: of one row of it.
-        seconds: median of a decoding step with one row; of a model that makes vectors or scores, of a text.
+        name: the pass that ran last; "" before the first.
+        program: the program after that pass.
+        cost: the cost of one row of the program.
+        seconds: median time of a decoding step with one row; for a model that makes vectors or scores, of
+            a text.
     """
 
     name: str
@@ -55,7 +56,7 @@ class Stage:
 
 
 def stage_names(model: Model) -> list[str]:
-    """Of what :func:`measure_stages` yields, in order.
+    """Return the names of the stages that :func:`measure_stages` yields, in order.
 
     Raises:
         SettingsError: a disabled pass does not exist.
@@ -64,10 +65,13 @@ def stage_names(model: Model) -> list[str]:
 
 
 def measure_stages(model: Model, *, repeats: int) -> Iterator[Stage]:
-    """The traced program, then after each pass that is not disabled; each built and timed anew.
+    """Yield the traced program, then the program after each enabled pass, each built and timed anew.
 
-    A pass that changes nothing takes over the figures of the stage before it. The cache of packed
-    weights is left alone: stages merge other layers than are served. Raises as :func:`stage_names`.
+    A pass that changes nothing inherits the figures of the stage before it. The cache of packed weights
+    is not touched, because stages merge layers differently from the served model.
+
+    Raises:
+        SettingsError: a disabled pass does not exist.
     """
     disabled, names = model.options.disable_pass, stage_names(model)
     isa = choose_isa(os.environ)
@@ -88,9 +92,9 @@ def measure_stages(model: Model, *, repeats: int) -> Iterator[Stage]:
 
 
 def measure_eager(model: Model, *, repeats: int) -> float | None:
-    """Seconds of the same step on the reference executor, op by op; None where torch is missing.
+    """Return the seconds of the same step on the reference executor, op by op; None if torch is missing.
 
-    It computes, and keeps keys and values, in one type.
+    It computes in the same type in which it keeps keys and values.
     """
     try:
         factory = executor_factory("reference")
@@ -107,7 +111,7 @@ def measure_eager(model: Model, *, repeats: int) -> float | None:
 
 
 def _step_seconds(executor: Executor, model: Model, repeats: int) -> float:
-    """Median over ``repeats`` executions of the step that the model is there for."""
+    """Return the median time over ``repeats`` executions of the step that is typical of the model."""
     step = _decoding_step(executor, model) if model.head is None else _text_step(executor, model)
     nothing = SamplingBatch()
     seconds = []
@@ -119,7 +123,7 @@ def _step_seconds(executor: Executor, model: Model, repeats: int) -> float:
 
 
 def _decoding_step(executor: Executor, model: Model) -> Batch:
-    """One row in a long context, which is computed here, beside the longest encoder input."""
+    """Compute a long context and return the step of one more row, with the longest encoder input."""
     context = min(CONTEXT, model.program.max_positions - 1)
     blocks, encoder = context // BLOCK_TOKENS + 1, model.program.encoder
     rows = 0 if encoder is None else encoder.max_rows
@@ -140,7 +144,7 @@ def _decoding_step(executor: Executor, model: Model) -> Batch:
 
 
 def _text_step(executor: Executor, model: Model) -> Batch:
-    """A whole text, of which the rows are wanted that its vector or its score is made of."""
+    """Return a step that computes one text and selects the rows from which its vector or score is made."""
     assert model.head is not None
     executor.allocate_kv(0)
     rows = np.arange(min(CONTEXT, model.program.max_positions))
@@ -156,7 +160,7 @@ def _text_step(executor: Executor, model: Model) -> Batch:
 def _batch(
     tokens: Ints, *, first: int, blocks: int, groups: int, cross: CrossContext | None
 ) -> Batch:
-    """One sequence's tokens from position ``first`` on; the last row is wanted."""
+    """Return a batch of one sequence's tokens from position ``first``, whose last row is selected."""
     return Batch(
         tokens=tokens,
         positions=np.arange(first, first + len(tokens)),

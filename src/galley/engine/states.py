@@ -1,9 +1,9 @@
-"""Slots for the states of recurrent layers: of running requests, and kept ones that others go on from.
+"""Slots for the states of recurrent layers: of running requests, and kept ones that others continue from.
 
-A state belongs to all tokens before it and cannot be taken back. A request owns a slot for its present
-state; the states that it has after every so many tokens are kept in slots of their own, as far as there are
-any, and found again by the hash of these tokens. A state that is kept is never written again: who goes on
-from it reads it in its next step, and writes its own slot.
+A state covers all tokens before it and cannot be rolled back. A request owns a slot for its current
+state. Its states at regular intervals of tokens are kept in separate slots, as far as there are
+any, and are found by the hash of these tokens. A kept state is never overwritten: a request that
+continues from it reads it in its next step and writes to its own slot.
 
     tokens   0 ........ 128 ........ 256 ... 300 of a prompt, in one step, kept every 128
     slots    -1          7            2       5      read (none), two kept, the request's own
@@ -24,7 +24,7 @@ class _Place:
 
     Attributes:
         own: the slot that its steps write.
-        read: the slot of a kept state that its next step goes on from; None: from ``own``.
+        read: the slot of a kept state that its next step continues from; None: it continues from ``own``.
     """
 
     own: int
@@ -32,17 +32,17 @@ class _Place:
 
 
 class StateCache:
-    """Slots by request id. Every change keeps ``free + cached + used == total`` of the pool.
+    """Slots by request id. Every change preserves the pool's ``free + cached + used == total``.
 
-    Slots are given back as soon as a step is planned whose rows are the last to read them, so another
-    sequence of that step may write them: executors go through the sequences of a batch in order.
+    A slot is released as soon as the step is planned whose rows are the last to read it. Another sequence
+    of that step may therefore write it: executors process the sequences of a batch in order.
 
     Args:
-        slots: that there are; at least 2.
+        slots: number of slots; at least 2.
         interval: tokens from one kept state to the next, whole blocks; 0 keeps none.
 
     Attributes:
-        pool: of slots.
+        pool: the pool of slots.
     """
 
     def __init__(self, slots: int, *, interval: int) -> None:
@@ -53,19 +53,19 @@ class StateCache:
         self._places: dict[str, _Place] = {}
 
     def longest(self, links: Sequence[bytes]) -> int:
-        """Of blocks with these hashes, how many have a kept state behind them, or 0."""
+        """Return the largest number of the blocks with these hashes that ends in a kept state, or 0."""
         return next((n for n in range(len(links), 0, -1) if self.find(links[n - 1]) is not None), 0)
 
     def find(self, link: bytes) -> int | None:
-        """The slot of the state behind the block with this hash."""
+        """Return the slot of the state after the block with this hash; None if none is kept."""
         return self.pool.find(link)
 
     def can_open(self, found: int | None) -> bool:
-        """Whether there is a slot for one more request, which goes on from the kept state ``found``."""
+        """Return whether one more request gets a slot, continuing from the kept state ``found``."""
         return self.pool.can_take(1, () if found is None else (found,))
 
     def open(self, request_id: str, found: int | None) -> None:
-        """A request begins, or goes on from a kept state."""
+        """Create a request's state, or let it continue from a kept one."""
         assert request_id not in self._places
         if found is not None:
             self.pool.share(found)
@@ -74,14 +74,14 @@ class StateCache:
     def advance(
         self, request_id: str, begin: int, end: int, chain: HashChain | None, tokens: Sequence[int]
     ) -> "array[int]":
-        """Plan that tokens ``begin`` to ``end`` are computed: see :attr:`galley.ops.executor.Batch.states`.
+        """Plan the tokens ``begin`` to ``end``: see :attr:`galley.ops.executor.Batch.states`.
 
         Args:
-            request_id: of an open place.
-            begin: how many tokens the state has taken in.
-            end: how many it will have.
-            chain: of the request's hashes; None: others may not go on from its states.
-            tokens: of the request.
+            request_id: a request whose slot is open.
+            begin: number of tokens that the state covers.
+            end: number of tokens that it will cover.
+            chain: the request's hashes; None: others may not continue from its states.
+            tokens: the request's tokens.
         """
         place = self._places[request_id]
         read = place.own if place.read is None else place.read
@@ -110,14 +110,14 @@ class StateCache:
         return plan
 
     def _kept(self, begin: int, end: int) -> range:
-        """After how many tokens states are kept on the way."""
+        """Return the numbers of tokens after which states are kept on the way."""
         if not self._interval:
             return range(0)
         first = begin // self._interval * self._interval + self._interval
         return range(first, end + 1, self._interval)
 
     def close(self, request_id: str) -> None:
-        """Give up the slots; states that are kept stay cached."""
+        """Release the slots; kept states stay cached."""
         for slot in self._held(self._places.pop(request_id)):
             self.pool.release(slot)
 
@@ -125,7 +125,7 @@ class StateCache:
         return [place.own] if place.read is None else [place.own, place.read]
 
     def check(self) -> None:
-        """Assert conservation: each slot is free, cached, or used once for each request that holds it."""
+        """Assert conservation: each slot is free, cached, or referenced once per request that holds it."""
         held: dict[int, int] = {}
         for place in self._places.values():
             for slot in self._held(place):

@@ -1,4 +1,4 @@
-"""Where the time of steps goes, and what each sequence's share of it is."""
+"""Where the time of steps goes, and each sequence's share of it."""
 
 import time
 from collections.abc import Callable
@@ -13,22 +13,27 @@ _clock: Final = time.perf_counter
 class StepMeter:
     """Divides an engine's time among its sequences.
 
-    A step's time runs from the end of the execution before it to the end of its own: what lies between two
-    executions belongs to somebody, too. After idleness it begins with the arrival of the first sequence. In
-    an engine that takes turns on the cores it begins with the step, and leaves out pauses. It is divided
-    by the rows that each sequence had computed, an encoder's included, as the token budget counts them. So
-    the shares of all sequences add up to :attr:`busy_seconds`, and while there is work that is the time on
-    the wall.
+    A step's time runs from the end of the previous execution to the end of its own, so that the time
+    between two executions is charged, too. After an idle period it begins with the arrival of the first
+    sequence. In an engine that shares the cores with others, it begins with the step and excludes pauses.
+    The time is divided in proportion to the rows computed for each sequence, an encoder's included, as
+    the token budget counts them. The shares of all sequences therefore add up to :attr:`busy_seconds`,
+    and while there is work that is wall-clock time.
 
     Attributes:
-        busy_seconds: divided so far.
-        schedule_seconds: of steps spent on planning and assembling.
-        emit_seconds: of steps spent on results.
-        sequences, tokens, seconds: of the latest step; tokens are rows.
+        busy_seconds: time divided so far.
+        schedule_seconds: time that steps spent on planning and assembling.
+        emit_seconds: time that steps spent on results.
+        sequences, tokens, seconds: those of the latest step; tokens are rows.
     """
 
     def __init__(self, paused: Callable[[], float] | None = None) -> None:
-        """``paused``: seconds that steps have waited for the cores; None for an engine without others."""
+        """Create a meter at zero.
+
+        Args:
+            paused: returns the seconds that steps have waited for the cores; None for an engine that does
+                not share them.
+        """
         self._paused = paused
         self._waited = 0.0
         self._since = self._mark = _clock()
@@ -37,17 +42,17 @@ class StepMeter:
         self.seconds = 0.0
 
     def awake(self) -> None:
-        """The first sequence after idleness has come."""
+        """Record that the first sequence after an idle period has arrived."""
         self._since = _clock()
 
     def begin(self) -> None:
-        """A step begins."""
+        """Record that a step begins."""
         self._mark = _clock()
         if self._paused is not None:
             self._since, self._waited = self._mark, self._paused()
 
     def assembled(self) -> None:
-        """What is to be executed is known."""
+        """Record that the batch to execute is assembled."""
         now = _clock()
         self.schedule_seconds += now - self._mark
 
@@ -59,7 +64,7 @@ class StepMeter:
             work.sequence.engine_seconds += share * count
 
     def share(self, rows: Plan[int]) -> float:
-        """Seconds for each row of the step that has just been executed; ``rows`` of each of its parts."""
+        """Return the seconds per row of the step just executed; ``rows`` are those of each part."""
         self._mark = now = _clock()
         seconds = now - self._since
         if self._paused is not None:
@@ -71,12 +76,12 @@ class StepMeter:
         return seconds / self.tokens
 
     def end(self) -> None:
-        """The step's results are on their way."""
+        """Record that the step's results are emitted."""
         self.emit_seconds += _clock() - self._mark
 
 
 class Pauses:
-    """A pause that knows how long it took, all calls together."""
+    """A pause that measures its own duration, summed over all calls."""
 
     def __init__(self, pause: Callable[[], None]) -> None:
         self._pause = pause

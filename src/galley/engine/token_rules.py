@@ -1,4 +1,4 @@
-"""Which tokens a request may choose next: suppression lists, Whisper's grammar of timestamps, thinking."""
+"""Which tokens a request may choose next: suppression lists, Whisper's timestamp grammar, thinking."""
 
 import copy
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 class TokenRules:
-    """One request's rules, and what of its output they depend on."""
+    """One request's rules, and the state of its output that they depend on."""
 
     def __init__(
         self, rules: SpeechRules, output: Sequence[int], thinking: ThinkingBudget | None = None
     ) -> None:
-        """``output`` is what was already generated."""
+        """Create the rules' state after ``output``, the tokens that are already generated."""
         self._suppressed = _ids(rules.suppress_tokens)
         self._begin_suppressed = _ids(rules.begin_suppress_tokens)
         self._allowed = _ids(rules.allowed_tokens)
@@ -35,13 +35,13 @@ class TokenRules:
     def of(
         cls, rules: SpeechRules, output: Sequence[int], thinking: ThinkingBudget | None = None
     ) -> "TokenRules | None":
-        """None if the request may choose any token."""
+        """Return the rules; None if the request may choose any token."""
         lists = (rules.suppress_tokens, rules.begin_suppress_tokens, rules.allowed_tokens)
         needed = any(lists) or rules.timestamps or thinking
         return cls(rules, output, thinking) if needed else None
 
     def __copy__(self) -> "TokenRules":
-        """Rules that follow another continuation from here on."""
+        """Return a copy that follows another continuation from here on."""
         twin = object.__new__(TokenRules)
         twin.__dict__.update(self.__dict__)
         twin._timestamps = copy.copy(self._timestamps)
@@ -49,7 +49,7 @@ class TokenRules:
         return twin
 
     def adjustment(self) -> LogitsAdjustment:
-        """What the rules change about the logits of the next token."""
+        """Return the changes that the rules make to the logits of the next token."""
         begin = self._begin_suppressed if self._at_begin else NO_IDS
         return LogitsAdjustment(
             allowed=self._allowed if len(self._allowed) else None,
@@ -60,11 +60,11 @@ class TokenRules:
 
     @property
     def forced(self) -> int | None:
-        """The only token that may come next, as thinking has to end; a grammar may hold it off."""
+        """The only token that may come next because thinking has to end; a grammar may delay it."""
         return self._thinking.forced if self._thinking else None
 
     def accept(self, token: int) -> None:
-        """The token became part of the output."""
+        """Record a token that became part of the output."""
         self._at_begin = False
         if self._timestamps:
             self._timestamps.accept(token)
@@ -73,7 +73,7 @@ class TokenRules:
 
 
 class _Thinking:
-    """How many tokens of thinking the output has, and whether it is in the midst of it."""
+    """Counts the thinking tokens of the output and tracks whether it is inside a thinking block."""
 
     def __init__(self, budget: ThinkingBudget, output: Sequence[int]) -> None:
         self._budget = budget
@@ -99,13 +99,13 @@ class _Thinking:
 
 
 class _Timestamps:
-    """Where the output stands: the last two tokens, and which timestamps are past."""
+    """The state of the output: its last two tokens, and which timestamps are past."""
 
     def __init__(self, rules: TimestampRules, output: Sequence[int]) -> None:
         self._rules = rules
         self._count = 0
         self._previous = self._last = False
-        """Whether the last token but one, and the last one, are timestamps."""
+        """Whether the second-to-last token, and the last one, are timestamps."""
         self._latest = rules.begin - 1
         for token in output:
             self.accept(token)
@@ -124,7 +124,7 @@ class _Timestamps:
             self._latest = token
 
     def forbidden(self) -> Ranges:
-        """Ranges of ids that may not come next; an end beyond the vocabulary means its end."""
+        """Return ranges of ids that may not come next; an end beyond the vocabulary means its end."""
         begin = self._rules.begin
         ranges = [(begin - 1, begin)]
         opened = self._last and not self._previous

@@ -1,4 +1,4 @@
-"""First steps of an engine, before any request: lazy initialisation, and what steps of many rows take."""
+"""First steps of an engine, before any request: lazy initialization, and step times by number of rows."""
 
 import time
 from typing import Final
@@ -13,16 +13,16 @@ from galley.types import BLOCK_TOKENS, blocks_for
 from galley.types.audio import SpeechInfo
 
 MEASURED_ROWS: Final = (1, 4, 8, 2, 6, 16, 32, 64)
-"""In the order in which they are measured."""
+"""Numbers of rows, in the order in which they are measured."""
 
 MEASURING_SECONDS: Final = 0.5
-"""What measuring may take, about."""
+"""Approximate limit on the time that measuring takes."""
 
 
 def warm_up(executor: Executor, program: Program, speech: SpeechInfo | None) -> None:
-    """One token through everything, so that lazy initialisation does not fall on the first request.
+    """Run one token through everything, so that the first request does not pay for lazy initialization.
 
-    It writes to block 0, and one row of an encoder output to block 1, which no request has yet.
+    The step writes to block 0, and one row of an encoder output to block 1; no request uses these yet.
     """
     zero = np.zeros(1, dtype=np.int64)
     one = np.ones(1, dtype=np.int64)
@@ -54,20 +54,23 @@ def measure_rows(
     blocks: int,
     seconds: float = MEASURING_SECONDS,
 ) -> dict[int, float]:
-    """Seconds of a step that computes so many rows and draws a token from each, up to ``most`` rows.
+    """Measure the seconds of steps with up to ``most`` rows, each of which samples a token.
 
-    Each is the faster of two, measured one after the other, because the first steps of a process are slow.
-    The rows are one sequence's, in the first blocks, which no request has yet; a speech model's attend to
-    the longest encoder output that fits behind them.
+    Each result is the faster of two measurements, made one after the other, because the first steps of a
+    process are slow. The rows belong to one sequence, in the first blocks, which no request uses yet; a
+    speech model's rows attend to the longest encoder output that fits in the blocks after them.
 
     Args:
-        executor: warmed up.
-        groups: KV groups of the model, which must not be recurrent.
-        most: as far as blocks, context and token budget go.
-        speech: of a speech model.
-        blocks: of the KV cache.
-        seconds: no measurement begins later, but for the first two numbers of rows; what has none is left
-            out.
+        executor: the executor, warmed up.
+        groups: number of KV groups of the model, which must not be recurrent.
+        most: limit given by blocks, context and token budget.
+        speech: description of a speech model; None for a text model.
+        blocks: number of blocks of the KV cache.
+        seconds: no measurement begins after this time, except for the first two numbers of rows; numbers
+            without a measurement are left out.
+
+    Returns:
+        Number of rows -> seconds of the step.
     """
     measured: dict[int, float] = {}
     began = time.perf_counter()
@@ -82,7 +85,7 @@ def measure_rows(
 
 
 def _longest_output(speech: SpeechInfo, first: int, blocks: int) -> CrossContext:
-    """Of one sequence, in the blocks from ``first`` on; what they hold does not matter."""
+    """Return one sequence's context in the blocks from ``first`` on; their content does not matter."""
     rows = min(speech.max_rows, BLOCK_TOKENS * (blocks - first))
     table = np.arange(first, first + blocks_for(rows), dtype=np.int64)
     return CrossContext(tables=(table,), rows=np.array([rows], dtype=np.int64))

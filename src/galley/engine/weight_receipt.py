@@ -1,4 +1,4 @@
-"""What is said of a served model's weights: their kinds, how they were made, what that cost."""
+"""The description of a served model's weights: their types, how they were made, and the loss."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -13,11 +13,11 @@ from galley.types.model_info import WeightReceipt
 from galley.types.weight_dtypes import INTEGERS
 
 _OF_FILES: Final = ("F16", "F16xI8")
-"""Types of scales that integers have in GGUF files; those that are rounded at load have others."""
+"""Types of scales that integers have in GGUF files; weights that are rounded at load have others."""
 
 
 def weight_receipt(checkpoint: CheckpointReader, program: Program, kinds: Kinds) -> WeightReceipt:
-    """Of a model whose matrices are kept as ``kinds``; its loss as the checkpoint tells it, if it does."""
+    """Return the receipt of a model whose matrices are kept as ``kinds``, with its loss if recorded."""
     own: Mapping[str, Any] = checkpoint.config.get(QUANTIZED_KEY) or {}
     names = {kind.name for kind in kinds.values()}
     rounded = "rtn" if names & set(INTEGERS) else "none"
@@ -36,7 +36,7 @@ def weight_receipt(checkpoint: CheckpointReader, program: Program, kinds: Kinds)
 def held_kinds(
     executor: str, program: Program, weights: Weights, options: ExecutorOptions
 ) -> Kinds:
-    """The kind in which the executor of that name keeps each matrix."""
+    """Return the weight type in which the executor of that name keeps each matrix."""
     own = own_kinds(program, weights)
     if executor == "cpu":
         from galley.ops.packing import has_kernel

@@ -1,7 +1,7 @@
-"""Reads LoRA adapters as PEFT saves them: ``adapter_config.json`` and ``adapter_model.safetensors``.
+"""Reader of LoRA adapters as PEFT saves them: ``adapter_config.json`` and ``adapter_model.safetensors``.
 
-What the config asks for and Galley does not do is refused by the field's name; so is a tensor that is no
-factor of a linear layer. Sources: LoRA, arXiv:2106.09685; rank-stabilised scale, arXiv:2312.03732.
+A feature in the config that Galley does not implement is refused by the field's name; so is a tensor that
+is not a factor of a linear layer. Sources: LoRA, arXiv:2106.09685; rank-stabilized scale, arXiv:2312.03732.
 """
 
 import math
@@ -47,7 +47,7 @@ _IGNORED: Final = frozenset(
         "velora_config",
     }
 )
-"""Fields that say how it was trained, or which layers have factors: the tensors say that, too."""
+"""Fields about its training, or about which layers have factors, which the tensors determine as well."""
 
 _HONOURED: Final = frozenset(
     {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"}
@@ -58,12 +58,12 @@ _PLAIN_STARTS: Final = (None, True, False, "gaussian", "eva", "orthogonal", "mic
 
 
 class LowRank(NamedTuple):
-    """What an adapter adds to a linear layer: scale * b (a x).
+    """The term that an adapter adds to a linear layer: scale * b (a x).
 
     Attributes:
         a: [rank, inputs].
         b: [outputs, rank].
-        scale: of the product.
+        scale: factor of the product.
     """
 
     a: DenseWeight
@@ -72,17 +72,17 @@ class LowRank(NamedTuple):
 
 
 AdapterWeights: TypeAlias = Mapping[str, LowRank]
-"""Name of a linear layer's weight in the model -> what is added to its product."""
+"""Name of a linear layer's weight in the model -> the factors that are added to its product."""
 
 
 class AdapterConfig(NamedTuple):
-    """What ``adapter_config.json`` says of the factors.
+    """Properties of the factors in ``adapter_config.json``.
 
     Attributes:
-        rank: of modules that ``ranks`` does not name.
-        alpha: of modules that ``alphas`` does not name; the scale is alpha / rank.
-        stabilised: the scale is alpha / sqrt(rank) instead.
-        ranks, alphas: patterns of module names -> what holds for these.
+        rank: rank of modules that ``ranks`` does not name.
+        alpha: alpha of modules that ``alphas`` does not name; the scale is alpha / rank.
+        stabilised: whether the scale is alpha / sqrt(rank) instead.
+        ranks, alphas: patterns of module names -> values for these modules.
     """
 
     rank: int
@@ -92,17 +92,20 @@ class AdapterConfig(NamedTuple):
     alphas: Mapping[str, float]
 
     def rank_of(self, module: str) -> int:
-        """The rank that a module's factors should have."""
+        """Return the rank that a module's factors should have."""
         return _of(self.ranks, module, self.rank)
 
     def scale_of(self, module: str) -> float:
-        """Of a module's product."""
+        """Return the scale of a module's product."""
         rank, alpha = self.rank_of(module), _of(self.alphas, module, self.alpha)
         return alpha / (math.sqrt(rank) if self.stabilised else rank)
 
 
 def _of(patterns: Mapping[str, N], module: str, default: N) -> N:
-    """As PEFT does: of the first pattern that is all of the name or, without a ``^``, its last parts."""
+    """Return the value of the first pattern that matches all of the name or, without ``^``, its last parts.
+
+    This is how PEFT matches patterns.
+    """
     for pattern, value in patterns.items():
         whole = pattern.removeprefix("^")
         if module == whole or (whole == pattern and module.endswith(f".{pattern}")):
@@ -111,16 +114,16 @@ def _of(patterns: Mapping[str, N], module: str, default: N) -> N:
 
 
 def read_adapter(folder: Path, shapes: Mapping[str, tuple[int, ...]], rank: int) -> AdapterWeights:
-    """The adapter in ``folder``, its values views of the mapped file, all of them looked at once.
+    """Read the adapter in ``folder`` and check all its values, which are views of the mapped file.
 
     Args:
         folder: as PEFT's ``save_pretrained`` writes it.
-        shapes: of the linear layers that adapters may add to: weight's name -> [outputs, inputs].
-        rank: the highest that there is room for.
+        shapes: linear layers that adapters may add to: weight's name -> [outputs, inputs].
+        rank: the maximum rank that there is room for.
 
     Raises:
         CheckpointError: a file is missing or damaged, or a tensor does not fit the model.
-        UnsupportedModel: it asks for what Galley does not do.
+        UnsupportedModel: it needs a feature that Galley does not implement.
     """
     config = read_config(folder)
     path = folder / TENSORS
@@ -142,11 +145,11 @@ def read_adapter(folder: Path, shapes: Mapping[str, tuple[int, ...]], rank: int)
 
 
 def read_config(folder: Path) -> AdapterConfig:
-    """``adapter_config.json``.
+    """Read ``adapter_config.json``.
 
     Raises:
         CheckpointError: it is missing, or a field is malformed.
-        UnsupportedModel: a field asks for what Galley does not do; the message has its name.
+        UnsupportedModel: a field needs a feature that Galley does not implement; the message names it.
     """
     path = folder / CONFIG
     fields = read_json(path)
@@ -176,10 +179,11 @@ def read_config(folder: Path) -> AdapterConfig:
 
 
 def _asks_for_nothing(name: str, value: Any, fields: Mapping[str, Any]) -> bool:
-    """Whether a field is empty, or a detail of a feature that is off.
+    """Return whether a field is empty, or a detail of a feature that is off.
 
-    PEFT saves every field of its configuration, those at their defaults, too: ``qalora_group_size`` is 16
-    where ``use_qalora`` is false, ``megatron_core`` a module's name where ``megatron_config`` is null.
+    PEFT saves every field of its configuration, including those at their defaults: ``qalora_group_size``
+    is 16 where ``use_qalora`` is false, and ``megatron_core`` is a module's name where
+    ``megatron_config`` is null.
     """
     if value in _NOTHING:
         return True
@@ -217,7 +221,10 @@ def _pair(
 
 
 def _finite(tensor: StoredTensor) -> DenseWeight:
-    """A number is finite if some bit of its exponent is not set."""
+    """Return the tensor as floats; raise CheckpointError if a value is infinite or NaN.
+
+    A number is finite if some bit of its exponent is not set.
+    """
     weight = tensor.dense()
     kind, exponent = {
         "F32": ("<u4", 0x7F800000),
@@ -257,7 +264,7 @@ def _flag(path: Path, name: str, value: Any) -> bool:
 
 
 def _patterns(path: Path, name: str, fields: Mapping[str, Any], read: Any) -> dict[str, Any]:
-    """Pattern -> number, of patterns that are names of modules or their ends, and no other expressions."""
+    """Read pattern -> number; only names of modules or their ends are accepted as patterns."""
     value = fields.get(name) or {}
     if not isinstance(value, dict):
         raise CheckpointError(f"is {shown(value)}, must be an object", file=str(path), field=name)

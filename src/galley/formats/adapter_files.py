@@ -1,4 +1,4 @@
-"""Where a LoRA adapter's files are, and their state, for who reads no tensors."""
+"""Location and state of a LoRA adapter's files, for callers that read no tensors."""
 
 import hashlib
 from pathlib import Path
@@ -11,7 +11,9 @@ TENSORS: Final = "adapter_model.safetensors"
 
 
 def adapter_digest(folder: Path) -> str:
-    """Changes when a file is written or replaced: which keys and values were computed with which adapter.
+    """Return a digest that changes when a file is written or replaced.
+
+    It identifies the adapter with which keys and values were computed.
 
     Raises:
         CheckpointError: a file is missing.

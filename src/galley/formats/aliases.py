@@ -56,7 +56,7 @@ ALIASES: Final[Mapping[str, str]] = {
     "whisper:large": "openai/whisper-large-v3",
     "whisper:turbo": "openai/whisper-large-v3-turbo",
 }
-"""``name`` or ``name:tag``, in small letters; the name alone is the one that ``:latest`` means."""
+"""``name`` or ``name:tag``, in lower case; the name alone is the one that ``:latest`` refers to."""
 
 _WORD: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]*(:[A-Za-z0-9._-]+)?", re.ASCII)
 _LONGEST: Final = 96
@@ -67,17 +67,17 @@ _FAMILIES: Final = frozenset(
 
 
 def hub_id_of(name: str) -> str | None:
-    """The hub id that a short name stands for; None if it is none."""
+    """Return the hub id that a short name stands for; None if there is none."""
     return ALIASES.get(name.lower().removesuffix(":latest"))
 
 
 def aliases_of(hub_id: str) -> list[str]:
-    """The short names of a hub id."""
+    """Return the short names of a hub id."""
     return [name for name, meant in ALIASES.items() if meant == hub_id]
 
 
 def looks_like_name(text: str) -> bool:
-    """Whether one word of a command line was meant as a short name, of a model that may not exist.
+    """Return whether one word of a command line was meant as a short name, of a model that may not exist.
 
     Such a word has a tag (``phi:mini``), a number (``gpt-4o``, ``gemma2``), or begins as a known name does.
     """

@@ -20,11 +20,11 @@ from galley.formats.weights import Floats
 Words = npt.NDArray[np.int32]
 
 _PLACES: Final = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Of the outputs 0 to 7 in their word."""
+"""Places of the outputs 0 to 7 in their word."""
 
 
 def read_awq(section: Section, stored: Stored) -> dict[str, Matrix]:
-    """The matrices of all modules that are packed so.
+    """Return the matrices of all modules in this packing.
 
     Raises:
         CheckpointError: tensors contradict the config or each other.
@@ -67,7 +67,7 @@ def _integers(name: str, group: int, stored: Stored) -> PackedIntegers:
 
 
 def _transposed(words: Words) -> Bytes:
-    """The integers [outputs, rows] of words [rows, outputs / 8]."""
+    """Return the integers [outputs, rows] of words [rows, outputs / 8]."""
     q = unpack(words, 4, words.shape[1] * 8).reshape(len(words), -1, 8)
     return np.ascontiguousarray(q[:, :, _PLACES].reshape(len(words), -1).T)
 

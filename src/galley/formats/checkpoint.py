@@ -23,17 +23,17 @@ INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 
 _OWN = frozenset({"deepseek_v2", "deepseek_v3", "nomic_bert", "phi3"})
-"""Families whose published checkpoints bring code for programs that have none: it is not run."""
+"""Families whose published checkpoints contain code for programs without support: it is not run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """See :class:`galley.formats.reader.CheckpointReader`.
+    """A checkpoint folder; see :class:`galley.formats.reader.CheckpointReader`.
 
     Attributes:
         config: ``config.json`` as it is.
         generation: ``generation_config.json`` as it is; empty if there is none.
-        eos_token_ids: from ``generation_config.json``, else from ``config.json``, else of the tokenizer.
+        eos_token_ids: from ``generation_config.json``, else from ``config.json``, else from the tokenizer.
         defaults: sampling defaults from ``generation_config.json``.
         exact: see :func:`galley.formats.quantized.typed_weights`.
     """
@@ -47,7 +47,7 @@ class Checkpoint:
 
     @classmethod
     def open(cls, folder: Path, *, exact: bool = False) -> "Checkpoint":
-        """Raises ModelNotFound, CheckpointError or UnsupportedModel."""
+        """Open the checkpoint in ``folder``. Raises ModelNotFound, CheckpointError or UnsupportedModel."""
         if not folder.is_dir():
             raise ModelNotFound(f"model folder {folder} does not exist")
         config = read_json(folder / "config.json")
@@ -77,16 +77,16 @@ class Checkpoint:
         )
 
     def check_token_ids(self, vocab_size: int) -> None:
-        """Raises CheckpointError if an end-of-sequence id is no token of the model."""
+        """Raise CheckpointError if an end-of-sequence id is not a token of the model."""
         check_eos(self.eos_token_ids, vocab_size, str(self.folder))
 
     def weights(self) -> Weights:
-        """All tensors, mapped: their bytes are read when they are touched.
+        """Return all tensors, mapped: their bytes are read on first access.
 
         Raises:
-            CheckpointError: a shard is missing or damaged, or lacks a tensor that the index says it has, or
-                tensors contradict the quantization that the checkpoint says it has.
-            UnsupportedModel: it says one that is not read.
+            CheckpointError: a shard is missing or damaged, or lacks a tensor that the index lists, or
+                tensors contradict the checkpoint's quantization.
+            UnsupportedModel: the quantization is not supported.
         """
         quantization = self._quantization()
         weights = typed_weights(quantization, self._stored(), exact=self.exact)
@@ -118,19 +118,19 @@ class Checkpoint:
         return {**{t: w for found in shards.values() for t, w in found.items()}, **named}
 
     def content_hash(self) -> str:
-        """See :class:`galley.formats.reader.CheckpointReader`."""
+        """Return a hash; see :class:`galley.formats.reader.CheckpointReader`."""
         return self._as_quantized(digests.content_hash(self._weight_files()))
 
     def outline(self) -> str:
-        """See :class:`galley.formats.reader.CheckpointReader`."""
+        """Return a hash; see :class:`galley.formats.reader.CheckpointReader`."""
         return self._as_quantized(digests.outline(self._headers()))
 
     def state(self) -> str:
-        """See :class:`galley.formats.reader.CheckpointReader`."""
+        """Return a hash; see :class:`galley.formats.reader.CheckpointReader`."""
         return self._as_quantized(digests.state(self._headers()))
 
     def _as_quantized(self, digest: str) -> str:
-        """With the quantization, which says what the files' integers mean."""
+        """Combine a digest with the quantization, which defines what the files' integers mean."""
         quantization = self._quantization()
         return digest if quantization is None else digests.combined(digest, quantization.raw)
 
@@ -145,10 +145,10 @@ class Checkpoint:
         return [_shard_path(self.folder, self.folder / INDEX_FILE, name) for name in names]
 
     def _index(self) -> dict[str, str] | None:
-        """Tensor -> shard; None if there is one file.
+        """Return tensor -> shard; None if there is one file.
 
-        As in transformers, a whole file counts, and not an index of others beside it, which is left over
-        from another save.
+        As in transformers, a complete file takes precedence over an index of other files, which is left
+        over from another save.
         """
         path = self.folder / INDEX_FILE
         whole = (self.folder / SINGLE_FILE).exists()
@@ -169,7 +169,7 @@ class Checkpoint:
 
 
 def has_safetensors(folder: Path) -> bool:
-    """Whether a folder holds weights as safetensors."""
+    """Return whether a folder holds weights as safetensors."""
     return (folder / SINGLE_FILE).exists() or (folder / INDEX_FILE).exists()
 
 
@@ -184,7 +184,7 @@ def _shard_path(folder: Path, index: Path, name: str) -> Path:
 
 
 def check_eos(ids: Iterable[int], vocab_size: int, file: str) -> None:
-    """Raises CheckpointError if an end-of-sequence id is no token of the model."""
+    """Raise CheckpointError if an end-of-sequence id is not a token of the model."""
     for token in ids:
         if token >= vocab_size:
             raise CheckpointError(
@@ -200,9 +200,10 @@ def _token_ids(value: Any, *, file: str) -> tuple[int, ...]:
 
 
 def sampling_defaults(generation: Mapping[str, Any], file: str) -> SamplingDefaults:
-    """transformers samples only with ``do_sample``; without it the default is greedy.
+    """Return the default sampling parameters.
 
-    A generation_config.json that says nothing of sampling leaves the API's neutral defaults.
+    transformers samples only with ``do_sample``; without it the default is greedy. A
+    generation_config.json without sampling parameters leaves the API's neutral defaults.
     """
     names = SamplingDefaults.__struct_fields__
     given = {name: generation[name] for name in names if generation.get(name) is not None}

@@ -2,8 +2,9 @@
 
 A module has ``weight_packed`` (integers of up to 8 bits or E2M1 values, in words) or ``weight`` (int8 or
 FP8), and ``weight_scale``; it may have ``weight_zero_point``, ``weight_shape`` and ``weight_g_idx``. The
-schemes of ``config_groups`` say what the tensors mean; which of them a module has, its tensors say: modules
-that ``ignore`` names, or no target, are dense in the files. Patterns of names (``re:``) are thus never run.
+schemes of ``config_groups`` define what the tensors mean. The scheme of a module is determined from its
+tensors: modules that are in ``ignore``, or that no target matches, are dense in the files. Thus patterns of
+names (``re:``) are never run.
 
 Source: https://github.com/vllm-project/compressed-tensors, ``compressors/``.
 """
@@ -39,7 +40,7 @@ _STRATEGIES: Final = ("tensor", "channel", "group", "block")
 
 
 class _Scheme(NamedTuple):
-    """How the weights of some modules are kept.
+    """How the weights of some modules are stored.
 
     ``group`` is how many columns share a scale; 0 means all of a row, or of the tensor.
     """
@@ -51,11 +52,11 @@ class _Scheme(NamedTuple):
 
 
 def read_compressed_tensors(section: Section, stored: Stored) -> dict[str, Matrix]:
-    """The matrices of all modules that have scales.
+    """Return the matrices of all modules that have scales.
 
     Raises:
         CheckpointError: tensors contradict the config or each other.
-        UnsupportedModel: a format or transformation is not read.
+        UnsupportedModel: a format or transformation is not supported.
     """
     schemes = _schemes(section)
     matrices = {}
@@ -150,7 +151,7 @@ def _matrix(
     q: Callable[[], Bytes],
     stored: Stored,
 ) -> PackedIntegers:
-    """Integers whose scales and zero points have one of the shapes that the library writes."""
+    """Return integers whose scales and zero points have one of the shapes that the library writes."""
     outputs, depth = shape
     group = min(scheme.group or depth, depth)
     groups = -(-depth // group)
@@ -180,15 +181,15 @@ def _matrix(
 
 
 def _unused(g_idx: StoredTensor) -> bool:
-    """Whether all columns are marked as of no group, as they are before they were ordered."""
+    """Return whether no column is assigned to a group, which is the state before columns are ordered."""
     return bool((g_idx.data == 0xFF).all())
 
 
 def _fitting(schemes: list[_Scheme], type: str, scale: StoredTensor, depth: int) -> _Scheme:
-    """The scheme that such a module's tensors have.
+    """Return the scheme that matches the tensors of a module.
 
     Raises:
-        CheckpointError: none has, or several that differ.
+        CheckpointError: no scheme matches, or several that differ.
     """
     groups = scale.shape[1] if len(scale.shape) == 2 else 1
     found = {
@@ -207,7 +208,7 @@ def _fitting(schemes: list[_Scheme], type: str, scale: StoredTensor, depth: int)
 
 
 def _zeros(zero: StoredTensor, bits: int, grid: tuple[int, int]) -> Callable[[], Bytes] | None:
-    """Reads zero points [outputs, groups], as unsigned as the integers; None if all are the middle."""
+    """Return a reader of unsigned zero points [outputs, groups]; None if all are the middle."""
     outputs, groups = grid
     if zero.dtype == "I8":
         values = array(zero, "I8", zero.shape)
@@ -235,7 +236,7 @@ def _spread(scale: StoredTensor, grid: tuple[int, int]) -> Floats:
 
 
 def _filled(values: npt.NDArray[Any], grid: tuple[int, int]) -> npt.NDArray[Any]:
-    """One value, or one a row, for each place of the grid."""
+    """Expand one value, or one for each row, to the whole grid."""
     if values.size == grid[0] * grid[1]:
         return values.reshape(grid)
     return np.ascontiguousarray(np.broadcast_to(values.reshape(1, 1), grid))

@@ -1,8 +1,8 @@
-"""Whisper as CTranslate2 keeps it, for faster-whisper: ``model.bin``, ``config.json`` and a vocabulary.
+"""Whisper in CTranslate2's format, as faster-whisper uses it: ``model.bin``, ``config.json``, a vocabulary.
 
-What transformers says in ``config.json`` is read off the tensors' shapes, and the ids of special tokens off
-the vocabulary. Queries, keys and values are one tensor there and several here. An int8 matrix has a scale
-for each row, by which its integers are divided.
+Values that transformers has in ``config.json`` are derived from the tensors' shapes, and the ids of special
+tokens from the vocabulary. Queries, keys and values are one tensor there and several here. An int8 matrix
+has a scale for each row, by which its integers are divided.
 """
 
 import re
@@ -43,7 +43,7 @@ from galley.types import SamplingDefaults
 _SPEC: Final = "WhisperSpec"
 _INT8: Final = WeightKind("int8", 0, "F32")
 _ENGLISH_ONLY: Final = 51864
-"""Tokens of the checkpoints that know English alone; their vocabulary names languages all the same."""
+"""Vocabulary size of English-only checkpoints; their vocabulary contains language tokens all the same."""
 _MAX_INITIAL_TIMESTAMP: Final = 50
 """Steps of 20 ms: a transcript begins within the first second, as in openai/whisper."""
 _LANGUAGE: Final = re.compile(r"<\|[a-z]{2,3}\|>")
@@ -69,7 +69,7 @@ _OF_LAYER: Final[Mapping[str, tuple[str, ...]]] = {
     "ffn/linear_0": ("fc1",),
     "ffn/linear_1": ("fc2",),
 }
-"""Module there -> modules here, whose rows lie one after another in it."""
+"""Module there -> modules here, whose rows are stored one after another in it."""
 _PARTS: Final = {
     "weight": "weight",
     "gamma": "weight",
@@ -82,11 +82,12 @@ _LAYER: Final = re.compile(r"(encoder|decoder)/layer_(\d{1,9})/(.+)")
 
 @dataclass(frozen=True, slots=True)
 class CTranslate2Checkpoint:
-    """See :class:`galley.formats.reader.CheckpointReader`.
+    """A CTranslate2 checkpoint; see :class:`galley.formats.reader.CheckpointReader`.
 
     Attributes:
-        config: made of the tensors' shapes, in the words of ``config.json``.
-        generation: made of ``config.json`` and the vocabulary, in those of ``generation_config.json``.
+        config: derived from the tensors' shapes, with the field names of ``config.json``.
+        generation: derived from ``config.json`` and the vocabulary, with the field names of
+            ``generation_config.json``.
     """
 
     folder: Path
@@ -98,7 +99,7 @@ class CTranslate2Checkpoint:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Raises CheckpointError or UnsupportedModel; it names the file and the field."""
+        """Open a checkpoint. Raises CheckpointError or UnsupportedModel, naming the file and the field."""
         file = read_ctranslate2(folder / MODEL_FILE)
         if file.spec != _SPEC:
             raise UnsupportedModel(
@@ -117,23 +118,23 @@ class CTranslate2Checkpoint:
         )
 
     def check_token_ids(self, vocab_size: int) -> None:
-        """Raises CheckpointError if an end-of-sequence id is no token of the model."""
+        """Raise CheckpointError if an end-of-sequence id is not a token of the model."""
         check_eos(self.eos_token_ids, vocab_size, str(self.folder))
 
     def weights(self) -> Weights:
-        """All tensors by transformers' names; each is copied from the mapped file when it is asked for."""
+        """Return all tensors by transformers' names; each is copied from the mapped file on access."""
         return UnpackedWeights({}, _matrices(self.file), ())
 
     def content_hash(self) -> str:
-        """See :class:`galley.formats.reader.CheckpointReader`."""
+        """Return a hash; see :class:`galley.formats.reader.CheckpointReader`."""
         return digests.content_hash([self.file.path])
 
     def outline(self) -> str:
-        """See :class:`galley.formats.reader.CheckpointReader`."""
+        """Return a hash; see :class:`galley.formats.reader.CheckpointReader`."""
         return digests.outline([(self.file.path, self.file.header)])
 
     def state(self) -> str:
-        """See :class:`galley.formats.reader.CheckpointReader`."""
+        """Return a hash; see :class:`galley.formats.reader.CheckpointReader`."""
         return digests.state([(self.file.path, self.file.header)])
 
 
@@ -204,7 +205,10 @@ def _generation(folder: Path, vocab_size: int) -> dict[str, Any]:
 
 
 def _vocabulary_file(folder: Path) -> Path:
-    """The vocabulary: of today's converter a list in JSON, of earlier ones a token a line."""
+    """Return the path of the vocabulary.
+
+    The current converter writes a list in JSON, earlier ones one token per line.
+    """
     made = folder / "vocabulary.json"
     return made if made.exists() else folder / "vocabulary.txt"
 
@@ -221,7 +225,7 @@ def _vocabulary(folder: Path) -> list[str]:
 
 
 class _Rows(NamedTuple):
-    """Some of the rows of a variable, ``rows`` from the ``first`` one on: a tensor of the model."""
+    """A tensor of the model: ``rows`` rows of a variable, from the ``first`` one on."""
 
     file: CTranslate2File
     variable: Variable
@@ -240,16 +244,16 @@ class _Rows(NamedTuple):
 
     @property
     def _kind_of_integers(self) -> WeightKind:
-        """Matrices stay integers; a convolution's are floats, as its kernel takes no others."""
+        """Kind of an int8 tensor in the model: matrices stay int8; a convolution's kernel needs floats."""
         return _INT8 if len(self.shape) == 2 else DENSE_KINDS["F32"]
 
     def _data(self) -> Any:
-        """A copy: the file's variables lie at any address."""
+        """Return a copy of the rows, because the file's variables may be unaligned."""
         size = self.variable.data.nbytes // self.variable.shape[0]
         return self.variable.data[self.first * size : (self.first + self.rows) * size].copy()
 
     def read(self) -> Weight:
-        """Raises CheckpointError if a scale is none."""
+        """Read the tensor. Raises CheckpointError if a scale is not a positive number."""
         data = self._data()
         if self.scale is None:
             return DenseWeight(self.name, cast(WeightType, self.variable.dtype), self.shape, data)
@@ -260,7 +264,7 @@ class _Rows(NamedTuple):
         return IntWeight(self.name, 8, q, q.shape[1], scales, None, "F32")
 
     def _scales(self, scale: Variable) -> Floats:
-        """[rows, 1]: what an integer stands for."""
+        """Return the scales [rows, 1], by which integers are multiplied."""
         divisors = scale.data.copy().view(np.float32)[self.first : self.first + self.rows, None]
         with np.errstate(divide="ignore", over="ignore"):
             scales: Floats = np.float32(1) / divisors

@@ -1,7 +1,7 @@
-"""The file ``model.bin`` of a CTranslate2 model: a header, a table of variables, further names for some.
+"""The file ``model.bin`` of a CTranslate2 model: a header, a table of variables, aliases for some of them.
 
-All numbers are little-endian. A string is its length with a closing NUL in 16 bits, its bytes and the NUL.
-The layout is that of ``ctranslate2/specs/model_spec.py``, version 4 and later.
+All numbers are little-endian. A string is its length including a closing NUL, in 16 bits, then its bytes
+and the NUL. The layout is that of ``ctranslate2/specs/model_spec.py``, version 4 and later.
 """
 
 import math
@@ -24,13 +24,13 @@ MODEL_FILE: Final = "model.bin"
 Bytes = npt.NDArray[np.uint8]
 
 _VERSIONS: Final = range(4, 7)
-"""Of the layout; 6 is the present one, and 5 and 4 differ in what the models mean alone."""
+"""Versions of the layout; 6 is the current one, and 5 and 4 differ only in what the models mean."""
 _TYPES: Final = (("F32", 4), ("I8", 1), ("I16", 2), ("I32", 4), ("F16", 2), ("BF16", 2))
-"""Element type and its bytes by number."""
+"""Element type and its bytes, by number."""
 _MAX_VARIABLES: Final = 1 << 16
 _MAX_DIMENSIONS: Final = 8
 _MAX_SPEC: Final = 64
-"""Characters of the model's kind; no known one has half as many."""
+"""Maximum characters of the name of the model's type; no known one has half as many."""
 
 
 class Variable(NamedTuple):
@@ -44,13 +44,13 @@ class Variable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CTranslate2File:
-    """What a file holds.
+    """The contents of a file.
 
     Attributes:
-        spec: the kind of model, such as "WhisperSpec".
+        spec: the type of model, such as "WhisperSpec".
         variables: by name.
         aliases: further names -> those in ``variables``.
-        header: bytes that tell all of the above but the variables' values.
+        header: bytes that define all of the above except the variables' values.
     """
 
     path: Path
@@ -60,22 +60,22 @@ class CTranslate2File:
     header: bytes = field(repr=False)
 
     def wrong(self, name: str, what: str) -> CheckpointError:
-        """The error that says ``what`` of a variable."""
+        """Return the error with the message ``what`` about a variable."""
         return CheckpointError(what, file=str(self.path), field=name)
 
     def get(self, name: str) -> Variable:
-        """A variable by either of its names. Raises CheckpointError if there is none."""
+        """Return a variable by its name or alias. Raises CheckpointError if there is none."""
         found = self.variables.get(self.aliases.get(name, name))
         if found is None:
             raise self.wrong(name, "tensor is missing")
         return found
 
     def names(self) -> list[str]:
-        """All names, those that several tensors of equal values share included."""
+        """Return all names, including those that several tensors of equal values share."""
         return [*self.variables, *self.aliases]
 
     def whole(self, name: str) -> int:
-        """The value of a variable that is one whole number. Raises CheckpointError if it is none."""
+        """Return the value of an integer scalar variable. Raises CheckpointError if it is anything else."""
         found = self.get(name)
         types: dict[str, Any] = {"I8": np.int8, "I16": np.int16, "I32": np.int32}
         if found.shape or found.dtype not in types:
@@ -84,7 +84,7 @@ class CTranslate2File:
 
 
 def is_ctranslate2(folder: Path) -> bool:
-    """Whether a folder holds a CTranslate2 model: its ``model.bin`` names a kind of model in its header."""
+    """Return whether a folder has a CTranslate2 model: a ``model.bin`` whose header names its type."""
     path = folder / MODEL_FILE
     if not path.is_file():
         return False
@@ -96,11 +96,11 @@ def is_ctranslate2(folder: Path) -> bool:
 
 
 def read_ctranslate2(path: Path) -> CTranslate2File:
-    """The file's table; values are mapped and not read.
+    """Read the file's table; values are mapped and not read.
 
     Raises:
-        CheckpointError: the file is missing, truncated, or its table lies.
-        UnsupportedModel: it is of an older layout.
+        CheckpointError: the file is missing or truncated, or its table is wrong.
+        UnsupportedModel: its layout has an unsupported version.
     """
     with open_file(path) as file:
         return _Reader(path, file).read()
@@ -116,7 +116,7 @@ class _Reader:
         self._header = bytearray()
 
     def spec(self) -> str:
-        """The kind of model, which the header begins with."""
+        """Read the type of model, with which the header begins."""
         version = self._number("I")
         if version not in _VERSIONS:
             raise UnsupportedModel(
@@ -129,9 +129,9 @@ class _Reader:
         return spec
 
     def read(self) -> CTranslate2File:
-        """All of the file."""
+        """Read the whole file."""
         spec = self.spec()
-        self._number("I")  # revision of the spec: renamed variables are missed by name
+        self._number("I")  # revision of the spec: renamed variables are reported as missing
         places: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
         for _ in range(self._count("variables")):
             name, dtype, shape, begin, size = self._variable()
@@ -154,7 +154,7 @@ class _Reader:
         return CTranslate2File(self._path, spec, variables, aliases, bytes(self._header))
 
     def _variable(self) -> tuple[str, str, tuple[int, ...], int, int]:
-        """Name, element type, shape, and where the values begin and how many bytes they have."""
+        """Read name, element type, shape, and the offset and byte size of the values."""
         name, dimensions = self._text(), self._number("B")
         if dimensions > _MAX_DIMENSIONS:
             raise self._wrong(f"has {dimensions} dimensions", name)

@@ -1,4 +1,4 @@
-"""Hashes of weight files, by which a cache knows what its entries were made of."""
+"""Hashes of weight files, by which a cache identifies the files that its entries were made from."""
 
 import hashlib
 import json
@@ -11,7 +11,9 @@ from galley.formats.json_file import open_file
 
 
 def content_hash(paths: Iterable[Path]) -> str:
-    """Of the files' names and all their bytes: the same wherever a copy lies. Reads them.
+    """Return a hash of the files' names and all their bytes, which does not depend on their folder.
+
+    All bytes are read.
 
     Raises:
         CheckpointError: a file is missing.
@@ -30,7 +32,7 @@ def content_hash(paths: Iterable[Path]) -> str:
 
 
 def outline(headers: Iterable[tuple[Path, bytes]]) -> str:
-    """Of the files' names, sizes and headers: differs only if :func:`content_hash` does."""
+    """Return a hash of the files' names, sizes and headers; differs only if :func:`content_hash` does."""
     digest = hashlib.sha256()
     for path, header in headers:
         known = (path.name, path.stat().st_size, len(header))
@@ -39,10 +41,10 @@ def outline(headers: Iterable[tuple[Path, bytes]]) -> str:
 
 
 def state(headers: Iterable[tuple[Path, bytes]]) -> str:
-    """Another one whenever a file was written, replaced or moved here; of headers and times.
+    """Return a hash, of headers and times, that changes when a file is written, replaced or moved here.
 
-    The time of a file's last change of any kind (ctime) is among them because no program sets it: tools
-    that preserve or fix modification times would otherwise pass new weights of the same shape for the old.
+    The time of a file's last change of any kind (ctime) is included because no program sets it: tools that
+    preserve or fix modification times would otherwise make new weights of the same shape look unchanged.
     """
     digest = hashlib.sha256()
     for path, header in headers:
@@ -53,6 +55,6 @@ def state(headers: Iterable[tuple[Path, bytes]]) -> str:
 
 
 def combined(digest: str, content: Mapping[str, Any]) -> str:
-    """Of a hash and a JSON object that says how to read what it is of."""
+    """Return a hash of a digest and a JSON object that specifies how to read the digested content."""
     text = json.dumps(content, sort_keys=True, default=repr)
     return hashlib.sha256(f"{digest}\0{text}".encode("utf-8", "backslashreplace")).hexdigest()

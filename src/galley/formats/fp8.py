@@ -1,4 +1,4 @@
-"""FP8 checkpoints (``quant_method`` "fp8"): DeepSeek's and Qwen's blocks of 128 x 128, or a scale a tensor.
+"""FP8 checkpoints (``quant_method`` "fp8"): blocks of 128 x 128 (DeepSeek, Qwen), or a scale per tensor.
 
 A module has ``weight`` (E4M3 or E5M2) and ``weight_scale_inv``, or ``weight_scale``; both multiply. Source:
 transformers' ``integrations/finegrained_fp8.py``.
@@ -16,7 +16,7 @@ _SCALES = (".weight_scale_inv", ".weight_scale")
 
 
 def read_fp8(section: Section, stored: Stored) -> dict[str, Matrix]:
-    """The matrices of all modules with a scale.
+    """Return the matrices of all modules with a scale.
 
     Raises:
         CheckpointError: tensors contradict the config or each other.
@@ -46,10 +46,10 @@ def _floats(name: str, suffix: str, block: tuple[int, int] | None, stored: Store
 def fp8_matrix(
     weight: StoredTensor, scale: StoredTensor, stored: Stored, *, block: tuple[int, int] | None
 ) -> ScaledFloats:
-    """A matrix of 8-bit floats whose ``scale`` is one, one a row, or one a ``block``.
+    """Return a matrix of 8-bit floats whose ``scale`` has one value, one a row, or one a ``block``.
 
     Raises:
-        CheckpointError: it is no matrix of such floats, or the scale has another shape.
+        CheckpointError: it is not a matrix of such floats, or the scale has another shape.
     """
     if weight.dtype not in FP8:
         raise weight.wrong(f"is {weight.dtype} but has a scale, expected {' or '.join(FP8)}")

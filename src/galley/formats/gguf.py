@@ -28,19 +28,19 @@ from galley.types import SamplingDefaults
 
 _MAX_FACTORS: Final = 1 << 13
 _MAX_TENSORS: Final = 1 << 20
-"""Of a checkpoint, with those of each expert; the largest published ones have a tenth of it."""
+"""Maximum tensors of a checkpoint, those of experts included; the largest published have a tenth."""
 
 
 @dataclass(frozen=True, slots=True)
 class GGUFCheckpoint:
-    """See :class:`galley.formats.reader.CheckpointReader`.
+    """A GGUF checkpoint; see :class:`galley.formats.reader.CheckpointReader`.
 
     Attributes:
-        folder: the file that was named; of a split checkpoint any of its files.
-        files: all of them, in order.
-        metadata: the first file's.
-        config: made of the metadata, in the words of ``config.json``.
-        generation: likewise, of ``generation_config.json``.
+        folder: path of the named file; for a split checkpoint, any of its files.
+        files: all files, in order.
+        metadata: metadata of the first file.
+        config: derived from the metadata, with the field names of ``config.json``.
+        generation: likewise, with those of ``generation_config.json``.
     """
 
     folder: Path
@@ -53,7 +53,7 @@ class GGUFCheckpoint:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Raises CheckpointError or UnsupportedModel; it names the file and the field."""
+        """Open a checkpoint. Raises CheckpointError or UnsupportedModel, naming the file and the field."""
         files = tuple(_read_split(path))
         metadata = Metadata(files[0].metadata, str(files[0].path))
         tensors = {name: tensor for file in files for name, tensor in file.tensors.items()}
@@ -77,23 +77,23 @@ class GGUFCheckpoint:
         )
 
     def check_token_ids(self, vocab_size: int) -> None:
-        """Raises CheckpointError if an end-of-sequence id is no token of the model."""
+        """Raise CheckpointError if an end-of-sequence id is not a token of the model."""
         check_eos(self.eos_token_ids, vocab_size, str(self.folder))
 
     def weights(self) -> Weights:
-        """All tensors by Hugging Face's names, mapped; integers are unpacked when they are asked for."""
+        """Return all tensors by Hugging Face's names, mapped; integers are unpacked on access."""
         return _GGUFWeights(self.files, self.metadata, self.config)
 
     def content_hash(self) -> str:
-        """See :class:`galley.formats.reader.CheckpointReader`."""
+        """Return a hash; see :class:`galley.formats.reader.CheckpointReader`."""
         return digests.content_hash(file.path for file in self.files)
 
     def outline(self) -> str:
-        """See :class:`galley.formats.reader.CheckpointReader`."""
+        """Return a hash; see :class:`galley.formats.reader.CheckpointReader`."""
         return digests.outline(self._headers())
 
     def state(self) -> str:
-        """See :class:`galley.formats.reader.CheckpointReader`."""
+        """Return a hash; see :class:`galley.formats.reader.CheckpointReader`."""
         return digests.state(self._headers())
 
     def _headers(self) -> Iterator[tuple[Path, bytes]]:
@@ -103,7 +103,7 @@ class GGUFCheckpoint:
 
 
 def _read_split(path: Path) -> Iterator[GGUFFile]:
-    """All files of the checkpoint. Raises CheckpointError if they do not belong together."""
+    """Yield all files of the checkpoint. Raises CheckpointError if they do not belong together."""
     paths = split_files(path)
     seen: set[str] = set()
     for index, part in enumerate(paths):
@@ -143,15 +143,15 @@ def _short_vector(file: GGUFFile, name: str) -> list[float]:
 
 
 class _Place(NamedTuple):
-    """Where a tensor's values are.
+    """Location of a tensor's values.
 
     Attributes:
-        tensor: of the file.
-        file: it.
-        name: there.
-        shape: of the values.
-        part: which of as many parts of the tensor's bytes they are, if it has those of all experts.
-        heads: of q and k whose rows are permuted; else 0.
+        tensor: tensor of the file.
+        file: the file.
+        name: name of the tensor in the file.
+        shape: shape of the values.
+        part: (index, count) of the equal part of the tensor's bytes, if it stacks all experts.
+        heads: number of heads of q and k whose rows are permuted; else 0.
     """
 
     tensor: GGUFTensor
@@ -163,7 +163,7 @@ class _Place(NamedTuple):
 
 
 class _GGUFWeights(Weights):
-    """Tensors of the files by Hugging Face's names; each is unpacked anew when it is asked for."""
+    """Tensors of the files by Hugging Face's names; each is unpacked anew on every access."""
 
     def __init__(
         self, files: tuple[GGUFFile, ...], metadata: Metadata, config: Mapping[str, Any]
@@ -195,7 +195,7 @@ class _GGUFWeights(Weights):
                     )
 
     def info(self, name: str) -> TensorInfo:
-        """See :class:`galley.formats.weights.Weights`."""
+        """Return shape and kind; see :class:`galley.formats.weights.Weights`."""
         place = self._places[name]
         return TensorInfo(place.shape, kind_of(place.tensor.type.name, place.shape[-1]))
 
@@ -222,19 +222,19 @@ def _wrong(file: GGUFFile, name: str, message: str) -> CheckpointError:
 
 
 def _shape(name: str, tensor: GGUFTensor) -> tuple[int, ...]:
-    """The tensor's own, but for a matrix of one row that files keep as a vector."""
+    """Return the tensor's own shape, except for a matrix of one row that files store as a vector."""
     one_row = name.endswith(".shared_expert_gate.weight") and len(tensor.shape) == 1
     return (1, *tensor.shape) if one_row else tensor.shape
 
 
 def _experts(file: GGUFFile, name: str, made: str, metadata: Metadata) -> dict[str, _Place]:
-    """Those of a tensor of all experts, whose bytes lie one expert after another.
+    """Return the places of the experts of a stacked tensor, whose bytes hold one expert after another.
 
     Args:
-        file: that has it.
-        name: in the file.
-        made: of an expert's tensor, with an asterisk for its number.
-        metadata: says how many there are.
+        file: the file that has the tensor.
+        name: its name in the file.
+        made: name of an expert's tensor, with an asterisk in place of the expert's number.
+        metadata: metadata with the number of experts.
     """
     tensor, count = file.tensors[name], metadata.own("expert_count")
     wanted = 2 if name.endswith(".bias") else 3

@@ -1,8 +1,8 @@
 """Block types of GGUF tensors -> canonical typed weights, exactly.
 
-The layouts: ggml's ``ggml-common.h`` and ``dequantize_row_*`` in ``ggml-quants.c``. Each block type is
-small integers with a scale, and in some a minimum, for each group: an :class:`IntWeight` whose float32
-values are those that ggml computes, bit for bit. No value is rounded.
+The layouts: ggml's ``ggml-common.h`` and ``dequantize_row_*`` in ``ggml-quants.c``. Each block type has
+small integers with a scale, and in some types a minimum, for each group: an :class:`IntWeight` whose
+float32 values are those that ggml computes, bit for bit. No value is rounded.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ Halves = npt.NDArray[np.float16]
 Integers = npt.NDArray[np.int8] | npt.NDArray[np.uint8]
 
 CHUNK_VALUES: Final = 1 << 20
-"""Of a matrix that are unpacked at a time, so that temporaries stay small."""
+"""Number of a matrix's values that are unpacked at a time, so that temporaries stay small."""
 
 _IQ4: Final = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8
@@ -42,9 +42,9 @@ _E2M1: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
 
 
 class Groups(NamedTuple):
-    """Blocks taken apart: integers [blocks, values], scales and minima [blocks, groups].
+    """Unpacked blocks: integers [blocks, values], scales and minima [blocks, groups].
 
-    Those of K types are integers, too, of which ``unit`` and ``least_unit`` [blocks, 1] are the scales.
+    Scales and minima of K types are integers as well, scaled by ``unit`` and ``least_unit`` [blocks, 1].
     """
 
     q: Integers
@@ -56,12 +56,12 @@ class Groups(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockKind:
-    """What a type's blocks become.
+    """How the blocks of a type are converted.
 
     Attributes:
         bits: 8 or 4: the canonical integers that hold the block's.
         group: values that share a scale.
-        scale_type: what holds scales and minima exactly.
+        scale_type: type that holds scales and minima exactly.
         unpack: [blocks, bytes] -> the integers.
         minima: whether each group has a minimum.
     """
@@ -74,7 +74,7 @@ class BlockKind:
 
 
 def kind_of(type_name: str, depth: int) -> WeightKind:
-    """The canonical kind of a matrix of ``depth`` columns, or of a tensor of floats."""
+    """Return the canonical kind of a matrix of ``depth`` columns, or of a tensor of floats."""
     if type_name in DENSE_KINDS:
         return DENSE_KINDS[type_name]
     block = BLOCK_KINDS[type_name]
@@ -85,7 +85,7 @@ def kind_of(type_name: str, depth: int) -> WeightKind:
 def weight_of(
     name: str, type: TensorType, shape: tuple[int, ...], data: Bytes
 ) -> DenseWeight | IntWeight:
-    """The typed weight of a tensor of this ``shape``, row-major, whose bytes are ``data``."""
+    """Return the typed weight of a tensor of this ``shape``, row-major, whose bytes are ``data``."""
     if type.name in DENSE_KINDS:
         return DenseWeight(name, cast(WeightType, type.name), shape, data.reshape(-1))
     block = BLOCK_KINDS[type.name]
@@ -99,7 +99,7 @@ def weight_of(
     step = max(1, CHUNK_VALUES // depth)
     for first in range(0, outputs, step):
         part = slice(first, first + step)
-        with np.errstate(all="ignore"):  # scales that are no numbers are for the caller to find
+        with np.errstate(all="ignore"):  # the caller checks for scales that are not finite
             found = block.unpack(rows[part].reshape(-1, type.bytes))
         q[part] = found.q.reshape(-1, depth)
         scales[part] = found.scales.reshape(-1, scales.shape[1])
@@ -120,17 +120,17 @@ def weight_of(
 
 
 def _unit(blocks: Bytes, at: int) -> Halves:
-    """[blocks, 1]: the float16 at byte ``at`` of each block."""
+    """Return [blocks, 1]: the float16 at byte ``at`` of each block."""
     return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16)
 
 
 def _half(blocks: Bytes, at: int) -> Floats:
-    """The same as float32."""
+    """Return [blocks, 1]: the float16 at byte ``at`` of each block, as float32."""
     return _unit(blocks, at).astype(np.float32)
 
 
 def _planes(packed: Bytes, width: int, shifts: tuple[int, ...], mask: int) -> Bytes:
-    """Runs of ``width`` bytes, each ``len(shifts)`` times after another, shifted right and masked."""
+    """Repeat each run of ``width`` bytes ``len(shifts)`` times, shifted right and masked."""
     runs = packed.reshape(len(packed), -1, 1, width)
     steps = np.array(shifts, np.uint8).reshape(1, 1, -1, 1)
     made: Bytes = ((runs >> steps) & np.uint8(mask)).reshape(len(packed), -1)
@@ -147,7 +147,7 @@ def _signed(values: npt.NDArray[Any], zero: int) -> npt.NDArray[np.int8]:
 
 
 def _fifth_bits(blocks: Bytes, at: int) -> Bytes:
-    """[blocks, 32]: bit i of the four bytes at ``at``, as 0 or 16."""
+    """Return [blocks, 32]: bit i of the four bytes at ``at``, as 0 or 16."""
     bits = np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little")
     made: Bytes = bits << np.uint8(4)
     return made
@@ -191,7 +191,7 @@ def _q3_k(b: Bytes) -> Groups:
 
 
 def _k_scales(b: Bytes) -> tuple[Bytes, Bytes, Halves, Halves]:
-    """Scales and minima of Q4_K and Q5_K: six bits each, eight of both in twelve bytes."""
+    """Return scales and minima of Q4_K and Q5_K: six bits each, eight of both in twelve bytes."""
     low, middle, both = b[:, 4:8], b[:, 8:12], b[:, 12:16]
     scales = np.concatenate([low & 63, (both & 15) | ((low >> 2) & 48)], axis=1)
     minima = np.concatenate([middle & 63, (both >> 4) | ((middle >> 2) & 48)], axis=1)
@@ -245,4 +245,4 @@ BLOCK_KINDS: Final[Mapping[str, BlockKind]] = {
     "IQ4_XS": BlockKind(8, 32, "F16xI8", _iq4_xs),
     "MXFP4": BlockKind(8, 32, "BF16", _mxfp4),
 }
-"""Name of a type in blocks -> what they become."""
+"""Name of a block type -> how it is converted."""

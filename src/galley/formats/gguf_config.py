@@ -1,4 +1,4 @@
-"""A GGUF file's metadata as ``config.json`` and ``generation_config.json`` would have it.
+"""Conversion of a GGUF file's metadata to ``config.json`` and ``generation_config.json``.
 
 The keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, "Standardized key-value pairs".
 """
@@ -23,7 +23,7 @@ _SIZES: Final = {
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "head_dim": "attention.key_length",
 }
-"""Field of config.json -> key, without the architecture in front, of all families."""
+"""Field of config.json -> key, without the architecture in front, for all families."""
 
 _REFUSED: Final[Mapping[str, tuple[Any, ...]]] = {
     "expert_count": (),
@@ -60,12 +60,12 @@ _REFUSED: Final[Mapping[str, tuple[Any, ...]]] = {
     "rope.local.freq_base": (),
     "rope.scaling.yarn_log_multiplier": (),
 }
-"""Keys of what is not done unless the family reads them -> values, besides 0 and false, that ask for
-nothing."""
+"""Keys of features that are supported only if the family reads them -> values, in addition to 0 and false,
+that leave the feature off."""
 
 _PATTERN: Final = "attention.sliding_window_pattern"
 _MAX_LAYERS: Final = 1 << 12
-"""For whose kinds a list is made; a config with more is refused later."""
+"""Maximum layers for which a list of layer types is made; a config with more is refused later."""
 
 SAMPLING: Final = {
     "temperature": "temp",
@@ -77,31 +77,31 @@ SAMPLING: Final = {
 """Field of generation_config.json -> key, without ``general.sampling`` in front."""
 
 RECEIPT: Final = {"method": str, "calibration": str, "kl": float, "kl99": float, "top1": float}
-"""What ``galley quantize`` says of its file: key, without ``galley.quantize`` in front, and type."""
+"""Values that ``galley quantize`` stores: key, without ``galley.quantize`` in front, and type."""
 
 _END_IDS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 END_TEXTS: Final = frozenset(
     {"<|eot_id|>", "<|im_end|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<end_of_turn>"}
     | {"<|return|>", "<|call|>"}
 )
-"""Tokens that end a turn, whatever the file says; llama.cpp's list."""
+"""Tokens that end a turn, whatever the file specifies; llama.cpp's list."""
 _HARMONY: Final = frozenset({"<|return|>", "<|call|>"})
-"""Where both are tokens, ``<|end|>`` ends a message of several of an answer."""
+"""Where both are tokens, ``<|end|>`` ends one message of an answer that may have several."""
 
 
 def config_of(
     metadata: Metadata, tensors: Collection[str], vocabulary: int, factors: Factors
 ) -> dict[str, Any]:
-    """``config.json`` in transformers' words.
+    """Return ``config.json`` with transformers' field names.
 
     Args:
-        metadata: of the file.
+        metadata: metadata of the file.
         tensors: names of its tensors.
         vocabulary: rows of the embedding.
         factors: values of the tensors that divide rotary frequencies.
 
     Raises:
-        UnsupportedModel: for what the models here do not do.
+        UnsupportedModel: a feature is not supported by the models here.
         CheckpointError: a key contradicts others.
     """
     family = metadata.family
@@ -142,7 +142,10 @@ def _check(metadata: Metadata, family: Family) -> None:
 
 
 def _head_dim(config: Mapping[str, Any]) -> dict[str, int]:
-    """Where no key says it: families have defaults of their own, files the hidden size for each head."""
+    """Return the size of a head where no key specifies it.
+
+    Families have their own defaults; files use the hidden size divided by the number of heads.
+    """
     heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
     if type(heads) is not int or type(hidden) is not int or heads < 1 or hidden % heads:
         return {}
@@ -152,7 +155,7 @@ def _head_dim(config: Mapping[str, Any]) -> dict[str, int]:
 def _layer_types(
     metadata: Metadata, family: Family, config: Mapping[str, Any]
 ) -> dict[str, list[str]]:
-    """Which layers have the window, by the file's pattern or the architecture's."""
+    """Return which layers have the window, by the file's pattern or the architecture's."""
     pattern = metadata.raw.get(f"{metadata.architecture}.{_PATTERN}")
     layers = config.get("num_hidden_layers")
     if not config.get("sliding_window"):
@@ -162,7 +165,7 @@ def _layer_types(
             raise metadata.unsupported(_PATTERN)
         return {}
     if type(layers) is not int or not 0 < layers <= _MAX_LAYERS:
-        return {}  # as whoever reads the config will say
+        return {}  # reported when the config is read
     period = family.period if pattern is None else pattern
     if type(period) is int and period >= 0:
         slides = [period == 0 or layer % period < period - 1 for layer in range(layers)]
@@ -179,10 +182,10 @@ def _layer_types(
 
 
 def _scales(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What queries are scaled by, where the file does not say it in so many words."""
+    """Return the scale of queries, where the file does not state it explicitly."""
     sizes: list[Any] = [config.get(f) for f in ("head_dim", "num_attention_heads", "hidden_size")]
     if not all(type(size) is int and size > 0 for size in sizes):
-        return {}  # as whoever reads the config will say
+        return {}  # reported when the config is read
     dim, heads, hidden = sizes
     if "attention_multiplier" in family.keys:
         return {"attention_multiplier": config.get("attention_multiplier") or dim**-0.5}
@@ -193,7 +196,7 @@ def _scales(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def generation_of(metadata: Metadata) -> dict[str, Any]:
-    """``generation_config.json``: what ends a text, and defaults of sampling if the file has any."""
+    """Return ``generation_config.json``: tokens that end a text, and sampling defaults if there are any."""
     ids = {metadata.token(name) for name in _END_IDS} - {None}
     tokens = metadata.strings("tokenizer.ggml.tokens")
     ends = END_TEXTS - {"<|end|>"} if set(tokens) >= _HARMONY else END_TEXTS
@@ -203,13 +206,13 @@ def generation_of(metadata: Metadata) -> dict[str, Any]:
     }
     for name, key in SAMPLING.items():
         if (value := metadata.raw.get(f"general.sampling.{key}")) is not None:
-            # A float32 as people write it: 0.7, not 0.699999988.
+            # Write a float32 in its short form: 0.7, not 0.699999988.
             generation[name] = float(f"{value:.7g}") if isinstance(value, float) else value
     return generation
 
 
 def receipt_of(metadata: Metadata) -> dict[str, Any]:
-    """What ``galley quantize`` measured when it wrote the file; empty if it did not.
+    """Return the measurements that ``galley quantize`` stored in the file; empty if there are none.
 
     Raises:
         CheckpointError: a value is of another type.

@@ -1,7 +1,7 @@
-"""What the architectures of GGUF files differ by: tensors, keys, and what follows from the name alone.
+"""Differences between the architectures of GGUF files: tensors, keys, and properties implied by the name.
 
-A file says less than ``config.json`` does: what llama.cpp knows of an architecture stands in its sources
-(``src/models``), not in the file, so it stands here, too.
+A file contains less than ``config.json`` does. llama.cpp has an architecture's remaining properties in its
+sources (``src/models``), not in the file, so they are listed here as well.
 """
 
 from collections.abc import Mapping
@@ -13,25 +13,25 @@ BIASES: Final = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_u
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """How the files of one architecture say what ``config.json`` and its tensors say.
+    """How the files of one architecture represent ``config.json`` and its tensors.
 
     Attributes:
-        model_type: in ``config.json``.
-        names: role of a layer's tensor in the file -> in the checkpoint, where it is another than most
+        model_type: value in ``config.json``.
+        names: role of a layer's tensor in the file -> in the checkpoint, where it differs from most
             families'. An asterisk is the number of an expert: the file has those of all in one tensor.
-        keys: field of ``config.json`` -> key, besides those that all families have.
-        defaults: fields that no key says, or that count where a key is missing or 0.
-        flags: fields that are whether there is such a tensor.
-        permuted: rows of q and k are; see :func:`galley.formats.gguf_names.permuted`.
-        partial: a part of a head's columns may turn.
-        rope: parameters of the rotation that no key says.
-        period: one layer of so many, the last, has no window; 0: all layers have what the file says.
-        windowed: ``model_type`` of files with a window, if it is another.
+        keys: field of ``config.json`` -> key, in addition to those that all families have.
+        defaults: values of fields that no key specifies, or whose key is missing or 0.
+        flags: fields that are true if there is such a tensor.
+        permuted: whether rows of q and k are; see :func:`galley.formats.gguf_names.permuted`.
+        partial: whether only some of a head's columns may be rotated.
+        rope: parameters of the rotation that no key specifies.
+        period: every ``period``-th layer has no window; 0: the file's window applies to all layers.
+        windowed: ``model_type`` of files with a window, if it differs.
         local_theta: base of the rotation of layers with a window, which is not scaled there; 0: that of the
-            others; None: they turn alike.
-        scaled_by_width: how many layers the size has whose queries are scaled by the hidden size for each
-            head; those of others by a head's columns. None: not a matter of ``query_pre_attn_scalar``.
-        required: key -> the only value that is read, if the key is there.
+            others; None: all layers are rotated alike.
+        scaled_by_width: number of layers of the model size whose queries are scaled by the hidden size per
+            head; other sizes use a head's columns. None: ``query_pre_attn_scalar`` is not used.
+        required: key -> the only value that is supported, if the key is present.
     """
 
     model_type: str
@@ -50,7 +50,7 @@ class Family:
 
 
 def _stacked(block: str, gate: str, up: str, down: str) -> dict[str, str]:
-    """Names of the experts' tensors."""
+    """Return the names of the experts' tensors."""
     parts = {"ffn_gate_exps": gate, "ffn_up_exps": up, "ffn_down_exps": down}
     return {name: f"{block}.experts.*.{part}" for name, part in parts.items()}
 
@@ -81,7 +81,7 @@ MIXTRAL: Final = Family(
     keys={**_WINDOW, "num_local_experts": "expert_count", **_CHOSEN},
     permuted=True,
 )
-"""Of files that call themselves llama and have experts."""
+"""Family of files with architecture llama that have experts."""
 
 FAMILIES: Final[Mapping[str, Family]] = {
     "llama": Family(model_type="llama", keys=_WINDOW, permuted=True, windowed="mistral"),
@@ -154,7 +154,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         flags={"attention_bias": BIASES["attention_bias"]},
         rope={
             "truncate": False
-        },  # llama.cpp rounds YaRN's ramp to whole columns, the model does not
+        },  # llama.cpp rounds YaRN's ramp to whole columns, but the model does not
         period=2,
     ),
     "granite": Family(
@@ -167,7 +167,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         },
         defaults={"embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0},
         permuted=True,
-        required={"rope.scaling.finetuned": True},  # without, nothing turns
+        required={"rope.scaling.finetuned": True},  # otherwise nothing is rotated
     ),
     "smollm3": Family(model_type="smollm3", defaults={"no_rope_layer_interval": 4}, permuted=True),
     "olmo2": Family(
@@ -211,4 +211,4 @@ FAMILIES: Final[Mapping[str, Family]] = {
         partial=True,
     ),
 }
-"""``general.architecture`` -> its family. Mistral's models call themselves llama."""
+"""``general.architecture`` -> its family. Mistral's models use the architecture llama."""

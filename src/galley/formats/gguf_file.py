@@ -1,7 +1,7 @@
-"""Reads GGUF files, versions 2 and 3, by mapping them: metadata, and what is where. Needs no numpy.
+"""Reader of GGUF files, versions 2 and 3, by mapping: metadata, and where each tensor is. Needs no numpy.
 
-The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. A file is input from outside: each
-count and length is held against the bytes that are left before anything is made for it.
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. A file is untrusted input: each count
+and length is checked against the remaining bytes before anything is allocated for it.
 """
 
 import math
@@ -23,12 +23,12 @@ _VERSIONS: Final = (2, 3)
 _MAX_PAIRS: Final = 1 << 16
 _MAX_TENSORS: Final = 1 << 20
 _MAX_ELEMENTS: Final = 1 << 22
-"""Of an array of metadata; the largest vocabularies have a sixteenth of it."""
+"""Maximum elements of a metadata array; the largest vocabularies have a sixteenth of it."""
 _MAX_NAME: Final = 1024
 _MAX_TEXT: Final = 1 << 24
 _MAX_DIMENSIONS: Final = 4
 _MAX_VALUES: Final = 1 << 48
-"""Of a tensor: what the largest address spaces can map."""
+"""Maximum values of a tensor: as many as the largest address spaces can map."""
 _DEFAULT_ALIGNMENT: Final = 32
 _MAX_ALIGNMENT: Final = 1 << 20
 _MAX_SPLITS: Final = 1 << 12
@@ -45,13 +45,13 @@ _NUMBERS: Final = {
     11: "q",
     12: "d",
 }
-"""Type of a metadata value -> struct's letter. 7 is a truth value, 8 a text, 9 an array."""
+"""Type of a metadata value -> struct's letter. 7 is a boolean, 8 a string, 9 an array."""
 _BOOL, _TEXT, _ARRAY = 7, 8, 9
 _SPLIT_NAME: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 
 class TensorType(NamedTuple):
-    """``values`` in a block of ``bytes``; of floats a block is one value."""
+    """Number of ``values`` in a block of ``bytes``; for floats a block is one value."""
 
     name: str
     values: int
@@ -90,12 +90,12 @@ class GGUFTensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GGUFFile:
-    """One file.
+    """One GGUF file.
 
     Attributes:
-        metadata: numbers, truth values, texts, and lists of these.
-        header: how many bytes stand before the tensors.
-        mapped: all of the file.
+        metadata: numbers, booleans, strings, and lists of these.
+        header: number of bytes before the tensors.
+        mapped: the whole file.
     """
 
     path: Path
@@ -109,29 +109,29 @@ _BESIDE: Final = re.compile(r"(^|[-_.])(mmproj|imatrix)([-_.]|$)")
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether ``path`` is named as a GGUF file and is there."""
+    """Return whether ``path`` is an existing file with the suffix of GGUF."""
     return path.suffix.lower() == ".gguf" and path.is_file()
 
 
 def ggufs_in(folder: Path) -> list[Path]:
-    """The GGUF files of a folder that are language models, sorted; of split ones the first.
+    """Return the GGUF files of a folder that are language models, sorted; of split ones the first.
 
-    Projectors of images (``mmproj``) and statistics of quantisation (``imatrix``) are none.
+    Image projectors (``mmproj``) and quantization statistics (``imatrix``) are excluded.
     """
     files = (path for path in sorted(folder.iterdir()) if is_gguf(path))
     return sorted({split_files(path)[0] for path in files if not is_beside(path.name)})
 
 
 def is_beside(name: str) -> bool:
-    """Whether a GGUF file's name says that it goes with a model and is none."""
+    """Return whether a GGUF file's name marks it as an accessory of a model, not a model."""
     return _BESIDE.search(name.lower()) is not None
 
 
 def split_files(path: Path) -> list[Path]:
-    """All files of the checkpoint that ``path`` is the first or another file of, in order.
+    """Return, in order, all files of the checkpoint that contains the file ``path``.
 
     Raises:
-        CheckpointError: the name counts more files than are sensible.
+        CheckpointError: the number of files in the name is out of range.
     """
     match = _SPLIT_NAME.fullmatch(path.name)
     if match is None:
@@ -143,11 +143,11 @@ def split_files(path: Path) -> list[Path]:
 
 
 def read_gguf(path: Path) -> GGUFFile:
-    """Metadata and tensors of one file; the tensors are mapped, not read.
+    """Read metadata and tensors of one file; the tensors are mapped, not read.
 
     Raises:
-        CheckpointError: the file is missing, truncated, or says what cannot be.
-        UnsupportedModel: it is of a version or has a type of tensor that is not read.
+        CheckpointError: the file is missing, truncated or inconsistent.
+        UnsupportedModel: its version or a tensor's type is not supported.
     """
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -264,7 +264,7 @@ class _Parser:
     def _places(
         self, count: int, alignment: int
     ) -> Iterator[tuple[str, tuple[tuple[int, ...], TensorType, int]]]:
-        """(name, (shape, type, offset)) of each tensor."""
+        """Yield (name, (shape, type, offset)) of each tensor."""
         seen = set()
         for index in range(count):
             self._field = f"tensor {index}"

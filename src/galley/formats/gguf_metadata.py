@@ -1,4 +1,4 @@
-"""A GGUF file's metadata, read key by key: every wrong value is named."""
+"""A GGUF file's metadata, read key by key: an error names the key of every wrong value."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from galley.formats.gguf_families import FAMILIES, MIXTRAL, Family
 
 
 class Metadata:
-    """Metadata of one file. The architecture's own keys are named without it in front."""
+    """Metadata of one file. The architecture's own keys are given without its name in front."""
 
     def __init__(self, raw: Mapping[str, Any], file: str) -> None:
         self.raw = raw
@@ -16,7 +16,7 @@ class Metadata:
 
     @property
     def architecture(self) -> str:
-        """Raises UnsupportedModel unless it is one of FAMILIES."""
+        """Name of the architecture. Raises UnsupportedModel unless it is one of FAMILIES."""
         found = self.raw.get("general.architecture")
         if not isinstance(found, str) or found not in FAMILIES:
             raise UnsupportedModel(
@@ -27,7 +27,7 @@ class Metadata:
 
     @property
     def family(self) -> Family:
-        """That of the architecture; Mixtral's of a llama with experts."""
+        """Family of the architecture; Mixtral's for a llama with experts."""
         architecture = self.architecture
         return (
             MIXTRAL
@@ -36,14 +36,14 @@ class Metadata:
         )
 
     def unsupported(self, key: str) -> UnsupportedModel:
-        """The error for an ``own`` key that asks for what the models here do not do."""
+        """Return the error for an ``own`` key that needs a feature that the models here do not support."""
         value = shown(self.raw.get(f"{self.architecture}.{key}"))
         return UnsupportedModel(
             f"{self.file}: {self.architecture}.{key} is {value}, which is not supported"
         )
 
     def own(self, key: str) -> Any:
-        """The value of the architecture's ``key``; of equal numbers, one for each layer, that number.
+        """Return the value of the architecture's ``key``; equal numbers for all layers become one.
 
         Raises:
             UnsupportedModel: layers differ.
@@ -59,14 +59,14 @@ class Metadata:
         return value
 
     def strings(self, key: str) -> list[str]:
-        """A list of texts; empty if there is none. Raises CheckpointError if it is anything else."""
+        """Return a list of strings; empty if absent. Raises CheckpointError if it is anything else."""
         value = self.raw.get(key, [])
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise CheckpointError("is no list of texts", file=self.file, field=key)
         return value
 
     def token(self, name: str) -> int | None:
-        """A token id, ``tokenizer.ggml.NAME``; None if there is none."""
+        """Return a token id, ``tokenizer.ggml.NAME``; None if there is none."""
         value = self.raw.get(f"tokenizer.ggml.{name}")
         if value is None:
             return None

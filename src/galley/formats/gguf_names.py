@@ -33,11 +33,11 @@ _PERMUTED: Final = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_he
 
 
 def hf_name(name: str, names: Mapping[str, str]) -> str:
-    """The name in Hugging Face's checkpoints; unknown ones stay, to be refused by that name.
+    """Return the name in Hugging Face's checkpoints; unknown names stay, and are refused by that name.
 
     Args:
-        name: in the file.
-        names: of a layer's tensors, where the family's are others than most families'.
+        name: name in the file.
+        names: names of a layer's tensors where the family differs from most others.
     """
     if layer := _LAYER.fullmatch(name):
         role = names.get(layer[2]) or _LAYER_NAMES.get(layer[2], layer[2])
@@ -48,7 +48,7 @@ def hf_name(name: str, names: Mapping[str, str]) -> str:
 
 
 def gguf_name(name: str) -> str | None:
-    """The name in GGUF files; None for a tensor that they have no name for."""
+    """Return the name in GGUF files; None for a tensor that has no name there."""
     stem, _, suffix = name.rpartition(".")
     layer = _HF_LAYER.fullmatch(stem)
     known = _GGUF_NAMES.get(layer[2] if layer else stem)
@@ -58,17 +58,17 @@ def gguf_name(name: str) -> str | None:
 
 
 def permuted_heads(name: str) -> str | None:
-    """The field of config.json that says how many heads share the rows of llama's q and k.
+    """Return the field of config.json with the number of heads that share the rows of llama's q and k.
 
     Args:
-        name: of a tensor in a GGUF file; others than q's and k's have no permuted rows: None.
+        name: name of a tensor in a GGUF file; tensors other than q and k have no permuted rows: None.
     """
     layer = _LAYER.fullmatch(name)
     return None if layer is None else _PERMUTED.get(layer[2])
 
 
 def permuted(rows: Any, heads: int) -> Any:
-    """Rows of llama's q and k as GGUF files have them.
+    """Permute rows of llama's q and k to the order of GGUF files.
 
     llama.cpp's converter interleaves the halves of each head, since it rotates neighbours.
     """
@@ -77,6 +77,6 @@ def permuted(rows: Any, heads: int) -> Any:
 
 
 def unpermuted(rows: Any, heads: int) -> Any:
-    """The same rows as Hugging Face has them."""
+    """Permute the same rows back to Hugging Face's order."""
     pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, -1)
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)

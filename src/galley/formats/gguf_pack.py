@@ -1,4 +1,4 @@
-"""Typed weights -> block types of GGUF tensors, exactly: :mod:`galley.formats.gguf_blocks` backwards.
+"""Typed weights -> block types of GGUF tensors, exactly: the inverse of :mod:`galley.formats.gguf_blocks`.
 
 A matrix whose values no type holds exactly is refused: nothing is rounded.
 """
@@ -21,14 +21,14 @@ _CHUNK_VALUES: Final = 1 << 22
 
 
 def type_of(name: str, info: TensorInfo) -> str:
-    """The GGUF type that a tensor becomes.
+    """Return the GGUF type to which a tensor is converted.
 
     Raises:
-        UnsupportedModel: there is none for its integers; names the tensor.
+        UnsupportedModel: no type holds its integers; names the tensor.
     """
     shape, kind = info
     if len(shape) == 1:
-        return "F32"  # llama.cpp adds and multiplies by vectors of no other type
+        return "F32"  # the only type of vectors by which llama.cpp adds and multiplies
     if kind.is_dense:
         return WEIGHT_DTYPES[kind.name].element
     depth = shape[-1]
@@ -49,7 +49,7 @@ def type_of(name: str, info: TensorInfo) -> str:
 
 
 def packed(weight: Weight) -> Bytes:
-    """The bytes of a tensor in the type of :func:`type_of`, [rows, bytes of a row].
+    """Return the bytes of a tensor in the type of :func:`type_of`, [rows, bytes of a row].
 
     Raises:
         UnsupportedModel: float16 does not hold a scale or a minimum; names the tensor.
@@ -70,7 +70,7 @@ def _dense(weight: DenseWeight) -> Bytes:
 
 
 def _blocks(weight: IntWeight, rows: slice) -> Bytes:
-    """Some rows: of each block its scale, its minimum if it has one, its integers."""
+    """Pack some rows: for each block its scale, its minimum if it has one, and its integers."""
     q = weight.q[rows]
     parts = [_halves(weight, weight.scales[rows], "scale")]
     if weight.minima is not None:
@@ -89,7 +89,7 @@ def _blocks(weight: IntWeight, rows: slice) -> Bytes:
 
 
 def _halves(weight: IntWeight, values: Floats, what: str) -> Bytes:
-    """[blocks, 2]: one float16 for each block of each row."""
+    """Return [blocks, 2]: one float16 for each block of each row."""
     with np.errstate(over="ignore"):
         halves: npt.NDArray[np.float16] = values.astype(np.float16)
     if not np.array_equal(halves.astype(np.float32), values):

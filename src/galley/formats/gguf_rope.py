@@ -1,4 +1,4 @@
-"""How a GGUF file says that queries and keys turn, as ``rope_parameters`` of ``config.json`` would."""
+"""A GGUF file's rotation of queries and keys, converted to ``rope_parameters`` of ``config.json``."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -8,11 +8,11 @@ from galley.formats.gguf_families import Family
 from galley.formats.gguf_metadata import Metadata
 
 ROPE_FACTORS: Final = "rope_freqs.weight"
-"""Tensor of divisors of the rotary frequencies: what llama.cpp keeps of Llama 3.1's scaling."""
+"""Tensor of divisors of the rotary frequencies, in which llama.cpp stores Llama 3.1's scaling."""
 
 LONG_FACTORS: Final = "rope_factors_long.weight"
 SHORT_FACTORS: Final = "rope_factors_short.weight"
-"""LongRoPE's divisors, of texts beyond the length that the model was first trained for, and within it."""
+"""LongRoPE's divisors, for texts beyond the length of the model's original training, and within it."""
 
 FACTORS: Final = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 
@@ -31,10 +31,10 @@ _YARN: Final = {
 def rope_of(
     metadata: Metadata, family: Family, *, head_dim: Any, window: Any, factors: Factors
 ) -> dict[str, Any]:
-    """The parameters, of each kind of layers where those with a ``window`` turn in a way of their own.
+    """Return the parameters, by layer type where layers with a ``window`` are rotated differently.
 
     Raises:
-        UnsupportedModel: the file asks for what the models here do not do; names the key.
+        UnsupportedModel: the file needs a feature that the models here do not support; names the key.
     """
     theta = metadata.own("rope.freq_base") or 10000.0
     whole = {"rope_theta": theta, **family.rope, **_share(metadata, family, head_dim)}
@@ -100,7 +100,10 @@ def _scaling(metadata: Metadata, factors: Factors) -> dict[str, Any]:
 
 
 def _longrope(metadata: Metadata, kind: str, factors: Factors) -> dict[str, Any]:
-    """A file whose tensors say so need not name the type: that of Phi-3 does not."""
+    """Return LongRoPE's parameters.
+
+    A file that has these tensors need not name the type: that of Phi-3 does not.
+    """
     missing = [name for name in (LONG_FACTORS, SHORT_FACTORS) if name not in factors]
     if missing or kind not in ("none", "longrope") or ROPE_FACTORS in factors:
         raise UnsupportedModel(

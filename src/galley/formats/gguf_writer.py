@@ -1,4 +1,4 @@
-"""Writes GGUF files, version 3: metadata, and tensors one after another.
+"""Writer of GGUF files, version 3: metadata, and tensors one after another.
 
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
@@ -16,7 +16,7 @@ from galley.formats.gguf_file import MAGIC, TYPES
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Value: TypeAlias = bool | int | float | str | Sequence[int] | Sequence[float] | Sequence[str]
-"""Of metadata: whole numbers are written as u32, in lists as i32, others as f32."""
+"""Metadata value: whole numbers are written as u32, in lists as i32, others as f32."""
 
 _VERSION: Final = 3
 _ALIGNMENT: Final = 32
@@ -29,10 +29,10 @@ class Outgoing(NamedTuple):
     """A tensor to be written.
 
     Attributes:
-        name: in the file.
+        name: name in the file.
         type: name of its GGUF type.
         shape: row-major.
-        data: gives its bytes; it is called once, when its turn comes.
+        data: returns its bytes; it is called once, when the tensor is written.
     """
 
     name: str
@@ -42,13 +42,13 @@ class Outgoing(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         kind = _SIZES[self.type]
         return math.prod(self.shape) // kind.values * kind.bytes
 
 
 def write_gguf(path: Path, metadata: Mapping[str, Value], tensors: Sequence[Outgoing]) -> None:
-    """A file, whole or not at all.
+    """Write a file, either completely or not at all.
 
     Raises:
         OSError: it cannot be written.

@@ -1,8 +1,8 @@
 """GPTQ checkpoints: integers of 2, 3, 4 or 8 bits, packed along the inputs.
 
 A module has ``qweight`` [inputs * bits / 32, outputs], ``qzeros`` [groups, outputs * bits / 32],
-``scales`` [groups, outputs] and mostly ``g_idx`` [inputs], the group of each input. A zero point is kept
-less one by version 1 of the format (``checkpoint_format`` "gptq"), as it is by version 2 ("gptq_v2").
+``scales`` [groups, outputs] and mostly ``g_idx`` [inputs], the group of each input. Version 1 of the format
+(``checkpoint_format`` "gptq") stores a zero point less one, version 2 ("gptq_v2") as it is.
 
 Sources: AutoGPTQ's and GPTQModel's ``QuantLinear.pack``.
 """
@@ -25,7 +25,7 @@ _BITS: Final = (2, 3, 4, 8)
 
 
 class _Config(NamedTuple):
-    """Bits and group sizes that modules may have, and whether zero points are kept less one."""
+    """Bits and group sizes that modules may have, and whether zero points are stored less one."""
 
     bits: frozenset[int]
     groups: frozenset[int]
@@ -33,7 +33,7 @@ class _Config(NamedTuple):
 
 
 def read_gptq(section: Section, stored: Stored) -> dict[str, Matrix]:
-    """The matrices of all modules that are packed so.
+    """Return the matrices of all modules in this packing.
 
     Raises:
         CheckpointError: tensors contradict the config or each other.
@@ -89,7 +89,7 @@ def _integers(name: str, config: _Config, stored: Stored) -> PackedIntegers:
 
 
 def _bits(qweight: StoredTensor, depth: int | None, config: _Config) -> tuple[int, int]:
-    """Bits of an integer and the inputs: these fill whole words, of which there are as many as rows."""
+    """Return the bits of an integer and the number of inputs; packed inputs fill one word for each row."""
     words = qweight.shape[0]
     fitting = [
         (bits, words * 32 // bits if depth is None else depth)
@@ -106,7 +106,7 @@ def _bits(qweight: StoredTensor, depth: int | None, config: _Config) -> tuple[in
 
 
 def _group(scales: StoredTensor, depth: int, config: _Config) -> tuple[int, int]:
-    """Columns of a group, and how many groups there are."""
+    """Return the columns of a group, and the number of groups."""
     sizes = sorted({depth if size < 1 else min(size, depth) for size in config.groups})
     rows = scales.shape[0] if scales.shape else 0
     for size in sizes:
@@ -123,7 +123,7 @@ def _transposed(scales: StoredTensor) -> Floats:
 
 
 def _all_middle(packed: Words, bits: int, outputs: int, less_one: bool) -> bool:
-    """Whether all zero points stand for the middle of the integers."""
+    """Return whether all zero points are the middle of the integers' range."""
     middle = (1 << (bits - 1)) - less_one
     if 32 % bits == 0 and outputs * bits % 32 == 0:
         word = sum(middle << place for place in range(0, 32, bits))
@@ -132,10 +132,10 @@ def _all_middle(packed: Words, bits: int, outputs: int, less_one: bool) -> bool:
 
 
 def _zeros(packed: Words, bits: int, outputs: int, less_one: bool) -> Bytes:
-    """[outputs, groups].
+    """Return the zero points [outputs, groups].
 
     GPTQModel subtracts and adds the ones word by word, so that a zero point of 0 borrows from its
-    neighbours; of 3 bits, which cross words, it wraps each by itself.
+    neighbours; for 3 bits, which cross words, it wraps each zero point separately.
     """
     if less_one and 32 % bits == 0:
         ones = np.uint32(sum(1 << place for place in range(0, 32, bits)))

@@ -1,4 +1,4 @@
-"""The models in the hub library's cache (``HF_HOME``): listed, and removed."""
+"""Listing and removal of models in the hub library's cache (``HF_HOME``)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +22,8 @@ class StoredModel:
 
     Attributes:
         name: its hub id, or that of a GGUF file (``org/name/FILE.gguf``).
-        size: of its files, in bytes.
-        modified: Unix time at which the newest file came.
+        size: size of its files, in bytes.
+        modified: Unix time of the newest file.
     """
 
     name: str
@@ -32,25 +32,25 @@ class StoredModel:
 
 
 def stored_models() -> list[StoredModel]:
-    """The models of the cache, those that came last first."""
+    """Return the models of the cache, the newest first."""
     cache = _cache()
     models = [model for repo in (cache.repos if cache else ()) for model in _models(repo)]
     return sorted(models, key=lambda model: (-model.modified, model.name))
 
 
 def remove(name: str) -> int:
-    """Delete a model from the cache, all its revisions.
+    """Delete a model from the cache, with all its revisions.
 
-    A server that runs it goes on with what it has mapped, until its engine has to start again.
+    A server that runs it continues with the files it has mapped, until its engine has to start again.
 
     Args:
         name: hub id, GGUF file of one (of a split one any of its files), or short name.
 
     Returns:
-        The bytes that became free.
+        The number of bytes freed.
 
     Raises:
-        ModelNotFound: the cache does not hold it.
+        ModelNotFound: it is not in the cache.
     """
     asked = hub_id_of(name) or name
     gguf = HUB_GGUF.fullmatch(asked)
@@ -82,7 +82,7 @@ def _remove_files(repo: "CachedRepoInfo", name: str, paths: list[Path]) -> int:
 
 
 def _cache() -> "HFCacheInfo | None":
-    """None: nothing was ever downloaded."""
+    """Scan the cache; return None if nothing was ever downloaded."""
     from huggingface_hub import scan_cache_dir  # takes half a second
     from huggingface_hub.errors import CacheNotFound
 
@@ -113,7 +113,7 @@ def _models(repo: "CachedRepoInfo") -> list[StoredModel]:
 
 
 def _files(repo: "CachedRepoInfo") -> dict[Path, tuple[int, float]]:
-    """Path in the repository to size and time, of the newest revision that has the file."""
+    """Return path in the repository -> (size, time) from the newest revision that has the file."""
     return {
         file.file_path.relative_to(revision.snapshot_path): (
             file.size_on_disk,

@@ -1,4 +1,4 @@
-"""A checkpoint's small files, apart from its weights: who wants no tensors needs no numpy."""
+"""Reading of a checkpoint's small files, apart from its weights, without numpy."""
 
 import io
 import json
@@ -10,26 +10,26 @@ from typing import Any, Final
 from galley.errors import CheckpointError
 
 MAX_JSON_BYTES: Final = 100 * 1024 * 1024
-"""Of a JSON file or header; the longest known, a tokenizer's, has a third of it."""
+"""Maximum bytes of a JSON file or header; the longest known one, a tokenizer's, has a third of it."""
 
 _MAX_DIGITS: Final = 100
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is a file, or a link that leads nowhere: to read that one is an error."""
+    """Return whether there is a file, or a link without a target, reading of which is an error."""
     return path.exists() or path.is_symlink()
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; CheckpointError if it is anything else."""
+    """Read a JSON object from a file. Raises CheckpointError if it is anything else."""
     return parse_json(read_file(path), path)
 
 
 def parse_json(text: bytes, path: Path, part: str = "") -> dict[str, Any]:
-    """A JSON object from the bytes of a file, or of the ``part`` of it that has a name.
+    """Parse a JSON object from the bytes of a file, or of a named ``part`` of it.
 
-    Of a name that stands twice in an object the last value counts, as in Python and so in transformers. In
-    a part, such as the header that says where tensors are, it is an error.
+    If a name is repeated in an object, the last value is used, as in Python and thus in transformers. In a
+    part, such as the header with the places of tensors, it is an error.
 
     Raises:
         CheckpointError: it is anything else.
@@ -46,7 +46,7 @@ def parse_json(text: bytes, path: Path, part: str = "") -> dict[str, Any]:
 
 
 class LongNumber:
-    """Stands for a whole number with too many digits for any field; who reads the field refuses it."""
+    """Stands for a whole number with too many digits for any field; readers of the field refuse it."""
 
     def __init__(self, digits: int) -> None:
         self._digits = digits
@@ -69,7 +69,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> bytes:
-    """All of a small file of a checkpoint; CheckpointError if it cannot be read or is not small."""
+    """Read a small file of a checkpoint. Raises CheckpointError if it cannot be read or is too large."""
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > MAX_JSON_BYTES:
@@ -83,16 +83,16 @@ def read_file(path: Path) -> bytes:
 
 
 def open_file(path: Path) -> io.BufferedReader:
-    """A file of a checkpoint, for reading.
+    """Open a file of a checkpoint for reading.
 
     Raises:
-        CheckpointError: it is absent, may not be read, is no regular file (a FIFO would never end), or is a
-            symbolic link to somewhere outside the checkpoint.
+        CheckpointError: it is absent or unreadable, is not a regular file (a FIFO would never end), or is a
+            symbolic link to a target outside the checkpoint.
     """
     try:
         check_link(path)
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError, RuntimeError) as error:  # too long, NUL, a circle of links
+    except (OSError, ValueError, RuntimeError) as error:  # path too long, NUL, a cycle of links
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(f"cannot be read: {reason}", file=str(path)) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -102,9 +102,9 @@ def open_file(path: Path) -> io.BufferedReader:
 
 
 def check_link(path: Path) -> None:
-    """Raises CheckpointError if a file is a link that leaves its folder.
+    """Raise CheckpointError if a file is a link that leaves its folder.
 
-    The hub library keeps links in ``snapshots/REVISION``, to ``blobs`` beside ``snapshots``.
+    The hub library stores links in ``snapshots/REVISION``, to ``blobs`` next to ``snapshots``.
     """
     if not path.is_symlink():
         return

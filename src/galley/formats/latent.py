@@ -1,7 +1,7 @@
 """Latent attention's ``kv_b_proj`` (arXiv:2405.04434) as the matrices of single heads.
 
-The matrix makes a head's keys and values of the latent. Attention over the latent itself takes it apart: a
-query is multiplied with the transposed part of the keys, what attention gives with that of the values. They
+The matrix computes a head's keys and values from the latent. Attention over the latent itself splits it: a
+query is multiplied by the transposed part of the keys, the attention output by the part of the values. They
 are named ``NAME.kv_b_proj.3.key.weight`` [latent, key columns] and ``NAME.kv_b_proj.3.value.weight``
 [value columns, latent].
 """
@@ -38,7 +38,7 @@ class Part(NamedTuple):
 
 
 class HeadMatrices(Weights):
-    """The tensors of others, ``kv_b_proj`` taken apart. Integers become the bfloat16 that they stand for.
+    """The tensors of other weights, with ``kv_b_proj`` split. Its integers are converted to bfloat16.
 
     Args:
         weights: all tensors.
@@ -87,7 +87,7 @@ class HeadMatrices(Weights):
             self._parts[f"{owner}.{head}.value.weight"] = Part(name, first + keys, values, False)
 
     def info(self, name: str) -> TensorInfo:
-        """See :class:`Weights`."""
+        """Return shape and kind; see :class:`Weights`."""
         part = self._parts.get(name)
         if part is None:
             if name not in self._others:
@@ -98,7 +98,7 @@ class HeadMatrices(Weights):
         return TensorInfo(mine, kind if kind.is_dense else DENSE_KINDS["BF16"])
 
     def is_rounded(self, name: str) -> bool:
-        """See :class:`Weights`."""
+        """Return whether a tensor is rounded; see :class:`Weights`."""
         part = self._parts.get(name)
         return part is not None and not self._weights.info(part.source).kind.is_dense
 
@@ -115,7 +115,7 @@ class HeadMatrices(Weights):
         return DenseWeight(name, whole.dtype, values.shape, values.reshape(-1).view(np.uint8))
 
     def _whole(self, name: str) -> DenseWeight:
-        """The matrix as floats, kept until another is asked for."""
+        """Return the matrix as floats, kept until another one is requested."""
         if self._last is None or self._last.name != name:
             self._last = None
             weight = self._weights[name]

@@ -15,14 +15,14 @@ _UNFIT: Final = re.compile(r"[^\w.-]", re.ASCII)
 
 
 def models_in(folder: str) -> Mapping[str, Path]:
-    """The checkpoints right in a folder: folders with a ``config.json`` or GGUF files, and GGUF files.
+    """Return the checkpoints directly in a folder: GGUF files, and folders with these or ``config.json``.
 
     Returns:
-        Name in the API to path, sorted by name. A name is that of the folder, or of the GGUF file without
-        its ending; characters that no name may have are ``-`` in it.
+        Name in the API -> path, sorted by name. A name is that of the folder, or of the GGUF file without
+        its suffix, with invalid characters replaced by ``-``.
 
     Raises:
-        SettingsError: it is no folder, cannot be read, or two models would have one name.
+        SettingsError: it is not a folder, cannot be read, or two models would have the same name.
     """
     path = Path(folder).expanduser()
     try:
@@ -37,13 +37,13 @@ def models_in(folder: str) -> Mapping[str, Path]:
         name = _UNFIT.sub("-", entry.name if entry.is_dir() else entry.stem).lstrip("-_.")
         if name in models:
             raise SettingsError(f"models_dir: {models[name]} and {entry} both have the name {name}")
-        # A link right in the folder is the operator's own.
+        # A link directly in the folder was put there by the operator.
         models[name] = entry.resolve() if entry.is_symlink() else entry
     return models
 
 
 def _check_links(entry: Path) -> None:
-    """Raises SettingsError if a model has a file that is a link to elsewhere, which would not be read."""
+    """Raise SettingsError if a model has a file that is a link to elsewhere, which would not be read."""
     try:
         for path in entry.iterdir() if entry.is_dir() else ():
             if path.suffix.lower() in _READ:

@@ -1,7 +1,7 @@
 """MXFP4 checkpoints in the layout of gpt-oss: ``NAME_blocks`` and ``NAME_scales``.
 
-Blocks are uint8 [..., rows, groups, 16], two E2M1 values a byte, low half first; scales uint8 [..., rows,
-groups], E8M0. Source: transformers' ``integrations/mxfp4.py``; OCP MX Specification 1.0.
+Blocks are uint8 [..., rows, groups, 16], two E2M1 values a byte, low half first; scales are uint8
+[..., rows, groups], E8M0. Source: transformers' ``integrations/mxfp4.py``; OCP MX Specification 1.0.
 """
 
 import math
@@ -19,7 +19,7 @@ _GROUP_BYTES: Final = GROUP // 2
 
 
 def read_mxfp4(section: Section, stored: Stored) -> dict[str, Matrix]:
-    """The tensors of all pairs of blocks and scales, as bfloat16, which holds each value exactly.
+    """Return the tensors of all pairs of blocks and scales, as bfloat16, which holds each value exactly.
 
     Raises:
         CheckpointError: a tensor has no scales, or they contradict each other.
@@ -53,7 +53,7 @@ def _matrix(name: str, stored: Stored) -> Matrix:
 def mxfp4_matrix(
     name: str, blocks: StoredTensor, shape: tuple[int, int], scales: "partial[Floats]"
 ) -> ScaledFloats:
-    """A matrix of E2M1 values in groups of 32 columns; ``scales`` reads [rows, groups]."""
+    """Return a matrix of E2M1 values in groups of 32 columns; ``scales`` reads [rows, groups]."""
     return ScaledFloats(
         name=name,
         weight=blocks,

@@ -1,4 +1,4 @@
-"""Integers of 1 to 8 bits in the words that GPTQ, AWQ and compressed-tensors pack them into."""
+"""Integers of 1 to 8 bits in the words into which GPTQ, AWQ and compressed-tensors pack them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,11 +27,11 @@ _INT8_MIDDLE: Final = 128
 
 
 def unpack(words: npt.NDArray[np.int32], bits: int, count: int) -> Bytes:
-    """The first ``count`` integers of each row: a stream of bits, lowest first, words one after another.
+    """Unpack ``count`` integers of each row: a stream of bits, lowest first, words one after another.
 
     Args:
         words: [rows, words].
-        bits: of an integer, 1 to 8.
+        bits: bits of an integer, 1 to 8.
         count: integers in a row.
     """
     rows = np.ascontiguousarray(words).view(np.uint8)
@@ -56,17 +56,17 @@ class PackedIntegers:
     """A matrix [outputs, depth] of unsigned integers, not yet unpacked: ``(q - zero) * scale``.
 
     Attributes:
-        name: of the tensor that it is in the model.
+        name: name of the tensor in the model.
         weight: the tensor with the integers.
-        bits: of an integer, 1 to 8.
+        bits: bits of an integer, 1 to 8.
         shape: (outputs, depth).
         group: columns that share a scale.
         scale_type: element type that holds the scales exactly.
         q: unpacks them: uint8 [outputs, depth].
         scales: reads float32 [outputs, groups].
         zeros: reads uint8 [outputs, groups]; None where all are ``2 ** (bits - 1)``.
-        order: for each column its group, where a group's columns are not neighbours (GPTQ's act-order).
-        floats: element type of the values where no kind of integers can hold them.
+        order: group of each column, where a group's columns are not adjacent (GPTQ's act-order).
+        floats: element type of the values where no integer kind can hold them.
     """
 
     name: str
@@ -83,7 +83,7 @@ class PackedIntegers:
 
     @property
     def kind(self) -> WeightKind:
-        """What :meth:`read` gives."""
+        """Weight kind that :meth:`read` returns."""
         group = 0 if self.group >= self.shape[1] else self.group
         if self.order is not None:
             return DENSE_KINDS[self.floats]
@@ -94,7 +94,7 @@ class PackedIntegers:
         return WeightKind("int8", group, "F32", minima=True)
 
     def matrix(self) -> Matrix:
-        """The matrix, with what becomes of it."""
+        """Return the matrix with a description of its conversion."""
         stored, change = f"int{self.bits}", ""
         if self.order is not None:
             stored += " in the order of their activations (desc_act, g_idx)"
@@ -107,10 +107,10 @@ class PackedIntegers:
         return Matrix(info, self.read, stored, values * self.bits // 8, change)
 
     def read(self) -> Weight:
-        """Unpacked, as :attr:`kind` says.
+        """Unpack the matrix to the weight kind :attr:`kind`.
 
         Raises:
-            CheckpointError: a scale is no finite number, or a value is too large for :attr:`floats`.
+            CheckpointError: a scale is not finite, or a value is too large for :attr:`floats`.
         """
         q, scales = self.q(), self.scales()
         zeros = None if self.zeros is None else self.zeros()
@@ -142,7 +142,7 @@ class PackedIntegers:
 
 
 def check_finite(tensor: StoredTensor, weight: DenseWeight) -> DenseWeight:
-    """The weight made of the ``tensor``; CheckpointError if it holds an infinity or NaN."""
+    """Return ``weight``; raise CheckpointError about ``tensor`` if it holds an infinity or NaN."""
     bits: Any = weight.data.view(np.uint32 if weight.dtype == "F32" else np.uint16)
     exponent = {"F32": 0x7F800000, "BF16": 0x7F80, "F16": 0x7C00}[weight.dtype]
     if (bits & exponent == exponent).any():
@@ -153,7 +153,7 @@ def check_finite(tensor: StoredTensor, weight: DenseWeight) -> DenseWeight:
 def column_groups(
     g_idx: StoredTensor, values: npt.NDArray[np.int32], group: int, groups: int
 ) -> npt.NDArray[np.int32] | None:
-    """For each column its group; None where each group's columns are neighbours, in order.
+    """Return the group of each column; None where each group's columns are adjacent and in order.
 
     Raises:
         CheckpointError: a column names a group that does not exist.

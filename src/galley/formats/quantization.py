@@ -1,4 +1,4 @@
-"""What a checkpoint says of its quantization, read field by field."""
+"""A checkpoint's quantization config, read field by field."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,17 +8,17 @@ from galley.errors import CheckpointError, UnsupportedModel, shown
 from galley.formats.json_file import read_json
 
 _SECTIONS: Final = ("quantization_config", "compression_config")
-"""Of config.json; the latter is what early compressed-tensors wrote."""
+"""Sections of config.json; early compressed-tensors wrote the latter."""
 
 GPTQ_FILE: Final = "quantize_config.json"
-"""Where early GPTQ tools wrote what config.json does not say."""
+"""File in which early GPTQ tools stored fields that config.json lacks."""
 
 QUANTIZED_KEY: Final = "galley_quantize"
-"""In ``config.json``: what ``galley quantize`` says of the weights that it wrote."""
+"""Key in ``config.json`` under which ``galley quantize`` describes the weights that it wrote."""
 
 
 class Section:
-    """A JSON object of unknown quality about quantization.
+    """An untrusted JSON object about quantization.
 
     Attributes:
         raw: the object.
@@ -30,7 +30,7 @@ class Section:
         self._prefix = prefix
 
     def wrong(self, name: str, expected: str) -> CheckpointError:
-        """The error for a field whose value is not what is ``expected``."""
+        """Return the error for a field whose value differs from the ``expected`` one."""
         return CheckpointError(
             f"is {shown(self.raw.get(name))}, expected {expected}",
             file=self._file,
@@ -38,13 +38,13 @@ class Section:
         )
 
     def unsupported(self, name: str, known: str) -> UnsupportedModel:
-        """The error for a field whose value is understood by other programs alone."""
+        """Return the error for a field whose value is only supported by other programs."""
         return UnsupportedModel(
             f"{self._file}: {self._prefix}{name} {shown(self.raw.get(name))} is not supported; {known}"
         )
 
     def whole(self, name: str, default: int, *, least: int = 0) -> int:
-        """A whole number of at least ``least``. Null counts as absent."""
+        """Return a whole number of at least ``least``. Null counts as absent."""
         value = self.raw.get(name)
         value = default if value is None else value
         if type(value) is not int or not least <= value < 2**31:
@@ -52,7 +52,7 @@ class Section:
         return value
 
     def flag(self, name: str, default: bool) -> bool:
-        """true or false. Null counts as absent."""
+        """Return true or false. Null counts as absent."""
         value = self.raw.get(name)
         value = default if value is None else value
         if not isinstance(value, bool):
@@ -60,7 +60,7 @@ class Section:
         return value
 
     def word(self, name: str, default: str) -> str:
-        """A string, in lower case. Null counts as absent."""
+        """Return a string, in lower case. Null counts as absent."""
         value = self.raw.get(name)
         value = default if value is None else value
         if not isinstance(value, str):
@@ -68,14 +68,14 @@ class Section:
         return value.lower()
 
     def choice(self, name: str, default: str, known: tuple[str, ...]) -> str:
-        """A string; UnsupportedModel if it is not one of those ``known``."""
+        """Return a string. Raises UnsupportedModel if it is not one of those ``known``."""
         value = self.word(name, default)
         if value not in known:
             raise self.unsupported(name, f"known: {', '.join(known)}")
         return value
 
     def section(self, name: str) -> "Section | None":
-        """A nested object; None if it is absent, null or empty."""
+        """Return a nested object; None if it is absent, null or empty."""
         value = self.raw.get(name)
         if value is None or value == {}:
             return None
@@ -84,7 +84,7 @@ class Section:
         return Section(value, self._file, f"{self._prefix}{name}.")
 
     def sections(self, name: str) -> "list[Section]":
-        """The objects that a nested object has, whatever they are called."""
+        """Return the objects within a nested object, whatever their names."""
         within = self.section(name)
         names = [] if within is None else list(within.raw)
         found = [] if within is None else [within.section(each) for each in names]
@@ -92,10 +92,10 @@ class Section:
 
 
 def quantization_of(folder: Path, config: Mapping[str, Any]) -> Section | None:
-    """What ``config.json``, or else ``quantize_config.json`` in the folder, says; None if nothing.
+    """Return the quantization of ``config.json``, else of ``quantize_config.json``; None if there is none.
 
     Raises:
-        CheckpointError: it is no object.
+        CheckpointError: it is not an object.
     """
     within = Section(config, str(folder / "config.json"))
     for name in _SECTIONS:
@@ -108,10 +108,12 @@ def quantization_of(folder: Path, config: Mapping[str, Any]) -> Section | None:
 
 
 def has_8_bit_kv(folder: Path, config: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint was made for keys and values of 8 bits, as compressed-tensors or AutoFP8 say it.
+    """Return whether a checkpoint was made for 8-bit keys and values.
+
+    compressed-tensors and AutoFP8 mark this in its quantization config.
 
     Raises:
-        CheckpointError: what is said of its quantization is no object.
+        CheckpointError: its quantization is not an object.
     """
     quantization = quantization_of(folder, config)
     scheme = None if quantization is None else quantization.raw.get("kv_cache_scheme")

@@ -1,4 +1,4 @@
-"""The tensors of safetensors files as typed weights: dense, or packed as the config says."""
+"""The tensors of safetensors files as typed weights: dense, or packed as the config specifies."""
 
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
@@ -31,23 +31,23 @@ METHODS: Final[Mapping[str, ReadMatrices]] = {
     "gptq": read_gptq,
     "mxfp4": read_mxfp4,
 }
-"""``quant_method`` -> what takes its tensors and gives the model's matrices."""
+"""``quant_method`` -> the function that takes its tensors and returns the model's matrices."""
 
 
 def typed_weights(
     quantization: Section | None, tensors: Mapping[str, StoredTensor], *, exact: bool = False
 ) -> Weights:
-    """The model's tensors, none of them unpacked yet.
+    """Return the model's tensors, none of them unpacked yet.
 
     Args:
-        quantization: what the checkpoint says of it; None if nothing.
-        tensors: of its files.
+        quantization: the checkpoint's quantization; None if it has none.
+        tensors: tensors of its files.
         exact: values that no kernel takes as they are stored (FP8) become float32, not the type of most of
             the dense tensors.
 
     Raises:
-        CheckpointError: tensors contradict the quantization, or are no floats and belong to none.
-        UnsupportedModel: the quantization is of another kind.
+        CheckpointError: tensors contradict the quantization, or are neither floats nor part of it.
+        UnsupportedModel: the quantization method is not supported.
     """
     stored = Stored(tensors, exact=exact)
     stored.take_matching(BUFFERS)

@@ -1,4 +1,4 @@
-"""What a reader of checkpoints gives, whatever the format on disk."""
+"""The interface of checkpoint readers, whatever the format on disk."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,23 +17,23 @@ class CheckpointReader(Protocol):
     """A checkpoint whose small parts have been read and whose tensors have not.
 
     :class:`galley.formats.checkpoint.Checkpoint` reads the Hugging Face layout (safetensors),
-    :class:`galley.formats.gguf.GGUFCheckpoint` GGUF files,
-    :class:`galley.formats.ctranslate2.CTranslate2Checkpoint` the folders that faster-whisper takes.
+    :class:`galley.formats.gguf.GGUFCheckpoint` reads GGUF files, and
+    :class:`galley.formats.ctranslate2.CTranslate2Checkpoint` reads the folders that faster-whisper uses.
     """
 
     @property
     def folder(self) -> Path:
-        """Where the checkpoint is, for messages and for the cache of packed weights."""
+        """Path of the checkpoint, for messages and for the cache of packed weights."""
         ...
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The model's hyperparameters, in the words of Hugging Face's ``config.json``."""
+        """The model's hyperparameters, with the field names of Hugging Face's ``config.json``."""
         ...
 
     @property
     def generation(self) -> Mapping[str, Any]:
-        """Defaults of generation, in the words of ``generation_config.json``; empty if there are none."""
+        """Generation defaults, with field names of ``generation_config.json``; empty if there are none."""
         ...
 
     @property
@@ -47,11 +47,11 @@ class CheckpointReader(Protocol):
         ...
 
     def check_token_ids(self, vocab_size: int) -> None:
-        """Raises CheckpointError if an end-of-sequence id is no token of the model."""
+        """Raise CheckpointError if an end-of-sequence id is not a token of the model."""
         ...
 
     def weights(self) -> Weights:
-        """All tensors, typed, none of them read yet.
+        """Return all tensors, typed, none of them read yet.
 
         Raises:
             CheckpointError: a file is missing or damaged.
@@ -59,7 +59,7 @@ class CheckpointReader(Protocol):
         ...
 
     def content_hash(self) -> str:
-        """Hash of all the weights' bytes, the same wherever a copy lies. Reads them.
+        """Return a hash of all the weights' bytes, which are read; it does not depend on their folder.
 
         Raises:
             CheckpointError: a weight file is missing.
@@ -67,7 +67,9 @@ class CheckpointReader(Protocol):
         ...
 
     def outline(self) -> str:
-        """Hash of the weight files' names, sizes and headers: differs only if :meth:`content_hash` does.
+        """Return a hash of the weight files' names, sizes and headers.
+
+        It differs only if :meth:`content_hash` does.
 
         Raises:
             CheckpointError: a weight file is missing or damaged.
@@ -75,7 +77,9 @@ class CheckpointReader(Protocol):
         ...
 
     def state(self) -> str:
-        """Hash that changes whenever a weight file is written, replaced or moved here. Reads headers alone.
+        """Return a hash that changes whenever a weight file is written, replaced or moved here.
+
+        Only headers are read.
 
         Raises:
             CheckpointError: a weight file is missing or damaged.
@@ -84,12 +88,12 @@ class CheckpointReader(Protocol):
 
 
 def open_checkpoint(path: Path, *, exact: bool = False) -> CheckpointReader:
-    """The reader for the checkpoint at ``path``: a folder in Hugging Face's layout or CTranslate2's, or a
-    GGUF file.
+    """Open the checkpoint at ``path``.
 
     Args:
-        exact: of a folder, see :func:`galley.formats.quantized.typed_weights`; a GGUF file's blocks are
-            exact anyway.
+        path: a folder in Hugging Face's layout or CTranslate2's, or a GGUF file.
+        exact: for a folder, see :func:`galley.formats.quantized.typed_weights`; a GGUF file's blocks are
+            exact in any case.
 
     Raises:
         ModelNotFound, CheckpointError, UnsupportedModel: there is none, or it cannot be used.

@@ -1,4 +1,4 @@
-"""Models of several parts whose language model's tensors have the names that transformers 5 gives them."""
+"""Multi-part models whose language model's tensors have the names that transformers 5 gives them."""
 
 import re
 from collections.abc import Iterator
@@ -11,29 +11,29 @@ _OTHERS: Final = re.compile(r"model\.(vision_tower|vision_model|multi_modal_proj
 
 
 class Renamed(Weights):
-    """The tensors of others, by names that families know.
+    """The tensors of other weights, by names that families know.
 
-    ``model.language_model.layers.0`` was ``language_model.model.layers.0`` in a model that reads images,
-    too, and is ``model.layers.0`` in the language model alone.
+    ``model.language_model.layers.0`` was ``language_model.model.layers.0`` in a model that also reads
+    images, and is ``model.layers.0`` in the language model alone.
     """
 
     def __init__(self, weights: Weights, *, parts: bool) -> None:
-        """Of ``weights``; ``parts``: the model is one of several."""
+        """Rename the tensors of ``weights``; ``parts``: the model is one of several parts."""
         self._weights = weights
         self._names = {_known(name, parts=parts): name for name in weights}
         self.notes = weights.notes
 
     @staticmethod
     def needed(weights: Weights) -> bool:
-        """Whether any of the names is a new one."""
+        """Return whether any of the names is a new one."""
         return any(name.startswith(_WITHIN) for name in weights)
 
     def info(self, name: str) -> TensorInfo:
-        """See :class:`Weights`."""
+        """Return shape and kind; see :class:`Weights`."""
         return self._weights.info(self._names[name])
 
     def is_rounded(self, name: str) -> bool:
-        """See :class:`Weights`."""
+        """Return whether a tensor is rounded; see :class:`Weights`."""
         return self._weights.is_rounded(self._names[name])
 
     def __getitem__(self, name: str) -> Weight:

@@ -1,7 +1,7 @@
-"""Reads safetensors files by mapping them (https://github.com/huggingface/safetensors, "Format").
+"""Reader of safetensors files by mapping (https://github.com/huggingface/safetensors, "Format").
 
-The library's own numpy reader has no bfloat16 and copies; the format is a length, a JSON header and
-the bytes, so it is read here and checked before a byte is used.
+The library's own numpy reader has no bfloat16 and copies. The format is a length, a JSON header and the
+bytes, so it is read here and checked before a byte is used.
 """
 
 import math
@@ -29,11 +29,11 @@ DTYPES: Final = {
 MAX_HEADER_BYTES: Final = MAX_JSON_BYTES
 _LENGTH_BYTES: Final = 8
 _MAX_ELEMENTS: Final = 2**48
-"""Of a tensor, its empty dimensions left out: what the largest address spaces can map."""
+"""Maximum elements of a tensor, empty dimensions left out: what the largest address spaces can map."""
 
 
 class StoredTensor(NamedTuple):
-    """A tensor as a file has it, whatever its element type.
+    """A tensor as stored in a file, whatever its element type.
 
     ``data`` is uint8, 1-D, read-only, a view of the mapped file.
     """
@@ -45,13 +45,13 @@ class StoredTensor(NamedTuple):
     file: Path
 
     def dense(self) -> DenseWeight:
-        """The tensor as floats that models are made of; CheckpointError if its elements are none."""
+        """Return the tensor as a dense weight. Raises CheckpointError for any other element type."""
         if self.dtype not in WEIGHT_TYPES:
             raise self.wrong(f"dtype {self.dtype!r} is not supported; known: {_KNOWN}")
         return DenseWeight(self.name, cast(WeightType, self.dtype), self.shape, self.data)
 
     def wrong(self, what: str) -> CheckpointError:
-        """The error that says ``what`` of this tensor."""
+        """Return the error with the message ``what`` about this tensor."""
         return CheckpointError(what, file=str(self.file), field=self.name)
 
 
@@ -59,10 +59,10 @@ _KNOWN: Final = ", ".join(WEIGHT_TYPES)
 
 
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:
-    """All tensors of one file, as views of its mapping.
+    """Read all tensors of one file, as views of its mapping.
 
     Raises:
-        CheckpointError: the file is missing, truncated, or its header lies.
+        CheckpointError: the file is missing or truncated, or its header is wrong.
     """
     with open_file(path) as file:
         text = _header(path, file)
@@ -75,10 +75,10 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
 
 
 def read_header(path: Path) -> bytes:
-    """The JSON that says what is where, not yet parsed.
+    """Read the JSON header with the places of the tensors, not yet parsed.
 
     Raises:
-        CheckpointError: the file cannot be read or is shorter than it says.
+        CheckpointError: the file cannot be read or is shorter than its header states.
     """
     with open_file(path) as file:
         return _header(path, file)
@@ -118,7 +118,7 @@ def _map(path: Path, file: BufferedReader, start: int, size: int) -> "np.ndarray
 
 
 def _check_cover(path: Path, entries: dict[str, Any], size: int) -> None:
-    """The tensors must tile the data section: no overlap, no hole, no trailing bytes."""
+    """Check that the tensors tile the data section: no overlap, no hole, no trailing bytes."""
     end = 0
     for name, entry in sorted(entries.items(), key=lambda item: _offsets(path, *item)):
         begin, stop = _offsets(path, name, entry)

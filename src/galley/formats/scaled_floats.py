@@ -1,8 +1,8 @@
-"""Matrices of 8-bit and 4-bit floats with scales: FP8, MXFP4 and their kin.
+"""Matrices of 8-bit and 4-bit floats with scales: FP8, MXFP4 and similar formats.
 
-No kernel multiplies such floats: their values are tabulated, scaled and rounded to a dense kind. FP8 has 3
-bits behind the binary point and FP4 one, bfloat16 has 7: nothing but the scale's own digits is rounded,
-while int8 would lose every value far below its group's largest.
+No kernel multiplies such floats: their values are looked up, scaled and rounded to a dense kind. FP8 has 3
+bits after the binary point and FP4 one, bfloat16 has 7: only the scale's own digits are rounded, while int8
+would lose every value far below its group's largest.
 
 Sources: OCP 8-bit Floating Point Specification 1.0; OCP Microscaling Formats (MX) Specification 1.0.
 """
@@ -22,7 +22,7 @@ _CHUNK_VALUES: Final = 1 << 20
 
 
 def _table(exponent_bits: int, mantissa_bits: int, bias: int) -> Floats:
-    """The values of all codes, sign first, without infinities and NaN."""
+    """Return the values of all codes, sign first, without infinities and NaN."""
     codes = np.arange(1 << (1 + exponent_bits + mantissa_bits))
     mantissa = codes & ((1 << mantissa_bits) - 1)
     exponent = codes >> mantissa_bits & ((1 << exponent_bits) - 1)
@@ -54,7 +54,7 @@ FP4: Final = _table(2, 1, 1)
 
 
 def e8m0(tensor: StoredTensor) -> Floats:
-    """Scales that are a power of two, kept as its exponent plus 127; 255 is NaN.
+    """Return scales that are powers of two, stored as the exponent plus 127; 255 is NaN.
 
     Raises:
         CheckpointError: one is NaN.
@@ -65,7 +65,7 @@ def e8m0(tensor: StoredTensor) -> Floats:
 
 
 def scales_of(tensor: StoredTensor) -> Floats:
-    """Scales of any type that formats keep them in."""
+    """Read scales of any type in which formats store them."""
     if tensor.dtype in ("U8", "F8_E8M0"):
         return e8m0(tensor)
     if tensor.dtype in FP8:
@@ -75,17 +75,17 @@ def scales_of(tensor: StoredTensor) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaledFloats:
-    """A matrix [outputs, depth] of tabulated values, each times the scale of its block.
+    """A matrix [outputs, depth] of values from a table, each times the scale of its block.
 
     Attributes:
-        name: of the tensor that it is in the model.
+        name: name of the tensor in the model.
         weight: the tensor with the codes.
         table: the value of each code: of a byte if it has 256 of them, else of half a byte, low half first.
         shape: (outputs, depth).
         block: rows and columns that share a scale; the last ones may be shorter.
         scales: reads float32 [blocks of rows, blocks of columns].
         floats: element type of the values.
-        stored: what it is, for people.
+        stored: name of the stored format, for users.
     """
 
     name: str
@@ -98,16 +98,16 @@ class ScaledFloats:
     stored: str
 
     def matrix(self, change: str = "") -> Matrix:
-        """The matrix, with what becomes of it; ``change`` by itself says what :attr:`floats` does."""
+        """Return the matrix with a description of its conversion; ``change`` replaces the default one."""
         exact = "no value changes" if self.floats == "F32" else "values times scales are rounded"
         info = TensorInfo(self.shape, DENSE_KINDS[self.floats])
         return Matrix(info, self.read, self.stored, self.weight.data.nbytes, change or exact)
 
     def read(self) -> DenseWeight:
-        """Values times scales.
+        """Return values times scales.
 
         Raises:
-            CheckpointError: a scale or value is no finite number.
+            CheckpointError: a scale or value is not finite.
         """
         outputs, depth = self.shape
         codes, scales = self.weight.data.reshape(outputs, -1), self.scales()

@@ -1,4 +1,4 @@
-"""What sentence-transformers says of a checkpoint's texts: how long, and whether in small letters."""
+"""sentence-transformers' settings for a checkpoint's texts: maximum length, and lower case."""
 
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -8,15 +8,15 @@ from galley.formats.json_file import is_there, read_json
 
 _KINDS: Final = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 _FILES: Final = tuple(f"sentence_{kind}_config.json" for kind in _KINDS)
-"""One of them is there, whatever the model is; early releases called it by the model's kind."""
+"""Possible names; one exists, whatever the model is; early releases named it by the model's type."""
 
 
 class SentenceConfig(NamedTuple):
-    """Of the texts of a model of embeddings, or of a reranker.
+    """Settings for the texts of an embedding model or a reranker.
 
     Attributes:
-        max_tokens: of a text; None: not said here.
-        lower: texts are put into small letters first.
+        max_tokens: maximum tokens of a text; None: not specified here.
+        lower: whether texts are converted to lower case first.
     """
 
     max_tokens: int | None = None
@@ -24,7 +24,7 @@ class SentenceConfig(NamedTuple):
 
 
 def read_sentence_config(folder: Path) -> SentenceConfig:
-    """What the first of the files says; nothing if there is none.
+    """Read the first of the files that exists; return empty settings if there is none.
 
     Raises:
         CheckpointError: it is damaged.

@@ -1,4 +1,4 @@
-"""Finds a model's folder: of a bundled model, a given folder, or a hub id that is downloaded."""
+"""Resolution of a model's folder: that of a bundled model, a given folder, or a downloaded hub id."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -14,10 +14,10 @@ BUNDLED_DRAFT: Final = "galley-demo-draft"
 BUNDLED_EMBED: Final = "galley-demo-embed"
 BUNDLED_SPEECH: Final = "galley-demo-speech"
 BUNDLED_MODELS: Final = (BUNDLED, BUNDLED_DRAFT, BUNDLED_EMBED, BUNDLED_SPEECH)
-"""Names of the bundled models. They cannot be hub ids, which have a slash."""
+"""Names of the bundled models. They cannot be hub ids, which contain a slash."""
 
 OnBytes = Callable[[int, int], None]
-"""Told (completed, total) bytes of a download; the total grows while files are found."""
+"""Called with (completed, total) bytes of a download; the total grows while files are found."""
 
 HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
@@ -29,11 +29,11 @@ HUB_GGUF: Final = re.compile(
 CONFIG_FILE: Final = "config.json"
 
 TEMPLATES_FOLDER: Final = "additional_chat_templates"
-"""In a checkpoint's folder: chat templates that have names."""
+"""Folder of named chat templates, within a checkpoint's folder."""
 
 _WANTED: Final = ("*.safetensors", "*.json", "*.jinja")
-# Subfolders hold the same weights for other programs, but for those of sentence-transformers' modules, such
-# as 1_Pooling, and of templates. Mistral's consolidated file holds them, too.
+# Subfolders hold the same weights for other programs, except for those of sentence-transformers' modules,
+# such as 1_Pooling, and of templates. Mistral's consolidated file holds the same weights as well.
 _UNWANTED: Final = (
     *(
         f"{TEMPLATES_FOLDER[:i]}[!{'0-9' if i == 0 else ''}{c}]*/*"
@@ -53,7 +53,7 @@ def resolve_model(
     show_progress: bool = True,
     on_bytes: OnBytes | None = None,
 ) -> Path:
-    """The folder that holds ``model``'s checkpoint, or the GGUF file that it is.
+    """Return the folder of ``model``'s checkpoint, or its GGUF file.
 
     Args:
         model: a bundled model's name, empty for the bundled language model, a folder, a GGUF file (of a
@@ -63,7 +63,7 @@ def resolve_model(
             broken downloads are resumed. Pickled weights and code are never downloaded.
         revision: branch, tag or commit of a hub id.
         show_progress: draw progress bars on stderr while downloading.
-        on_bytes: told of the progress instead, by several threads; what it raises ends the download.
+        on_bytes: called with the progress instead, from several threads; an exception ends the download.
 
     Raises:
         ModelNotFound: the bundled speech model is not part of this installation; the folder, hub id or
@@ -110,9 +110,9 @@ def resolve_model(
 
 
 def _gguf_files(repo: str, revision: str, folder: Path) -> list[str]:
-    """The GGUF checkpoints of a hub id, of split ones their first files.
+    """Return the GGUF checkpoints of a hub id, of split ones their first files.
 
-    If the hub gives no answer they are those that ``folder`` in the cache has.
+    If the hub gives no answer, they are those of ``folder`` in the cache.
     """
     from huggingface_hub import HfApi
 
@@ -127,7 +127,7 @@ def _gguf_files(repo: str, revision: str, folder: Path) -> list[str]:
 
 
 def hub_name(model: str) -> str | None:
-    """The hub id, or GGUF file of one, that a hub id, such a file or a short name means; else None."""
+    """Return the hub id, or GGUF file of one, that ``model`` or its short name stands for; else None."""
     found = hub_id_of(model) or model
     return found if HUB_ID.fullmatch(found) or HUB_GGUF.fullmatch(found) else None
 
@@ -150,9 +150,9 @@ def _bundled(name: str) -> Path:
 
 
 def resolve_config(model: str, *, revision: str = "main") -> Path:
-    """The ``config.json`` of a model whose weights need not be here; of a hub id it alone is fetched.
+    """Return the ``config.json`` of a model whose weights need not be here.
 
-    Of a GGUF checkpoint it is the GGUF file.
+    For a hub id only this file is downloaded. For a GGUF checkpoint it is the GGUF file.
 
     Args:
         model: as for :func:`resolve_model`, or the file itself.
@@ -174,7 +174,7 @@ def resolve_config(model: str, *, revision: str = "main") -> Path:
 
 
 def _only_gguf(folder: Path) -> Path | None:
-    """The GGUF checkpoint of a folder that holds no other; None if there is none.
+    """Return the GGUF checkpoint of a folder that holds no other; None if there is none.
 
     Raises:
         ModelNotFound: there are several.
@@ -246,20 +246,20 @@ def _download(
 
 
 def _probe(repo: str, revision: str) -> Exception | None:
-    """Why the hub gives no answer at all, or ``None``: ``snapshot_download`` would wait for ever."""
+    """Return why the hub is unreachable, or ``None``; ``snapshot_download`` alone would wait forever."""
     from huggingface_hub import HfApi, constants, errors
 
     try:
         HfApi().repo_info(repo, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
     except (errors.HfHubHTTPError, errors.HFValidationError):
-        return None  # an answer, or no question; snapshot_download tells which
+        return None  # an answer, or an invalid request; snapshot_download reports which
     except Exception as error:  # the transport library differs by version
         return error
     return None
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of the innermost error: outer ones are advice for callers of the library."""
+    """Return the first line of the innermost error: outer ones are advice for callers of the library."""
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     while error.__cause__ is not None:
@@ -270,12 +270,12 @@ def _reason(error: BaseException) -> str:
 
 
 def _silent_bar(on_bytes: OnBytes | None = None) -> type:
-    """A class of progress bars that draw nothing; those that count bytes tell ``on_bytes``."""
+    """Return a class of progress bars that draw nothing; those that count bytes call ``on_bytes``."""
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
     class Silent(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            # Of two bars of bytes one counts those on the way, which may be compressed.
+            # One of two bars counts the bytes transferred, which may be compressed.
             counts = kwargs.get("unit") == "B" and not str(kwargs.get("name")).endswith(".transfer")
             self._on_bytes = on_bytes if counts else None
             self._done = 0

@@ -1,8 +1,8 @@
-"""Experts that gpt-oss, Llama 4 and Granite 4 stack in one tensor, as tensors of their own.
+"""Experts that gpt-oss, Llama 4 and Granite 4 stack in one tensor, as separate tensors.
 
-``NAME.experts.gate_up_proj`` has the columns of gate and up by turns (gpt-oss), or first all of gate's
-(Llama 4); what is read of it, and of ``down_proj`` and the biases, is named as other families name it:
-``NAME.experts.3.gate_proj.weight``. Granite calls the two stacks ``NAME.input_linear.weight`` and
+``NAME.experts.gate_up_proj`` has the columns of gate and up alternating (gpt-oss), or all of gate's first
+(Llama 4). Its parts, and those of ``down_proj`` and the biases, are named as in other families:
+``NAME.experts.3.gate_proj.weight``. Granite names the two stacks ``NAME.input_linear.weight`` and
 ``NAME.output_linear.weight``.
 """
 
@@ -29,15 +29,15 @@ class Part(NamedTuple):
 
 
 class UnstackedExperts(Weights):
-    """The tensors of others, stacked ones taken apart.
+    """The tensors of other weights, with stacked ones split.
 
     Args:
         weights: all tensors.
         outputs_last: stacked matrices are [experts, inputs, outputs], not [experts, outputs, inputs].
-        by_turns: gate and up are; else one is before the other.
+        by_turns: gate and up alternate; else gate comes before up.
 
     Raises:
-        UnsupportedModel: a stacked tensor has another number of dimensions, or is no floats.
+        UnsupportedModel: a stacked tensor has another number of dimensions, or its values are not floats.
     """
 
     def __init__(self, weights: Weights, *, outputs_last: bool, by_turns: bool = True) -> None:
@@ -77,7 +77,7 @@ class UnstackedExperts(Weights):
                 self._parts[made] = Part(name, expert, rows, bool(bias))
 
     def info(self, name: str) -> TensorInfo:
-        """See :class:`Weights`."""
+        """Return shape and kind; see :class:`Weights`."""
         part = self._parts.get(name)
         if part is None:
             return self._weights.info(self._other(name))
@@ -104,7 +104,7 @@ class UnstackedExperts(Weights):
         return name
 
     def _stack(self, name: str) -> DenseWeight:
-        """The whole tensor, kept until another is asked for: unpacking is for all experts at once."""
+        """Return the whole tensor, kept until another is requested, as all experts are unpacked at once."""
         if self._last is None or self._last.name != name:
             self._last = None
             weight = self._weights[name]

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint's files on their way to typed weights, and the matrices made of several."""
+"""The tensors of a checkpoint's files before conversion to typed weights, and matrices made of several."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -38,7 +38,7 @@ KV_SCALES: Final = re.compile(
     r".*\.(self_attn|attn)\.(((q|k|v|qkv)_proj\.)?((q|k|v|kv)(_cache)?|prob(_output)?)_(scale|zero_point)"
     r"|(q|k|v)_proj\.output_(scale|zero_point))"
 )
-"""Scales that other programs keep keys and values with, or compute attention with."""
+"""Names of scales with which other programs store keys and values, or compute attention."""
 
 MASK: Final = re.compile(r".*\.(attn|attention)\.bias")
 """Names of causal masks that GPT-2's and GPT-NeoX's checkpoints have saved as buffers."""
@@ -52,19 +52,19 @@ INPUT_SCALES: Final = (
     "input_global_scale",
     "activation_scale",
 )
-"""Of a module: static scales that other programs round its inputs with."""
+"""Names of a module's static scales, with which other programs round its inputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A tensor of the model that a format keeps as several, not yet unpacked.
+    """A tensor of the model that a format stores as several, not yet unpacked.
 
     Attributes:
-        info: what unpacking gives.
+        info: shape and kind of the unpacked tensor.
         unpack: reads it.
-        stored: what the format keeps it as, for people.
-        stored_bytes: of the values in the files, without scales.
-        change: what happens to values that :attr:`info` has no kind for, for people; empty if nothing does.
+        stored: name of the stored format, for users.
+        stored_bytes: bytes of the values in the files, without scales.
+        change: how values change that :attr:`info` has no kind for, for users; empty if none does.
     """
 
     info: TensorInfo
@@ -75,11 +75,11 @@ class Matrix:
 
 
 class Stored:
-    """A checkpoint's tensors, of which a format takes those that it knows.
+    """A checkpoint's tensors, from which a format takes those that it knows.
 
     Attributes:
-        floats: what values become that no kind of integers holds: the element type of most of the dense
-            tensors' bytes, unless the reader is told that float32 is wanted.
+        floats: element type of values that no integer kind can hold: that of most of the dense tensors'
+            bytes, unless float32 is requested.
     """
 
     def __init__(self, tensors: Mapping[str, StoredTensor], *, exact: bool = False) -> None:
@@ -96,15 +96,15 @@ class Stored:
         self.floats: WeightType = "F32" if exact else most
 
     def modules(self, suffix: str) -> list[str]:
-        """Names of the modules, or tensors, that have a tensor of their name and this suffix."""
+        """Return the modules or tensors for which there is a tensor of that name and this suffix."""
         return [name.removesuffix(suffix) for name in self._left if name.endswith(suffix)]
 
     def get(self, name: str) -> StoredTensor | None:
-        """A tensor, left where it is."""
+        """Return a tensor without taking it; None if there is none."""
         return self._left.get(name)
 
     def take(self, name: str) -> StoredTensor:
-        """A tensor that must be there; CheckpointError if it is not."""
+        """Take a tensor that must be present. Raises CheckpointError if it is not."""
         tensor = self.take_any(name)
         if tensor is None:
             file = str(next(iter(self._left.values())).file.parent) if self._left else ""
@@ -112,20 +112,20 @@ class Stored:
         return tensor
 
     def take_any(self, name: str) -> StoredTensor | None:
-        """A tensor that may be there."""
+        """Take a tensor that may be present; return None if it is not."""
         return self._left.pop(name, None)
 
     def take_matching(self, pattern: re.Pattern[str]) -> list[StoredTensor]:
-        """All tensors with such names."""
+        """Take all tensors whose names match."""
         return [self.take(name) for name in list(self._left) if pattern.fullmatch(name)]
 
     def doubles(self) -> dict[str, Matrix]:
-        """Tensors of float64 that were not taken, which are read as float32."""
+        """Take the remaining tensors of float64, which are read as float32."""
         names = [name for name, tensor in self._left.items() if tensor.dtype == "F64"]
         return {name: _single(self.take(name)) for name in names}
 
     def dense(self) -> dict[str, DenseWeight]:
-        """What was not taken, without causal masks; CheckpointError if it is not dense."""
+        """Return the remaining tensors except causal masks. Raises CheckpointError if one is not dense."""
         return {name: tensor.dense() for name, tensor in self._left.items() if not _is_mask(tensor)}
 
 
@@ -143,7 +143,7 @@ def _is_mask(tensor: StoredTensor) -> bool:
 
 
 class UnpackedWeights(Weights):
-    """Dense tensors, mapped, and matrices, each unpacked anew whenever it is asked for."""
+    """Dense tensors, mapped, and matrices, each unpacked anew on every access."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class UnpackedWeights(Weights):
         self.notes = notes
 
     def info(self, name: str) -> TensorInfo:
-        """See :class:`Weights`."""
+        """Return shape and kind; see :class:`Weights`."""
         if name in self._matrices:
             return self._matrices[name].info
         weight = self._dense[name]
@@ -176,7 +176,7 @@ class UnpackedWeights(Weights):
 
 
 def changes(matrices: Mapping[str, Matrix]) -> list[str]:
-    """One sentence for each way in which matrices are kept as something else than the files have."""
+    """Return one sentence for each way in which matrices are stored differently from the files."""
     found: dict[tuple[str, str, str], list[Matrix]] = {}
     for matrix in matrices.values():
         if matrix.change:
@@ -197,7 +197,7 @@ def _values_bytes(matrix: Matrix) -> int:
 
 
 def array(tensor: StoredTensor, dtype: str, shape: tuple[int | None, ...]) -> Any:
-    """The tensor's values, a view; None in ``shape`` stands for any size but 0.
+    """Return the tensor's values, a view; None in ``shape`` stands for any size but 0.
 
     Raises:
         CheckpointError: the tensor is of another shape or element type.
@@ -213,14 +213,14 @@ def array(tensor: StoredTensor, dtype: str, shape: tuple[int | None, ...]) -> An
 
 
 def scale_type(tensor: StoredTensor) -> WeightType:
-    """The element type of scales; CheckpointError if they are no floats."""
+    """Return the element type of scales. Raises CheckpointError if they are not floats."""
     if tensor.dtype not in WEIGHT_TYPES:
         raise tensor.wrong(f"is {tensor.dtype}, expected scales of {', '.join(WEIGHT_TYPES)}")
     return cast(WeightType, tensor.dtype)
 
 
 def read_floats(tensor: StoredTensor) -> Floats:
-    """Scales as float32, in their shape.
+    """Return scales as float32, in their shape.
 
     Raises:
         CheckpointError: one is infinite or NaN, or all are zero.
@@ -233,7 +233,7 @@ def read_floats(tensor: StoredTensor) -> Floats:
 
 
 def checked(tensor: StoredTensor, scales: Floats) -> Floats:
-    """The scales that ``tensor`` has.
+    """Return the scales of ``tensor`` after a check.
 
     Raises:
         CheckpointError: one is infinite or NaN, or all are zero.
@@ -246,7 +246,7 @@ def checked(tensor: StoredTensor, scales: Floats) -> Floats:
 
 
 def as_floats(values: Floats, dtype: WeightType) -> Bytes:
-    """Rounded to the nearest of an element type; flat bytes. BF16 needs finite values."""
+    """Round to the nearest value of an element type; return flat bytes. BF16 needs finite values."""
     if dtype == "BF16":
         made: Any = bf16_bits(values)
     else:

@@ -1,4 +1,4 @@
-"""What typed weights stand for: their values as float32, and values as typed weights."""
+"""Conversions between typed weights and their values as float32."""
 
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ _CHUNK_VALUES: Final = 1 << 20
 
 
 def to_float32(weight: DenseWeight) -> Floats:
-    """The tensor's values, in its shape."""
+    """Return the tensor's values, in its shape."""
     if weight.dtype == "F32":
         values = weight.data.view(np.float32)
     elif weight.dtype == "F16":
@@ -22,22 +22,22 @@ def to_float32(weight: DenseWeight) -> Floats:
 
 
 def bf16_bits(values: Floats) -> npt.NDArray[np.uint16]:
-    """Rounded to the nearest bfloat16, ties to even. ``values`` are finite."""
+    """Return the bits of the nearest bfloat16, ties to even. ``values`` are finite."""
     bits = np.ascontiguousarray(values).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
 def as_bf16(values: Floats) -> Floats:
-    """The nearest bfloat16 of each value, as float32. ``values`` are finite."""
+    """Round each value to the nearest bfloat16, as float32. ``values`` are finite."""
     return (bf16_bits(values).astype(np.uint32) << 16).view(np.float32)
 
 
 def as_dense(
     name: str, dtype: WeightType, values: Floats, shape: tuple[int, ...] | None = None
 ) -> DenseWeight:
-    """Values as a tensor of the type, each the nearest that it holds; ``shape``: if not theirs.
+    """Round values to a tensor of the type; ``shape`` is given if it differs from theirs.
 
-    They are finite; where float16 is too small for one, it becomes infinite.
+    The values are finite; one that is too large for float16 becomes infinite.
     """
     if dtype == "BF16":
         kept: npt.NDArray[Any] = bf16_bits(values)
@@ -48,7 +48,7 @@ def as_dense(
 
 
 def dequantize(weight: IntWeight) -> Floats:
-    """[outputs, depth]: (q - zero) * scale, or q * scale + minimum; row by row, to keep memory small."""
+    """Return [outputs, depth]: (q - zero) * scale, or q * scale + minimum; row by row to save memory."""
     values = np.empty(weight.shape, np.float32)
     step = max(1, _CHUNK_VALUES // max(1, weight.shape[1]))
     for first in range(0, weight.shape[0], step):

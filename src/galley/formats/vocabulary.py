@@ -1,4 +1,4 @@
-"""Which token id stands for which text, for who needs no tokenizer."""
+"""Mapping from texts to token ids, for callers that need no tokenizer."""
 
 import json
 from collections.abc import Mapping
@@ -15,9 +15,9 @@ _ADDED_TOKENS_FILE: Final = "added_tokens.json"
 
 
 def first_difference(one: Path, other: Path) -> str | None:
-    """A token that both checkpoints know under different ids, in words; None if there is none.
+    """Describe a token that has different ids in the two checkpoints; None if there is none.
 
-    Tokens that only one of them knows are no difference, and a checkpoint without a tokenizer has none.
+    Tokens that only one of them has do not count, and a checkpoint without a tokenizer has no difference.
 
     Raises:
         CheckpointError: a tokenizer is damaged.
@@ -30,7 +30,7 @@ def first_difference(one: Path, other: Path) -> str | None:
 
 
 def end_of_text(folder: Path) -> int | None:
-    """The id of the ``eos_token`` that a folder's tokenizer has; None if it has none.
+    """Return the id of the ``eos_token`` of a folder's tokenizer; None if it has none.
 
     Raises:
         CheckpointError: a file of the tokenizer is damaged.
@@ -41,7 +41,7 @@ def end_of_text(folder: Path) -> int | None:
 
 
 def _added(folder: Path, said: list[dict[str, Any]]) -> dict[str, int]:
-    """Text -> id of tokens that stand beside the vocabulary; those of ``tokenizer.json`` count first."""
+    """Return text -> id of tokens outside the vocabulary; those of ``tokenizer.json`` take precedence."""
     found: dict[Any, Any] = {}
     if (folder / _ADDED_TOKENS_FILE).exists():
         found |= read_json(folder / _ADDED_TOKENS_FILE)
@@ -75,7 +75,7 @@ def _ids(path: Path) -> Mapping[str, int]:
     vocab = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocab, dict):
         return {text: i for text, i in vocab.items() if isinstance(i, int)}
-    if isinstance(vocab, list):  # pieces with their scores
+    if isinstance(vocab, list):  # pieces and their scores
         pieces = (entry[0] for entry in vocab if isinstance(entry, list) and entry)
         return {text: i for i, text in enumerate(pieces) if isinstance(text, str)}
     return {}

@@ -1,4 +1,4 @@
-"""A checkpoint's tensors, typed: the kinds of values that formats hold, and one class for each of them.
+"""A checkpoint's tensors, typed: the kinds of values in which formats store them, and a class for each.
 
 A tensor is *dense* (float32, bfloat16, float16), *integer* (small integers with a scale for each group of
 columns) or of a *block kind* (raw blocks that a format defines, such as GGUF's Q4_K).
@@ -21,7 +21,7 @@ WEIGHT_TYPES: Final[Mapping[str, int]] = {"F32": 4, "BF16": 2, "F16": 2}
 """Type of a dense tensor's elements, or of scales (safetensors' spelling) -> bytes per element."""
 
 ScaleType = Literal["F32", "BF16", "F16", "F16xI8"]
-"""How scales and minima are kept: as floats of a type, or as :class:`Nested`."""
+"""How scales and minima are stored: as floats of a type, or as :class:`Nested`."""
 
 SUPER: Final = 256
 """Columns that share a float16 of nested scales."""
@@ -34,12 +34,12 @@ INT4_MIDDLE: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class WeightKind:
-    """How the values of a tensor are kept.
+    """How the values of a tensor are stored.
 
     Attributes:
         name: "float32", "bf16", "f16", "int8", "int4", or the name of a block kind such as "Q4_K".
-        group: of an integer kind, how many columns share a scale; 0 means all columns.
-        scale_type: of an integer kind, how its scales and minima are kept.
+        group: for an integer kind, how many columns share a scale; 0 means all columns.
+        scale_type: for an integer kind, how its scales and minima are stored.
         zeros: whether each group has a zero point.
         minima: whether each group has a float minimum.
     """
@@ -61,7 +61,7 @@ class WeightKind:
         return self.scale_type is not None
 
     def __str__(self) -> str:
-        """For people, and different for different kinds: ``int4 (group 128, BF16 scales)``."""
+        """Return a description for users, unique to each kind: ``int4 (group 128, BF16 scales)``."""
         if not self.is_integer:
             return self.name
         parts = [f"group {self.group}" if self.group else "whole rows", f"{self.scale_type} scales"]
@@ -80,7 +80,7 @@ Kinds: TypeAlias = Mapping[str, WeightKind]
 
 
 class TensorInfo(NamedTuple):
-    """What is known of a tensor before its values are read."""
+    """Properties of a tensor that are known before its values are read."""
 
     shape: tuple[int, ...]
     kind: WeightKind
@@ -91,7 +91,7 @@ class DenseWeight:
     """A tensor of floats, row-major, little-endian.
 
     ``data`` is uint8, 1-D, read-only, usually a view of the mapped file: the checkpoint must outlive
-    it. numpy has no bfloat16, so the element type is the tag and not ``data.dtype``.
+    it. numpy has no bfloat16, so the element type is ``dtype`` and not ``data.dtype``.
     """
 
     name: str
@@ -106,11 +106,11 @@ class DenseWeight:
 
     @property
     def kind(self) -> WeightKind:
-        """See :class:`WeightKind`."""
+        """Weight kind; see :class:`WeightKind`."""
         return DENSE_KINDS[self.dtype]
 
     def flattened(self) -> Self:
-        """As a matrix, if it has more than two dimensions: [n, c, size] becomes [n, c * size]."""
+        """Return a matrix if there are more than two dimensions: [n, c, size] becomes [n, c * size]."""
         return dataclasses.replace(self, shape=flat(self.shape))
 
 
@@ -119,14 +119,14 @@ class Nested(NamedTuple):
 
     Attributes:
         steps: [outputs, groups] int8.
-        units: [outputs, columns / SUPER, rounded up] float16: what a step stands for.
+        units: [outputs, columns / SUPER, rounded up] float16: the value of one step.
     """
 
     steps: npt.NDArray[np.int8]
     units: npt.NDArray[np.float16]
 
     def floats(self, group: int) -> Floats:
-        """[outputs, groups]: the products, which float32 holds exactly."""
+        """Return [outputs, groups]: the products, which float32 holds exactly."""
         units = np.repeat(self.units.astype(np.float32), SUPER // group, axis=1)
         made: Floats = self.steps.astype(np.float32) * units[:, : self.steps.shape[1]]
         return made
@@ -139,16 +139,16 @@ class IntWeight:
     An element's value is ``(q - zero) * scale``, or ``q * scale + minimum`` where there are minima.
 
     Attributes:
-        name: of the tensor.
+        name: name of the tensor.
         bits: 8 (``q`` is int8, and its zero is 0) or 4 (``q`` is uint8, 0 to 15).
         q: [outputs, depth].
         group: columns that share a scale; the last group may be shorter.
         scales: [outputs, groups] float32; each value is one that ``scale_type`` holds exactly.
         zeros: [outputs, groups] uint8: the zero points, int4 only; None means INT4_MIDDLE.
-        scale_type: how to keep scales and minima.
+        scale_type: how to store scales and minima.
         minima: [outputs, groups] float32, instead of zero points (GGUF's Q4_1); each value is one that
             ``scale_type`` holds exactly.
-        nested: of type "F16xI8": what ``scales`` are the products of, and ``minima``, if there are any.
+        nested: for type "F16xI8": the factors of ``scales``, and those of ``minima`` if there are any.
     """
 
     name: str
@@ -179,7 +179,7 @@ class IntWeight:
 
     @property
     def kind(self) -> WeightKind:
-        """See :class:`WeightKind`."""
+        """Weight kind; see :class:`WeightKind`."""
         return WeightKind(
             f"int{self.bits}",
             0 if self.group >= self.shape[1] else self.group,
@@ -189,7 +189,7 @@ class IntWeight:
         )
 
     def flattened(self) -> Self:
-        """Itself: it is a matrix."""
+        """Return itself, which is a matrix."""
         return self
 
 
@@ -198,8 +198,8 @@ class BlockWeight:
     """A tensor in blocks whose bytes a format defines, as they are in the file.
 
     Attributes:
-        name: of the tensor.
-        block_kind: the format's name of them, such as "Q4_K" (GGUF) or "MXFP4" (OCP MX).
+        name: name of the tensor.
+        block_kind: the format's name of the blocks, such as "Q4_K" (GGUF) or "MXFP4" (OCP MX).
         shape: row-major; the last dimension is a multiple of ``block``.
         block: values in a block.
         block_bytes: bytes of a block.
@@ -219,11 +219,11 @@ class BlockWeight:
 
     @property
     def kind(self) -> WeightKind:
-        """See :class:`WeightKind`."""
+        """Weight kind; see :class:`WeightKind`."""
         return WeightKind(self.block_kind)
 
     def flattened(self) -> Self:
-        """As a matrix, if it has more than two dimensions."""
+        """Return a matrix if there are more than two dimensions."""
         return dataclasses.replace(self, shape=flat(self.shape))
 
 
@@ -234,21 +234,21 @@ class Weights(Mapping[str, Weight]):
     """Tensors by name. Indexing may read and unpack a tensor, each time anew; :meth:`info` never does.
 
     Attributes:
-        notes: what an operator should know of how the format is read, a sentence each.
+        notes: facts about how the format is read that an operator should know, one sentence each.
     """
 
     notes: tuple[str, ...] = ()
 
     @abstractmethod
     def info(self, name: str) -> TensorInfo:
-        """Shape and kind of a tensor. KeyError if there is none of that name."""
+        """Return shape and kind of a tensor. Raises KeyError if there is none of that name."""
 
     def is_rounded(self, name: str) -> bool:
-        """Whether a tensor's floats stand for integers of the checkpoint, so are not rounded to others."""
+        """Return whether a tensor's floats stand for the checkpoint's integers, so stay unrounded."""
         return False
 
     def __contains__(self, name: object) -> bool:
-        """Whether there is a tensor of that name; what Mapping does by itself would read it."""
+        """Return whether there is a tensor of that name, without reading it as Mapping's default does."""
         try:
             return isinstance(name, str) and self.info(name) is not None
         except KeyError:
@@ -262,7 +262,7 @@ class LoadedWeights(Weights):
         self._tensors = tensors
 
     def info(self, name: str) -> TensorInfo:
-        """See :class:`Weights`."""
+        """Return shape and kind; see :class:`Weights`."""
         weight = self._tensors[name]
         return TensorInfo(weight.shape, weight.kind)
 
@@ -277,19 +277,19 @@ class LoadedWeights(Weights):
 
 
 class FlatWeights(Weights):
-    """Some tensors of others, as matrices: those of more than two dimensions are flattened."""
+    """Some tensors of other weights, as matrices: those of more than two dimensions are flattened."""
 
     def __init__(self, weights: Weights, names: tuple[str, ...]) -> None:
         self._weights = weights
         self._names = dict.fromkeys(names)
 
     def info(self, name: str) -> TensorInfo:
-        """See :class:`Weights`."""
+        """Return shape and kind; see :class:`Weights`."""
         shape, kind = self._weights.info(self._known(name))
         return TensorInfo(flat(shape), kind)
 
     def is_rounded(self, name: str) -> bool:
-        """See :class:`Weights`."""
+        """Return whether a tensor is rounded; see :class:`Weights`."""
         return self._weights.is_rounded(self._known(name))
 
     def __getitem__(self, name: str) -> Weight:
@@ -308,5 +308,5 @@ class FlatWeights(Weights):
 
 
 def flat(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """[n, c, size] as [n, c * size]; vectors and matrices stay as they are."""
+    """Return [n, c, size] as [n, c * size]; vectors and matrices are unchanged."""
     return shape if len(shape) <= 2 else (shape[0], math.prod(shape[1:]))

@@ -1,6 +1,6 @@
-"""Between the protocols and the engines: every request is submitted, counted and recorded here, once.
+"""The layer between the protocols and the engines, which submits, counts and records every request once.
 
 A protocol (``galley.protocols``, for ``galley.server`` or ``galley.cli.batch``) finds a
-:class:`~.served.ServedModel` in the :class:`~.registry.Registry` by name and task, and makes a
-:class:`~.call.Call` of its request. Nothing here knows HTTP.
+:class:`~.served.ServedModel` in the :class:`~.registry.Registry` by name and task, and creates a
+:class:`~.call.Call` for its request. Nothing here depends on HTTP.
 """

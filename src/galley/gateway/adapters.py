@@ -1,7 +1,7 @@
-"""The LoRA adapters of one served model: names, folders, and what the engine knows them by.
+"""The LoRA adapters of one served model: names, folders, and their identities in the engine.
 
-An engine keeps some of them in memory; each request says which it means and where that is, so an engine
-that replaces a dead one needs no other word of them.
+An engine keeps some of them in memory. Each request carries its adapter and the adapter's folder, so an
+engine that replaces a dead one needs no further information about them.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ class ServedAdapter(NamedTuple):
     """An adapter that requests may name.
 
     Attributes:
-        adapter: what the engine is told.
+        adapter: the adapter as it is passed to the engine.
         created: Unix time at which it was loaded.
     """
 
@@ -29,10 +29,10 @@ class ServedAdapter(NamedTuple):
 
 
 class ServedAdapters:
-    """By name. All are checked when the model is loaded, and again when it is reloaded."""
+    """A model's adapters by name. All are checked when the model is loaded, and when it is reloaded."""
 
     def __init__(self, paths: Mapping[str, str]) -> None:
-        """``paths``: name -> folder, of those that are there from the start."""
+        """Create it with the adapters of the settings; ``paths``: name -> folder."""
         self._paths = dict(paths)
         self._served: dict[str, ServedAdapter] = {}
         self._changing = asyncio.Lock()
@@ -47,33 +47,33 @@ class ServedAdapters:
         return iter(self._served.values())
 
     def named(self, name: str) -> Adapter:
-        """The adapter of that name, of a model that is loaded. Raises UnknownModel."""
+        """Return the adapter of that name, of a loaded model. Raises UnknownModel."""
         if name not in self._served:
             raise UnknownModel(f"There is no adapter {name[:100]!r}")
         return self._served[name].adapter
 
     async def begin(self, engine: Submitter) -> Mapping[str, ServedAdapter]:
-        """Have an engine check all of them; what :meth:`serve` takes.
+        """Have an engine check all adapters; return the argument of :meth:`serve`.
 
         Raises:
-            ModelError: one cannot be used.
-            SettingsError: the model takes none.
+            ModelError: an adapter cannot be used.
+            SettingsError: the model takes no adapters.
         """
         async with self._changing:
             return {name: await _load(engine, name, path) for name, path in self._paths.items()}
 
     def serve(self, loaded: Mapping[str, ServedAdapter]) -> None:
-        """From now on these are meant, as far as they have not been unloaded meanwhile."""
+        """Serve these adapters from now on, except those that have been unloaded meanwhile."""
         self._served |= {name: one for name, one in loaded.items() if name in self._paths}
 
     async def load(self, engine: Submitter, name: str, path: str) -> ServedAdapter:
-        """One more adapter.
+        """Load one more adapter and return it.
 
         Raises:
             Conflict: the name is taken.
-            ModelError: it cannot be used.
-            SettingsError: the model takes none.
-            Unavailable: the engine is not there to check it.
+            ModelError: the adapter cannot be used.
+            SettingsError: the model takes no adapters.
+            Unavailable: no engine is available to check it.
         """
         async with self._changing:
             if name in self._paths:
@@ -83,7 +83,7 @@ class ServedAdapters:
         return loaded
 
     async def unload(self, engine: Submitter | None, name: str) -> None:
-        """New requests may not name it any more; those that have it go on. Raises UnknownModel."""
+        """Unload an adapter for new requests; running requests keep it. Raises UnknownModel."""
         async with self._changing:
             if name not in self._paths:
                 raise UnknownModel(f"There is no adapter {name[:100]!r}")

@@ -1,4 +1,4 @@
-"""One request of one caller to one model: submitted, counted and recorded here for all protocols."""
+"""One caller's request to one model, submitted, counted and recorded for all protocols."""
 
 import asyncio
 import time
@@ -18,27 +18,28 @@ from galley.types.model_info import ModelInfo
 
 
 class Call:
-    """The way of a request into the engine and its Outputs back.
+    """Passes a request to the engine, and its Outputs back to the caller.
 
-    The Generation, transcript or connection that it is made for closes it: what still runs is cancelled, in
-    the engine too. From its making to its end it counts against the tenant's limits.
+    The Generation, transcript or connection for which the call is created must close it, which also
+    cancels in the engine what is still running. A call counts against the tenant's limits from its
+    creation to its end.
 
     Attributes:
         served: the model.
         backend: the model as it was loaded when the call began; a reload does not change it.
-        endpoint: the route that it came by, for metrics.
-        caller: whose log record the call writes.
-        generated: tokens that the engine has brought so far.
-        receipt: what its sequences that have ended took.
+        endpoint: the route of the request, for metrics.
+        caller: the caller; the call writes its log record.
+        generated: tokens that the engine has generated so far.
+        receipt: times and cost of the sequences that have ended.
     """
 
     def __init__(self, served: ServedModel, endpoint: str, caller: Caller) -> None:
-        """One more request of the caller's.
+        """Open one more request of the caller.
 
         Raises:
             EngineNotReady, EngineFailed: the model cannot answer.
-            MemoryPressure: nothing new is taken.
-            RateLimited: the tenant has as many requests as it may.
+            MemoryPressure: no new requests are accepted for now.
+            RateLimited: the tenant has reached its limit of requests.
         """
         self.served = served
         self.endpoint = endpoint
@@ -53,7 +54,7 @@ class Call:
         self._reserved = self._spent = 0
         self._tenants = served.metrics.tenants
         name = caller.tenant.name
-        # Of each token something is counted: no labels are looked up then.
+        # Looked up once, since these are incremented for each token.
         self._generated = (served.metrics.generated, self._tenants.counter(name, "generated"))
         with caller.limited(self._tenants):
             self._began = caller.account.enter()
@@ -62,24 +63,24 @@ class Call:
 
     @property
     def info(self) -> ModelInfo:
-        """What the model says of itself."""
+        """The model's description."""
         return self.backend.engine.info
 
     @property
     def text(self) -> TextWork:
-        """Text work for the caller."""
+        """The caller's text work."""
         return self.backend.text.of(self.caller.share)
 
     @property
     def model(self) -> str:
-        """The name of what answers: the model's, or the adapter's behind it."""
+        """The model's name, followed by the adapter's if the request names one."""
         return self.served.name_with(self.caller.adapter)
 
     def check_early(self, priority: int) -> None:
-        """To be called before text work: raise QueueFull if no answer can come before the deadline.
+        """Raise QueueFull if no answer can arrive before the deadline. Call this before any text work.
 
         Args:
-            priority: as the request has it.
+            priority: the request's priority.
 
         Raises:
             QueueFull, DeadlineExceeded: see :meth:`galley.gateway.submitter.Submitter.submit_all`.
@@ -89,21 +90,22 @@ class Call:
 
     @property
     def room(self) -> int:
-        """How many sequences more the caller's tenant may have now."""
+        """The number of sequences that the caller's tenant may submit now."""
         return self.backend.engine.room(self.caller.share)
 
     def submit_all(
         self, requests: Sequence[EngineRequest], *, reserve: int = 0
     ) -> "list[CallStream]":
-        """Start all of them or none; see :meth:`galley.gateway.submitter.Submitter.submit_all`.
+        """Start all requests or none; see :meth:`galley.gateway.submitter.Submitter.submit_all`.
 
         Args:
-            reserve: tokens that the requests may need, as far as that is known; what they do need counts in
-                the end.
+            requests: the requests to start.
+            reserve: tokens that the requests may need, as far as this is known; in the end, the tokens used
+                are charged.
 
         Raises:
-            RateLimited: that is more than the tenant has left of its tokens per minute.
-            RequestError: it is more than the tenant's tokens per minute.
+            RateLimited: ``reserve`` exceeds what the tenant has left of its tokens per minute.
+            RequestError: ``reserve`` exceeds the tenant's tokens per minute.
         """
         with self.caller.limited(self._tenants):
             self.caller.account.reserve(reserve)
@@ -113,7 +115,7 @@ class Call:
         )
 
     async def submit_patiently(self, requests: Sequence[EngineRequest]) -> "list[CallStream]":
-        """Start all of them, for a call that has begun: waits while the queue is full or no token left."""
+        """Start all requests of a call that has begun; wait while the queue is full or no token is left."""
         while True:
             try:
                 self.caller.account.reserve(0)
@@ -124,7 +126,7 @@ class Call:
         return self._counted(await engine.submit_patiently(self.caller.marked(requests), deadline))
 
     def close(self) -> None:
-        """Cancel what still runs, and settle the tenant's account. Idempotent."""
+        """Cancel the sequences that still run, and settle the tenant's account. Idempotent."""
         for stream in list(self._open):
             stream.cancel()
         if self._closed:
@@ -136,25 +138,25 @@ class Call:
         account.leave(self._began)
         self._tenants.ended(self.caller.tenant.name, self.receipt.cost)
 
-    # What is counted of texts, a sequence for each choice, and of audio.
+    # The counts of texts, with a sequence for each choice, and of audio.
 
     def prompts_taken(self, tokens: int) -> None:
-        """The request's prompts have so many tokens together."""
+        """Count the tokens of all prompts of the request."""
         self.served.metrics.prompts_taken(tokens)
         self._count("prompt", tokens)
         self._spend(tokens)
 
     def sequence_begun(self, stream: "CallStream") -> None:
-        """A sequence has its first token."""
+        """Record that a sequence has its first token."""
         assert stream.first_token is not None
         waited = stream.first_token - self.caller.arrived
         self.served.metrics.first_token(self.endpoint, waited)
         self.caller.record.setdefault("ttft_ms", round(1000 * waited, 3))
 
     def sequence_ended(self, stream: "CallStream", reason: str) -> None:
-        """A sequence's text is complete: ``reason`` is its finish reason."""
+        """Record that a sequence's text is complete; ``reason`` is its finish reason."""
         per_token = None
-        # By the engine's clock: here, tokens of several steps may come at once.
+        # By the engine's clock: here, tokens of several steps may arrive at once.
         if stream.timing is not None and stream.tokens > 1:
             per_token = (stream.timing.total - stream.timing.first_token) / (stream.tokens - 1)
         metrics = self.served.metrics
@@ -163,15 +165,15 @@ class Call:
         metrics.sequence_timed(self.endpoint, duration=duration, per_token=per_token)
 
     def sequence_lost(self, reason: str) -> None:
-        """A sequence has no end of its own: ``reason`` is "cancelled" or "error"."""
+        """Record that a sequence did not run to completion: ``reason`` is "cancelled" or "error"."""
         self.served.metrics.sequence_finished(self.endpoint, reason)
 
     def texts_ended(
         self, *, prompt: int, cached: int, generated: int, reason: str, whole: bool
     ) -> None:
-        """All sequences of a request for text have ended, by themselves if it is ``whole``.
+        """Record that all sequences of a request for text have ended; ``whole``: all ran to completion.
 
-        Counts are of tokens.
+        Counts are in tokens.
         """
         self.served.metrics.prefixes_reused(cached)
         self._count("cached", cached)
@@ -179,20 +181,20 @@ class Call:
         self._present(whole=whole)
 
     def audio_ended(self, seconds: float, reason: str, **facts: Any) -> None:
-        """A recording or a live stream has ended: "stop", "cancelled" or "error"."""
+        """Record the end of a recording or a live stream: "stop", "cancelled" or "error"."""
         self.served.metrics.audio_heard(self.endpoint, seconds, reason)
         audio = round(seconds, 1)
         self._record(audio_seconds=audio, **facts, generated=self.generated, finish=reason)
         self._present(whole=reason == "stop")
 
     def recording_done(self, seconds: float) -> None:
-        """The transcript of a recording of so many seconds is complete."""
+        """Record that the transcript of a recording of ``seconds`` is complete."""
         work = time.monotonic() - self.caller.arrived
         if seconds:
             self.served.metrics.recording_done(self.endpoint, audio=seconds, work=work)
 
     def _present(self, *, whole: bool) -> None:
-        """Put the receipt on record."""
+        """Write the receipt to the log record, the trace and, for a whole request, the metrics."""
         receipt = self.receipt
         self._record(**receipt.fields())
         self.caller.trace.phases = receipt.phases()
@@ -229,16 +231,16 @@ class Call:
 
 
 class CallStream:
-    """One engine request's Outputs, counted as they come; ends after the one with a ``finish_reason``.
+    """One engine request's Outputs, counted as they arrive; ends after the one with a ``finish_reason``.
 
     Attributes:
-        tokens: so far.
-        first_token: when it came, on the monotonic clock; None before.
-        timing: the last one known.
+        tokens: number of tokens so far.
+        first_token: arrival of the first token, on the monotonic clock; None before.
+        timing: the last known timing.
     """
 
     def __init__(self, call: Call, stream: Outputs) -> None:
-        """Made by :meth:`Call.submit_all`."""
+        """Count ``stream`` for ``call``. Created by :meth:`Call.submit_all`."""
         self.tokens = 0
         self.first_token: float | None = None
         self.timing: Timing | None = None
@@ -270,12 +272,12 @@ class CallStream:
         return output
 
     def cancel(self) -> None:
-        """The engine forgets the request within one step. Harmless when it has finished."""
+        """Have the engine drop the request within one step. Harmless when it has finished."""
         self._ended()
         self._stream.cancel()
 
     def _ended(self) -> None:
-        """Put the last known timing on the receipt, once."""
+        """Add the last known timing to the receipt, once."""
         self._call._open.discard(self)
         if self.timing is not None and not self._billed:
             self._billed = True
@@ -284,7 +286,7 @@ class CallStream:
 
 @contextmanager
 def opened(call: Call) -> Iterator[Call]:
-    """Closes the call if the way to what it is made for fails."""
+    """Close the call if the block fails."""
     try:
         yield call
     except BaseException:

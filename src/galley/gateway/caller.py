@@ -1,4 +1,4 @@
-"""Who asks: what every request brings to the gateway, whatever protocol it came by."""
+"""The caller of a request: the data that every request brings to the gateway, whatever its protocol."""
 
 import hashlib
 import math
@@ -22,17 +22,17 @@ from galley.types import LIVE_PRIORITY, Adapter, EngineRequest
 
 @dataclass(eq=False)
 class Caller:
-    """Where a request comes from.
+    """The origin of a request, and its data that do not depend on the protocol.
 
     Attributes:
-        request_id: unique; the engine's request ids and the answer's id are made of it.
-        account: of the tenant whose key was presented.
-        record: what the request's log line will tell, name -> value.
-        arrived: on the monotonic clock, in seconds.
-        deadline: on the same clock: until when the answer is of use; infinite where that is not known.
-        trace: what its trace will tell.
+        request_id: unique; the engine's request ids and the answer's id are derived from it.
+        account: the account of the tenant whose key was presented.
+        record: fields of the request's log line, name -> value.
+        arrived: arrival time on the monotonic clock, in seconds.
+        deadline: time on the same clock after which the answer is useless; infinite if unknown.
+        trace: data for the request's trace.
         adapter: the LoRA adapter that the request names, once its model is found.
-        derived: the further name by which the request names its model, if it does.
+        derived: the derived model by whose name the request names its model, if it does.
     """
 
     request_id: str
@@ -46,16 +46,16 @@ class Caller:
 
     @property
     def tenant(self) -> Tenant:
-        """Who asks; tenants never share cached prefixes."""
+        """The caller's tenant; tenants never share cached prefixes."""
         return self.account.tenant
 
     @property
     def share(self) -> Share:
-        """Of what tenants share by their weights."""
+        """The tenant's share of the resources that tenants share by weight."""
         return Share(self.tenant.name, self.tenant.weight)
 
     def marked(self, requests: Sequence[EngineRequest]) -> list[EngineRequest]:
-        """The requests with what the engine must know of the tenant."""
+        """Return the requests with the tenant's fields, which the engine needs, and the adapter."""
         tenant = self.tenant
         return [
             msgspec.structs.replace(
@@ -70,9 +70,9 @@ class Caller:
         ]
 
     def priority(self, wanted: int) -> int:
-        """The priority of a request that asks for ``wanted``.
+        """Return the priority of a request that requests ``wanted``.
 
-        Live audio keeps its own; a text's stays within what requests may ask for.
+        Live audio keeps its priority; that of a text stays within the range that requests may use.
         """
         if wanted == LIVE_PRIORITY:
             return LIVE_PRIORITY
@@ -80,7 +80,7 @@ class Caller:
 
     @contextmanager
     def limited(self, metrics: TenantMetrics) -> Iterator[None]:
-        """Counts what the tenant's limits refuse within."""
+        """Count requests that the tenant's limits refuse within the block."""
         try:
             yield
         except RateLimited as limited:
@@ -88,7 +88,7 @@ class Caller:
             raise
 
     def cache_salt(self, salt: str | None = None) -> str:
-        """What separates prefix caches: the tenant's name, and the ``cache_salt`` of the request."""
+        """Return the salt that separates prefix caches, from the tenant's name and the request's salt."""
         if not self.tenant.name and salt is None:
             return ""
         digest = hashlib.sha256()

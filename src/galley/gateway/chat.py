@@ -1,8 +1,8 @@
-"""Conversations to answers, whatever the protocol: the way from messages and tools to text and calls.
+"""Answers conversations for all protocols: from messages and tools to text and tool calls.
 
-A protocol makes a :class:`galley.tools.conversation.Conversation` and SamplingParams of its request, calls
-:func:`converse` and writes the ``events`` of each :class:`galley.gateway.generation.Piece` in its own form,
-as they come. :func:`galley.tools.events.whole` makes one answer of all events of a choice.
+A protocol converts its request to a :class:`galley.tools.conversation.Conversation` and SamplingParams,
+calls :func:`converse` and writes the ``events`` of each :class:`galley.gateway.generation.Piece` in its
+format as they arrive. :func:`galley.tools.events.whole` merges all events of a choice into one answer.
 """
 
 import msgspec
@@ -27,14 +27,15 @@ async def converse(
     constrained_by: str = "",
     up_to_context: bool = False,
 ) -> Generation:
-    """Hand a conversation to the engine.
+    """Submit a conversation to the engine.
 
     Args:
-        call: opened for the request; the caller closes what is returned, and the call if this raises.
-        params: how to generate; their grammar, if any, is not checked yet.
-        priority, cache_salt: as the request has them.
+        call: opened for the request; the caller closes the returned Generation, or the call if this raises.
+        conversation: the messages and tools.
+        params: how to generate; a grammar in it is not checked yet.
+        priority, cache_salt: the request's values.
         constrained_by: the request's field that has the grammar of ``params``.
-        up_to_context: the context may end the answer before its ``max_tokens``.
+        up_to_context: whether the context may end the answer before its ``max_tokens``.
 
     Raises:
         RequestError: the request cannot be honoured by this model.
@@ -71,7 +72,7 @@ async def converse(
 
 
 async def prompt_of(backend: Backend, conversation: Conversation, share: Share) -> list[int]:
-    """Token ids of a tenant's conversation, as the model's chat template writes it.
+    """Return the token ids of a tenant's conversation, rendered by the model's chat template.
 
     Raises:
         RequestError: the request cannot be honoured by this model.

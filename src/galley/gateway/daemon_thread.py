@@ -1,4 +1,4 @@
-"""Work that blocks, in a thread that does not delay the exit."""
+"""Runs blocking work in a thread that does not delay the exit."""
 
 import asyncio
 import concurrent.futures
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 async def in_daemon_thread(work: Callable[[], T]) -> T:
-    """As ``asyncio.to_thread``, but a download that nobody wants any more does not delay the exit."""
+    """Run ``work`` like ``asyncio.to_thread``, but let the process exit while, say, a download runs."""
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
     future.set_running_or_notify_cancel()
 

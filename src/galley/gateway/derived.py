@@ -1,4 +1,4 @@
-"""A served model under another name, with a system prompt and sampling of its own."""
+"""A served model under another name, with a separate system prompt and sampling parameters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,20 +9,20 @@ import msgspec
 from galley.types import SamplingParams
 
 MOST_DERIVED: Final = 1000
-"""Further names that one server keeps."""
+"""Maximum number of derived models of one server."""
 
 _OPEN: Final = SamplingParams()
 
 
 @dataclass(frozen=True)
 class Derived:
-    """What a further name stands for.
+    """A derived model: a further name of a served model.
 
     Attributes:
-        name: in the API.
+        name: its name in the API.
         base: the name of a served model or of one of its adapters.
-        system_prompt: of conversations that have none; empty: the model's.
-        sampling: fields of SamplingParams -> what requests get that leave them open.
+        system_prompt: default for conversations without one; empty: the model's.
+        sampling: fields of SamplingParams -> defaults for requests that do not set them.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Derived:
     sampling: Mapping[str, Any] = field(default_factory=dict)
 
     def applied(self, params: SamplingParams) -> SamplingParams:
-        """``params`` with what they leave open as this name has it."""
+        """Return ``params`` with this model's defaults for the fields that are not set."""
         own = {
             name: value
             for name, value in self.sampling.items()
@@ -41,5 +41,5 @@ class Derived:
 
     @property
     def max_tokens(self) -> int | None:
-        """Of an answer, as far as the context has room; None: as the model has it."""
+        """Default ``max_tokens`` of an answer, within the context; None: the model's default."""
         return self.sampling.get("max_tokens")

@@ -1,4 +1,4 @@
-"""Text from a prompt, or several: sequences that are submitted, read and cancelled together."""
+"""Generates text from one or more prompts; the sequences are submitted, read and cancelled together."""
 
 import asyncio
 from bisect import bisect_left
@@ -25,9 +25,9 @@ Finish = Literal["stop", "length", "tool_calls"]
 
 
 class Usage(NamedTuple):
-    """Tokens of one request, all choices together; ``cached`` are those of ``prompt`` not computed anew.
+    """Tokens of one request, all choices together; ``cached`` are those of ``prompt`` from the cache.
 
-    ``reasoning`` are those of ``generated`` that were thinking; None if nobody looked for it.
+    ``reasoning`` are those of ``generated`` that were thinking; None if thinking was not parsed.
     """
 
     prompt: int
@@ -38,12 +38,12 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True)
 class Piece:
-    """What one choice gained.
+    """New output of one choice.
 
     Attributes:
-        events: its text, thinking and calls. ``delta.text`` is what the model wrote, with the markers.
-        finish: "tool_calls" is a "stop" behind complete calls.
-        prompt_logprobs: come once, with the first piece of a prompt's first choice.
+        events: its text, thinking and calls. ``delta.text`` is the model's raw text, markers included.
+        finish: the finish reason; "tool_calls" is a "stop" after complete calls.
+        prompt_logprobs: sent once, with the first piece of a prompt's first choice.
     """
 
     choice: int
@@ -56,13 +56,13 @@ class Piece:
 class Generation:
     """The choices of one request for text: ``n`` for each prompt, in the order of the prompts.
 
-    Whoever makes one closes it: what still runs is cancelled, in the engine too.
+    Its creator must close it, which also cancels in the engine what is still running.
     """
 
     def __init__(
         self, call: Call, choices: Sequence["_Choice"], prompt_lengths: Sequence[int]
     ) -> None:
-        """Made by :meth:`submit`; ``choices`` are already in the engine."""
+        """Wrap ``choices``, which are already in the engine. Created by :meth:`submit`."""
         self._call = call
         self._choices = choices
         self._prompt_lengths = prompt_lengths
@@ -81,14 +81,17 @@ class Generation:
         parser: Callable[[], Parser | None] | None = None,
         default_tokens: int | None = None,
     ) -> Self:
-        """Hand all sequences to the engine, or none.
+        """Submit all sequences to the engine, or none.
 
         Args:
+            call: opened for the request.
+            params: how to generate.
             prompts: token ids.
-            priority, cache_salt: as the request has them.
+            priority, cache_salt: the request's values.
             prompt_param: the field to name if a prompt is at fault.
-            parser: makes what takes a choice's text apart; without one all of it is text.
-            default_tokens: of a choice, if ``params`` leave that open; None: the model's default.
+            parser: creates the parser of a choice's output; without one, all of it is text.
+            default_tokens: ``max_tokens`` of a choice if ``params`` does not set it; None: the model's
+                default.
 
         Raises:
             RequestError: the request cannot be honoured by this model.
@@ -126,10 +129,10 @@ class Generation:
         return cls(call, choices, lengths)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """What the choices gain, as it comes, until all have finished.
+        """Yield the output of the choices as it arrives, until all have finished.
 
         Raises:
-            EngineError: the engine gave a sequence up.
+            EngineError: the engine gave up a sequence.
             Draining: the server stopped before the end.
         """
         async with aclosing(_merged([choice.pieces() for choice in self._choices])) as pieces:
@@ -138,11 +141,14 @@ class Generation:
 
     @property
     def choices(self) -> int:
-        """How many there are."""
+        """The number of choices."""
         return len(self._choices)
 
     def usage(self) -> Usage:
-        """Tokens so far. A prompt counts once, whatever ``n``: as its first choice found it."""
+        """Return the tokens so far.
+
+        A prompt counts once, whatever ``n`` is, with the cache hits of its first choice.
+        """
         n = len(self._choices) // len(self._prompt_lengths)
         return Usage(
             prompt=sum(self._prompt_lengths),
@@ -154,12 +160,12 @@ class Generation:
         )
 
     def stop_string(self, choice: int) -> str | None:
-        """The stop string that ended the choice's text, if one has."""
+        """Return the stop string that ended the choice's text, or None."""
         return self._choices[choice].text.stop_string
 
     @property
     def receipt(self) -> Receipt:
-        """What the choices that have ended took."""
+        """Times and cost of the choices that have ended."""
         return self._call.receipt
 
     def close(self) -> None:
@@ -182,10 +188,10 @@ class Generation:
 
 
 def check_count(served: ServedModel, prompts: int, n: int, prompt_param: str) -> None:
-    """To be called before anything is done for the prompts.
+    """Check the number of sequences; call this before any work on the prompts.
 
     Raises:
-        RequestError: ``n`` choices for each of so many prompts are more than ever fit the queue.
+        RequestError: ``n`` choices for each of ``prompts`` prompts can never fit the queue.
     """
     most = served.settings.max_queue + served.settings.running_limit
     if prompts * n > most:
@@ -197,7 +203,7 @@ def check_count(served: ServedModel, prompts: int, n: int, prompt_param: str) ->
 
 
 class _Choice:
-    """One sequence: the engine's Outputs on one side, text on the other."""
+    """One sequence, which converts the engine's Outputs to text."""
 
     def __init__(
         self, index: int, call: Call, stream: CallStream, text: TextStream, parser: Parser | None
@@ -212,7 +218,7 @@ class _Choice:
         self._open = True
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """What the engine's Outputs add, up to the end of the text."""
+        """Yield the text that each of the engine's Outputs adds, up to the end of the text."""
         try:
             async for output in self._stream:
                 if self._stream.tokens == len(output.tokens) > 0:
@@ -231,7 +237,7 @@ class _Choice:
                 events = self._events(delta)
                 finish = self._finish(delta)
                 if finish is not None:
-                    # A stop string or a last call, of which the engine knows nothing.
+                    # A stop string or a final call, which the engine cannot detect.
                     if output.finish_reason is None:
                         self._stream.cancel()
                     self._open = False
@@ -263,13 +269,13 @@ class _Choice:
 
     @property
     def reasoning_tokens(self) -> int:
-        """How many of the tokens so far are thinking, its markers included."""
+        """The number of tokens so far that are thinking, its markers included."""
         spans = self.parser.reasoning_spans if self.parser is not None else ()
         at = partial(bisect_left, self._offsets)
         return sum(at(end) - at(begin) for begin, end in spans)
 
     def close(self) -> None:
-        """Abort in the engine what still runs. Idempotent."""
+        """Abort the sequence in the engine if it still runs. Idempotent."""
         if self._open:
             self._open = False
             self._stream.cancel()
@@ -292,12 +298,12 @@ def _choice(
 
 
 async def _merged(sources: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:
-    """All that ``sources`` give, as it comes; the first error ends it."""
+    """Yield the pieces of all ``sources`` as they arrive; the first error ends it."""
     if len(sources) == 1:
         async for piece in sources[0]:
             yield piece
         return
-    # Bounded, so that a reader who is slow with one piece does not make this pile up the others.
+    # Bounded, so that pieces do not pile up here while a slow reader handles one.
     queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(maxsize=2 * len(sources))
 
     async def pump(source: AsyncGenerator[Piece, None]) -> None:

@@ -1,4 +1,4 @@
-"""The file of API keys: a YAML list of tenants with hashed keys and limits, or plain keys, one a line."""
+"""The file of API keys: a YAML list of tenants with hashed keys and limits, or one plain key per line."""
 
 import hashlib
 import math
@@ -14,32 +14,33 @@ from msgspec import Meta
 from galley.errors import SettingsError
 
 LOWEST_PRIORITY: Final = 100
-"""Of tenants and of requests for text; the highest is its negative."""
+"""The lowest priority of tenants and of requests for text; the highest is its negative."""
 
 _NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z"
 _SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
 _YAML: Final = re.compile(r"^(tenants\s*:|\s*-\s|[\[{])", re.MULTILINE)
-"""What a file of tenants has, whatever else may be wrong with it."""
+"""Matches any file that is meant to list tenants, even if it has errors."""
 
 _SHORTEST: Final = 8
 _PLAIN_KEY: Final = re.compile(rf"[\w.~+/-]{{{_SHORTEST},}}=*", re.ASCII)
-"""As a token is written in a header (RFC 6750, section 2.1). A file of anything else has other lines."""
+"""The syntax of a token in a header (RFC 6750, section 2.1); a file of anything else has other lines."""
 
 _MOST_BYTES: Final = 4 << 20
 _Count: TypeAlias = Annotated[int, Meta(ge=1, le=10**12)]
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One customer of the server: what its keys may do, and how it is served beside others.
+    """One customer of the server: the permissions and limits of its keys, and its share of the engine.
 
     Attributes:
-        name: in logs and metrics; "" where the server asks for no key.
-        weight: its share of the engine where tenants compete, in relation to the others' weights.
-        priority: added to that of its requests; lower is sooner.
-        requests_per_minute, tokens_per_minute: None: without limit. Tokens are those of prompts and texts.
-        concurrency: requests, recordings and live streams at a time.
-        max_context: tokens of a prompt and its text together; None: the model's.
-        admin: its keys may use the admin routes, too.
+        name: its name in logs and metrics; "" if the server requires no key.
+        weight: its share of the engine when tenants compete, relative to the others' weights.
+        priority: added to the priority of its requests; a lower value is scheduled sooner.
+        requests_per_minute, tokens_per_minute: limits; None: unlimited. Tokens are those of prompts and of
+            generated texts.
+        concurrency: the most requests, recordings and live streams at a time.
+        max_context: the most tokens of a prompt and its text together; None: the model's context.
+        admin: whether its keys may use the admin routes, too.
     """
 
     name: str = ""
@@ -53,16 +54,16 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 KeyTable: TypeAlias = dict[bytes, Tenant]
-"""SHA-256 digest of a key -> whose it is."""
+"""SHA-256 digest of a key -> its tenant."""
 
 
 def digest(key: str) -> bytes:
-    """What is kept of a key. Keys are long and random, so that a plain SHA-256 hides them."""
+    """Return the digest stored for a key. Keys are long and random, so a plain SHA-256 hides them."""
     return hashlib.sha256(key.encode()).digest()
 
 
 def check_name(name: str, where: str = "") -> None:
-    """Raises SettingsError, which begins with ``where``, if ``name`` is none for a tenant."""
+    """Raise SettingsError, which begins with ``where``, if ``name`` is not valid for a tenant."""
     if not re.match(_NAME, name):
         raise SettingsError(
             f"{where}{name[:100]!r} is no name for a tenant: up to 64 letters, digits and . _ - make one"
@@ -70,14 +71,14 @@ def check_name(name: str, where: str = "") -> None:
 
 
 def plain_table(keys: Iterable[str], source: str) -> KeyTable:
-    """Tenants without limits, one for each key, whose names tell nothing of the keys.
+    """Return one tenant without limits for each key; the names reveal nothing about the keys.
 
     Raises:
-        SettingsError: a key could not be sent in a header; names ``source``, never the key.
+        SettingsError: a key could not be sent in a header; the error names ``source``, never the key.
     """
     table = {}
     for key in keys:
-        # A header is Latin-1 at best, and clients differ in how they would encode the rest.
+        # A header is Latin-1 at best, and clients encode other characters differently.
         if not (key.isascii() and key.isprintable() and key == key.strip()):
             raise SettingsError(
                 f"{source}: a key holds a character that is not printable ASCII, or begins or ends with "
@@ -89,11 +90,11 @@ def plain_table(keys: Iterable[str], source: str) -> KeyTable:
 
 
 def read_key_file(path: str) -> KeyTable:
-    """The keys of a file.
+    """Read the keys of a file.
 
     Raises:
-        SettingsError: the file cannot be read, holds no key, or a line of it is wrong; names the line and
-            the tenant, and quotes no value.
+        SettingsError: the file cannot be read, holds no key, or has an invalid line; the error names the
+            line and the tenant, and quotes no value.
     """
     source = f"api_key_file {path}"
     text = _text(path, source)
@@ -114,7 +115,7 @@ def read_key_file(path: str) -> KeyTable:
 
 
 def _text(path: str, source: str) -> str:
-    """What is in the file. Nothing is waited for: a pipe's writer, say, may never come."""
+    """Return the file's text without blocking: the writer of a pipe, for example, may never come."""
     try:
         with open(path, "rb", opener=_open_at_once) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -172,7 +173,7 @@ def _digests(hashes: object, where: str) -> list[bytes]:
 
 
 def _told(error: msgspec.ValidationError) -> str:
-    """The validator's words in terms of the file: ``$.weight`` is the field weight."""
+    """Rephrase the validator's message in terms of the file: ``$.weight`` is the field weight."""
     problem, _, path = str(error).partition(" - at ")
     field = path.strip("`").removeprefix("$").removeprefix(".")
     known = ", ".join(("key_sha256", *Tenant.__struct_fields__))
@@ -182,7 +183,7 @@ def _told(error: msgspec.ValidationError) -> str:
 
 
 def _entries(text: str, source: str) -> "list[tuple[int, dict[str, Any]]]":
-    """Each tenant's fields, with the line at which it begins."""
+    """Return each tenant's fields, with the line at which it begins."""
     import yaml
 
     loader = yaml.SafeLoader(text)

@@ -1,4 +1,4 @@
-"""What the server can do right now: start up, serve, drain; and who is still being served."""
+"""The server's state (starting, serving or draining) and the number of requests in flight."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from galley.types.model_info import EngineState
 State = EngineState | Literal["draining"]
 
 RETRY_SECONDS: Final = 5.0
-"""When to come back to a server that starts or stops."""
+"""Seconds after which to retry a request to a server that is starting or stopping."""
 
 
 class Lifecycle:
@@ -24,11 +24,11 @@ class Lifecycle:
 
     @property
     def state(self) -> State:
-        """As of now."""
+        """The current state."""
         return "draining" if self._draining.is_set() else self._engine_state()
 
     def drain(self) -> None:
-        """From now on new requests are refused."""
+        """Refuse new requests from now on."""
         self._draining.set()
 
     async def draining(self) -> None:
@@ -40,12 +40,12 @@ class Lifecycle:
         await self._idle.wait()
 
     def enter(self) -> None:
-        """A request arrives."""
+        """Count a request that arrives."""
         self._in_flight += 1
         self._idle.clear()
 
     def leave(self) -> None:
-        """A request is answered, or its client gone."""
+        """Count a request that is answered, or whose client is gone."""
         self._in_flight -= 1
         if self._in_flight == 0:
             self._idle.set()

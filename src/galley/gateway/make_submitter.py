@@ -1,4 +1,4 @@
-"""The one place of the gateway that knows what answers requests: the client of an engine process."""
+"""The only place in the gateway that knows which class answers requests: an engine process's client."""
 
 from typing import Any, Protocol
 
@@ -8,16 +8,16 @@ from galley.settings.engine import EngineSettings
 
 
 class MakeSubmitter(Protocol):
-    """Makes what answers a model's requests; the arguments are those of :class:`EngineClient`."""
+    """Creates the submitter of a model's requests; the arguments are those of :class:`EngineClient`."""
 
     def __call__(
         self, settings: EngineSettings, folder: str, *, max_queue: int, **hooks: Any
     ) -> Submitter:
-        """Make it; it is started by :meth:`Submitter.launch`."""
+        """Create a submitter; :meth:`Submitter.launch` starts it."""
 
 
 def make_submitter(
     settings: EngineSettings, folder: str, *, max_queue: int, **hooks: Any
 ) -> Submitter:
-    """Make the client of an engine process; see :class:`EngineClient` for the arguments."""
+    """Create the client of an engine process; see :class:`EngineClient` for the arguments."""
     return EngineClient(settings, folder, max_queue=max_queue, **hooks)

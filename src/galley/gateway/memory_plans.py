@@ -1,4 +1,4 @@
-"""What the models of a server will take of the memory: none is promised what another was."""
+"""The memory plans of a server's models, so that no memory is promised to two of them."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,7 +10,8 @@ from galley.types.model_info import Ledger
 class MemoryPlans:
     """The ledgers of the models that are loaded or being loaded.
 
-    A KV cache takes its memory as it is used, so what is free when a model starts may be another's.
+    A KV cache takes its memory as it is used, so memory that is free when a model starts may already be
+    promised to another.
 
     Attributes:
         turn: held from an engine's start until its ledger is known: engines plan one after another.
@@ -21,15 +22,15 @@ class MemoryPlans:
         self._plans: dict[str, tuple[Ledger, Callable[[], int | None]]] = {}
 
     def promise(self, model: str, ledger: Ledger, engine_pid: Callable[[], int | None]) -> None:
-        """The model's engine, whose process is the one told, may take what its ledger says."""
+        """Promise a model's engine the memory in its ledger; ``engine_pid`` returns its process id."""
         self._plans[model] = ledger, engine_pid
 
     def forget(self, model: str) -> None:
-        """The model is not loaded any more."""
+        """Remove a model that is no longer loaded."""
         self._plans.pop(model, None)
 
     def others_take(self, model: str) -> int:
-        """Bytes that the engines of other models have not taken yet, and may."""
+        """Return the bytes promised to the engines of other models that these have not allocated yet."""
         plans = [plan for name, plan in self._plans.items() if name != model]
         return sum(_not_taken(ledger, pid()) for ledger, pid in plans)
 

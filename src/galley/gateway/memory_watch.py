@@ -1,4 +1,4 @@
-"""New work is refused before the kernel ends a process for memory."""
+"""Refuses new work before the kernel kills a process for lack of memory."""
 
 import time
 from typing import Final
@@ -11,16 +11,20 @@ _RETRY_SECONDS: Final = 5.0
 
 
 class MemoryWatch:
-    """Looks at the memory of the container, or of the machine, at most twice a second."""
+    """Reads the memory of the container, or of the machine, at most twice a second."""
 
     def __init__(self, fraction: float) -> None:
-        """``fraction`` of the limit is what may be used, file pages that the kernel can drop left out."""
+        """Create the watch.
+
+        Args:
+            fraction: part of the limit that may be used, not counting file pages that the kernel can drop.
+        """
         self._fraction = fraction
         self._looked = 0.0
         self._memory = Memory(0, 0)
 
     def now(self) -> Memory:
-        """Limit and what is left, as of half a second ago at most."""
+        """Return the limit and the available memory, at most half a second old."""
         if time.monotonic() - self._looked >= _EVERY_SECONDS:
             self._looked, self._memory = time.monotonic(), memory()
         return self._memory

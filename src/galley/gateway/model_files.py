@@ -1,4 +1,4 @@
-"""Whether the files of a served model have changed since it was loaded."""
+"""Detects whether the files of a served model have changed since it was loaded."""
 
 import hashlib
 import os
@@ -8,7 +8,7 @@ from galley.formats.gguf_file import is_gguf, split_files
 
 
 def fingerprint(folder: Path) -> str:
-    """Changes with the names, sizes and times of the files in a checkpoint's folder, or of GGUF files."""
+    """Return a digest of the names, sizes and times of a checkpoint folder's files, or of GGUF files."""
     digest = hashlib.blake2b(str(folder).encode(), digest_size=16)
     for path in split_files(folder) if is_gguf(folder) else sorted(folder.iterdir()):
         status = _status(path)
@@ -17,7 +17,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def _status(path: Path) -> os.stat_result:
-    """Of the file, or of a link that leads nowhere: whoever reads that one says what is wrong."""
+    """Return the status of the file, or of a broken link; reading it later reports the error."""
     try:
         return path.stat()
     except OSError:
@@ -25,7 +25,7 @@ def _status(path: Path) -> os.stat_result:
 
 
 def has_fingerprint(folder: Path, files: str) -> bool:
-    """Whether the folder's files are those of which :func:`fingerprint` made ``files``."""
+    """Return whether the folder's files still have the fingerprint ``files``; see :func:`fingerprint`."""
     try:
         return fingerprint(folder) == files
     except OSError:

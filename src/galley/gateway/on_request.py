@@ -1,7 +1,7 @@
-"""Models that are loaded with the requests for them, and unloaded when nobody asks any more.
+"""Models that are loaded on request, and unloaded when they have not been used for some time.
 
-One model is loaded at a time. When as many are loaded as may be, or the next does not fit the memory, the
-least recently used one makes room; a model with requests never does.
+One model is loaded at a time. When the limit of loaded models is reached, or the next model does not fit
+the memory, the least recently used one is unloaded; a model with requests never is.
 """
 
 import asyncio
@@ -26,21 +26,22 @@ from galley.gateway.served import ServedModel
 log = logging.getLogger("galley.server")
 
 _FOLDERS: Final = re.compile(r"(?<![\w./-])/(?:[^/:;,'\"()\n]+/)+")
-"""Of a path in an error, up to the file's name."""
+"""Matches the folders of a path in an error, up to the file's name."""
 
 _LOOK_SECONDS: Final = 0.25
 _PROMISED_SECONDS: Final = 1.0
-"""So long a model stays loaded at least, for the request that it was loaded for to begin."""
+"""Minimum seconds that a model stays loaded, so that the request that loaded it can begin."""
 
 
 class OnRequest:
     """Loads and unloads the models of one server whose ``on_request`` is set."""
 
     def __init__(self, models: Sequence[ServedModel], *, most: int, patience: float) -> None:
-        """
+        """Create it; models are loaded by :meth:`ensure`.
+
         Args:
-            models: those that are loaded on request.
-            most: that may be loaded at a time.
+            models: the models that are loaded on request.
+            most: the most models that may be loaded at a time.
             patience: seconds that a load waits for room while all loaded models have requests.
         """
         self._models = models
@@ -51,21 +52,23 @@ class OnRequest:
         self._keeper: asyncio.Task[None] | None = None
 
     def is_loading(self, model: ServedModel) -> bool:
-        """Whether a request has asked for the model, and it is not in memory yet."""
+        """Return whether the model is being loaded for a request."""
         return model in self._loads
 
     async def ensure(self, model: ServedModel, deadline: float) -> None:
-        """Wait until the model is loaded; begin to load it if nobody has. Others may wait for it, too.
+        """Wait until the model is loaded, and start the load unless one is in progress.
+
+        Several callers may wait for the same load.
 
         Args:
-            model: one of those that are loaded on request.
-            deadline: on the monotonic clock. The load goes on beyond it.
+            model: one of the models that are loaded on request.
+            deadline: on the monotonic clock. The load continues beyond it.
 
         Raises:
             DeadlineExceeded: it was not loaded by then.
-            MemoryPressure: there is no room for it beside the models that have requests.
-            EngineFailed: it cannot be loaded; says why.
-            Draining: the server stops.
+            MemoryPressure: there is no room for it in addition to the models that have requests.
+            EngineFailed: it cannot be loaded; the error states why.
+            Draining: the server is stopping.
         """
         model.used = time.monotonic()
         while not model.is_loaded:
@@ -100,7 +103,7 @@ class OnRequest:
         return load
 
     async def _load(self, model: ServedModel) -> GalleyError | None:
-        """Load a model when it is its turn; what is wrong with it, if anything is."""
+        """Load a model when its turn comes; return the error, if there is one."""
         began = time.monotonic()
         try:
             async with self._turn:
@@ -119,7 +122,7 @@ class OnRequest:
         return None
 
     async def _fits(self, model: ServedModel) -> bool:
-        """Load the model; False if it does not fit the memory and others could be unloaded."""
+        """Load the model; return False if it does not fit the memory and others could be unloaded."""
         try:
             await model.start()
         except NotEnoughMemory:
@@ -129,10 +132,10 @@ class OnRequest:
         return True
 
     async def _make_room(self, model: ServedModel, patience: float) -> None:
-        """Unload the least recently used model of those without requests; wait until there is one.
+        """Unload the least recently used model without requests, waiting until there is one.
 
         Raises:
-            MemoryPressure: none was without requests before ``patience`` was over.
+            MemoryPressure: every model had requests until the time ``patience``.
         """
         while time.monotonic() < patience:
             idle = [m for m in self._loaded() if not m.busy and _unused_for(m) >= _PROMISED_SECONDS]
@@ -150,14 +153,14 @@ class OnRequest:
         )
 
     async def _unload_unused(self) -> None:
-        """For ever: unload models that nobody has asked for since their ``keep_alive``, or that failed."""
+        """Unload, in an endless loop, models that were unused for their ``keep_alive``, or that failed."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             for model in self._loaded():
                 if model.busy:
                     model.used = time.monotonic()
                 elif _is_over(model) and not self._turn.locked():
-                    # Nothing is loaded meanwhile: the model may be the next to be asked for.
+                    # Nothing is loaded in the meantime: this model may be the next one requested.
                     async with self._turn:
                         await model.unload()
                     log.info("%s is unloaded", model.name)
@@ -167,7 +170,7 @@ class OnRequest:
 
 
 def _is_over(model: ServedModel) -> bool:
-    """Whether nobody has asked for a loaded model for as long as it is kept, or its engine has failed."""
+    """Return whether a loaded model was unused for as long as it is kept, or its engine has failed."""
     kept = math.inf if model.keep_alive < 0 else max(model.keep_alive, _PROMISED_SECONDS)
     return model.state == "failed" or _unused_for(model) >= kept
 
@@ -177,5 +180,5 @@ def _unused_for(model: ServedModel) -> float:
 
 
 def _without_folders(message: str) -> str:
-    """An error for a client: files by their names, which the server's log has with their folders."""
+    """Return an error for a client, with file names only; the server's log has their folders."""
     return _FOLDERS.sub("", message)

@@ -1,4 +1,4 @@
-"""Rates per minute: token buckets that refill continuously, and what was counted in the last minute."""
+"""Rates per minute: token buckets that refill continuously, and sums over the last minute."""
 
 import time
 from collections import deque
@@ -10,8 +10,8 @@ MINUTE: Final = 60.0
 class Bucket:
     """A token bucket (RFC 2697) of one limit per minute: full at first, refilled by a sixtieth each second.
 
-    What is taken in any minute is at most twice the limit: the bucket's content and the refill. Times are
-    seconds on one monotonic clock.
+    At most twice the limit is taken in any minute: the bucket's content and the refill. Times are seconds
+    on one monotonic clock.
     """
 
     def __init__(self, limit: int, now: float) -> None:
@@ -20,20 +20,20 @@ class Bucket:
         self._at = now
 
     def left(self, now: float) -> float:
-        """What may be taken now. Negative while more was spent than the bucket held."""
+        """Return the amount that may be taken now; negative while more was spent than the bucket held."""
         return min(self.limit, self._left + (now - self._at) * self.limit / MINUTE)
 
     def wait(self, amount: float, now: float) -> float:
-        """Seconds until ``amount``, at most the limit, may be taken; 0 if it may be now."""
+        """Return the seconds until ``amount``, at most the limit, may be taken; 0 if it may be now."""
         return max(0.0, amount - self.left(now)) * MINUTE / self.limit
 
     def spend(self, amount: float, now: float) -> None:
-        """Take ``amount``, whether it is there or not; a negative one is given back."""
+        """Take ``amount``, even if the bucket holds less; a negative amount is given back."""
         self._left = min(self.limit, self.left(now) - amount)
         self._at = now
 
     def resize(self, limit: int, now: float) -> None:
-        """Change the limit; what has been taken stays taken."""
+        """Change the limit; amounts already taken still count."""
         self._left = self.left(now) + limit - self.limit
         self._at = now
         self.limit = limit
@@ -55,7 +55,7 @@ class LastMinute:
             self._seconds.append((second, amount))
 
     def total(self, now: float | None = None) -> int:
-        """What was counted in the last minute."""
+        """Return the sum over the last minute."""
         self._forget(int(time.monotonic() if now is None else now))
         return sum(amount for _, amount in self._seconds)
 

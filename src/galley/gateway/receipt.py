@@ -1,4 +1,4 @@
-"""What a request took and cost, told with its answer."""
+"""The times and cost of a request, reported with its answer."""
 
 import math
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ class Receipt:
 
     The queue ends when the first of the sequences runs, prefill with the first token of any, and decoding
     with the last of all. The shares of all requests add up to the time in which the engine had work (see
-    ``engine/step_meter.py``). What a sequence computed between its last Output and its abort, and what an
-    engine computed that died, is on no receipt.
+    ``engine/step_meter.py``). Work of a sequence between its last Output and its abort, and work of an
+    engine that died, is on no receipt.
 
     Attributes:
-        price_per_hour: of the machine, in any currency; None: nobody has said.
+        price_per_hour: price of the machine, in any currency; None: not set.
         engine_seconds: share of the engine's time.
-        proposed, accepted: guessed tokens that were verified, and those of them that were right.
+        proposed, accepted: draft tokens that were verified, and those of them that were accepted.
     """
 
     price_per_hour: float | None = None
@@ -34,7 +34,7 @@ class Receipt:
     _ended: float = -math.inf
 
     def add(self, submitted: float, timing: Timing) -> None:
-        """A sequence has ended. ``submitted``: when, on the monotonic clock, in seconds."""
+        """Add a sequence that has ended; ``submitted``: when, in seconds on the monotonic clock."""
         self.engine_seconds += timing.engine_seconds
         self.proposed += timing.proposed
         self.accepted += timing.accepted
@@ -45,35 +45,38 @@ class Receipt:
 
     @property
     def queue_seconds(self) -> float:
-        """From arrival in the engine to the first step."""
+        """Seconds from arrival in the engine to the first step."""
         return _between(self._began, self._started)
 
     @property
     def prefill_seconds(self) -> float:
-        """From the first step to the first token."""
+        """Seconds from the first step to the first token."""
         return _between(self._started, self._first_token)
 
     @property
     def decode_seconds(self) -> float:
-        """From the first token to the end."""
+        """Seconds from the first token to the end."""
         return _between(self._first_token, self._ended)
 
     @property
     def cost(self) -> float | None:
-        """In the currency of the price; None without one."""
+        """The cost in the currency of the price; None without a price."""
         if self.price_per_hour is None:
             return None
         return self.engine_seconds * self.price_per_hour / _HOUR
 
     def phases(self) -> list[tuple[str, float, float]]:
-        """(name, begin, end) of queue, prefill and decode, on the monotonic clock; empty before the end."""
+        """Return (name, begin, end) of queue, prefill and decode, on the monotonic clock.
+
+        The list is empty before the end.
+        """
         if self._began == math.inf:
             return []
         times = (self._began, self._started, self._first_token, self._ended)
         return list(zip(("queue", "prefill", "decode"), times[:-1], times[1:], strict=True))
 
     def fields(self) -> dict[str, float]:
-        """As answers and log records tell it: milliseconds; guesses and ``cost`` if there are any."""
+        """Return the fields of answers and log records: milliseconds, draft tokens and ``cost`` if any."""
         told: dict[str, float] = {
             "queue_ms": round(1000 * self.queue_seconds, 3),
             "prefill_ms": round(1000 * self.prefill_seconds, 3),

@@ -1,4 +1,4 @@
-"""The models that one server serves, by name, and what they share: settings, life and metrics."""
+"""The models of one server, by name, and what they share: settings, lifecycle and metrics."""
 
 import asyncio
 import math
@@ -31,10 +31,10 @@ from galley.types import Task
 from galley.types.model_info import EngineState, Ledger
 
 OnModelPhase = Callable[[str, str, float], None]
-"""Told (model, phase, seconds) when a phase of a model's start has ended."""
+"""Called with (model, phase, seconds) when a phase of a model's start has ended."""
 
 OnModelLedger = Callable[[str, Ledger], None]
-"""Told a model's name and what it will take of the memory, before its weights are loaded."""
+"""Called with a model's name and its memory plan, before its weights are loaded."""
 
 _WORST_FIRST: Final[tuple[EngineState, ...]] = (
     "failed",
@@ -47,10 +47,10 @@ _WORST_FIRST: Final[tuple[EngineState, ...]] = (
 
 
 class Registry:
-    """From the settings of all models to their last request.
+    """All models of one server, from their settings to their last request.
 
     Attributes:
-        settings: limits and addresses, which hold for all.
+        settings: limits and addresses, which apply to all models.
         derived: further names of models, see :meth:`derive`.
     """
 
@@ -63,9 +63,9 @@ class Registry:
         """Describe the models; :meth:`start` starts them.
 
         Args:
-            settings: of all models.
-            spawner: where the engines' processes come from, if some have been begun already.
-            make: makes what answers a model's requests.
+            settings: the settings of all models.
+            spawner: the spawner of engine processes, if some have been started already.
+            make: creates the submitter of a model's requests.
         """
         spawner = spawner or Spawner(settings)
         self.settings = settings
@@ -100,8 +100,8 @@ class Registry:
         Models that are loaded on request are not started.
 
         Raises:
-            ModelError: a model cannot be used; says which, if there are several.
-            SettingsError, EngineFailed: as :meth:`ServedModel.start`, if there is one.
+            ModelError: a model cannot be used; the error names it, if there are several.
+            SettingsError, EngineFailed: as in :meth:`ServedModel.start`, if there is only one model.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -139,20 +139,20 @@ class Registry:
         only_if_changed: bool = False,
         settings: Mapping[str, Any] | None = None,
     ) -> list[str]:
-        """Load models' files again while they are served, one after another.
+        """Reload the models' files while they are served, one model after another.
 
         Args:
-            name: of the model; None: all.
-            only_if_changed: leave models alone whose files are those that are being served.
+            name: the model's name; None: all models.
+            only_if_changed: skip models whose files are those that are being served.
             settings: engine settings that have changed.
 
         Returns:
-            The names of those that were reloaded.
+            The names of the reloaded models.
 
         Raises:
             UnknownModel: no model has the name.
-            Conflict, EngineNotReady, EngineFailed, ModelError: as :meth:`ServedModel.reload`; models that
-                were reloaded before it stay so.
+            Conflict, EngineNotReady, EngineFailed, ModelError: as in :meth:`ServedModel.reload`; models
+                that were already reloaded stay reloaded.
         """
         models = list(self) if name is None else [self.named(name)]
         return [
@@ -174,26 +174,26 @@ class Registry:
         *,
         priority: int = 0,
     ) -> Coroutine[Any, Any, ServedModel]:
-        """The model that a request means, which does what the request needs; loaded, if it was not.
+        """Find the model for a request, check that it supports the task, and load it if needed.
 
-        What is refused is refused at once, before anything is awaited: on a server whose event loop has
-        many streams to write, each turn of the loop is a wait.
+        Refusals are raised at once, before anything is awaited: on a server whose event loop has many
+        streams to write, each iteration of the loop is a wait.
 
-        Make the request's Call before anything else is waited for: a model without calls may be unloaded
+        Create the request's Call before awaiting anything else: a model without calls may be unloaded
         again after a second.
 
         Args:
-            name: as the request has it: of a model, or of an adapter. None means the only
-                model, or the only one that does the task.
-            task: what the request needs; None: nothing but a model.
-            caller: whose request is for the engine's queue, and told the adapter.
-            priority: of that request; lower is sooner.
+            name: the request's name of a model or of an adapter. None means the only model, or the only
+                one that supports the task.
+            task: the task that the request needs; None: any.
+            caller: the caller of a request for the engine's queue; its adapter is set here.
+            priority: the request's priority; a lower value is scheduled sooner.
 
         Raises:
             UnknownModel: no model has the name.
-            RequestError: it does not do the task, or several could be meant.
-            EngineNotReady, EngineFailed: as :meth:`ServedModel.backend`.
-            QueueFull, DeadlineExceeded: the caller's request cannot be answered in time, whatever it is.
+            RequestError: the model does not support the task, or the name is ambiguous.
+            EngineNotReady, EngineFailed: as in :meth:`ServedModel.backend`.
+            QueueFull, DeadlineExceeded: no request of the caller can be answered in time.
             MemoryPressure: the model is not loaded, and others with requests leave no room for it.
         """
         model, adapter = self._checked(name, task, caller, priority=priority)
@@ -214,9 +214,9 @@ class Registry:
         await self._on_request.ensure(model, min(deadline, limit))
 
     def unload_soon(self, name: str, task: Task, caller: Caller) -> ServedModel:
-        """The model of that name, not kept from now on if it is loaded on request; never loaded for this.
+        """Return the model of that name, and unload it once unused if it is loaded on request.
 
-        Raises as :meth:`find`, but for what loading raises.
+        The model is not loaded for this. Raises the errors of :meth:`find`, except those of loading.
         """
         model, _ = self._checked(name, task, caller)
         if model.is_loaded or self.is_loading(model):
@@ -226,7 +226,7 @@ class Registry:
     def _checked(
         self, name: str | None, task: Task | None, caller: Caller | None, *, priority: int = 0
     ) -> tuple[ServedModel, str | None]:
-        """Model and adapter that a request means, as far as they can be checked before it is loaded."""
+        """Return the request's model and adapter, with the checks that are possible before it is loaded."""
         if name is not None and (derived := self.derived.get(name)) is not None:
             name = derived.base
             if caller is not None:
@@ -238,10 +238,10 @@ class Registry:
         return model, adapter
 
     def derive(self, derived: Derived) -> None:
-        """Serve a model under a further name, in the place of what had been made under that name before.
+        """Serve a model under a further name, replacing an earlier derived model of that name.
 
         Raises:
-            Conflict: it is the name of a model or an adapter, or there are too many.
+            Conflict: the name is that of a model or an adapter, or there are too many derived models.
         """
         name = derived.name
         if name in self._models or any(name in model.adapters for model in self):
@@ -253,25 +253,27 @@ class Registry:
         self.derived[name] = derived
 
     def knows(self, name: str) -> bool:
-        """Whether a model, or a further name of one, is called so."""
+        """Return whether ``name`` is a model's name or a further name of one."""
         return name in self._models or name in self.derived
 
     def served(self, name: str) -> ServedModel:
-        """The model that has this name or this adapter, loaded or not. Raises as :meth:`find`."""
+        """Return the model with this name or adapter, loaded or not. Raises the errors of :meth:`find`."""
         return self._meant(name)[0]
 
     def named(self, name: str) -> ServedModel:
-        """The model of that name, loaded or not. Raises UnknownModel."""
+        """Return the model of that name, loaded or not. Raises UnknownModel."""
         model = self._models.get(name)
         if model is None:
             raise self._unknown(name)
         return model
 
     def _meant(self, name: str) -> tuple[ServedModel, str | None]:
-        """The model, and the name of its adapter: a model's name, MODEL:ADAPTER, or an adapter's alone.
+        """Return the model and adapter that ``name`` refers to.
+
+        ``name`` is a model's name, MODEL:ADAPTER, or an adapter's name alone.
 
         Raises:
-            UnknownModel: there is none.
+            UnknownModel: there is no such model or adapter.
             RequestError: several models have such an adapter.
         """
         if name in self._models:
@@ -290,19 +292,19 @@ class Registry:
         return having[0], name
 
     async def load_adapter(self, model: ServedModel, name: str, path: str) -> ServedAdapter:
-        """One more LoRA adapter of a model that is loaded.
+        """Load one more LoRA adapter of a loaded model.
 
         Raises:
-            Conflict: the name is a model's, or that of another of the model's adapters.
-            ModelError, SettingsError: the adapter cannot be used, or the model takes none.
-            EngineNotReady, EngineFailed: as :meth:`ServedModel.backend`.
+            Conflict: the name is that of a model, or of another of the model's adapters.
+            ModelError, SettingsError: the adapter cannot be used, or the model takes no adapters.
+            EngineNotReady, EngineFailed: as in :meth:`ServedModel.backend`.
         """
         if self.knows(name):
             raise Conflict(f"{name!r} is the name of a model: give the adapter another")
         return await model.adapters.load(model.backend().engine, name, path)
 
     async def unload_adapter(self, name: str) -> None:
-        """An adapter, and further names of it, may not be named any more. Raises as :meth:`find`."""
+        """Unload an adapter and remove its further names. Raises the errors of :meth:`find`."""
         model, adapter = self._meant(name)
         if adapter is None:
             raise UnknownModel(f"{name!r} is a model, no adapter")
@@ -319,25 +321,25 @@ class Registry:
         )
 
     def is_loading(self, model: ServedModel) -> bool:
-        """Whether a model is being loaded, at the start or because a request has asked for it."""
+        """Return whether a model is being loaded, at the start or for a request."""
         return self._on_request.is_loading(model) if model.on_request else not model.is_loaded
 
     def expect(self, task: Task | None = None, caller: Caller | None = None) -> None:
-        """Before a request's body is read: raise if no model can answer it, whichever its body names.
+        """Raise if no model can answer a request, whichever it names; call this before reading its body.
 
-        What depends on the name that is asked for is left to :meth:`find`: that a model does not exist or
-        does not do the task and, of several models, that one is not ready.
+        Checks that depend on the requested name are left to :meth:`find`: that a model does not exist or
+        does not support the task and, of several models, that one is not ready.
 
         Raises:
-            Unavailable, DeadlineExceeded: as :meth:`find` for every one of the models that do the task.
+            Unavailable, DeadlineExceeded: :meth:`find` would raise for each model that supports the task.
             EngineNotReady, EngineFailed: the only model cannot answer.
-            RateLimited: the caller's tenant has as many requests as it may.
+            RateLimited: the caller's tenant has reached its limit of requests.
         """
         if caller is not None:
             with caller.limited(self.metrics.tenants):
                 caller.account.check()
-        # No exception is kept in a local: its traceback holds this frame, and the frame its callers with
-        # all they have, until the collector comes.
+        # No exception is kept in a local variable: its traceback would keep this frame, its callers and
+        # all their objects alive until the garbage collector runs.
         fitting = [m for m in self if task is None or m.tasks is None or task in m.tasks]
         if not fitting:
             return
@@ -351,7 +353,7 @@ class Registry:
             best.check(task, caller)
 
     def task_of_pairs(self, name: str | None) -> Task | None:
-        """By which a model is found that scores pairs, if none is named: rerankers come first."""
+        """Return the task by which to find a model that scores pairs if none is named; prefer rerankers."""
         if name is not None:
             return None
         reranks = any("rerank" in (model.tasks or ()) for model in self)
@@ -379,11 +381,14 @@ class Registry:
 
     @property
     def _at_start(self) -> list[ServedModel]:
-        """The models that are loaded as long as the server runs."""
+        """The models that are loaded at the start and stay loaded while the server runs."""
         return [model for model in self if not model.on_request]
 
     def _state(self) -> EngineState:
-        """Of the worst of the models that are loaded at the start; others' failures are their requests'."""
+        """Return the worst state of the models loaded at the start.
+
+        Failures of the other models are reported by their requests.
+        """
         states = {model.state for model in self._at_start}
         return next((state for state in _WORST_FIRST if state in states), "ready")
 
@@ -392,7 +397,7 @@ class Registry:
 async def open_models(
     settings: Settings, on_phase: OnModelPhase | None = None
 ) -> AsyncIterator[Registry]:
-    """Started models without HTTP around them; their engines end with the block."""
+    """Start the models without an HTTP server; their engines end with the block."""
     models = Registry(settings)
     await models.start(on_phase)
     try:

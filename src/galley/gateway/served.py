@@ -1,4 +1,4 @@
-"""One served model: its engine and text side, with everything that requests need to know of it."""
+"""One served model: its engine, its text workers, and all data about it that requests need."""
 
 import asyncio
 import logging
@@ -45,15 +45,15 @@ _RETIRE_POLL_SECONDS: Final = 0.1
 
 @dataclass(frozen=True, eq=False)
 class Backend:
-    """What answers requests, once it is there.
+    """The loaded model that answers requests.
 
     Attributes:
-        format: how the model is told of tools, and writes calls and thinking.
-        decoder: of recordings, for a model that hears.
+        format: the model's format of tools, tool calls and thinking.
+        decoder: the decoder of recordings, for a speech model.
         created: Unix time at which the model became ready.
-        files: what the model was loaded from, see :func:`fingerprint`.
-        system_prompt: of conversations that have none.
-        calls: that are open; the engine ends after them when the model has been reloaded.
+        files: fingerprint of the files from which the model was loaded, see :func:`fingerprint`.
+        system_prompt: default for conversations without one.
+        calls: the open calls; after a reload, the engine ends after the last of them.
     """
 
     engine: Submitter
@@ -78,16 +78,16 @@ class ServedModel:
     """One model, from its settings to its last request.
 
     Attributes:
-        settings: the model's own, and the limits.
-        name: in the API.
-        metrics: what is counted for it.
+        settings: the model's settings, and the limits.
+        name: its name in the API.
+        metrics: its metrics.
         adapters: LoRA adapters that requests may name.
-        memory: refuses new requests when it is nearly used up.
-        on_request: whether it is loaded with a request for it, and unloaded when nobody asks any more.
+        memory: refuses new requests when memory is nearly used up.
+        on_request: whether it is loaded on request, and unloaded when unused.
         keep_alive: seconds after its last request until it is unloaded, if it is loaded on request; below
             0: never.
-        used: when it was last in use, on the monotonic clock, as far as anybody looked.
-        ledger: what it takes of the memory, once that is known.
+        used: when it was last observed in use, on the monotonic clock.
+        ledger: its memory plan, once known.
     """
 
     def __init__(
@@ -101,11 +101,11 @@ class ServedModel:
         """Describe a model that is not loaded yet.
 
         Args:
-            settings: the model's own, and the limits.
-            metrics: the server's.
-            spawner: where the engine's processes come from.
-            plans: of all models that share the memory.
-            make: makes what answers its requests.
+            settings: the model's settings, and the limits.
+            metrics: the server's metrics.
+            spawner: the spawner of the engine's processes.
+            plans: the memory plans of all models that share the memory.
+            make: creates the submitter of its requests.
         """
         self.settings = settings
         self._spawner = spawner
@@ -129,12 +129,12 @@ class ServedModel:
     async def start(
         self, on_phase: OnPhase | None = None, on_ledger: OnLedger | None = None
     ) -> None:
-        """Fetch the model if need be, load it and start its engine.
+        """Fetch the model if needed, load it and start its engine.
 
         Raises:
-            ModelError: it cannot be used.
-            EngineFailed: the engine did not come up.
-            SettingsError: it hears, and packages for that are not installed.
+            ModelError: the model cannot be used.
+            EngineFailed: the engine did not start.
+            SettingsError: it is a speech model, and the packages for speech are not installed.
         """
         try:
             self._backend = await self._load(on_phase, on_ledger)
@@ -145,27 +145,27 @@ class ServedModel:
         self._tasks = self._backend.engine.info.tasks
 
     async def unload(self) -> None:
-        """End its processes and free its memory, until it is started again. For models without requests."""
+        """End the processes of a model without requests and free its memory, until it is started again."""
         if (backend := self._backend) is None:
             return
         self._backend = None
-        self.keep_for(None)  # what a request said held for this time
+        self.keep_for(None)  # a request's keep-alive ends with this load
         self._earlier_restarts += backend.engine.restarts
         await backend.close()
         self._plans.forget(self.name)
         self._spawner.release(self.settings.served_model_name)
 
     def keep_for(self, seconds: float | None) -> None:
-        """From its latest request on it stays loaded for so long, if it is loaded on request.
+        """Set how long the model stays loaded after its last request, if it is loaded on request.
 
         Args:
-            seconds: below 0: for ever; None: as the settings say.
+            seconds: below 0: forever; None: the default from the settings.
         """
         self.keep_alive = self.settings.model_keep_alive if seconds is None else seconds
 
     @property
     def expires_at(self) -> int | None:
-        """Unix time at which it will be unloaded if nobody asks for it; None: it stays."""
+        """Unix time at which the model will be unloaded if it stays unused; None: never."""
         if not self.on_request or not 0 <= self.keep_alive < math.inf:
             return None
         unused = 0.0 if self.busy else time.monotonic() - self.used
@@ -173,12 +173,12 @@ class ServedModel:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether it is in memory."""
+        """Whether the model is in memory."""
         return self._backend is not None
 
     @property
     def busy(self) -> bool:
-        """Whether it has requests, or is being reloaded; False for a model that is not loaded."""
+        """Whether the model has requests or is being reloaded; False if it is not loaded."""
         backend = self._backend
         return backend is not None and (
             bool(backend.calls)
@@ -190,26 +190,26 @@ class ServedModel:
     async def reload(
         self, *, only_if_changed: bool = False, settings: Mapping[str, Any] | None = None
     ) -> bool:
-        """Load the model's files again, beside the engine that serves, and hand over to the new engine.
+        """Load the model's files into a new engine while the old one serves, and switch to the new one.
 
-        Requests that have begun stay with the old engine, which ends with the last of them; until then both
-        are in memory. If the new files cannot be used, nothing changes.
+        Requests that have begun stay with the old engine, which ends with the last of them; until then
+        both are in memory. If the new files cannot be used, nothing changes.
 
         Args:
             only_if_changed: do nothing if the files are those that are being served.
-            settings: engine settings that have changed; if there are any, a new engine gets them.
+            settings: engine settings that have changed; if there are any, a new engine starts with them.
 
         Returns:
             Whether the model was reloaded.
 
         Raises:
             Conflict: the model is being reloaded already.
-            EngineNotReady, EngineFailed: as :meth:`backend`.
+            EngineNotReady, EngineFailed: as in :meth:`backend`.
             ModelError: the files cannot be used.
         """
         if self.on_request and not self.is_loaded:
             self.settings = replace(self.settings, **(settings or {}))
-            return False  # the next request loads what is there then
+            return False  # the next request loads the files as they are then
         old = self.backend()
         if self._reloading.locked():
             raise Conflict(f"{self.name} is being reloaded already; wait until that is done")
@@ -235,9 +235,9 @@ class ServedModel:
         return True
 
     async def _retire(self, backend: Backend) -> None:
-        """End an engine that gets no new calls, after the last one it has."""
+        """End an engine that receives no new calls, after its last open call."""
         try:
-            while backend.calls or backend.text.busy:  # noqa: ASYNC110 - a weak set tells nobody
+            while backend.calls or backend.text.busy:  # noqa: ASYNC110 - a weak set cannot notify
                 await asyncio.sleep(_RETIRE_POLL_SECONDS)
         finally:
             await backend.close()
@@ -264,7 +264,7 @@ class ServedModel:
 
         began = time.monotonic()
         folder = await self._resolve()
-        # Before anything is read: files that change meanwhile count as changed.
+        # Before anything is read: files that change during the load count as changed.
         files = fingerprint(folder)
         phase_ended("resolve", time.monotonic() - began)
         engine = self._make(
@@ -295,7 +295,7 @@ class ServedModel:
             info = await engine.ready()
             if info.speech is not None:
                 require_installed()
-                # What is said, and the text before it, is encoded in this process.
+                # The transcript and the text before it are encoded in this process.
                 tokenizer.check_plain(folder)
             tokenizer.check_vocabulary(info.vocab_size, folder)
             if info.embedding is None:
@@ -325,7 +325,7 @@ class ServedModel:
         )
 
     def _decoder(self) -> "Decoder":
-        """Started; it imports what it needs while nobody waits."""
+        """Start a decoder and return it; it imports its modules before the first request."""
         from galley.speech.decoder import Decoder
 
         seconds, most = self.settings.audio_decode_seconds, self.settings.audio_decode_bytes
@@ -334,7 +334,7 @@ class ServedModel:
         return decoder
 
     async def close(self) -> None:
-        """End the model's processes, and those of files that were served before. Idempotent."""
+        """End the model's processes, including those of earlier files. Idempotent."""
         for retire in self._retired:
             retire.cancel()
         await asyncio.gather(*self._retired, return_exceptions=True)
@@ -342,15 +342,15 @@ class ServedModel:
             await self._backend.close()
 
     def name_with(self, adapter: Adapter | None) -> str:
-        """The model's name in the API, or that of one of its adapters."""
+        """Return the model's name in the API, or that of one of its adapters."""
         return self.name if adapter is None else f"{self.name}:{adapter.name}"
 
     def backend(self) -> Backend:
-        """What answers requests.
+        """Return the backend that answers requests.
 
         Raises:
-            EngineNotReady: it is still loading.
-            EngineFailed: it died again and again, and will not come back.
+            EngineNotReady: the model is still loading.
+            EngineFailed: the engine died repeatedly and is not restarted.
         """
         if self._backend is None:
             raise EngineNotReady(f"{self.name} is loading", retry_after=RETRY_SECONDS)
@@ -366,12 +366,12 @@ class ServedModel:
         called: str | None = None,
         priority: int | None = None,
     ) -> None:
-        """Raise RequestError for a task that the model does not do, else as :meth:`backend`.
+        """Raise RequestError if the model does not support the task, or else the errors of :meth:`backend`.
 
-        Every model does the task ``None``. A model that is to be loaded on request passes. With a
-        ``caller`` whose request is for the engine's queue also raise QueueFull, DeadlineExceeded or
-        MemoryPressure, if that is certain before any work is done: of the queue's places, and with the
-        request's ``priority`` of its pace, too. ``called`` is what the request calls the model.
+        Every model supports the task ``None``. A model that has yet to be loaded on request passes. With
+        a ``caller``, whose request is for the engine's queue, also raise QueueFull, DeadlineExceeded or
+        MemoryPressure if that is certain before any work is done: from the queue's places and, given the
+        request's ``priority``, also from its pace. ``called`` is the model's name in the request.
         """
         if task is not None and self.tasks is not None and task not in self.tasks:
             raise RequestError(
@@ -390,10 +390,12 @@ class ServedModel:
                 backend.engine.check_early(caller.deadline, caller.share, wanted)
 
     def speech_model(self, backend: Backend) -> "SpeechModel":
-        """What a speech model needs beside its engine; made with the first request, which takes a while.
+        """Return a speech model's part outside of the engine, created with the first request.
+
+        Creating it takes a while.
 
         Raises:
-            ModelError: one of its files is wrong.
+            ModelError: one of its files is invalid.
         """
         from galley.speech.model import SpeechModel
 
@@ -404,7 +406,7 @@ class ServedModel:
 
     @property
     def tasks(self) -> tuple[Task, ...] | None:
-        """What the model does; not known before it is loaded for the first time."""
+        """The model's tasks; None before it is loaded for the first time."""
         return self._tasks
 
     @property
@@ -413,15 +415,15 @@ class ServedModel:
         return "starting" if self._backend is None else self._backend.engine.state
 
     def _step_ended(self, stats: EngineStats) -> None:
-        # An engine that serves the last requests of files that were replaced counts no more.
+        # An engine that serves the last requests of replaced files no longer counts.
         if stats is self.stats:
             self.metrics.step_ended(stats)
 
-    # What the metrics ask at each scrape, see :class:`galley.observe.engines.ServedEngine`.
+    # Read by the metrics at each scrape, see :class:`galley.observe.engines.ServedEngine`.
 
     @property
     def stats(self) -> EngineStats:
-        """The newest snapshot of the engine."""
+        """The engine's latest statistics."""
         return EngineStats() if self._backend is None else self._backend.engine.stats
 
     @property
@@ -432,24 +434,24 @@ class ServedModel:
 
     @property
     def info(self) -> ModelInfo | None:
-        """What the loaded model says of itself; None before it is loaded."""
+        """The description of the loaded model; None before it is loaded."""
         return None if self._backend is None else self._backend.engine.info
 
     @property
     def is_ready(self) -> bool | None:
-        """Whether the engine takes requests now; None for a model that waits for requests."""
+        """Whether the engine accepts requests now; None if the model has yet to be loaded on request."""
         if self.on_request and not self.is_loaded:
             return None
         return self.state == "ready"
 
     @property
     def token_budget(self) -> int:
-        """The most tokens of a step."""
+        """The maximum number of tokens of a step."""
         return self.settings.max_batch_tokens
 
     @property
     def processes(self) -> Mapping[str, Sequence[int]]:
-        """Kind of process to the ids of those that run."""
+        """Kind of process -> process ids of those that run."""
         if self._backend is None:
             return {}
         backend = self._backend
@@ -459,7 +461,7 @@ class ServedModel:
 
 
 def _default_name(model: str) -> str:
-    """A folder's own name, a GGUF file's without its ending, a hub id as it is."""
+    """Return a folder's name, a GGUF file's name without its extension, or a hub id as it is."""
     if not model:
         return BUNDLED
     if is_gguf(Path(model)):

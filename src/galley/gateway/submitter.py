@@ -1,4 +1,4 @@
-"""What the gateway needs of whatever answers a model's requests."""
+"""The gateway's interface to the component that answers a model's requests."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,24 +10,24 @@ from galley.types.model_info import EngineState, EngineStats, ModelInfo
 
 
 class Submitter(Protocol):
-    """Takes requests, and says how it is.
+    """Accepts requests and reports its state.
 
-    :class:`galley.service.client.EngineClient` is one, with an engine process behind it. A cache or a
-    cluster of engines may stand in its place (:mod:`galley.gateway.make_submitter`). Methods are called
-    from one event loop.
+    :class:`galley.service.client.EngineClient` is one, backed by an engine process. A cache or a cluster
+    of engines may take its place (:mod:`galley.gateway.make_submitter`). Methods are called from one
+    event loop.
     """
 
     @property
     def info(self) -> ModelInfo:
-        """What the loaded model says of itself. Raises EngineNotReady until it has been ready once."""
+        """The description of the loaded model. Raises EngineNotReady until it has been ready once."""
 
     @property
     def state(self) -> EngineState:
-        """Whether it takes requests, or why not."""
+        """Whether requests are accepted, or why not."""
 
     @property
     def stats(self) -> EngineStats:
-        """The newest snapshot."""
+        """The latest statistics."""
 
     @property
     def restarts(self) -> int:
@@ -35,25 +35,25 @@ class Submitter(Protocol):
 
     @property
     def engine_pid(self) -> int | None:
-        """Process id of the engine, if one is running on this machine."""
+        """The engine's process id, if one is running on this machine."""
 
     def launch(self) -> None:
-        """Begin to start, without waiting."""
+        """Start without waiting for completion."""
 
     async def planned(self) -> None:
-        """Wait until it is known what will be taken of the memory, or how the start ended."""
+        """Wait until the memory plan is known, or the start has ended."""
 
     async def ready(self) -> ModelInfo:
-        """Wait until requests can be submitted. Raises what kept it from starting."""
+        """Wait until requests can be submitted. Raises the error that prevented the start."""
 
     def check_place(self, deadline: float, share: Share) -> None:
-        """Raise as :meth:`submit_all` where that is certain before a tenant's request is read."""
+        """Raise the errors of :meth:`submit_all` that are certain before a tenant's request is read."""
 
     def check_early(self, deadline: float, share: Share, priority: int) -> None:
-        """Raise as :meth:`submit_all` where that is certain before work is done for a request."""
+        """Raise the errors of :meth:`submit_all` that are certain before any work is done for a request."""
 
     def room(self, share: Share) -> int:
-        """How many sequences the tenant may submit at once."""
+        """Return how many sequences the tenant may submit at once."""
 
     def submit_all(self, requests: Sequence[EngineRequest], deadline: float) -> Sequence[Outputs]:
         """Start all requests of one caller or none; each stream's ``cancel`` aborts its request.
@@ -64,7 +64,7 @@ class Submitter(Protocol):
                 DeadlineExceeded.
 
         Raises:
-            QueueFull: too many are waiting, or the answers are expected after the deadline.
+            QueueFull: too many sequences are waiting, or the answers are expected after the deadline.
             DeadlineExceeded: the deadline has passed.
             EngineNotReady: it has not been ready yet, or is closed.
             EngineFailed: it has given up.
@@ -73,18 +73,18 @@ class Submitter(Protocol):
     async def submit_patiently(
         self, requests: Sequence[EngineRequest], deadline: float
     ) -> Sequence[Outputs]:
-        """As :meth:`submit_all`, for what has begun: it waits while the queue is full."""
+        """Submit like :meth:`submit_all`, but wait while the queue is full; for work already begun."""
 
     async def load_adapter(self, adapter: Adapter) -> None:
         """Have a LoRA adapter read and checked; requests may then name it.
 
         Raises:
-            ModelError: it cannot be used.
-            SettingsError: the model takes none.
+            ModelError: the adapter cannot be used.
+            SettingsError: the model takes no adapters.
         """
 
     def unload_adapter(self, adapter: Adapter) -> None:
-        """Free what the adapter takes; requests that have it go on to their end."""
+        """Free the adapter; requests that already use it run to completion."""
 
     async def close(self) -> None:
         """Stop; unfinished streams end with ``finish_reason`` "abort"."""

@@ -1,4 +1,4 @@
-"""Who may ask for how much: the table of keys, and what each tenant uses."""
+"""The table of API keys, and the limits and usage of each tenant."""
 
 import hmac
 import logging
@@ -21,7 +21,7 @@ from galley.settings.config import Settings
 log = logging.getLogger("galley.tenants")
 
 ANYBODY: Final = Tenant()
-"""Of requests without a key."""
+"""The tenant of requests without a key."""
 
 _CHECK_SECONDS: Final = 1.0
 _RECENT: Final = 0.2
@@ -29,17 +29,17 @@ _RECENT: Final = 0.2
 
 
 class Account:
-    """What one tenant uses and has left. Belongs to one event loop.
+    """One tenant's usage and remaining limits. For use in one event loop.
 
     Attributes:
-        tenant: as the key file has it now.
+        tenant: the tenant as it is in the key file now.
         running: requests that have begun and not ended.
-        requests, tokens: what is left of the minute's limits; None without a limit.
-        recent_requests, recent_tokens: of the last minute.
+        requests, tokens: remainder of the limits per minute; None without a limit.
+        recent_requests, recent_tokens: requests and tokens of the last minute.
     """
 
     def __init__(self, tenant: Tenant, clock: Callable[[], float] = time.monotonic) -> None:
-        """``clock`` is in seconds and never goes back."""
+        """Create an unused account; ``clock`` returns seconds and never goes back."""
         self._clock = clock
         self._mean_seconds = 1.0
         self.running = 0
@@ -50,17 +50,17 @@ class Account:
         self.update(tenant)
 
     def update(self, tenant: Tenant) -> None:
-        """The key file has changed: new limits hold at once, what has been used stays used."""
+        """Apply a tenant's changed limits at once; past usage still counts."""
         now = self._clock()
         self.tenant = tenant
         self.requests = _bucket(self.requests, tenant.requests_per_minute, now)
         self.tokens = _bucket(self.tokens, tenant.tokens_per_minute, now)
 
     def check(self) -> None:
-        """Before anything is done for a request: whether it may begin.
+        """Check whether a request may begin; call this before any work on it.
 
         Raises:
-            RateLimited: too many run, or have begun in the last minute.
+            RateLimited: too many requests are running, or have begun in the last minute.
         """
         now = self._clock()
         tenant = self.tenant
@@ -80,7 +80,7 @@ class Account:
             )
 
     def enter(self) -> float:
-        """A request begins; returns when, for :meth:`leave`. Raises as :meth:`check`."""
+        """Count a request that begins; return its start for :meth:`leave`. Raises as in :meth:`check`."""
         self.check()
         now = self._clock()
         if self.requests is not None:
@@ -90,16 +90,16 @@ class Account:
         return now
 
     def leave(self, began: float) -> None:
-        """A request ends that began at ``began``."""
+        """Count the end of a request that began at ``began``."""
         self.running -= 1
         self._mean_seconds += _RECENT * (self._clock() - began - self._mean_seconds)
 
     def reserve(self, tokens: int) -> None:
-        """Take what a request may need; 0 asks only that no more was used than the limit lets.
+        """Reserve tokens for a request; 0 only checks that the limit is not already exceeded.
 
         Raises:
-            RequestError: it is more than fits a minute, ever.
-            RateLimited: it is more than is left of the minute.
+            RequestError: ``tokens`` exceeds the limit per minute.
+            RateLimited: ``tokens`` exceeds what is left of the limit.
         """
         bucket, now = self.tokens, self._clock()
         if bucket is None:
@@ -121,7 +121,7 @@ class Account:
         bucket.spend(tokens, now)
 
     def spend(self, tokens: int) -> None:
-        """Take tokens beyond what was reserved; a negative number of a reservation is given back."""
+        """Charge tokens in addition to a reservation; a negative number returns part of a reservation."""
         if self.tokens is not None and tokens:
             self.tokens.spend(tokens, self._clock())
 
@@ -133,12 +133,12 @@ class Account:
 class Tenants:
     """The table of accepted keys, held as SHA-256 digests only, and an account for each tenant.
 
-    The key file is read again when it has changed, which is looked for once a second at most. Without any
-    key everybody may use the server, on one account.
+    The key file is read again when it has changed, which is checked at most once a second. Without any
+    key, everybody may use the server, on one account.
     """
 
     def __init__(self, given: KeyTable, *, file: str = "", admin_keys: Iterable[str] = ()) -> None:
-        """As :meth:`load`; ``given`` are the keys beside those of the ``file``."""
+        """Create the table as :meth:`load` does; ``given`` are keys in addition to those in ``file``."""
         self._given = given
         self._file = file
         self._admin = tuple(digest(key) for key in admin_keys)
@@ -150,10 +150,10 @@ class Tenants:
 
     @classmethod
     def load(cls, settings: Settings) -> "Tenants":
-        """Those of the settings ``api_key``, ``api_key_file`` and ``admin_key``.
+        """Create the table from the settings ``api_key``, ``api_key_file`` and ``admin_key``.
 
         Raises:
-            SettingsError: the file cannot be read or a line of it is wrong, or a key could not be sent.
+            SettingsError: the file cannot be read or has an invalid line, or a key could not be sent.
         """
         plain_table(settings.admin_key, "admin_key")
         return cls(
@@ -163,25 +163,25 @@ class Tenants:
         )
 
     def __bool__(self) -> bool:
-        """Whether a key is asked for."""
+        """Return whether a key is required."""
         return bool(self._table)
 
     @property
     def accounts(self) -> list[Account]:
-        """Of the tenants in the table, by name; of everybody where no key is asked for."""
+        """The accounts of the tenants, by name; the one shared account if no key is required."""
         self._reload_if_changed()
         names = sorted({account.tenant.name for _, account in self._table})
         return [self._accounts[name] for name in names] or [self.anybody]
 
     @property
     def has_admin(self) -> bool:
-        """Whether any key opens the admin routes."""
+        """Whether any key gives access to the admin routes."""
         return bool(self._admin) or any(account.tenant.admin for _, account in self._table)
 
     def identify(self, presented: str) -> Account | None:
-        """The account of the key that ``presented`` is, or ``None``.
+        """Return the account of the key ``presented``, or ``None`` if it is unknown.
 
-        Compares with every key in full, so the time taken tells nothing.
+        This compares it with every key in full, so the time taken reveals nothing.
         """
         self._reload_if_changed()
         hashed = digest(presented)
@@ -192,7 +192,7 @@ class Tenants:
         return found
 
     def is_admin(self, presented: str) -> bool:
-        """Whether ``presented`` is an admin key, or a key of a tenant with ``admin: true``."""
+        """Return whether ``presented`` is an admin key, or a key of a tenant with ``admin: true``."""
         hashed = digest(presented)
         found = False
         for known in self._admin:
@@ -201,7 +201,10 @@ class Tenants:
         return found or (account is not None and account.tenant.admin)
 
     def reload(self) -> bool:
-        """Read the key file again; whether that went well. If not, the log says why and nothing changes."""
+        """Read the key file again and return whether it succeeded.
+
+        If not, the reason is logged and nothing changes.
+        """
         if not self._file:
             return True
         try:
@@ -220,7 +223,7 @@ class Tenants:
                 self.reload()
 
     def _read(self) -> None:
-        # Before the file is read: what changes meanwhile is read again.
+        # Before the file is read: a change during the read causes another read.
         self._seen = _state_of(self._file) if self._file else None
         table = dict(self._given)
         if self._file:
@@ -246,7 +249,7 @@ def _bucket(bucket: Bucket | None, limit: int | None, now: float) -> Bucket | No
 
 
 def _state_of(path: str) -> tuple[int, int, int] | None:
-    """Changes with the file's time, size and place on the disk; None if there is none."""
+    """Return the file's modification time, size and inode, to detect changes; None if it does not exist."""
     try:
         status = os.stat(path)
     except OSError:

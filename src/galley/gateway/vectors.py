@@ -1,4 +1,4 @@
-"""Vectors of texts and scores of pairs, for all protocols: what the engine makes of token ids."""
+"""Computes vectors of texts and scores of pairs from token ids, for all protocols."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from galley.service.vector_requests import vector_request
 from galley.types import EngineRequest, Vector
 
 _AHEAD: Final = 128
-"""Texts of a request that are in the engine at a time, so that others' need not wait for all."""
+"""Texts of one request in the engine at a time, so that other requests need not wait for all of them."""
 
 REMEDY: Final = "; send truncate_prompt_tokens to have it cut"
 
@@ -19,7 +19,7 @@ REMEDY: Final = "; send truncate_prompt_tokens to have it cut"
 class Prepared(NamedTuple):
     """A text, or a pair, as token ids.
 
-    ``second``: see :class:`galley.types.Embed`; ``param``: the field of the request that has it.
+    ``second``: see :class:`galley.types.Embed`; ``param``: the field of the request that contains it.
     """
 
     ids: list[int]
@@ -28,10 +28,14 @@ class Prepared(NamedTuple):
 
 
 def cut_to(call: Call, truncate_prompt_tokens: int | None) -> int | None:
-    """Tokens that texts are cut to, if that is asked for; -1: what the model takes.
+    """Return the number of tokens to which texts are cut; None: they are not cut.
+
+    Args:
+        call: opened for the request.
+        truncate_prompt_tokens: the request's value; -1: the model's maximum.
 
     Raises:
-        RequestError: it is neither, or more than the model takes.
+        RequestError: the value is below 1 and not -1, or more than the model accepts.
     """
     if truncate_prompt_tokens is None:
         return None
@@ -50,10 +54,10 @@ def cut_to(call: Call, truncate_prompt_tokens: int | None) -> int | None:
 
 
 class Vectors:
-    """What the engine makes of the texts of one request. Whoever makes one closes it.
+    """The vectors of the texts of one request. Its creator must close it.
 
     Attributes:
-        tokens: of all texts.
+        tokens: number of tokens of all texts.
     """
 
     def __init__(
@@ -71,7 +75,7 @@ class Vectors:
             call: opened for the request.
             texts: in the order of the answer.
             dimensions, priority: see :func:`galley.service.vector_requests.vector_request`.
-            remedy: what this protocol does about a text that is too long.
+            remedy: this protocol's advice for a text that is too long.
 
         Raises:
             RequestError: a text cannot be honoured by this model.
@@ -96,12 +100,12 @@ class Vectors:
         ]
 
     async def all(self) -> list[bytes]:
-        """The vector of each text, float32.
+        """Compute and return the vector of each text, as float32.
 
         Raises:
-            EngineError: the engine gave a text up.
-            Unavailable: the queue is full, the tenant has no tokens left, or the server stops.
-            DeadlineExceeded: the request's time is over.
+            EngineError: the engine gave up a text.
+            Unavailable: the queue is full, the tenant has no tokens left, or the server is stopping.
+            DeadlineExceeded: the request's deadline has passed.
         """
         ahead = max(1, min(_AHEAD, self._call.room))
         first, rest = self._requests[:ahead], self._requests[ahead:]
@@ -132,7 +136,7 @@ class Vectors:
         raise EngineError("The engine ended a text without a vector")
 
     def close(self) -> None:
-        """Cancel what is still under way, and settle the accounts. Idempotent."""
+        """Cancel the texts still in the engine, and settle the accounts. Idempotent."""
         if self._closed:
             return
         self._closed = True

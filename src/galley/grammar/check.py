@@ -1,4 +1,4 @@
-"""Whether a grammar can be followed, and its form for the engine. To be called where a crash does no harm.
+"""Check that a grammar can be followed, and convert it for the engine. Call where a crash does no harm.
 
 llguidance is native code, and a few of its recursions are not bounded: a Lark grammar whose rules refer to
 each other 5,000 deep overflows the stack and ends the process.
@@ -17,7 +17,7 @@ from galley.grammar.json_schema import narrow_formats, parse_schema, patterns
 from galley.types import Grammar
 
 MAX_SOURCE: Final = 256 * 1024
-"""Characters of a grammar."""
+"""Maximum characters of a grammar."""
 
 LIMITS: Final = LLParserLimits(
     initial_lexer_fuel=4_000_000,
@@ -27,24 +27,25 @@ LIMITS: Final = LLParserLimits(
     max_grammar_size=500_000,
     verbose_errors=False,
 )
-"""Some 80 ms to begin with, 15 ms for a token, and 100 MB of states at the very most.
+"""Limits: about 80 ms initially, 15 ms for each token, and at most 100 MB of states.
 
-The first is for a whole text: a pattern beside a bounded length takes some 400 of it for each character,
-and where nothing is left of it the text may not go on (see ``json_schema.MAX_PATTERN_LENGTH``).
+The initial limit applies to a whole text: a pattern combined with a bounded length uses about 400 units of
+it for each character. Once it is used up the text may not continue; see
+``json_schema.MAX_PATTERN_LENGTH``.
 """
 
 _JSON: Final[Any] = {"whitespace_flexible": True, "whitespace_pattern": r"(\x20|\n[\x20\t]{0,20})?"}
-"""Between two tokens of JSON: nothing, a space, or a line's end and its indentation, as in llama.cpp's
-grammars. A model that likes white space cannot go on with it for ever."""
+"""Between two tokens of JSON: nothing, a space, or a newline and its indentation, as in llama.cpp's
+grammars. This keeps a model from emitting white space forever."""
 
 _LONGEST_REASON: Final = 300
 
 
 def check(grammar: Grammar, vocabulary: LLTokenizer, field: str) -> Grammar:
-    """The same grammar, ``compiled``: in llguidance's own notation, found to have a first token.
+    """Compile a grammar to llguidance's own notation, kind "compiled", and check that it has a first token.
 
     Raises:
-        RequestError: it cannot be compiled, or uses what is not supported, which is named; names ``field``.
+        RequestError: it cannot be compiled, or uses an unsupported feature; names it and ``field``.
     """
     if grammar.kind == "chat":
         return check_chat(grammar.source, vocabulary, field)
@@ -70,12 +71,12 @@ def check(grammar: Grammar, vocabulary: LLTokenizer, field: str) -> Grammar:
 
 
 def is_json(compiled: str) -> bool:
-    """Whether a compiled grammar has a JSON schema, or a part of it."""
+    """Return whether a compiled grammar is or contains a JSON schema."""
     return '"json_schema"' in compiled or "%json" in compiled
 
 
 def _notation(grammar: Grammar, field: str) -> str:
-    """The grammar as llguidance takes it."""
+    """Return the grammar in the notation that llguidance accepts."""
     source = grammar.source
     match grammar.kind:
         case "json_schema":
@@ -99,7 +100,7 @@ class _Chat(msgspec.Struct, frozen=True):
     """A Lark grammar of an answer.
 
     Attributes:
-        schemas: rule of ``lark`` to the JSON schema that it stands for.
+        schemas: rule of ``lark`` -> the JSON schema that it stands for.
         answer: the grammar that ``@answer`` in ``lark`` stands for.
     """
 
@@ -109,7 +110,7 @@ class _Chat(msgspec.Struct, frozen=True):
 
 
 def check_chat(source: str, vocabulary: LLTokenizer, field: str) -> Grammar:
-    """As :func:`check`, for a grammar of the kind "chat"; errors name the field of the schema at fault."""
+    """Check a grammar of the kind "chat", as :func:`check` does; errors name the faulty schema's field."""
     chat = msgspec.json.decode(source, type=_Chat)
     size = sum(len(json.dumps(entry.schema)) for entry in chat.schemas.values())
     if size > MAX_SOURCE:
@@ -137,7 +138,7 @@ def check_chat(source: str, vocabulary: LLTokenizer, field: str) -> Grammar:
 
 
 def _expression(source: str) -> str:
-    r"""A regular expression; \d, \w and \s are those of ASCII, as in JavaScript and in JSON Schema."""
+    r"""Convert a regular expression; \d, \w and \s are ASCII, as in JavaScript and JSON Schema."""
     return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(source, 'dws')}/")
 
 
@@ -146,9 +147,9 @@ def _choice(choices: list[str]) -> str:
 
 
 def _lark(source: str, field: str) -> str:
-    """Lark as it is; GBNF, whose rules are written with ``::=``, converted to it.
+    """Return Lark unchanged; convert GBNF, whose rules are written with ``::=``, to it.
 
-    A schema inside of a grammar could have keywords that nobody honours.
+    A schema inside a grammar could have keywords that are not honoured.
     """
     if re.search(r"%json\s*\{", source):
         raise RequestError(
@@ -160,7 +161,7 @@ def _lark(source: str, field: str) -> str:
 
     try:
         converted = to_lark(source)
-    except Exception as error:  # its parser raises whatever its text makes it
+    except Exception as error:  # the parser may raise any type of error
         raise RequestError(
             f"{field}: not a GBNF grammar: {_line(str(error))}", param=field
         ) from None
@@ -168,14 +169,14 @@ def _lark(source: str, field: str) -> str:
 
 
 def _written(vocabulary: LLTokenizer, number: float) -> str:
-    """The text of a constant number."""
+    """Return the text of a constant number."""
     source = LLMatcher.grammar_from_json_schema(json.dumps({"const": number}))
     matcher = LLMatcher(vocabulary, source, log_level=0, limits=LIMITS)
     return matcher.compute_ff_bytes().decode()
 
 
 def _why_not(compiled: str, vocabulary: LLTokenizer) -> str | None:
-    """Why a grammar cannot be followed; None if it can."""
+    """Return the reason why a grammar cannot be followed; None if it can."""
     matcher = LLMatcher(vocabulary, compiled, log_level=0, limits=LIMITS)
     if not matcher.is_error():
         matcher.compute_bitmask()
@@ -186,8 +187,8 @@ def _why_not(compiled: str, vocabulary: LLTokenizer) -> str | None:
 
 
 def _line(reason: str) -> str:
-    """An error on one line, without the grammar and the positions in what was made of it."""
+    """Return an error as one line, without the grammar and positions in its converted form."""
     text = re.split(r"<(?:state|non-verbose/)>|\n +\d+ \| ", reason)[0]
-    text = text.rpartition("\nerror: ")[2]  # of a regular expression, after the expression itself
+    text = text.rpartition("\nerror: ")[2]  # for a regular expression, it follows the expression
     text = re.sub(r"^at \d+\(\d+\): |\s+\^\s*$", "", " ".join(text.split()))
     return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 3] + "..."

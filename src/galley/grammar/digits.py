@@ -1,6 +1,6 @@
-"""Numbers that end by themselves: how many digits JSON's numbers may have where a grammar has no bound.
+"""Limits on the digits of JSON numbers where a grammar has no bound, so that numbers end.
 
-A grammar of JSON lets a number go on for ever, and a weak model does so until its tokens are used up.
+A grammar of JSON lets a number continue forever, and a weak model does so until its tokens are used up.
 """
 
 from typing import Final, NamedTuple
@@ -13,7 +13,7 @@ INTEGER: Final = 19
 """Digits of the largest integers of 64 bits."""
 
 SIGNIFICANT: Final = 17
-"""Digits that tell any float64 from all others."""
+"""Digits that distinguish any float64 from all others."""
 
 EXPONENT: Final = 3
 
@@ -21,12 +21,12 @@ _DIGITS: Final = b"0123456789"
 
 
 class DigitRun(NamedTuple):
-    """The digits at a text's end.
+    """The digits at the end of a text.
 
     Attributes:
-        digits: how many there are.
-        most: how many there may be.
-        zero: it is a single 0.
+        digits: number of digits.
+        most: maximum number of digits.
+        zero: whether it is a single 0.
     """
 
     digits: int = 0
@@ -34,7 +34,7 @@ class DigitRun(NamedTuple):
     zero: bool = False
 
     def after(self, text: bytes) -> "DigitRun":
-        """The run at the end of the text that goes on with ``text``."""
+        """Return the run at the end of the text after ``text`` is appended."""
         digits, most, zero = self
         for byte in text:
             if byte in _DIGITS:
@@ -50,10 +50,10 @@ class DigitRun(NamedTuple):
 
 
 class Digits:
-    """What a vocabulary's tokens add to a run of digits."""
+    """The effect of each token of a vocabulary on a run of digits."""
 
     def __init__(self, vocabulary: LLTokenizer) -> None:
-        """Looks at each token once: 0.1 s for 128,000."""
+        """Decode each token of the vocabulary once: 0.1 s for 128,000."""
         self._bytes = [vocabulary.decode_bytes([token]) for token in range(vocabulary.vocab_size)]
         leading = [len(text) - len(text.lstrip(_DIGITS)) for text in self._bytes]
         self._leading = np.array(leading, dtype=np.int32)
@@ -61,18 +61,18 @@ class Digits:
         [self._quote, *_] = vocabulary.tokenize_bytes(b'"')
 
     def after(self, run: DigitRun, token: int) -> DigitRun:
-        """The run behind one more token."""
+        """Return the run after one more token."""
         return run.after(self._bytes[token])
 
     def limit(self, mask: npt.NDArray[np.float32], run: DigitRun) -> None:
-        """Forbid tokens that would make a number too long, if anything else may come in their place.
+        """Forbid tokens that would make a number too long, if any other token is allowed.
 
         Args:
             mask: [vocab or more] 0 for each token that may come next, else -inf; changed in place.
-            run: at the end of the text so far.
+            run: the digits at the end of the text so far.
         """
         room = run.most - run.digits
-        # A quotation mark may come within a text, of JSON or beside it, but not behind a number's digit.
+        # A quotation mark may come within a text, in JSON or outside it, but not after a number's digit.
         if not run.digits or room >= self._longest or mask[self._quote] == 0:
             return
         shorter = mask.copy()

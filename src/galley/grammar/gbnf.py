@@ -1,4 +1,4 @@
-"""GBNF, llama.cpp's notation, as Lark: what llguidance's converter leaves out."""
+"""Conversion of GBNF, llama.cpp's notation, to Lark, including what llguidance's converter omits."""
 
 import re
 from typing import Final
@@ -9,18 +9,18 @@ _TOKEN: Final = re.compile(
     r"""(?P<other>"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|\#[^\n]*)"""
     r"""|(?P<negated>!?)<(?P<name>\[[0-9]{1,9}\]|[^<>\s"\[\]]{1,64})>"""
 )
-"""A text, a class of characters or a comment, within which no token is meant; or a token."""
+"""A string, a character class or a comment, in which nothing is a token; or else a token."""
 
 _MARK: Final = "galley-token-"
 
 
 def to_lark(source: str) -> str:
-    """A grammar in Lark's notation.
+    """Convert a GBNF grammar to Lark's notation.
 
-    Tokens (``<[10]>``, ``<think>``, and ``!<[10]>`` for any other) stand as rules while it is converted.
+    Tokens (``<[10]>``, ``<think>``, and ``!<[10]>`` for any other) are replaced by rules during conversion.
 
     Raises:
-        Exception: of any kind: it is no GBNF.
+        Exception: of any type: the text is not valid GBNF.
     """
     tokens: dict[str, str] = {}
 
@@ -51,21 +51,21 @@ class _Token(gbnf_to_lark.ASTNode):
         return self._text
 
     def is_terminal(self) -> bool:
-        """Whether it may stand in an expression of bytes."""
+        """Return whether it may be part of an expression of bytes."""
         return False
 
 
 class _Repetition(gbnf_to_lark.RepetitionNode):
-    """Lark wants brackets around what is repeated twice."""
+    """A repetition, which Lark requires in parentheses where it is repeated again."""
 
     def is_atomic(self) -> bool:
-        """Whether it can be repeated without them."""
+        """Return whether it can be repeated without parentheses."""
         return False
 
 
 class _Parser(gbnf_to_lark.GrammarParser):
     def __init__(self, tokens: dict[str, str]) -> None:
-        """``tokens`` by the words that stand for them."""
+        """Create a parser; ``tokens`` maps the words that stand for tokens to the tokens."""
         super().__init__()
         self._tokens = tokens
 

@@ -1,10 +1,10 @@
-"""What of JSON Schema is honoured, by name: what constrains values otherwise gets an error, never an answer
-without it.
+"""The parts of JSON Schema that are honoured, by name. An unsupported constraint is an error: it is never
+ignored.
 
-llguidance refuses keywords that it knows and does not implement, but passes over those that it has never
-heard of. So a schema is walked before. A keyword that no draft of the standard knows says nothing about
-values, by the standard; one that is known elsewhere for a constraint, or looks like a constraint that was
-misspelt, is refused all the same.
+llguidance refuses keywords that it knows and does not implement, but ignores those that it does not know.
+Therefore a schema is checked first. By the standard, a keyword that no draft defines does not constrain
+values; a keyword that is a constraint elsewhere, or looks like a misspelt constraint, is refused all the
+same.
 """
 
 import difflib
@@ -19,10 +19,10 @@ from galley.grammar.numbers import fault_of_numbers
 from galley.grammar.string_formats import PATTERNS, REPLACED
 
 MAX_SCHEMAS: Final = 10_000
-"""Subschemas of one schema."""
+"""Maximum number of subschemas of one schema."""
 
 MAX_PATTERN_LENGTH: Final = 8192
-"""Characters of a text's least or greatest length beside a pattern."""
+"""Maximum value of a text's minimum or maximum length when combined with a pattern."""
 
 _IN_MAPS: Final = frozenset(("properties", "patternProperties", "$defs", "definitions"))
 _IN_LISTS: Final = frozenset(("anyOf", "allOf", "oneOf", "prefixItems"))
@@ -53,7 +53,7 @@ _ANNOTATIONS: Final = frozenset(
     (
         "$schema",
         "$id",
-        "id",  # of draft 4
+        "id",  # from draft 4
         "$comment",
         "title",
         "description",
@@ -63,7 +63,7 @@ _ANNOTATIONS: Final = frozenset(
         "deprecated",
         "readOnly",
         "writeOnly",
-        "discriminator",  # OpenAPI's hint beside oneOf, which pydantic writes
+        "discriminator",  # OpenAPI's hint that accompanies oneOf, written by pydantic
     )
 )
 _KNOWN: Final = _IN_MAPS | _IN_LISTS | _DIRECT | _ASSERTIONS | _ANNOTATIONS
@@ -74,7 +74,7 @@ _NOT_HONOURED: Final = frozenset(
         *("dependentRequired", "dependentSchemas", "dependencies", "propertyNames"),
         *("additionalItems", "unevaluatedItems", "unevaluatedProperties"),
         *("$dynamicRef", "$recursiveRef"),
-        # of draft 3, of OpenAPI, and of validators' extensions
+        # from draft 3, from OpenAPI, and from validators' extensions
         *("disallow", "divisibleBy", "extends", "requires", "nullable", "optional", "unique"),
         *(
             "maxlen",
@@ -94,24 +94,24 @@ _NOT_HONOURED: Final = frozenset(
         *("prohibited", "deepProperties", "deepRequired", "switch", "select", "x-guidance"),
     )
 )
-"""Keywords by which some validator calls values invalid."""
+"""Keywords by which some validator rejects values."""
 
 _CONSTRAINTS: Final = {
     name.lower().strip("$"): name
     for name in sorted(_NOT_HONOURED | _IN_MAPS | _IN_LISTS | _DIRECT | _ASSERTIONS)
 }
 _RESEMBLANCE: Final = 0.86
-"""Of a keyword and its misspelling, by ``difflib``: `item` is one, `note` and `tsType` are none."""
+"""Minimum ``difflib`` ratio of a keyword and a misspelling: `item` is one, `note` and `tsType` are not."""
 
 
 def parse_schema(
     source: str, field: str, *, written: Callable[[float], str] = str
 ) -> dict[str, Any]:
-    """The schema that ``source`` writes as JSON, all of whose keywords are honoured.
+    """Parse a schema from JSON text and check that all its keywords are honoured.
 
     Args:
-        source: at most so long that it can be parsed.
-        field: to be named in errors.
+        source: the text, short enough to be parsed.
+        field: name of the field, for errors.
         written: see :func:`galley.grammar.numbers.fault_of_numbers`, which may change bounds.
 
     Raises:
@@ -134,13 +134,13 @@ def parse_schema(
         if reason is not None:
             raise RequestError(f"{field}: {reason} (at {place or '/'})", param=field)
         if isinstance(part, dict):
-            for keyword in part.keys() - _KNOWN:  # some of them llguidance would refuse
+            for keyword in part.keys() - _KNOWN:  # llguidance would refuse some of them
                 del part[keyword]
     return schema
 
 
 def narrow_formats(schema: dict[str, Any]) -> None:
-    """Change the schema such that texts of all its formats are valid, and no valid ones are missing."""
+    """Change the schema so that it allows exactly the valid texts of all its formats."""
     for _, part in list(_subschemas(schema)):
         name = part.get("format") if isinstance(part, dict) else None
         if isinstance(name, str) and name in PATTERNS:
@@ -150,7 +150,7 @@ def narrow_formats(schema: dict[str, Any]) -> None:
 
 
 def patterns(schema: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """(keyword, place, regular expression) for each of a schema's."""
+    """Yield (keyword, place, regular expression) for each regular expression of a schema."""
     for place, part in _subschemas(schema):
         if isinstance(part, dict):
             if isinstance(part.get("pattern"), str):
@@ -161,7 +161,7 @@ def patterns(schema: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """(JSON pointer, schema) for the schema itself and all below; values in place of schemas, too."""
+    """Yield (JSON pointer, schema) for the schema and all below it, values in place of schemas included."""
     pending: list[tuple[str, Any]] = [("", schema)]
     while pending:
         place, part = pending.pop()
@@ -179,7 +179,7 @@ def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _fault(part: Any, place: str, root: dict[str, Any]) -> str | None:
-    """Why a subschema cannot be honoured; None if its keywords can."""
+    """Return the reason why a subschema cannot be honoured; None if it can."""
     if isinstance(part, bool):
         return None
     if not isinstance(part, dict):
@@ -214,7 +214,7 @@ def _is_longer(length: Any) -> bool:
 
 
 def _not_an_annotation(keyword: str, value: Any) -> str | None:
-    """Why an unknown keyword cannot be one that says nothing about values, as the standard has it."""
+    """Return why an unknown keyword cannot be an annotation, which by the standard constrains nothing."""
     if keyword in _NOT_HONOURED:
         asks_nothing = keyword in ("uniqueItems", "nullable", "optional") and value is False
         return None if asks_nothing else f"the keyword {shown(keyword)} is not supported"
@@ -228,7 +228,7 @@ def _not_an_annotation(keyword: str, value: Any) -> str | None:
 
 
 def _is_found(reference: Any, root: dict[str, Any]) -> bool:
-    """Whether a reference is a JSON pointer (RFC 6901) into ``root``."""
+    """Return whether a reference is a JSON pointer (RFC 6901) into ``root``."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return False
     part: Any = root

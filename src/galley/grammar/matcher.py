@@ -1,4 +1,4 @@
-"""Grammars in the engine: compiled beside its steps, and followed while the forward pass runs."""
+"""Grammars in the engine: compiled in parallel with its steps, and followed during the forward pass."""
 
 import threading
 from collections import OrderedDict
@@ -12,19 +12,19 @@ import numpy.typing as npt
 
 from galley.types import Grammar
 
-if TYPE_CHECKING:  # imported with the first grammar: it takes a tenth of a second
+if TYPE_CHECKING:  # imported with the first grammar, because it takes 0.1 s
     from llguidance import LLMatcher, LLTokenizer
 
     from galley.grammar.digits import DigitRun, Digits
 
 Mask: TypeAlias = npt.NDArray[np.float32]
-"""[vocab, rounded up to 32] what is added to logits: 0, or -inf for tokens that may not come next.
+"""[vocab, rounded up to 32] values to add to logits: 0, or -inf for tokens that may not come next.
 
-To add takes a sixth, or less, of what it takes to write -inf where a boolean says so.
+Adding takes at most a sixth of the time of writing -inf by a boolean mask.
 """
 
 _KEPT: Final = 64
-"""Compiled grammars that are kept for the next request."""
+"""Number of compiled grammars that are kept for later requests."""
 
 _WORD_BITS: Final = 32
 _OF_OCTET: Final = np.where(
@@ -32,14 +32,14 @@ _OF_OCTET: Final = np.where(
     np.float32(0),
     np.float32(-np.inf),
 )
-"""[256, 8] the mask of eight tokens, by the bits of those that may come."""
+"""[256, 8] the mask of eight tokens, indexed by the bits of the allowed ones."""
 
 _STACK_BYTES: Final = 64 * 2**20
-"""Of the threads; more than a grammar had when it was checked."""
+"""Stack size of the threads; more than was available when the grammar was checked."""
 
 
 class GrammarMatcher:
-    """Where one sequence stands in its grammar. One thread at a time may use it."""
+    """The state of one sequence in its grammar. One thread at a time may use it."""
 
     def __init__(
         self,
@@ -48,13 +48,14 @@ class GrammarMatcher:
         never: int | None,
         numbers: "tuple[Digits, DigitRun] | None" = None,
     ) -> None:
-        """
+        """Create a matcher.
+
         Args:
-            matcher: where the sequence stands.
+            matcher: state of the sequence.
             vocab_size: rows of the embedding.
-            never: a token that cannot come, whatever ``matcher`` says.
-            numbers: for a grammar of JSON, whose numbers have so many digits at most, and those at the end
-                of the text so far.
+            never: a token that is never allowed, whatever ``matcher`` allows.
+            numbers: for a grammar of JSON, the limits on digits of numbers, and the digits at the end of
+                the text so far.
         """
         self._matcher = matcher
         self._vocab_size = vocab_size
@@ -65,7 +66,7 @@ class GrammarMatcher:
 
     @property
     def error(self) -> str | None:
-        """Why the grammar can be followed no further; None if it can."""
+        """The reason why the grammar can be followed no further; None if it can."""
         if not self._matcher.is_error():
             return None
         reason = self._matcher.get_error().partition("<")[0].strip()
@@ -73,23 +74,23 @@ class GrammarMatcher:
 
     @property
     def ended(self) -> bool:
-        """The text is complete, and nothing may follow it."""
+        """Whether the text is complete and nothing may follow it."""
         return self._matcher.is_stopped()
 
     def accept(self, token: int) -> bool:
-        """The token became part of the output; False if the grammar does not allow it, or is in error."""
+        """Advance by an output token; return False if the grammar does not allow it, or is in error."""
         if self._digits is not None:
             self._run = self._digits.after(self._run, token)
         return self._matcher.consume_token(token)
 
     def forced(self) -> list[int]:
-        """Tokens for the bytes that must come next; other tokens may begin with the same bytes."""
+        """Return tokens for the bytes that must come next; other tokens may begin with the same bytes."""
         if self._matcher.is_error() or self.ended:
             return []
         return self._matcher.compute_ff_tokens()
 
     def empty_masks(self, count: int) -> list[Mask]:
-        """For :meth:`fill`, which may fill them later."""
+        """Return uninitialized masks for :meth:`fill`, which may fill them later."""
         words = -(-self._vocab_size // _WORD_BITS)
         return [np.empty(words * _WORD_BITS, dtype=np.float32) for _ in range(count)]
 
@@ -99,14 +100,14 @@ class GrammarMatcher:
         masks: Sequence[Mask],
         forced: Sequence[int | None] = (),
     ) -> None:
-        """Say what may come next, and after each guess what may come if it is right.
+        """Fill the masks of the next token and, for each draft token, of the token after it if accepted.
 
-        A mask behind a guess that the grammar does not allow forbids nothing: its token is never taken.
+        A mask after a draft token that the grammar does not allow forbids nothing: its token is never used.
 
         Args:
-            guesses: tokens that may come.
-            masks: to be filled, one more than guesses.
-            forced: for each mask the token that is to come if the grammar allows it; may be empty.
+            guesses: draft tokens.
+            masks: to be filled, one more than draft tokens.
+            forced: for each mask the token that must come if the grammar allows it; may be empty.
         """
         followed = 0
         run = self._run if self._digits is not None else None
@@ -132,7 +133,7 @@ class GrammarMatcher:
         if not self._matcher.is_error():
             self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         if self._matcher.is_error():
-            mask.fill(0)  # there must be a token to refuse
+            mask.fill(0)  # there must be a token to reject
             return
         np.take(_OF_OCTET, bits.view(np.uint8), axis=0, out=mask.reshape(-1, 8), mode="clip")
         if self._never is not None:
@@ -142,12 +143,12 @@ class GrammarMatcher:
 class Grammars:
     """Compiles the grammars of one model's requests, and fills the masks of its steps.
 
-    Each of the two has a thread of its own, so neither a large grammar nor the vocabulary, which is read
-    when the first grammar comes, holds up a step.
+    Compilation and filling each have their own thread. Thus neither a large grammar nor the vocabulary,
+    which is read for the first grammar, delays a step.
     """
 
     def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Collection[int]) -> None:
-        """Of the model in ``folder``; nothing is read before it is needed."""
+        """Prepare for the model in ``folder``; nothing is read before it is needed."""
         self._folder = folder
         self._vocab_size = vocab_size
         self._eos = tuple(eos_token_ids)
@@ -158,10 +159,10 @@ class Grammars:
         self._filler: ThreadPoolExecutor | None = None
 
     def compile(self, grammar: Grammar, output: Sequence[int]) -> "Future[GrammarMatcher]":
-        """A matcher that stands behind ``output``.
+        """Compile a grammar in the background and return the future of a matcher advanced by ``output``.
 
-        The future raises GalleyError where the vocabulary cannot be read. A grammar that cannot be compiled
-        makes a matcher in error.
+        The future raises GalleyError if the vocabulary cannot be read. A grammar that cannot be compiled
+        yields a matcher in error.
         """
         assert grammar.kind == "compiled", grammar.kind
         if self._compiler is None:
@@ -169,7 +170,7 @@ class Grammars:
         return self._compiler.submit(self._compile, grammar.source, tuple(output))
 
     def fill(self, fills: Sequence[Callable[[], None]]) -> Callable[[], None]:
-        """Begin to fill the masks of a step; what is returned waits until that is done."""
+        """Begin to fill the masks of a step; return a callable that waits until that is done."""
         if self._filler is None:
             self._filler = _thread("galley-masks")
         return self._filler.submit(_call_all, tuple(fills)).result
@@ -216,7 +217,7 @@ def _call_all(fills: Sequence[Callable[[], None]]) -> None:
 
 
 def _thread(name: str) -> ThreadPoolExecutor:
-    """One thread, whose stack has room for deep grammars."""
+    """Return an executor of one thread, whose stack has room for deep grammars."""
     executor = ThreadPoolExecutor(1, thread_name_prefix=name)
     before = threading.stack_size(_STACK_BYTES)
     try:

@@ -1,7 +1,7 @@
-"""Numbers of a JSON schema that would come out otherwise than written: refused, or written another way.
+"""Checks of numbers in a JSON schema that llguidance would alter: they are refused or rewritten.
 
-llguidance reads numbers as float64, off by a unit in the last place for some, and makes ranges of integers
-of 64 bits. It ends the process for some integers at the end of these.
+llguidance reads numbers as float64, some of them off by a unit in the last place, and limits ranges of
+integers to 64 bits. Some integers near that limit make it end the process.
 """
 
 import math
@@ -12,26 +12,26 @@ from typing import Any, Final
 from galley.errors import shown
 
 MOST: Final = 2**63 - 1024
-"""The largest float64 among the integers of 64 bits: llguidance's ranges of integers end there."""
+"""The largest 64-bit integer that is a float64: llguidance's ranges of integers end there."""
 
 _EXACT: Final = 2**53
-"""Up to here every integer is a float64."""
+"""Up to here every integer is exactly representable as a float64."""
 
 _PLAIN_DIGITS: Final = 15
-"""Any number of so many digits is read exactly."""
+"""Any number with at most this many digits is read exactly."""
 
 _BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
 def fault_of_numbers(part: dict[str, Any], written: Callable[[float], str]) -> str | None:
-    """Why a number of a subschema cannot be kept; None if all can.
+    """Return why a number of a subschema cannot be kept; None if all can.
 
-    Bounds of integers are changed so that they hold exactly, and to those of :data:`MOST` where they are
-    beyond: no text that follows them is invalid.
+    Bounds of integers are changed so that they hold exactly, and clamped to :data:`MOST` where they exceed
+    it: every text that satisfies the new bounds is valid.
 
     Args:
         part: the subschema; changed in place.
-        written: a number as texts have it that satisfy the schema ``{"const": number}``.
+        written: returns a number as it is written in texts that satisfy ``{"const": number}``.
     """
     for keyword in ("const", "enum"):
         for number in _numbers(part.get(keyword)):
@@ -49,7 +49,7 @@ def fault_of_numbers(part: dict[str, Any], written: Callable[[float], str]) -> s
 
 
 def _bound_integers(part: dict[str, Any], given: dict[str, int | float]) -> str | None:
-    """Change the bounds of a subschema of integers to inclusive ones that are exact."""
+    """Change the bounds of a subschema of integers to exact inclusive ones."""
     bounds: dict[str, tuple[int, str]] = {}
     for keyword, number in given.items():
         if not math.isfinite(number):
@@ -71,13 +71,13 @@ def _bound_integers(part: dict[str, Any], given: dict[str, int | float]) -> str 
     for name, edge in (("minimum", -MOST), ("maximum", MOST)):
         if name in bounds:
             part[name] = max(-MOST, min(MOST, bounds[name][0]))
-        elif wide:  # a range that is open at one end has digits beyond 64 bits
+        elif wide:  # a half-open range allows digits beyond 64 bits
             part[name] = edge
     return None
 
 
 def _is_kept(number: float, written: Callable[[float], str]) -> bool:
-    """Whether a constant comes out as it is written in the schema."""
+    """Return whether texts contain a constant as it is written in the schema."""
     if isinstance(number, int):
         if abs(number) <= _EXACT:
             return True
@@ -89,7 +89,7 @@ def _is_kept(number: float, written: Callable[[float], str]) -> bool:
             return int(nearest) == number and abs(number) <= MOST
         return (
             Decimal(repr(nearest)) == number
-        )  # written with the fewest digits that name the float64
+        )  # written with the fewest digits that identify the float64
     if not math.isfinite(number):
         return False
     if float(f"{number:.{_PLAIN_DIGITS}g}") == number:
@@ -106,7 +106,7 @@ def _only_integers(kinds: Any) -> bool:
 
 
 def _numbers(value: Any) -> Iterator[int | float]:
-    """All numbers within a JSON value."""
+    """Yield all numbers within a JSON value."""
     pending = [value]
     while pending:
         value = pending.pop()

@@ -1,4 +1,4 @@
-"""Formats of texts of which llguidance allows too much or too little, as regular expressions."""
+"""Regular expressions of text formats for which llguidance allows too much or too little."""
 
 from typing import Final
 
@@ -11,7 +11,7 @@ _SECONDS: Final = r"[0-9]{2}:[0-9]{2}:[0-5][0-9]"
 
 
 def _leap_seconds(signs: str) -> str:
-    """23:59:60 UTC by clocks whose offset is usual: hours, and half or three quarters of one."""
+    """Return the expression of 23:59:60 UTC at usual offsets: minutes are 0, 30 or 45."""
     moments = []
     for sign in signs:
         for offset in (60 * hours + minutes for hours in range(24) for minutes in (0, 30, 45)):
@@ -28,7 +28,7 @@ _LAST: Final = rf"(?:{_HEX}:{_HEX}|{_OCTET}(?:[.]{_OCTET}){{3}})"
 
 
 def _ipv6() -> str:
-    """RFC 3986's ``IPv6address``."""
+    """Return the expression of RFC 3986's ``IPv6address``."""
     forms = [f"(?:{_HEX}:){{6}}{_LAST}", f"::(?:{_HEX}:){{5}}{_LAST}"]
     for before in range(5):
         head = f"(?:(?:{_HEX}:){{0,{before}}}{_HEX})?::"
@@ -47,11 +47,11 @@ _DOMAIN: Final = rf"(?:{_LABEL}(?:[.]{_LABEL}){{0,5}}|\[{_OCTET}(?:[.]{_OCTET}){
 PATTERNS: Final[dict[str, tuple[str, ...]]] = {
     "date": (rf"^{_DAY}$",),
     "time": (rf"^(?:{_SECONDS}|{_leap_seconds('+-')}$)",),
-    # RFC 3339: leap seconds end a June or a December. East of Greenwich it is July or January by then.
+    # RFC 3339: leap seconds end a June or a December. East of Greenwich it is already July or January.
     "date-time": (
         rf"^(?:{_DAY}[tT]{_SECONDS}|[0-9]{{4}}-(?:06-30|12-31)[tT]{_leap_seconds('-')}$)",
     ),
-    # RFC 5321: 64 octets of a local part, which may be quoted, and a domain that is not too long.
+    # RFC 5321: 64 octets of a local part, which may be quoted, and a domain of limited length.
     "email": (
         rf"^(?:{_ATOM}(?:[.]{_ATOM})*|{_QUOTED})@{_DOMAIN}$",
         r'^(?:"|[^"@]{1,64}@)',
@@ -59,7 +59,7 @@ PATTERNS: Final[dict[str, tuple[str, ...]]] = {
     "hostname": (r"^.{1,253}$",),
     "ipv6": (_ipv6(),),
 }
-"""Format -> regular expressions, all of which its texts match."""
+"""Format -> regular expressions, all of which its texts must match."""
 
 REPLACED: Final = frozenset(("email", "ipv6"))
-"""Formats whose expressions say all; the others' add to what llguidance has."""
+"""Formats fully defined by their expressions; those of the others add to llguidance's rules."""

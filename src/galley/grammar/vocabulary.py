@@ -1,4 +1,4 @@
-"""A checkpoint's vocabulary as llguidance takes it: the bytes of each token, and which ones are special."""
+"""A checkpoint's vocabulary for llguidance: the bytes of each token, and which tokens are special."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -11,12 +11,12 @@ from galley.errors import CheckpointError, UnsupportedModel
 def load_vocabulary(
     folder: Path, *, vocab_size: int | None = None, eos_token_ids: Collection[int] = ()
 ) -> LLTokenizer:
-    """The vocabulary of ``tokenizer.json``, or of a GGUF file. Takes 0.7 s and 100 MB for 128,000 tokens.
+    """Load the vocabulary of ``tokenizer.json``, or of a GGUF file. Takes 0.7 s, 100 MB for 128,000 tokens.
 
     Args:
-        folder: the checkpoint's, or the GGUF file.
-        vocab_size: rows of the embedding, which may be more than the tokenizer has; None: as many.
-        eos_token_ids: any of them ends a text; none: what the tokenizer's names suggest.
+        folder: the checkpoint's folder, or the GGUF file.
+        vocab_size: rows of the embedding, which may exceed the tokenizer's tokens; None: the same number.
+        eos_token_ids: tokens that end a text; if empty, derived from the tokenizer's names.
 
     Raises:
         CheckpointError: the file is missing or damaged.
@@ -24,7 +24,7 @@ def load_vocabulary(
     """
     from galley.text.tokenizer import (
         Tokenizer,
-    )  # engines whose requests have no grammars do without
+    )  # not imported by engines whose requests have no grammars
 
     if not Tokenizer.is_there(folder):
         path = folder / "tokenizer.json"
@@ -33,7 +33,7 @@ def load_vocabulary(
     eos = sorted(eos_token_ids) or None
     try:
         return LLTokenizer(text, n_vocab=vocab_size, eos_token=eos)
-    except Exception as error:  # the Rust library raises bare ones
+    except Exception as error:  # the Rust library raises bare exceptions
         raise UnsupportedModel(
             f"{folder}: grammars cannot be used with this tokenizer: {error}"
         ) from error

@@ -1,4 +1,4 @@
-"""The chat side of ``galley.LLM``: conversations with tools, and answers taken apart."""
+"""The chat side of ``galley.LLM``: conversations with tools, and answers split into their parts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,11 +17,12 @@ from galley.types import SamplingParams
 
 
 class ChatPrompt(NamedTuple):
-    """A conversation, ready for the engine.
+    """A conversation that is ready for the engine.
 
     Attributes:
-        params: with the grammar that the answer needs, not checked.
-        new_parser: makes what takes an answer apart; it makes None if there is nothing to find.
+        params: sampling parameters, including the grammar that the answer needs; not checked.
+        new_parser: makes the parser that splits an answer; returns None if there is nothing to
+            parse.
     """
 
     ids: list[int]
@@ -30,16 +31,16 @@ class ChatPrompt(NamedTuple):
 
 
 class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``LLM.chat`` takes beside messages, as OpenAI's API names it.
+    """The options that ``LLM.chat`` accepts in addition to messages, named as in OpenAI's API.
 
     Attributes:
         tools: functions that the model may call, ``{"type": "function", "function": {"name": ...,
             "parameters": ...}}``.
         tool_choice: "auto", "none", "required", or the name of the tool that must be called.
-        parallel_tool_calls: several calls may come.
+        parallel_tool_calls: whether an answer may have several calls.
         chat_template_kwargs: variables of the chat template.
-        reasoning_effort: how much to think, where the template has it; "none": not at all.
-        max_thinking_tokens: so many tokens of thinking are followed by its end.
+        reasoning_effort: how much to think, where the template supports it; "none": not at all.
+        max_thinking_tokens: limit of thinking in tokens, after which thinking is ended.
     """
 
     tools: Sequence[Mapping[str, Any]] = ()
@@ -50,7 +51,11 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_thinking_tokens: int | None = None
 
     def conversation(self, messages: Sequence[Mapping[str, Any]]) -> Conversation:
-        """These options with messages. Raises RequestError for what is no tool, call or choice."""
+        """Combine messages with these options.
+
+        Raises:
+            RequestError: a tool, a call or the choice is invalid.
+        """
         named = self.tool_choice not in ("auto", "none", "required")
         return Conversation(
             messages=[_with_dictionaries(message) for message in messages],
@@ -65,7 +70,11 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def as_options(options: Mapping[str, Any]) -> ChatOptions:
-    """Raises RequestError, which names the option, for one that there is not, or of a wrong type."""
+    """Convert keyword arguments to options.
+
+    Raises:
+        RequestError: an option is unknown or of a wrong type; the error names it.
+    """
     unknown = next((name for name in options if name not in ChatOptions.__struct_fields__), None)
     if unknown is not None:
         raise RequestError(f"chat takes no {unknown!r}", param=unknown)
@@ -83,10 +92,11 @@ def chat_prompt(
     format: ChatFormat,
     tokenizer: Tokenizer,
 ) -> ChatPrompt:
-    """A conversation as the model takes it.
+    """Render a conversation to the model's input.
 
     Raises:
-        RequestError: the template refuses it, or the model cannot do what is asked.
+        RequestError: the template refuses the conversation, or the model does not support a
+            request.
     """
     check_tools(conversation, format)
     ids = template.encode(
@@ -118,7 +128,7 @@ def _tool(tool: Mapping[str, Any], index: int) -> Tool:
 
 
 def _with_dictionaries(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message with the arguments of its calls, where they are the text of an object, as that."""
+    """Return the message with the arguments of its calls parsed, where they are JSON text."""
     message = dict(message)
     calls = []
     for call in message.get("tool_calls") or ():

@@ -1,4 +1,4 @@
-"""Vectors of texts and scores of pairs with an engine in the caller's process."""
+"""Embedding of texts and scoring of pairs with an engine in the caller's process."""
 
 import uuid
 from collections.abc import Callable, Sequence
@@ -29,7 +29,10 @@ def embed(
     truncate: bool,
     advance: Callable[[int], object],
 ) -> Vectors:
-    """See :meth:`galley.llm.LLM.embed`; ``advance`` is told how many texts more are done."""
+    """Embed texts; see :meth:`galley.llm.LLM.embed`.
+
+    ``advance`` is called with the number of texts that have been finished since its last call.
+    """
     info = engine.info
     check_task(info, "embed")
     prompt, width = (
@@ -67,7 +70,7 @@ def rerank(
     *,
     truncate: bool,
 ) -> list[float]:
-    """See :meth:`galley.llm.LLM.rerank`."""
+    """Score documents for a query; see :meth:`galley.llm.LLM.rerank`."""
     info = engine.info
     check_task(info, "rerank")
     assert info.embedding is not None
@@ -90,7 +93,7 @@ def rerank(
 def _vectors(
     engine: LocalEngine, requests: Sequence[EngineRequest], advance: Callable[[int], object]
 ) -> Vectors:
-    """[requests, width]"""
+    """Run the requests and return their vectors in order, [requests, width]."""
     if not requests:
         raise RequestError("there are no texts", param="texts")
     places = {request.id: place for place, request in enumerate(requests)}

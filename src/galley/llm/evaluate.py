@@ -1,4 +1,4 @@
-"""How well a language model does on one's own data: perplexity of a text, right answers to questions."""
+"""Evaluation of a language model on one's own data: perplexity of a text, and accuracy on questions."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -25,11 +25,12 @@ class Perplexity:
     Attributes:
         perplexity: e to the power of ``nats_per_token``; depends on the tokenizer.
         nats_per_token: mean of the negative log-probabilities of the tokens.
-        bits_per_byte: of the text in UTF-8; comparable between models with different tokenizers.
-        tokens: that were predicted: all but the first.
-        windows: the text was read in so many pieces.
-        context: most tokens of a window.
-        stride: tokens from the start of a window to that of the next one.
+        bits_per_byte: bits per byte of the text in UTF-8; comparable between models with different
+            tokenizers.
+        tokens: number of predicted tokens: all but the first.
+        windows: number of windows in which the text was read.
+        context: maximum number of tokens in a window.
+        stride: tokens from the start of a window to the start of the next one.
     """
 
     perplexity: float
@@ -47,7 +48,7 @@ class Question:
 
     Attributes:
         conversation: messages, or the text of a prompt.
-        answers: the right ones.
+        answers: the right answers.
     """
 
     conversation: str | list[dict[str, Any]]
@@ -62,7 +63,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=False):
 
 @dataclass(frozen=True)
 class Answered:
-    """What a model said to a question, and whether that is right."""
+    """A model's answer to a question, and whether it is right."""
 
     question: Question
     said: str
@@ -70,26 +71,28 @@ class Answered:
 
 
 class TextScorer:
-    """Measures the perplexity of a text in overlapping windows, each token once.
+    """Measures the perplexity of a text in overlapping windows, counting each token once.
 
-    Windows begin ``stride`` tokens apart. Only tokens that no window before has count, so each but those of
-    the first window is predicted from at least ``context - stride`` tokens, as in transformers'
-    "Perplexity of fixed-length models".
+    Windows begin ``stride`` tokens apart. Only tokens that no earlier window contained are counted,
+    so every token outside the first window is predicted from at least ``context - stride`` tokens,
+    as in transformers' "Perplexity of fixed-length models".
 
     Attributes:
-        windows: how many there are.
+        windows: the number of windows.
     """
 
     def __init__(
         self, llm: LLM, text: str, *, context: int | None = None, stride: int | None = None
     ) -> None:
-        """Tokenise the text.
+        """Tokenize the text.
 
         Args:
             llm: the model.
-            text: begins with the tokens that the tokenizer puts before a text, such as BOS.
-            context: most tokens of a window; default: 2,048, or what the model holds if that is less.
-            stride: default: half of ``context``.
+            text: the text; it begins with the tokens that the tokenizer puts before a text, such as
+                BOS.
+            context: maximum number of tokens in a window; default: 2,048, or the model's limit if
+                that is less.
+            stride: tokens between the starts of windows; default: half of ``context``.
 
         Raises:
             RequestError: the text has fewer than two tokens, or a number is out of range.
@@ -117,11 +120,16 @@ class TextScorer:
 
     @property
     def windows(self) -> int:
-        """Pieces in which the text is read."""
+        """Number of windows in which the text is read."""
         return len(self._windows)
 
     def run(self, together: int, advance: Advance) -> Perplexity:
-        """The result. ``together``: windows in one batch; ``advance``: told how many more are done."""
+        """Measure the perplexity.
+
+        Args:
+            together: windows in one batch.
+            advance: called with the number of windows that each batch finished.
+        """
         nats: list[float] = []
         for first in range(0, len(self._windows), together):
             batch = self._windows[first : first + together]
@@ -141,7 +149,7 @@ class TextScorer:
         )
 
     def _cut(self) -> Iterator[tuple[int, int, int]]:
-        """(begin, first token that counts, end) of each window."""
+        """Yield (begin, first token that counts, end) of each window."""
         begin, new = 0, 1
         while new < len(self._ids):
             end = min(begin + self._context, len(self._ids))
@@ -150,13 +158,14 @@ class TextScorer:
 
 
 def read_questions(path: Path) -> list[Question]:
-    """The lines of a JSON Lines file: ``{"prompt": "2 + 2 =", "answer": "4"}``.
+    """Read the lines of a JSON Lines file: ``{"prompt": "2 + 2 =", "answer": "4"}``.
 
-    ``messages`` may stand for ``prompt``, and ``answer`` may be a list of right answers; other fields do
-    not matter.
+    A line may have ``messages`` instead of ``prompt``, and ``answer`` may be a list of right
+    answers; other fields are ignored.
 
     Raises:
-        RequestError: the file cannot be read, has no line, or has a wrong one, whose number is named.
+        RequestError: the file cannot be read, has no line, or has an invalid one, whose number the
+            error names.
     """
     try:
         lines = path.read_bytes().splitlines()
@@ -185,7 +194,10 @@ def _question(path: Path, number: int, line: bytes) -> Question:
 
 
 def is_right(said: str, answers: Sequence[str], match: Match) -> bool:
-    """Whether what was said is one of the answers, or contains one; space around either does not count."""
+    """Return whether the model's text equals one of the answers, or contains one.
+
+    White space at the beginning and end of either is ignored.
+    """
     if match == "contains":
         return any(answer.strip() in said for answer in answers if answer.strip())
     return said.strip() in [answer.strip() for answer in answers]
@@ -206,13 +218,13 @@ def ask(
 
     Args:
         llm: the model.
-        questions: in any order; the answers come in theirs.
-        params: of the answers.
+        questions: the questions, in any order; the answers are returned in the same order.
+        params: sampling parameters of the answers.
         match: when an answer is right, see :func:`is_right`.
-        system: message put before prompts.
+        system: system message put before prompts.
         plain: continue prompts as they are, without the chat template.
         together: questions in one batch.
-        advance: told how many more questions are answered.
+        advance: called with the number of questions that each batch answered.
 
     Raises:
         RequestError: the model has no chat template, or a question does not fit its context.

@@ -1,4 +1,4 @@
-"""What callers of ``galley.LLM`` pass, in any of the forms they write it, as lists; else a typed error."""
+"""Conversion of the arguments of ``galley.LLM``, in any of their accepted forms, to lists."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
@@ -10,17 +10,17 @@ from galley.types import SamplingParams
 Prompt: TypeAlias = str | Sequence[int]
 Message: TypeAlias = Mapping[str, Any]
 Conversation: TypeAlias = str | Sequence[Message]
-"""Messages with ``role`` and ``content``; a text is a single message of the user."""
+"""Messages with ``role`` and ``content``; a text stands for a single message of the user."""
 
 
 def as_prompts(prompts: object) -> list[str | list[int]]:
-    """Texts and lists of token ids of one prompt or of several.
+    """Convert one prompt or several to a list of texts and lists of token ids.
 
     Args:
         prompts: a text, a sequence of token ids (arrays, too), or an iterable of these.
 
     Raises:
-        RequestError: it is anything else; names ``prompts``.
+        RequestError: ``prompts`` is anything else; the error names the parameter.
     """
     if isinstance(prompts, Iterator):
         prompts = list(prompts)
@@ -38,7 +38,11 @@ def as_prompts(prompts: object) -> list[str | list[int]]:
 
 
 def as_prompt(prompt: object) -> str | list[int]:
-    """One prompt. Raises RequestError, which names ``prompt``, if it is none, or are several."""
+    """Convert a single prompt.
+
+    Raises:
+        RequestError: the value is not a prompt, or is several; the error names ``prompt``.
+    """
     single = _as_prompt(prompt)
     if single is None:
         raise RequestError(
@@ -48,10 +52,11 @@ def as_prompt(prompt: object) -> str | list[int]:
 
 
 def as_conversations(messages: object) -> list[list[dict[str, Any]]]:
-    """Conversations of one (a text, a message or a list of messages) or of several.
+    """Convert one conversation (a text, a message or a list of messages) or several to a list.
 
     Raises:
-        RequestError: it is anything else, or a message has no role; names ``messages``.
+        RequestError: the value is anything else, or a message has no role; the error names
+            ``messages``.
     """
     if isinstance(messages, str | Mapping):
         return [as_conversation(messages)]
@@ -64,7 +69,7 @@ def as_conversations(messages: object) -> list[list[dict[str, Any]]]:
 
 
 def as_conversation(messages: object) -> list[dict[str, Any]]:
-    """One conversation. Raises as :func:`as_conversations`."""
+    """Convert a single conversation. Raises the same errors as :func:`as_conversations`."""
     if isinstance(messages, str):
         return [{"role": "user", "content": messages}]
     items = [messages] if isinstance(messages, Mapping) else _items(messages)
@@ -77,10 +82,15 @@ def as_conversation(messages: object) -> list[dict[str, Any]]:
 
 
 def as_params(params: object, count: int) -> list[SamplingParams]:
-    """The parameters of each of ``count`` prompts: those given for it, or for all; None: the defaults.
+    """Return the parameters of each of ``count`` prompts.
+
+    Args:
+        params: parameters for all prompts, or a sequence with those of each; None: the defaults.
+        count: number of prompts.
 
     Raises:
-        RequestError: it is anything else, or not as many as prompts; names ``params``.
+        RequestError: ``params`` is anything else, or its length is not ``count``; the error names
+            ``params``.
     """
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
@@ -96,7 +106,7 @@ def as_params(params: object, count: int) -> list[SamplingParams]:
 
 
 def _as_prompt(value: object) -> str | list[int] | None:
-    """A text or a list of at least one token id; None for anything else."""
+    """Return a text or a list of at least one token id; None for anything else."""
     if isinstance(value, str):
         return value
     items = None if isinstance(value, Mapping) else _items(value)
@@ -106,7 +116,7 @@ def _as_prompt(value: object) -> str | list[int] | None:
 
 
 def _items(value: object) -> list[Any] | None:
-    """What an iterable or an array holds, nested arrays as lists; None for what holds nothing."""
+    """Return the items of an iterable or an array, nested arrays as lists; None for anything else."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     return (

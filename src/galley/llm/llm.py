@@ -44,10 +44,10 @@ class RequestOutput:
     """The result of one prompt. The attributes of a single choice are those of ``choices[0]``.
 
     Attributes:
-        choices: ``SamplingParams.n`` of them.
-        prompt_tokens: how many tokens the prompt has.
-        cached_tokens: how many of them the prefix cache supplied.
-        prompt_logprobs: one entry for each prompt token after the first, if asked for.
+        choices: the ``SamplingParams.n`` choices.
+        prompt_tokens: number of tokens in the prompt.
+        cached_tokens: number of prompt tokens that the prefix cache supplied.
+        prompt_logprobs: one entry for each prompt token after the first, if requested.
     """
 
     choices: list[Choice]
@@ -63,37 +63,37 @@ class RequestOutput:
 
     @property
     def token_ids(self) -> list[int]:
-        """See :class:`Choice`."""
+        """Token ids of the first choice; see :class:`Choice`."""
         return self.choices[0].token_ids
 
     @property
     def text(self) -> str:
-        """See :class:`Choice`."""
+        """Text of the first choice; see :class:`Choice`."""
         return self.choices[0].text
 
     @property
     def logprobs(self) -> list[TokenLogprob] | None:
-        """See :class:`Choice`."""
+        """Log-probabilities of the first choice; see :class:`Choice`."""
         return self.choices[0].logprobs
 
     @property
     def finish_reason(self) -> FinishReason:
-        """See :class:`Choice`."""
+        """Why the first choice ended; see :class:`Choice`."""
         return self.choices[0].finish_reason
 
     @property
     def timing(self) -> Timing:
-        """See :class:`Choice`."""
+        """Timing of the first choice; see :class:`Choice`."""
         return self.choices[0].timing
 
     @property
     def error(self) -> str | None:
-        """See :class:`Choice`."""
+        """Error of the first choice; see :class:`Choice`."""
         return self.choices[0].error
 
 
 class LLM(Closable):
-    """A loaded model. Use as a context manager, or :meth:`close` it; nothing is left running.
+    """A loaded model. Use it as a context manager, or :meth:`close` it; nothing is left running.
 
     Methods may be called from several threads; their requests share the batch.
     """
@@ -115,16 +115,19 @@ class LLM(Closable):
         """Load a model.
 
         Args:
-            model: a folder, a hub id, or nothing for the bundled model.
-            dtype: type for ``weight_dtype`` and ``kv_dtype`` where these are "auto"; "auto": the type of
-                the checkpoint's matrices.
-            weight_dtype: type of the weights; "auto": ``dtype``. ``quantize`` is another name of it.
-            kv_dtype: type of the KV cache (executor "reference": as ``dtype``, or rounded as int8 or int4);
-                "auto": ``dtype``, but "bfloat16" if weights are quantized and nothing asks for float32
-                (executor "cpu"), and "int8" if the checkpoint was made for keys and values of 8 bits.
-            executor: implementation that runs the model; "auto": "cpu" on device "cpu", else "reference".
+            model: a folder or a hub id; empty for the bundled model.
+            dtype: type for ``weight_dtype`` and ``kv_dtype`` where these are "auto"; "auto": the
+                type of the checkpoint's matrices.
+            weight_dtype: type of the weights; "auto": ``dtype``. ``quantize`` is an alias.
+            kv_dtype: type of the KV cache (executor "reference": as ``dtype``, or rounded as int8
+                or int4); "auto": ``dtype``, but "bfloat16" if weights are quantized and float32 is
+                not requested (executor "cpu"), and "int8" if the checkpoint was made for keys and
+                values of 8 bits.
+            executor: implementation that runs the model; "auto": "cpu" on device "cpu", else
+                "reference".
             max_model_len: context limit in tokens; default: the model's own.
-            kv_cache_tokens: size of the KV cache; default: from the memory available.
+            kv_cache_tokens: size of the KV cache in tokens; default: derived from the available
+                memory.
             max_batch_tokens: token budget of one engine step.
             prefix_cache: share the KV blocks of equal prefixes.
             settings: any other field of :class:`galley.settings.engine.EngineSettings`.
@@ -151,7 +154,10 @@ class LLM(Closable):
 
     @classmethod
     def from_settings(cls, settings: EngineSettings) -> Self:
-        """The same from one object, as the command line has it. Raises as the constructor."""
+        """Load a model from a settings object, as the command line does.
+
+        Raises the same errors as the constructor.
+        """
         llm = cls.__new__(cls)
         llm._load(settings)
         return llm
@@ -189,7 +195,7 @@ class LLM(Closable):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Raises ModelError if the checkpoint has none."""
+        """The model's tokenizer. Raises ModelError if the checkpoint has none."""
         if self._tokenizer is None:
             raise ModelError(f"{self.info.path} has no tokenizer.json: use token ids, not text")
         return self._tokenizer
@@ -204,22 +210,22 @@ class LLM(Closable):
         """Continue every prompt, all of them in one continuous batch.
 
         Args:
-            prompts: texts or lists of token ids; a single one is a list of one.
-            params: for all prompts, or one for each.
+            prompts: texts or lists of token ids; a single prompt is treated as a list of one.
+            params: parameters for all prompts, or a sequence with one for each.
             progress: show a progress bar of finished answers on stderr or in the notebook.
 
         Raises:
-            RequestError: a prompt or parameter is wrong; then nothing was run.
+            RequestError: a prompt or parameter is wrong; nothing has been run.
         """
         ids = [self._ids(prompt) for prompt in as_prompts(prompts)]
         return self._run(ids, as_params(params, len(ids)), progress)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
-        """One prompt's continuation as it is made. Dropping the iterator cancels the request.
+        """Stream the continuation of one prompt. Dropping the iterator cancels the request.
 
         Raises:
             RequestError: the prompt or a parameter is wrong, or n is not 1.
-            EngineError: in the midst of it, if the model breaks.
+            EngineError: the engine failed; may be raised during iteration.
         """
         return self._one(self._ids(as_prompt(prompt)), params)[0]
 
@@ -235,9 +241,10 @@ class LLM(Closable):
 
         Args:
             messages: a user's text, ``[{"role": ..., "content": ...}, ...]``, or a list of these.
-            params: for all conversations, or one for each.
+            params: parameters for all conversations, or a sequence with one for each.
             progress: show a progress bar of finished answers on stderr or in the notebook.
-            options: tools and thinking, see :class:`galley.llm.chat.ChatOptions`; for all conversations.
+            options: tools and thinking, for all conversations; see
+                :class:`galley.llm.chat.ChatOptions`.
 
         Raises:
             RequestError: the template refuses the messages, or a parameter is wrong.
@@ -258,14 +265,16 @@ class LLM(Closable):
     def chat_stream(
         self, messages: Conversation, params: SamplingParams | None = None, **options: Any
     ) -> Iterator[ChatDelta]:
-        """One answer as it is made, thinking apart from text. Dropping the iterator cancels the request.
+        """Stream one answer, with thinking separate from text.
+
+        Dropping the iterator cancels the request.
 
         Args:
             messages, params, options: as for :meth:`chat`.
 
         Raises:
             RequestError: the template refuses the messages, a parameter is wrong, or n is not 1.
-            EngineError: in the midst of it, if the model breaks.
+            EngineError: the engine failed; may be raised during iteration.
         """
         self._check_writes()
         conversation = as_options(options).conversation(as_conversation(messages))
@@ -277,21 +286,21 @@ class LLM(Closable):
         return chat_deltas(deltas, result)
 
     def _check_writes(self) -> None:
-        """Before a chat template is missed, which models of embeddings have none of."""
+        """Refuse embedding models here, rather than for the chat template that they lack."""
         if self.info.embedding is not None:
             check_task(self.info, "generate")
 
     def score(
         self, prompts: Sequence[Prompt] | Prompt, *, progress: bool = False
     ) -> list[list[float]]:
-        """Log-probability (nats) of every token after the first, for each prompt.
+        """Return the log-probability (nats) of every token after the first, for each prompt.
 
         Args:
-            prompts: as for :meth:`generate`; a text has the tokens that ``tokenizer.encode`` gives it.
+            prompts: as for :meth:`generate`; a text is encoded with ``tokenizer.encode``.
             progress: show a progress bar of finished prompts on stderr or in the notebook.
 
         Raises:
-            RequestError: a prompt is wrong; then nothing was run.
+            RequestError: a prompt is wrong; nothing has been run.
         """
         ids = [self._ids(prompt) for prompt in as_prompts(prompts)]
         params = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=0)
@@ -307,17 +316,19 @@ class LLM(Closable):
         truncate: bool = False,
         progress: bool = False,
     ) -> "Vectors":
-        """Vectors of texts, [texts, width] float32, from a model of embeddings.
+        """Embed texts with an embedding model; return [texts, width] float32.
 
         Args:
-            texts: or lists of token ids; a single one is a list of one.
-            dimensions: the first so many of each vector; None: all.
-            prompt_name: of a prompt of the model, such as "query", that is put before the texts.
-            truncate: cut texts to what the model takes; else those that are longer are refused.
+            texts: texts or lists of token ids; a single one is treated as a list of one.
+            dimensions: number of leading dimensions of each vector to keep; None: all.
+            prompt_name: name of one of the model's prompts, such as "query", to put before the
+                texts.
+            truncate: cut texts to the model's limit; otherwise longer texts are refused.
             progress: show a progress bar of finished texts on stderr or in the notebook.
 
         Raises:
-            RequestError: a text or an argument is wrong, or the model does not embed; nothing was run.
+            RequestError: a text or an argument is wrong, or the model does not embed; nothing has
+                been run.
         """
         from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
@@ -338,15 +349,16 @@ class LLM(Closable):
     def rerank(
         self, query: str, documents: Sequence[str], *, truncate: bool = False
     ) -> list[float]:
-        """How well each document answers the query, from a reranker (cross-encoder).
+        """Score how well each document answers the query, with a reranker (cross-encoder).
 
         Args:
-            query: a text.
-            documents: texts.
-            truncate: cut pairs to what the model takes, the longer text first; else they are refused.
+            query: the query's text.
+            documents: the documents' texts.
+            truncate: cut pairs to the model's limit, the longer text first; otherwise they are
+                refused.
 
         Raises:
-            RequestError: a text is too long, or the model does not rerank; then nothing was run.
+            RequestError: a text is too long, or the model does not rerank; nothing has been run.
         """
         from galley.llm.embed import rerank
 
@@ -355,7 +367,7 @@ class LLM(Closable):
     def encode_chat(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True
     ) -> list[int]:
-        """Token ids of a conversation as the checkpoint's chat template renders it.
+        """Encode a conversation to token ids with the checkpoint's chat template.
 
         Raises:
             RequestError: there is no template, or it refuses the messages.
@@ -366,7 +378,7 @@ class LLM(Closable):
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the checkpoint has one; :meth:`chat` needs it."""
+        """Whether the checkpoint has a chat template, which :meth:`chat` needs."""
         return self._template.exists
 
     def close(self) -> None:
@@ -378,7 +390,7 @@ class LLM(Closable):
 
     @cached_property
     def _check_grammar(self) -> Callable[[Grammar], Grammar]:
-        """Imported and read for the first grammar."""
+        """The check of grammars, imported and loaded when the first grammar needs it."""
         from galley.grammar.check import check
         from galley.grammar.vocabulary import load_vocabulary
 
@@ -434,9 +446,9 @@ class LLM(Closable):
     def _deltas(
         self, requests: list[EngineRequest], results: Mapping[str, "Result"]
     ) -> Iterator[Delta]:
-        """Runs the engine until these requests are done, feeding their results.
+        """Run the engine until these requests are done, passing outputs to their results.
 
-        Whatever ends the loop early leaves nothing behind.
+        If the loop ends early for any reason, the requests that are left are aborted.
         """
         run = self._local.run(requests)
         try:

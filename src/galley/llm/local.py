@@ -1,4 +1,4 @@
-"""The engine in the caller's own process; several threads may use it, their requests share the batch."""
+"""The engine in the caller's process; several threads may use it, and share its batch."""
 
 import threading
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ class Closable(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Frees all resources."""
+        """Free all resources."""
 
     def __enter__(self) -> Self:
         return self
@@ -36,14 +36,14 @@ class Closable(ABC):
 
 
 class LocalEngine(Closable):
-    """A loaded model. Use as a context manager, or :meth:`close` it; nothing is left running.
+    """A loaded model. Use it as a context manager, or :meth:`close` it; nothing is left running.
 
     Attributes:
-        folder: of the model's checkpoint.
+        folder: folder of the model's checkpoint.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
-        """Loads the model. Raises what :func:`find_loader` and the engine's loader raise."""
+        """Load the model. Raises what :func:`find_loader` and the engine's loader raise."""
         self.folder: Path = resolve_model(settings.model, revision=settings.revision)
         # Held for one engine step at most, never while a caller handles its outputs.
         self._lock = threading.Lock()
@@ -64,7 +64,7 @@ class LocalEngine(Closable):
         return self.engine.info
 
     def describe(self) -> str:
-        """What is loaded, and how it runs, for reprs."""
+        """Describe the loaded model and how it runs, for reprs."""
         if self._loaded is None:
             return "closed"
         info = self._loaded.info
@@ -74,7 +74,7 @@ class LocalEngine(Closable):
         )
 
     def run(self, requests: Sequence[EngineRequest]) -> "Run":
-        """Starts requests, made by :func:`~galley.service.requests.expand`; iterate over the result."""
+        """Start requests made by :func:`~galley.service.requests.expand`; iterate over the result."""
         return Run(self, requests)
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class LocalEngine(Closable):
                 self._queues[request.id] = queue
 
     def _step(self, queue: "deque[Output]") -> None:
-        """Runs one engine step. Outputs for other threads or suspended runs go to their queues."""
+        """Run one engine step. Outputs for other threads or suspended runs go to their queues."""
         with self._lock:
             # Another thread's step may have filled the queue while this one waited.
             if not queue:
@@ -99,7 +99,7 @@ class LocalEngine(Closable):
                     self._queues[output.request_id].append(output)
 
     def _forget(self, request_ids: Collection[str], queue: "deque[Output]") -> None:
-        """Aborts requests and removes their outputs from their queue."""
+        """Abort requests and remove their outputs from their queue."""
         with self._lock:
             for request_id in request_ids:
                 self._queues.pop(request_id, None)
@@ -111,7 +111,7 @@ class LocalEngine(Closable):
 
 
 class Run:
-    """Iterator over the outputs of some requests, which ends when all have finished.
+    """Iterator over the outputs of some requests; it ends when all have finished.
 
     The engine steps only while a run is iterated. A caller that stops early calls :meth:`close`.
     """
@@ -123,18 +123,18 @@ class Run:
         self.add(requests)
 
     def add(self, requests: Sequence[EngineRequest]) -> None:
-        """Adds requests to the run, also during the iteration."""
+        """Add requests to the run; may be called during iteration."""
         self._engine._submit(requests, self._queue)
         self._unfinished.update(request.id for request in requests)
 
     def cancel(self, request_ids: Iterable[str]) -> None:
-        """Aborts requests; no further outputs of them are returned. Finished requests are ignored."""
+        """Abort requests; no further outputs of them are returned. Finished requests are ignored."""
         ids = set(request_ids)
         self._engine._forget(ids, self._queue)
         self._unfinished -= ids
 
     def close(self) -> None:
-        """Aborts all unfinished requests."""
+        """Abort all unfinished requests."""
         self.cancel(list(self._unfinished))
 
     def __iter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""One choice of ``galley.LLM``, complete and in the making."""
+"""One choice of ``galley.LLM``, complete or in progress."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,14 +16,14 @@ class Choice:
     """One continuation of a prompt.
 
     Attributes:
-        token_ids: a stop token included.
-        text: without stop token and stop string; empty if the checkpoint has no tokenizer. In chat it has
-            neither thinking nor calls.
-        logprobs: one entry for each token, if asked for.
+        token_ids: generated tokens, including a stop token.
+        text: text without stop token and stop string; empty if the checkpoint has no tokenizer. In
+            chat it contains neither thinking nor calls.
+        logprobs: one entry for each token, if requested.
         timing: seconds on the engine's clock.
-        error: what went wrong, if ``finish_reason`` is "error".
+        error: the cause, if ``finish_reason`` is "error".
         reasoning: the model's thinking, in chat.
-        tool_calls: the tools that it calls, in chat.
+        tool_calls: the calls that the model makes, in chat.
         warnings: why calls in the text could not be read.
     """
 
@@ -42,8 +42,8 @@ class ChatDelta(Delta, frozen=True, kw_only=True):
     """What one engine output adds to a chat answer.
 
     Attributes:
-        text: of the answer, with neither thinking nor calls.
-        reasoning: what the model thinks.
+        text: text of the answer, with neither thinking nor calls.
+        reasoning: text of the model's thinking.
         tool_calls: calls that have become complete.
     """
 
@@ -53,7 +53,7 @@ class ChatDelta(Delta, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class Result:
-    """A choice in the making; with a parser its events are those of a chat answer."""
+    """A choice in progress; with a parser, its events are those of a chat answer."""
 
     stream: TextStream
     parser: Parser | None = None
@@ -63,7 +63,7 @@ class Result:
     error: str | None = None
 
     def feed(self, output: Output) -> Delta:
-        """What the engine's next output adds; it ends the choice behind a last call, too."""
+        """Add the engine's next output and return the delta; end the choice after a last call."""
         self.first = self.first or output
         self.timing = output.timing or self.timing
         self.error = output.error
@@ -80,7 +80,7 @@ class Result:
 
 
 def chat_deltas(deltas: Iterator[Delta], result: Result) -> Iterator[ChatDelta]:
-    """The deltas of one chat answer, taken apart; ``deltas`` are what ``result`` makes."""
+    """Yield the deltas of one chat answer, split into parts; ``deltas`` come from ``result``."""
     seen = 0
     for delta in deltas:
         fields = msgspec.structs.asdict(delta)

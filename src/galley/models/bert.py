@@ -7,9 +7,9 @@ from galley.models.fields import FILE, Fields
 
 
 def build(config: Fields) -> Program:
-    """Token ids -> rows of the last layer, [wanted rows, hidden_size].
+    """Trace token ids -> rows of the last layer, [wanted rows, hidden_size].
 
-    RoBERTa's positions begin behind the padding token's id.
+    RoBERTa's positions begin after the padding token's id.
     """
     if config.flag("is_decoder", False) or config.flag("add_cross_attention", False):
         raise UnsupportedModel(f"{FILE}: is_decoder and add_cross_attention are not supported")
@@ -29,7 +29,7 @@ def build(config: Fields) -> Program:
 
 
 def _describe(g: Tracer, c: Fields, first: int) -> Buffer:
-    """Tensor names as in ``BertModel``."""
+    """Describe the encoder, with tensor names as in ``BertModel``."""
     width, eps = c.width("hidden_size", 768), c.number("layer_norm_eps", 1e-12)
     heads, ffn = c.width("num_attention_heads", 12), c.width("intermediate_size", 3072)
     if width % heads:

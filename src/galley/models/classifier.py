@@ -15,7 +15,7 @@ ARCHITECTURE: Final = "ForSequenceClassification"
 
 
 class _Linear(NamedTuple):
-    """Name of a layer's tensors, without ``.weight``; ``norm`` likewise."""
+    """Names of a layer's tensors and of its norm's, without ``.weight``."""
 
     name: str
     activation: str = "identity"
@@ -32,7 +32,7 @@ _DECODER: Final = (_Linear("score"),)
 
 
 def is_classifier(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json says that the checkpoint has a classifier."""
+    """Return whether a config.json describes a checkpoint with a classifier."""
     architectures = config.get("architectures")
     return isinstance(architectures, list) and any(
         isinstance(name, str) and name.endswith(ARCHITECTURE) for name in architectures
@@ -42,11 +42,11 @@ def is_classifier(config: Mapping[str, Any]) -> bool:
 def read_classifier(
     folder: Path, config: Mapping[str, Any], weights: Weights, *, encoder: bool
 ) -> Head:
-    """The classifier of a checkpoint as a head.
+    """Read the classifier of a checkpoint as a head.
 
     Raises:
         CheckpointError: a tensor is missing or of a wrong shape.
-        UnsupportedModel: it has more labels than one, so it says no score.
+        UnsupportedModel: it has more than one label, so it gives no score.
     """
     fields = Fields(config)
     family = str(config.get("model_type"))
@@ -98,7 +98,10 @@ def _layer(linear: _Linear, weights: Weights, fields: Fields) -> Layer:
 
 
 def _sigmoid(folder: Path, config: Mapping[str, Any]) -> bool:
-    """As sentence-transformers' CrossEncoder: unless its files say that scores stay as they are."""
+    """Return whether scores go through a sigmoid, as in sentence-transformers' CrossEncoder.
+
+    They do unless its files specify that scores are left as they are.
+    """
     said, file = score_activation(folder, config)
     if said is None:
         return True

@@ -1,4 +1,4 @@
-"""Cohere's Command R and Aya: attention and MLP side by side, layer norms without biases, scaled logits."""
+"""Cohere's Command R and Aya: parallel attention and MLP, layer norms without biases, scaled logits."""
 
 from dataclasses import replace
 
@@ -8,13 +8,19 @@ from galley.models.fields import Fields
 
 
 def build(config: Fields) -> Program:
-    """``use_qk_norm``, as in Command R+, norms each head of q and k by weights of its own."""
+    """Trace the model.
+
+    With ``use_qk_norm``, as in Command R+, each head of q and k is normed with separate weights.
+    """
     c = read_cohere(config, theta=5e5)
     return build_decoder(replace(c, qk_norm="head" if config.flag("use_qk_norm", False) else ""))
 
 
 def read_cohere(config: Fields, *, theta: float) -> DecoderConfig:
-    """What both generations share; ``theta`` is of their rotations, where config.json does not say."""
+    """Read the fields that both generations share.
+
+    ``theta`` is the base of their rotations, if config.json does not specify it.
+    """
     c = read_decoder(config, max_positions=8192, theta=theta, tied=True)
     bias = config.flag("attention_bias", False)
     return replace(

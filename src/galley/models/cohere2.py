@@ -1,4 +1,4 @@
-"""Cohere's Command R7B and Command A: Command R with windows, and no rotation where there is none."""
+"""Cohere's Command R7B and Command A: Command R with windows, and rotations only in layers with one."""
 
 from dataclasses import replace
 
@@ -9,7 +9,10 @@ from galley.models.fields import Fields
 
 
 def build(config: Fields) -> Program:
-    """Every fourth layer, or each ``sliding_window_pattern``-th, sees the whole context."""
+    """Trace the model.
+
+    Every fourth layer, or each ``sliding_window_pattern``-th, sees the whole context.
+    """
     c = read_cohere(config, theta=1e4)
     period = config.count("sliding_window_pattern", 4)
     windows = windows_of(config, [(layer + 1) % period > 0 for layer in range(c.layers)])

@@ -1,4 +1,4 @@
-"""The dense decoder of all families of text models: what they differ by is :class:`DecoderConfig`."""
+"""The decoder of all families of text models; families differ in their :class:`DecoderConfig`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from galley.models.mamba import Mamba
 from galley.models.rope import Rope, read_rope
 
 MAX_HEAD_DIM: Final = 2**14
-"""Columns of an attention head; the widest published ones have some hundreds."""
+"""Maximum number of columns of an attention head; the widest published ones have some hundreds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +34,10 @@ class Norms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """What a checkpoint calls its tensors, where families differ; ``.weight`` or ``.bias`` follows.
+    """Names of a checkpoint's tensors, where families differ; ``.weight`` or ``.bias`` is appended.
 
-    ``layers`` has a number behind it; ``attention`` and ``mlp`` are parts of a layer, the others of these.
+    A layer's number is appended to ``layers``; ``attention`` and ``mlp`` are parts of a layer, and
+    the remaining names are parts of these.
     """
 
     embedding: str = "model.embed_tokens"
@@ -54,35 +55,40 @@ class Names:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """Sizes in elements.
+    """Describes a decoder; sizes are in elements.
 
     Attributes:
-        ropes: of each layer; None turns nothing.
-        windows: of each layer, in tokens; 0 is full attention.
-        chunked: layers with a window see the tokens from the last multiple of it on.
-        growth: (interval, factor) of queries in layers that turn nothing, as :meth:`Tracer.grow` has them.
-        tied: the embedding is the output projection.
-        qk_norm: norms of q and k, over each "head" or over the whole "width"; "plain" ones, over each head,
-            have no weights, and are in layers that turn alone.
-        fused_qkv: one tensor has q, k and v: all heads of each, or "head" by head the three.
-        fused_mlp: one tensor has gate and up.
+        ropes: rotary embedding of each layer; None: the layer has none.
+        windows: attention window of each layer, in tokens; 0 is full attention.
+        chunked: whether layers with a window see the tokens from its last multiple on, instead of a
+            sliding window.
+        growth: (interval, factor) by which queries grow in layers without rotary embedding, as in
+            :meth:`Tracer.grow`.
+        tied: whether the embedding is the output projection.
+        qk_norm: norms of q and k, over each "head" or over the whole "width"; "plain" norms, over
+            each head, have no weights, and are only in layers with rotary embedding.
+        fused_qkv: one tensor has q, k and v: all heads of each, or, with "head", the three of each
+            head in turn.
+        fused_mlp: whether one tensor has gate and up.
         norm_offset: added to the weights of norms.
         activation: "silu", "gelu" or its tanh approximation "gelu_tanh".
-        gated: the activation multiplies ``up``; without, there is no gate, and it is that of ``up``.
-        parallel: the MLP reads what attention reads, not its sum with attention's result: with a norm of
-            its own, or that of attention if ``norms.before_mlp`` is None.
-        attention_scale: of q k^T.
-        attention_cap, logit_cap: of scores and logits; 0 is none.
-        embedding_scale, residual_scale, logit_scale: multiply embeddings, what each half of a layer adds
-            to the residual stream, and logits.
-        names: of tensors.
-        prefix: of the names of all tensors.
-        experts: in place of the MLP of some layers.
-        sinks: each head has a score that belongs to no value.
-        latent: keys and values are kept as the latent that they are made of.
-        recurrent: in place of attention in some layers.
-        output_gate: the projection of queries has a gate beside each head's query, whose sigmoid scales
-            what attention gives.
+        gated: whether the activated gate multiplies ``up``; otherwise there is no gate, and the
+            activation is applied to ``up``.
+        parallel: whether the MLP reads the same input as attention, not its sum with attention's
+            result: with a separate norm, or with attention's if ``norms.before_mlp`` is None.
+        attention_scale: multiplies q k^T.
+        attention_cap, logit_cap: soft caps of scores and logits; 0 is none.
+        embedding_scale, residual_scale, logit_scale: multiply embeddings, what each half of a layer
+            adds to the residual stream, and logits.
+        names: names of tensors.
+        prefix: prefix of the names of all tensors.
+        experts: experts that replace the MLP of some layers.
+        sinks: whether each head has a score that belongs to no value.
+        latent: latent attention: the latent from which keys and values are made is cached instead
+            of these.
+        recurrent: recurrent layers that replace attention in some layers.
+        output_gate: whether the projection of queries contains a gate after each head's query,
+            whose sigmoid scales the output of attention.
     """
 
     vocab_size: int
@@ -145,10 +151,11 @@ def read_decoder(
     partial: float | None = None,
     tied: bool = False,
 ) -> DecoderConfig:
-    """The fields all families have; a family replaces what it does differently.
+    """Read the fields that all families have; a family replaces those that it treats differently.
 
-    The arguments are the family's defaults when config.json does not say; ``activations`` are the known
-    ones, the first by default, and ``partial`` is as :func:`galley.models.rope.read_rope` takes it.
+    The arguments are the family's defaults, used if config.json does not specify a field.
+    ``activations`` are the supported ones, of which the first is the default; for ``partial`` see
+    :func:`galley.models.rope.read_rope`.
     """
     config.choice(("hidden_activation", "hidden_act"), activations, default=activations[0])
     hidden, heads = config.width("hidden_size"), config.width("num_attention_heads")
@@ -166,7 +173,7 @@ def read_decoder(
     rope = None
     if not config.section("rope_parameters").has(
         "full_attention"
-    ):  # else each kind of layer has its own
+    ):  # else each type of layer has its own
         rope = read_rope(
             config,
             head_dim=dim,
@@ -192,7 +199,10 @@ def read_decoder(
 
 
 def optional_windows(config: Fields) -> tuple[int, ...]:
-    """Qwen's sliding windows: if ``use_sliding_window``, of the layers that its config names or counts."""
+    """Return Qwen's sliding windows, which are only in use with ``use_sliding_window``.
+
+    They apply to the layers that config.json names, or to those from ``max_window_layers`` on.
+    """
     layers = config.layers("num_hidden_layers")
     if not config.flag("use_sliding_window", False) or not config.has("sliding_window"):
         return (0,) * layers
@@ -201,7 +211,10 @@ def optional_windows(config: Fields) -> tuple[int, ...]:
 
 
 def windows_of(config: Fields, default: list[bool]) -> tuple[int, ...]:
-    """``sliding_window`` of the layers that ``layer_types`` names, or ``default`` does; 0 of others."""
+    """Return each layer's window; 0: full attention.
+
+    Layers with a window are those that ``layer_types`` names, or else ``default``.
+    """
     if config.is_null("sliding_window"):
         return (0,) * len(default)
     window = config.count("sliding_window", 4096)
@@ -217,12 +230,13 @@ def windows_of(config: Fields, default: list[bool]) -> tuple[int, ...]:
 
 
 def layer_kinds(config: Fields, layers: int, *, default: list[str]) -> tuple[bool, ...]:
-    """Of each layer, whether it keeps a state, by ``layer_types``; others have attention.
+    """Return for each layer whether it is recurrent, by ``layer_types``; others have attention.
 
-    ``default`` are the kinds where config.json does not say.
+    ``default`` are the types if config.json does not specify them.
 
     Raises:
-        UnsupportedModel: there is another kind, or not one for each layer, or no layer has attention.
+        UnsupportedModel: a type is unknown, their number is not that of the layers, or no layer has
+            attention.
     """
     kinds = config.words("layer_types") or config.words("layers_block_type") or default
     known = {"mamba": True, "linear_attention": True, "attention": False, "full_attention": False}
@@ -239,10 +253,11 @@ def layer_kinds(config: Fields, layers: int, *, default: list[str]) -> tuple[boo
 def turned_by_window(
     config: Fields, c: DecoderConfig, *, theta: float, local_theta: float
 ) -> DecoderConfig:
-    """``c`` with other rotations where a window is: ``rope_parameters`` has both, or scales the whole's.
+    """Return ``c`` with other rotations in layers with a window than in those without.
 
-    The bases are those of layers that see the whole context and of the others, where config.json does not
-    say.
+    ``rope_parameters`` has both, or else only those of layers without a window are scaled.
+    ``theta`` and ``local_theta`` are the bases for layers without and with a window, if config.json
+    does not specify them.
     """
     ropes = config.section("rope_parameters")
     given = ropes.section("full_attention").updated(config.section("rope_scaling"))
@@ -261,7 +276,7 @@ def build_decoder(c: DecoderConfig) -> Program:
 
 
 def describe_decoder(g: Tracer, c: DecoderConfig) -> Buffer:
-    """Token ids -> logits of the wanted rows. Tensor names as in Hugging Face checkpoints."""
+    """Describe token ids -> logits of the wanted rows. Tensor names are those of Hugging Face."""
     embedding = f"{c.prefix}{c.names.embedding}.weight"
     x = _scaled(g, g.embed(embedding, vocab=c.vocab_size, width=c.hidden_size), c.embedding_scale)
     for layer in range(c.layers):
@@ -303,7 +318,7 @@ def _norm(
     name: str | None = "",
     head_dim: int | None = None,
 ) -> Buffer:
-    """``x`` as it is if there is no norm of that name; "" is that of the owner."""
+    """Apply the norm ``name`` of ``owner``; None: return ``x`` as it is, "": ``owner`` is the norm."""
     if name is None:
         return x
     full = f"{owner}.{name}" if name else owner
@@ -379,7 +394,7 @@ def _project(g: Tracer, x: Buffer, name: str, width: int, bias: bool) -> Buffer:
 
 
 def _parts(g: Tracer, wide: Buffer, *widths: int) -> list[Buffer]:
-    """The columns of ``wide``, so many after so many."""
+    """Split the columns of ``wide`` into consecutive parts of these widths."""
     starts = [sum(widths[:i]) for i in range(len(widths))]
     return [g.columns(wide, start, width) for start, width in zip(starts, widths, strict=True)]
 

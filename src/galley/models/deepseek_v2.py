@@ -1,4 +1,4 @@
-"""DeepSeek-V2 (arXiv:2405.04434): latent attention, and experts beside shared ones after dense layers."""
+"""DeepSeek-V2 (arXiv:2405.04434): latent attention, and routed and shared experts after dense layers."""
 
 from dataclasses import replace
 
@@ -11,7 +11,10 @@ from galley.models.latent import attention_scale, read_latent
 
 
 def build(config: Fields) -> Program:
-    """V2's experts are scored by softmax, and a group by its best one."""
+    """Trace the model.
+
+    V2's experts are scored by softmax, and a group by its best expert.
+    """
     c = read_latent_decoder(config, max_positions=2048, adjacent=True)
     method = config.choice(("topk_method",), ("greedy", "group_limited_greedy"), "greedy")
     if config.flag("norm_topk_prob", False):
@@ -27,12 +30,12 @@ def _softmax(experts: Experts) -> Experts:
 
 
 def read_latent_decoder(config: Fields, *, max_positions: int, adjacent: bool) -> DecoderConfig:
-    """A decoder with latent attention; its experts are not read yet.
+    """Read a decoder with latent attention, without its experts.
 
     Args:
-        config: of the model.
-        max_positions: where config.json does not say.
-        adjacent: pairs that turn are neighbours.
+        config: fields of the model.
+        max_positions: context length if config.json does not specify it.
+        adjacent: whether rotated pairs are adjacent columns.
     """
     latent = read_latent(config)
     c = read_decoder(config, head_dim=latent.turned, max_positions=max_positions)

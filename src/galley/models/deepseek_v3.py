@@ -10,7 +10,10 @@ from galley.models.fields import Fields
 
 
 def build(config: Fields) -> Program:
-    """Neighbouring columns turn as pairs, unless ``rope_interleave`` says otherwise."""
+    """Trace the model.
+
+    Rotated pairs are adjacent columns, unless ``rope_interleave`` is false.
+    """
     adjacent = config.flag("rope_interleave", True)
     c = read_latent_decoder(config, max_positions=4096, adjacent=adjacent)
     return build_decoder(replace(c, experts=read_deepseek(config, c.layers, dense=3)))

@@ -1,4 +1,4 @@
-"""Layers of the gated delta rule (arXiv:2412.06464), as Qwen3-Next has them in place of most attention."""
+"""Layers of the gated delta rule (arXiv:2412.06464), which replace most attention in Qwen3-Next."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -7,18 +7,19 @@ from galley.graph.trace import Buffer, Tracer
 from galley.models.fields import Fields
 
 _EPS: Final = 1e-6
-"""Added to the squared length of queries and keys, whatever config.json says of norms."""
+"""Added to the squared length of queries and keys, independent of the epsilon of norms in config.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaRule:
-    """Sizes in elements.
+    """Describes the layers; sizes are in elements.
 
     Attributes:
-        layers: of each layer, whether it is one; others have attention.
-        key_heads, value_heads: as many value heads share each head of keys and queries.
-        key_dim, value_dim: of a head.
-        conv: rows that the convolution before sees.
+        layers: for each layer, whether it is of this type; others have attention.
+        key_heads, value_heads: number of heads of keys and queries, each shared by the same number
+            of value heads, and number of value heads.
+        key_dim, value_dim: columns of a head.
+        conv: number of rows that the preceding convolution sees.
     """
 
     layers: tuple[bool, ...]
@@ -29,9 +30,9 @@ class DeltaRule:
     conv: int
 
     def describe(self, g: Tracer, h: Buffer, layer: str, *, eps: float) -> Buffer:
-        """The normed residual stream -> what the layer of that name adds to it."""
+        """Describe the normed residual stream -> what the layer with name ``layer`` adds to it."""
         name, share = f"{layer}.linear_attn", self.value_heads // self.key_heads
-        # A key head's parts of the projection lie side by side.
+        # All parts of the projection for one key head are adjacent.
         parts = (self.key_dim, self.key_dim, share * self.value_dim, share * self.value_dim)
         stride = sum(parts)
         wide = g.linear(h, f"{name}.in_proj_qkvz.weight", self.key_heads * stride)
@@ -52,16 +53,19 @@ class DeltaRule:
         return g.linear(g.silu_mul(z, y), f"{name}.out_proj.weight", h.width)
 
     def _unit(self, g: Tracer, x: Buffer, scale: float) -> Buffer:
-        """Each head at length ``scale``: its RMS norm is its unit vector times sqrt(key_dim)."""
+        """Scale each head to length ``scale``.
+
+        A head's RMS norm is its unit vector times sqrt(key_dim).
+        """
         normed = g.rms_norm(x, None, eps=_EPS / self.key_dim, head_dim=self.key_dim)
         return g.scale(normed, scale * self.key_dim**-0.5)
 
 
 def read_delta_rule(config: Fields, layers: tuple[bool, ...]) -> DeltaRule:
-    """The fields that begin with ``linear_``.
+    """Read the fields that begin with ``linear_``.
 
     Raises:
-        CheckpointError: one is missing or wrong.
+        CheckpointError: a field is missing or wrong.
     """
     key_heads = config.width("linear_num_key_heads", 16)
     value_heads = config.width("linear_num_value_heads", 32)

@@ -1,7 +1,7 @@
-"""What becomes of a text's rows: one vector, pooled, put through layers and scaled to length 1.
+"""Conversion of a text's rows to one vector: pooled, put through layers and scaled to length 1.
 
-What a checkpoint wants is in the files of sentence-transformers (``sentence_files.py``), or in its own
-classifier, if it is a reranker (``classifier.py``).
+The steps that a checkpoint needs are specified in the files of sentence-transformers
+(``sentence_files.py``), or by its classifier, if it is a reranker (``classifier.py``).
 """
 
 import math
@@ -16,20 +16,24 @@ from galley.formats.values import dequantize, to_float32
 from galley.formats.weights import DenseWeight, Floats, IntWeight, Weight
 
 Pooling = Literal["cls", "mean", "mean_sqrt_len", "weightedmean", "last", "max"]
-"""Of a text's rows: the first, the mean, their sum by the root of their number, the mean in which the n-th
-weighs n, the last, or the greatest of each column."""
+"""How a text's rows are pooled.
+
+"cls" is the first row, "mean" the mean, "mean_sqrt_len" the sum divided by the root of the number
+of rows, "weightedmean" the mean in which the n-th row has weight n, "last" the last row, and "max"
+the maximum of each column.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A linear layer of a pooled vector: activation, then norm.
+    """A linear layer for a pooled vector, followed by an activation and a norm.
 
     Attributes:
         weight: [outputs, inputs].
         bias: [outputs], or None.
         activation: one of :data:`ACTIVATIONS`.
         norm: weight [outputs] of a layer norm without bias, or None.
-        eps: of the norm.
+        eps: epsilon of the norm.
     """
 
     weight: Floats
@@ -39,7 +43,7 @@ class Layer:
     eps: float = 1e-5
 
     def run(self, x: Floats) -> Floats:
-        """[inputs] -> [outputs]."""
+        """Apply the layer: [inputs] -> [outputs]."""
         y = self.weight @ x
         if self.bias is not None:
             y = y + self.bias
@@ -52,20 +56,22 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """From the rows of a text to its vector; of a reranker to the score of a pair.
+    """Converts the rows of a text to its vector, or, for a reranker, those of a pair to its score.
 
     Attributes:
-        task: what the model does.
-        pooling: several vectors are put side by side.
-        layers: that the pooled vector goes through.
-        normalize: scale the vector to length 1.
-        sigmoid: a reranker's score becomes 1 / (1 + exp(-score)).
-        max_tokens: of a text, if less than the model has positions.
-        dimensions: that a vector may be cut to (Matryoshka, arXiv:2205.13147); empty: any.
-        truncate: columns that are kept where a request does not say; 0: all.
-        prompts: name -> what is put before a text.
-        default_prompt: name of the one that is put before texts without a name.
-        tensors: that the layers are made of, in the checkpoint's own files.
+        task: the model's task.
+        pooling: how rows are pooled; the vectors of several are concatenated.
+        layers: layers that the pooled vector goes through.
+        normalize: whether to scale the vector to length 1.
+        sigmoid: whether a reranker's score becomes 1 / (1 + exp(-score)).
+        max_tokens: maximum number of tokens in a text, if it is below the model's number of
+            positions.
+        dimensions: dimensions that a vector may be cut to (Matryoshka, arXiv:2205.13147); empty:
+            any.
+        truncate: number of columns to keep if a request does not specify it; 0: all.
+        prompts: name -> text that is put before an input.
+        default_prompt: name of the prompt for inputs without a prompt's name.
+        tensors: the tensors of the checkpoint from which the layers are made.
     """
 
     task: Literal["embed", "rerank"]
@@ -82,18 +88,19 @@ class Head:
 
     @property
     def all_rows(self) -> bool:
-        """Whether it takes more than one row of a text."""
+        """Whether pooling takes more than one row of a text."""
         return self.pooling not in (("cls",), ("last",))
 
     def width(self, hidden: int) -> int:
-        """Columns of a vector, if rows have ``hidden``."""
+        """Return the number of columns of a vector, for rows of ``hidden`` columns."""
         return len(self.layers[-1].weight) if self.layers else hidden * len(self.pooling)
 
     def vector(self, rows: Floats, dimensions: int = 0) -> Floats:
-        """Of the [rows, hidden] of one text, or of the only one that is needed.
+        """Return the vector of one text from its rows, [rows, hidden], or from the only row needed.
 
-        Each text is computed by itself, so bits do not depend on others. ``dimensions``: the first columns
-        that are wanted; 0: as many as the checkpoint says.
+        Each text is computed separately, so that its bits do not depend on other texts.
+        ``dimensions`` is the number of leading columns to return; 0: as many as the checkpoint
+        specifies.
         """
         x = np.concatenate([_pooled(rows, how) for how in self.pooling])
         for layer in self.layers:
@@ -116,7 +123,7 @@ def _pooled(rows: Floats, how: Pooling) -> Floats:
             found = rows[-1]
         case "max":
             found = rows.max(axis=0)
-        case "mean":  # in float64: the sum is taken row by row, and the rounding does not show
+        case "mean":  # in float64: the sum is taken row by row, and its rounding has no effect
             found = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
         case "mean_sqrt_len":
             found = (rows.sum(axis=0, dtype=np.float64) / math.sqrt(len(rows))).astype(np.float32)
@@ -129,7 +136,7 @@ def _pooled(rows: Floats, how: Pooling) -> Floats:
 _ERF: Final = np.vectorize(math.erf, otypes=[np.float64])
 
 ACTIVATIONS: Final = ("identity", "tanh", "gelu", "relu", "sigmoid")
-"""Of layers."""
+"""Activations of layers."""
 
 
 def _activated(x: Floats, name: str) -> Floats:
@@ -148,7 +155,7 @@ def _activated(x: Floats, name: str) -> Floats:
 
 
 def floats_of(weight: Weight) -> Floats:
-    """The values of a head's tensor. Raises UnsupportedModel for one in blocks."""
+    """Return the values of a head's tensor. Raise UnsupportedModel if it is quantized in blocks."""
     if isinstance(weight, DenseWeight):
         return np.ascontiguousarray(to_float32(weight), dtype=np.float32)
     if isinstance(weight, IntWeight):

@@ -1,4 +1,4 @@
-"""Mixtures of experts (arXiv:1701.06538): what stands in place of a decoder layer's MLP."""
+"""Mixtures of experts (arXiv:1701.06538), which replace a decoder layer's MLP."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -8,30 +8,32 @@ from galley.graph.trace import Buffer, ExpertNames, Tracer
 from galley.models.fields import FILE, Fields
 
 MAX_EXPERTS: Final = 2**16
-"""Of a layer; the most published ones have some hundreds."""
+"""Maximum number of experts in a layer; published models have at most some hundreds."""
 
 GATE_UP_DOWN: Final = ExpertNames("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Sizes in elements.
+    """Describes the experts; sizes are in elements.
 
     Attributes:
-        sparse: of each layer, whether it has experts; others have a dense MLP.
-        experts, per_token: that a layer has, and that a token goes to.
-        width: of an expert, inside.
-        normalize: the weights of a token's experts add up to one (times ``factor``).
+        sparse: for each layer, whether it has experts; others have a dense MLP.
+        experts, per_token: number of experts in a layer, and of those that a token goes to.
+        width: inner width of an expert.
+        normalize: whether the weights of a token's experts are scaled to a sum of one (times
+            ``factor``).
         scores, factor, groups, kept_groups, group_best: see ``route`` in ``graph/signatures.py``.
-        correction: the router has a bias, which counts for the choice alone.
-        shared_width: of an MLP that all tokens go to; 0 is none.
-        shared_gate: what that gives is scaled by a sigmoid.
-        beside_mlp: they are not in place of the layer's MLP: both are added.
-        router: name of the matrix that makes the logits, which may have a bias.
-        expert_bias: an expert's matrices have biases.
-        alpha, limit, scaled_inputs: see ``experts`` there.
-        block: name of the whole within a layer.
-        shared: name of the MLP within that.
+        correction: whether the router has a bias that only affects which experts are chosen.
+        shared_width: inner width of an MLP that all tokens go to; 0: there is none.
+        shared_gate: whether the output of that MLP is scaled by a sigmoid.
+        beside_mlp: whether experts do not replace the layer's MLP: the outputs of both are added.
+        router: name of the matrix that gives the logits.
+        router_bias: whether that matrix has a bias.
+        expert_bias: whether an expert's matrices have biases.
+        alpha, limit, scaled_inputs: see ``experts`` in the same file.
+        block: name of router and experts within a layer.
+        shared: name of the shared MLP within ``block``.
         parts: names of an expert's gate, up and down.
     """
 
@@ -61,10 +63,12 @@ class Experts:
 
 
 def read_counts(config: Fields, *names: str, per_token: int) -> tuple[int, int]:
-    """How many experts a layer has, by the first of ``names`` that is there, and a token goes to.
+    """Return the number of experts in a layer, and of those that a token goes to.
+
+    The former is the first of the fields ``names`` that is there.
 
     Raises:
-        CheckpointError: a token goes to more than there are.
+        CheckpointError: a token goes to more experts than there are.
     """
     name = next((name for name in names if config.has(name)), names[0])
     experts = config.count(name, most=MAX_EXPERTS)
@@ -77,20 +81,25 @@ def read_counts(config: Fields, *names: str, per_token: int) -> tuple[int, int]:
 
 
 def sparse_layers(config: Fields) -> tuple[bool, ...]:
-    """Qwen's: every ``decoder_sparse_step``-th layer, but for those of ``mlp_only_layers``."""
+    """Return Qwen's sparse layers: every ``decoder_sparse_step``-th, except ``mlp_only_layers``."""
     step, dense = config.count("decoder_sparse_step", 1), config.tokens("mlp_only_layers")
     layers = config.layers("num_hidden_layers")
     return tuple((i + 1) % step == 0 and i not in dense for i in range(layers))
 
 
 def read_deepseek(config: Fields, layers: int, *, grouped: bool = True, dense: int = 1) -> Experts:
-    """DeepSeek-V3's (arXiv:2412.19437): sigmoid scores, a bias for the choice, groups, shared experts.
+    """Read DeepSeek-V3's experts (arXiv:2412.19437).
 
-    ``grouped``: only experts of the best groups are chosen. ``dense``: the first layers that have none,
-    where config.json does not say.
+    They have sigmoid scores, a bias for the choice, groups, and shared experts.
+
+    Args:
+        config: fields of the model.
+        layers: number of layers.
+        grouped: whether only experts of the best groups are chosen.
+        dense: number of first layers without experts, if config.json does not specify it.
 
     Raises:
-        CheckpointError: the groups are not of one size, or have not as many experts as a token goes to.
+        CheckpointError: the groups are not of one size, or have fewer experts than a token goes to.
     """
     experts, per_token = read_counts(config, "n_routed_experts", "num_local_experts", per_token=8)
     groups, kept = (
@@ -123,7 +132,7 @@ def read_deepseek(config: Fields, layers: int, *, grouped: bool = True, dense: i
 
 
 def describe_experts(g: Tracer, m: Experts, h: Buffer, layer: str) -> Buffer:
-    """The normed residual stream -> what the layer adds to it. ``layer``: its name."""
+    """Describe the normed residual stream -> what the experts of layer ``layer`` add to it."""
     name = f"{layer}.{m.block}"
     correction = f"{name}.gate.e_score_correction_bias" if m.correction else None
     router = f"{name}.{m.router}"

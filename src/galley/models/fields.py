@@ -1,4 +1,4 @@
-"""Typed access to ``config.json``: every wrong field is named."""
+"""Typed access to ``config.json``; errors name the wrong field."""
 
 import math
 from collections.abc import Mapping
@@ -13,15 +13,17 @@ FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 
 MAX_LAYERS: Final = 4096
-"""Of a stack; the deepest published models have some hundreds."""
+"""Maximum number of layers in a stack; the deepest published models have some hundreds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a checkpoint's tensors leave a config to say, so that nothing is made for sizes that are lies.
+    """Limits that a checkpoint's tensors set for its config.
+
+    They prevent allocations for false sizes.
 
     Attributes:
-        layers: the most layers of a stack, each of which has a tensor at least.
+        layers: maximum number of layers in a stack, each of which has at least one tensor.
         width: the largest dimension of a tensor.
     """
 
@@ -30,7 +32,7 @@ class Bounds:
 
     @classmethod
     def of(cls, weights: Weights) -> Self:
-        """Those of a checkpoint; no tensor is read."""
+        """Return the bounds of a checkpoint; no tensor is read."""
         shapes = [weights.info(name).shape for name in weights]
         width = max((max(shape, default=1) for shape in shapes if math.prod(shape)), default=0)
         return cls(min(MAX_LAYERS, len(shapes)), min(MAX_COUNT, width))
@@ -40,10 +42,11 @@ UNBOUNDED: Final = Bounds()
 
 
 class Fields:
-    """A mapping of unknown quality, read field by field.
+    """A mapping of unvalidated values, read field by field.
 
     Attributes:
-        context: tokens of the longest text that is asked for; None: as many as the model was made for.
+        context: tokens of the longest text to be supported; None: as many as the model was made
+            for.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class Fields:
         self._bounds = bounds
 
     def wrong(self, name: str, expected: str) -> CheckpointError:
-        """The error for a field whose value is not what is ``expected``."""
+        """Return the error for a field whose value is not as ``expected``."""
         return self._wrong(name, self._raw.get(name), expected)
 
     def _wrong(self, name: str, value: Any, expected: str) -> CheckpointError:
@@ -71,17 +74,17 @@ class Fields:
         )
 
     def has(self, name: str) -> bool:
-        """Present and not null."""
+        """Return whether the field is present and not null."""
         return self._raw.get(name) is not None
 
     def is_null(self, name: str) -> bool:
-        """Present and null, which some families tell apart from absent."""
+        """Return whether the field is null, which some families distinguish from absent."""
         return name in self._raw and self._raw[name] is None
 
     def count(
         self, name: str, default: int | None = None, *, least: int = 1, most: int = MAX_COUNT
     ) -> int:
-        """A whole number, a positive one by default. Null counts as absent."""
+        """Return a whole number from ``least`` to ``most``. Null counts as absent."""
         value = self._raw.get(name)
         value = default if value is None else value
         if type(value) is not int or value < 1:
@@ -93,7 +96,7 @@ class Fields:
         return value
 
     def layers(self, name: str, default: int | None = None) -> int:
-        """How many layers a stack has: no more than the checkpoint has tensors."""
+        """Return the number of layers in a stack, which is at most the checkpoint's number of tensors."""
         value = self.count(name, default)
         if value > self._bounds.layers:
             limit = f"at most {MAX_LAYERS}"
@@ -103,7 +106,10 @@ class Fields:
         return value
 
     def width(self, name: str, default: int | None = None) -> int:
-        """A dimension of tensors, or a divisor of one: no more than the largest that the checkpoint has."""
+        """Return a dimension of tensors, or a divisor of one.
+
+        It is at most the largest dimension of the checkpoint's tensors.
+        """
         value = self.count(name, default)
         if value > self._bounds.width:
             raise self._wrong(
@@ -112,7 +118,7 @@ class Fields:
         return value
 
     def whole(self, name: str, default: int) -> int:
-        """A whole number, zero included."""
+        """Return a whole number, which may be zero."""
         value = self._raw.get(name)
         value = default if value is None else value
         if type(value) is not int or not 0 <= value <= MAX_COUNT:
@@ -122,7 +128,7 @@ class Fields:
     def number(
         self, name: str, default: float | None = None, *, least: float | None = None
     ) -> float:
-        """A positive finite number, or one from ``least`` on."""
+        """Return a positive finite number; ``least`` is accepted as well."""
         value = self._raw.get(name)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -132,7 +138,7 @@ class Fields:
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """true or false."""
+        """Return true or false."""
         value = self._raw.get(name)
         value = default if value is None else value
         if not isinstance(value, bool):
@@ -140,7 +146,7 @@ class Fields:
         return value
 
     def numbers(self, name: str) -> list[float]:
-        """A list of positive finite numbers."""
+        """Return a list of positive finite numbers."""
         value = self._raw.get(name)
         if not isinstance(value, list):
             raise self._wrong(name, value, "a list of positive numbers")
@@ -150,7 +156,7 @@ class Fields:
         ]
 
     def words(self, name: str) -> list[str] | None:
-        """A list of strings, or None when absent."""
+        """Return a list of strings, or None if absent."""
         value = self._raw.get(name)
         if value is None:
             return None
@@ -159,7 +165,7 @@ class Fields:
         return value
 
     def tokens(self, name: str) -> tuple[int, ...]:
-        """A list of token ids; empty when absent."""
+        """Return a list of token ids; empty if absent."""
         value = self._raw.get(name)
         ids = [] if value is None else value
         if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
@@ -167,7 +173,7 @@ class Fields:
         return tuple(ids)
 
     def pairs(self, name: str) -> tuple[tuple[int, int], ...]:
-        """A list of pairs of whole numbers; empty when absent."""
+        """Return a list of pairs of whole numbers; empty if absent."""
         value = self._raw.get(name)
         pairs = [] if value is None else value
         if not isinstance(pairs, list) or not all(
@@ -177,7 +183,7 @@ class Fields:
         return tuple((a, b) for a, b in pairs)
 
     def token_map(self, name: str) -> dict[str, int]:
-        """Names -> token ids; empty when absent."""
+        """Return a mapping of names -> token ids; empty if absent."""
         value = self._raw.get(name)
         ids = {} if value is None else value
         if not isinstance(ids, dict) or not all(type(i) is int and i >= 0 for i in ids.values()):
@@ -185,7 +191,7 @@ class Fields:
         return dict(ids)
 
     def section(self, *names: str) -> "Fields":
-        """The first nested object under one of ``names`` that is not empty; empty if none is."""
+        """Return the first nested object under one of ``names`` that is not empty, or an empty one."""
         for name in names:
             value = self._raw.get(name)
             if value is not None and not isinstance(value, Mapping):
@@ -196,16 +202,16 @@ class Fields:
         return Fields({}, prefix=self._prefix, file=self._file)
 
     def with_defaults(self, **values: Any) -> "Fields":
-        """The same fields, and these where they are absent."""
+        """Return the same fields, with these values where they are absent."""
         raw = {**values, **self._raw}
         return self._like(raw, self._prefix)
 
     def updated(self, others: "Fields") -> "Fields":
-        """The same fields, and those of ``others``, which count where both have one."""
+        """Return the same fields, updated with those of ``others``."""
         return self._like({**self._raw, **others._raw}, self._prefix)
 
     def with_value(self, name: str, of: str) -> "Fields":
-        """The same fields, and in ``name`` what is in ``of``."""
+        """Return the same fields, with the value of the field ``of`` in ``name``."""
         raw = {**self._raw, name: self._raw.get(of)}
         return self._like(raw, self._prefix)
 
@@ -214,7 +220,7 @@ class Fields:
         return Fields(raw, prefix=prefix, file=self._file, bounds=bounds, context=context)
 
     def only(self, name: str, *known: Any) -> None:
-        """Raises UnsupportedModel if the field is there and none of the ``known`` values."""
+        """Raise UnsupportedModel if the field is present and not one of the ``known`` values."""
         if self.has(name) and self._raw[name] not in known:
             raise UnsupportedModel(
                 f"{self._file}: {self._prefix}{name} {shown(self._raw[name])} is not supported; "
@@ -222,7 +228,7 @@ class Fields:
             )
 
     def choice(self, names: tuple[str, ...], known: tuple[str, ...], default: str) -> str:
-        """The value of the first of ``names`` that is present; UnsupportedModel if not known."""
+        """Return the first of ``names`` that is present. Raise UnsupportedModel if it is unknown."""
         for name in names:
             value = self._raw.get(name)
             if value is not None:

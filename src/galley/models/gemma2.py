@@ -9,7 +9,10 @@ from galley.models.fields import FILE, Fields
 
 
 def build(config: Fields) -> Program:
-    """Scores are capped at 50 and logits at 30, unless config.json says otherwise."""
+    """Trace the model.
+
+    Scores are capped at 50 and logits at 30, unless config.json specifies other values.
+    """
     return build_decoder(read_gemma(config, period=2, attention_cap=50.0, logit_cap=30.0))
 
 
@@ -21,16 +24,17 @@ def read_gemma(
     logit_cap: float = 0.0,
     max_positions: int = 8192,
 ) -> DecoderConfig:
-    """What Gemma 2 and 3 share.
+    """Read the fields that Gemma 2 and 3 share.
 
-    Norms multiply by their weights plus one. ``norm_offset_in_weights``, which only configs of GGUF files
-    have, says that the weights are these sums.
+    Norms multiply by their weights plus one. ``norm_offset_in_weights``, which only configs of GGUF
+    files have, means that the weights already include the one.
 
     Args:
-        config: of the model.
-        period: every so many layers, one has no window, where config.json has no ``layer_types``.
-        attention_cap, logit_cap: where config.json does not say; 0 or null there is none.
-        max_positions: likewise.
+        config: fields of the model.
+        period: each ``period``-th layer has no window, if config.json has no ``layer_types``.
+        attention_cap, logit_cap: caps if config.json does not specify them; with 0 or null there is
+            none.
+        max_positions: context length if config.json does not specify it.
     """
     if config.flag("use_bidirectional_attention", False):
         raise UnsupportedModel(f"{FILE}: use_bidirectional_attention is not supported")

@@ -1,4 +1,7 @@
-"""Gemma 3 (arXiv:2503.19786): Gemma 2 with norms of q and k, and other rotations where a window is."""
+"""Gemma 3 (arXiv:2503.19786): Gemma 2 with norms of q and k, and two sets of rotations.
+
+Layers with a window have other rotations than those without.
+"""
 
 from dataclasses import replace
 
@@ -9,7 +12,10 @@ from galley.models.gemma2 import read_gemma
 
 
 def build(config: Fields) -> Program:
-    """A model that reads images, too, has that of its texts as ``text_config``: images are not read."""
+    """Trace the model.
+
+    A model that also reads images has its text model as ``text_config``; images are not supported.
+    """
     if config.has("text_config"):
         text = config.section("text_config").with_defaults(vocab_size=262208, num_attention_heads=8)
         return build_decoder(replace(read_gemma3(text), prefix="language_model."))
@@ -17,7 +23,10 @@ def build(config: Fields) -> Program:
 
 
 def read_gemma3(config: Fields) -> DecoderConfig:
-    """Every sixth layer, or each ``sliding_window_pattern``-th, sees the whole context."""
+    """Read the decoder.
+
+    Every sixth layer, or each ``sliding_window_pattern``-th, sees the whole context.
+    """
     period = config.count("sliding_window_pattern", config.count("_sliding_window_pattern", 6))
     c = read_gemma(config, period=period, max_positions=131072)
     theta, local_theta = (

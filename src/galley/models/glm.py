@@ -1,4 +1,4 @@
-"""GLM-4 (arXiv:2406.12793): Llama that turns half of each head, neighbour with neighbour."""
+"""GLM-4 (arXiv:2406.12793): Llama that rotates half of each head, in pairs of adjacent columns."""
 
 from dataclasses import replace
 
@@ -8,12 +8,15 @@ from galley.models.fields import Fields
 
 
 def build(config: Fields) -> Program:
-    """Of ``model_type`` glm."""
+    """Trace a model of ``model_type`` glm."""
     return build_decoder(read_glm(config))
 
 
 def read_glm(config: Fields) -> DecoderConfig:
-    """``attention_bias``, true unless config.json says otherwise, covers q, k and v."""
+    """Read the decoder.
+
+    ``attention_bias``, true by default, covers q, k and v.
+    """
     c = read_decoder(
         config,
         head_dim=128,

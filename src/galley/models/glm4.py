@@ -1,4 +1,4 @@
-"""GLM-4-0414 and GLM-Z1: GLM-4 with norms before and behind attention and MLP."""
+"""GLM-4-0414 and GLM-Z1: GLM-4 with norms before and after attention and MLP."""
 
 from dataclasses import replace
 
@@ -9,6 +9,6 @@ from galley.models.glm import read_glm
 
 
 def build(config: Fields) -> Program:
-    """Of ``model_type`` glm4."""
+    """Trace a model of ``model_type`` glm4."""
     norms = Norms(after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm")
     return build_decoder(replace(read_glm(config), norms=norms))

@@ -1,4 +1,4 @@
-"""GLM-4.5 and GLM-4.6 (arXiv:2508.06471): Llama with experts, chosen as DeepSeek-V3 chooses them."""
+"""GLM-4.5 and GLM-4.6 (arXiv:2508.06471): Llama with experts, chosen as in DeepSeek-V3."""
 
 from dataclasses import replace
 
@@ -9,7 +9,10 @@ from galley.models.fields import Fields
 
 
 def build(config: Fields) -> Program:
-    """Half of each head's columns turn, unless the config says another part."""
+    """Trace the model.
+
+    Half of each head's columns are rotated, unless config.json specifies another share.
+    """
     c = read_decoder(config, kv_heads=8, max_positions=131072, eps=1e-5, partial=0.5)
     return build_decoder(
         replace(

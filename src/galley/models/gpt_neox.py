@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia (arXiv:2204.06745, arXiv:2304.01373): attention beside an MLP without a gate."""
+"""GPT-NeoX and Pythia (arXiv:2204.06745, arXiv:2304.01373): attention parallel to an ungated MLP."""
 
 from dataclasses import replace
 from typing import Final
@@ -19,13 +19,14 @@ NAMES: Final = Names(
     down="dense_4h_to_h",
 )
 _TANH: Final = ("gelu_fast", "gelu_new", "gelu_pytorch_tanh")
-"""Names of one approximation."""
+"""Names of the tanh approximation."""
 
 
 def build(config: Fields) -> Program:
-    """``rotary_pct`` of each head's columns turn, a quarter by default.
+    """Trace the model.
 
-    With ``use_parallel_residual``, as by default, the MLP has a norm of its own of the layer's input.
+    ``rotary_pct`` of each head's columns are rotated, a quarter by default. With
+    ``use_parallel_residual``, the default, the MLP has a separate norm of the layer's input.
     """
     c = read_decoder(
         config,

@@ -9,7 +9,10 @@ from galley.models.fields import Fields
 
 
 def build(config: Fields) -> Program:
-    """``intermediate_size`` is that of an expert; experts are named as ``formats/stacked.py`` does."""
+    """Trace the model.
+
+    ``intermediate_size`` is the width of an expert; experts are named as in ``formats/stacked.py``.
+    """
     c = read_decoder(config, head_dim=64, max_positions=131072, eps=1e-5, theta=150000.0)
     experts, per_token = read_counts(config, "num_local_experts", per_token=4)
     mixture = Experts(

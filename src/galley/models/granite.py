@@ -8,7 +8,7 @@ from galley.models.fields import Fields
 
 
 def build(config: Fields) -> Program:
-    """The biases are two flags."""
+    """Trace the model; ``attention_bias`` and ``mlp_bias`` are separate flags."""
     c = multiplied(config, read_decoder(config))
     bias = config.flag("attention_bias", False)
     mlp_bias = config.flag("mlp_bias", False)
@@ -16,7 +16,7 @@ def build(config: Fields) -> Program:
 
 
 def multiplied(config: Fields, c: DecoderConfig) -> DecoderConfig:
-    """``c`` with the multipliers; each is 1 where config.json does not say."""
+    """Return ``c`` with the multipliers; each is 1 if config.json does not specify it."""
     return replace(
         c,
         embedding_scale=config.number("embedding_multiplier", 1.0),

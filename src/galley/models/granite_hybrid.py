@@ -1,4 +1,4 @@
-"""Granite 4: Granite with Mamba-2 in place of most attention, and with experts beside the MLP."""
+"""Granite 4: Granite with Mamba-2 in place of most attention, and with experts in addition to the MLP."""
 
 from dataclasses import replace
 
@@ -11,7 +11,11 @@ from galley.models.mamba import Mamba, read_mamba
 
 
 def build(config: Fields) -> Program:
-    """``intermediate_size`` is an expert's; layers turn if ``position_embedding_type`` is "rope"."""
+    """Trace the model.
+
+    ``intermediate_size`` is the width of an expert; there are rotations if
+    ``position_embedding_type`` is "rope".
+    """
     config.choice(("normalization_function",), ("rmsnorm",), default="rmsnorm")
     turns = config.choice(("position_embedding_type",), ("nope", "rope"), default="nope") == "rope"
     c = multiplied(config, read_decoder(config))
@@ -50,6 +54,6 @@ def _experts(config: Fields, c: DecoderConfig) -> Experts | None:
 
 
 def _mamba(config: Fields, c: DecoderConfig) -> Mamba | None:
-    """None if all layers have attention."""
+    """Read the Mamba-2 layers; return None if all layers have attention."""
     recurrent = layer_kinds(config, c.layers, default=["mamba"] * c.layers)
     return read_mamba(config, recurrent, c.hidden_size) if any(recurrent) else None

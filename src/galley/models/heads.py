@@ -1,4 +1,4 @@
-"""Output layers of checkpoints whose config says that the embedding is theirs, too, and is wrong."""
+"""Output layers of checkpoints whose config wrongly declares the embedding as the output layer, too."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -10,23 +10,24 @@ from galley.formats.weights import DenseWeight, Weights
 from galley.graph.program import Program
 
 _HEADS: Final = ("lm_head.weight", "proj_out.weight", "embed_out.weight")
-"""Names, behind the prefix that a model of several parts has."""
+"""Names, after the prefix of a model with several parts."""
 
 _CHUNK: Final = 1 << 22
-"""Bytes that are compared at a time."""
+"""Number of bytes that are compared at a time."""
 
 
 def is_head(name: str) -> bool:
-    """Whether a tensor is an output layer."""
+    """Return whether a tensor is an output layer."""
     return f".{name}".endswith(tuple(f".{head}" for head in _HEADS))
 
 
 def own_head(program: Program, weights: Weights) -> str | None:
-    """The output layer that the checkpoint has and the program, which takes the embedding, does not read.
+    """Return the checkpoint's output layer that a program with a tied embedding does not read.
 
-    None if the program has one, the checkpoint has none, or it is a copy of the embedding. As
-    transformers, which ties no head that has other values than the embedding. A head that is kept in
-    another way than the embedding, as a quantised one is, has values of its own.
+    Return None if the program reads one, the checkpoint has none, or it is a copy of the embedding.
+    This is as in transformers, which does not tie a head whose values differ from the embedding's.
+    A head with another weight type than the embedding, such as a quantized one, counts as
+    different.
     """
     tables = {op.tensor("weight") for op in program.ops if op.name == "embed"}
     if len(tables) != 1:
@@ -39,7 +40,7 @@ def own_head(program: Program, weights: Weights) -> str | None:
 
 
 def untied(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config.json of a model whose output layer is its own."""
+    """Return the config.json of a model whose output layer is separate from the embedding."""
     text = config.get("text_config")
     inner = {"text_config": {**text, **_UNTIED}} if isinstance(text, Mapping) else {}
     return {**config, **inner, **_UNTIED}
@@ -49,7 +50,7 @@ _UNTIED: Final = {"tie_word_embeddings": False}
 
 
 def _reads_twice(program: Program, table: str) -> bool:
-    """Whether the embedding is the output layer, too."""
+    """Return whether the embedding is the output layer, too."""
     return any(op.name == "linear" and table in op.weights["weight"] for op in program.ops)
 
 

@@ -1,8 +1,8 @@
-"""Latent attention (MLA, arXiv:2405.04434): keys and values are kept as the latent that they are made of.
+"""Latent attention (MLA, arXiv:2405.04434): the latent of keys and values is cached.
 
-What is cached for a token is one latent for all heads and one rotated part of the keys, which lies behind
-it: together they are the key, and the latent alone is the value. Queries are brought into the space of the
-latent, and what attention gives out of it, by the matrices that would make keys and values
+The cache holds, for each token, one latent for all heads, followed by one rotated part of the keys:
+together they are the key, and the latent alone is the value. The matrices that would make keys and
+values instead map queries into the space of the latent, and the output of attention out of it
 (:mod:`galley.formats.latent` names them).
 """
 
@@ -14,19 +14,20 @@ from galley.models.fields import Fields
 from galley.models.rope import KINDS, SECTIONS, Rope, multiplies, yarn_scale
 
 _EPS: Final = 1e-6
-"""Of the norms of latents, whatever config.json says of the others."""
+"""Epsilon of the norms of latents, independent of that of other norms in config.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latent:
-    """Sizes in elements.
+    """Describes latent attention; sizes are in elements.
 
     Attributes:
-        query: of the latent that queries are made of; 0: they are made of the layer's input.
-        width: of the latent that is cached.
-        keys, turned, values: columns of a head: of its keys without position, of those that turn, and of
-            its values.
-        bias: the projections into latents and out of the heads have biases.
+        query: width of the latent from which queries are made; 0: they are made from the layer's
+            input.
+        width: width of the latent that is cached.
+        keys, turned, values: columns of a head: of its keys without position, of the rotated part,
+            and of its values.
+        bias: whether the projections into latents and out of the heads have biases.
     """
 
     query: int
@@ -38,15 +39,15 @@ class Latent:
 
     @property
     def query_columns(self) -> int:
-        """Of a head."""
+        """Columns of a head's query."""
         return self.keys + self.turned
 
 
 def read_latent(config: Fields) -> Latent:
-    """DeepSeek's fields.
+    """Read DeepSeek's fields.
 
     Raises:
-        CheckpointError: one is missing or wrong.
+        CheckpointError: a field is missing or wrong.
     """
     turned = config.count("qk_rope_head_dim", 64)
     if turned % 2:
@@ -62,7 +63,7 @@ def read_latent(config: Fields) -> Latent:
 
 
 def attention_scale(config: Fields, latent: Latent) -> float:
-    """Of q k^T: YaRN's ``mscale_all_dim`` makes it greater."""
+    """Return the scale of q k^T, which YaRN's ``mscale_all_dim`` increases."""
     scale: float = latent.query_columns**-0.5
     rope = config.section(*SECTIONS)
     kind = rope.choice(("rope_type", "type"), KINDS, default="default")
@@ -82,7 +83,7 @@ def describe_latent(
     rope: Rope,
     scale: float,
 ) -> Buffer:
-    """The normed residual stream -> what attention adds to it. ``name``: of the layer's attention."""
+    """Describe the normed residual stream -> what the attention called ``name`` adds to it."""
 
     def turn(x: Buffer) -> Buffer:
         return g.rope(

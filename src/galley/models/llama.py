@@ -1,4 +1,4 @@
-"""Llama 2, 3, 3.1, 3.2 and every checkpoint that calls itself ``llama``."""
+"""Llama 2, 3, 3.1, 3.2 and every checkpoint whose ``model_type`` is ``llama``."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from galley.models.fields import Fields
 
 
 def build(config: Fields) -> Program:
-    """``attention_bias`` covers q, k, v and o."""
+    """Trace the model; ``attention_bias`` covers q, k, v and o."""
     bias = config.flag("attention_bias", False)
     mlp_bias = config.flag("mlp_bias", False)
     c = read_decoder(config)

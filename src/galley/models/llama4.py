@@ -1,7 +1,7 @@
-"""Llama 4 (text): experts whose inputs the router scales, layers that turn nothing, norms without weights.
+"""Llama 4 (text): experts with inputs scaled by the router, layers without rotations, plain norms.
 
-Layers that turn see the tokens of their own chunk of ``attention_chunk_size``; the others see all, and
-their queries grow with the position.
+Layers with rotations see the tokens of the current chunk of ``attention_chunk_size`` tokens; the
+others see all, and their queries grow with the position. Norms of q and k have no weights.
 """
 
 from dataclasses import replace
@@ -14,7 +14,10 @@ from galley.models.fields import FILE, Fields
 
 
 def build(config: Fields) -> Program:
-    """A model that reads images, too, has that of its texts as ``text_config``: images are not read."""
+    """Trace the model.
+
+    A model that also reads images has its text model as ``text_config``; images are not supported.
+    """
     if config.has("text_config"):
         text = read_llama4(config.section("text_config"))
         return build_decoder(replace(text, prefix="language_model."))
@@ -22,7 +25,11 @@ def build(config: Fields) -> Program:
 
 
 def read_llama4(config: Fields) -> DecoderConfig:
-    """``intermediate_size`` is that of an expert, ``intermediate_size_mlp`` that of a dense layer."""
+    """Read the decoder.
+
+    ``intermediate_size`` is the width of an expert, ``intermediate_size_mlp`` that of a dense
+    layer.
+    """
     c = read_decoder(config, head_dim=128, kv_heads=8, max_positions=131072, eps=1e-5, theta=5e5)
     turns = _turns(config, c.layers)
     normed = config.flag("use_qk_norm", True)
@@ -30,7 +37,7 @@ def read_llama4(config: Fields) -> DecoderConfig:
         replace(rope, adjacent=True) if rope and turn else None
         for rope, turn in zip(c.ropes, turns, strict=True)
     )
-    # The norm is behind the rotation, which it does not see, unless that scales.
+    # The norm comes after the rotation, to which it is invariant, unless that scales.
     if normed and any(rope and rope.scale != 1.0 for rope in ropes):
         raise UnsupportedModel(f"{FILE}: a rope_type that scales is not supported with use_qk_norm")
     bias = config.flag("attention_bias", False)
@@ -62,7 +69,10 @@ def read_llama4(config: Fields) -> DecoderConfig:
 
 
 def _turns(config: Fields, layers: int) -> list[bool]:
-    """``no_rope_layers`` has a 0 for each layer without rotation, every fourth by default."""
+    """Return for each layer whether it has rotations.
+
+    ``no_rope_layers`` has a 0 for each layer without, every fourth by default.
+    """
     interval = config.count("no_rope_layer_interval", 4)
     said = config.tokens("no_rope_layers")
     turns = [bool(turn) for turn in said] or [(i + 1) % interval != 0 for i in range(layers)]
@@ -78,7 +88,10 @@ def _turns(config: Fields, layers: int) -> list[bool]:
 
 
 def _sparse(config: Fields, layers: int) -> tuple[bool, ...]:
-    """``moe_layers``, or every ``interleave_moe_layer_step``-th layer."""
+    """Return for each layer whether it has experts.
+
+    These are ``moe_layers``, or every ``interleave_moe_layer_step``-th layer.
+    """
     if config.has("moe_layers"):
         chosen = config.tokens("moe_layers")
         return tuple(layer in chosen for layer in range(layers))
@@ -87,21 +100,21 @@ def _sparse(config: Fields, layers: int) -> tuple[bool, ...]:
 
 
 def _chunk(config: Fields) -> int:
-    """In tokens; 0: layers that turn see all, too."""
+    """Return the chunk's size in tokens; 0: layers with rotations see all tokens, too."""
     if config.is_null("attention_chunk_size"):
         return 0
     return config.count("attention_chunk_size", 8192)
 
 
 def _growth(config: Fields) -> tuple[int, float] | None:
-    """Of queries in layers that turn nothing: every so many tokens, and how much."""
+    """Return (interval in tokens, factor) of the growth of queries in layers without rotations."""
     if not _tunes(config):
         return None
     return config.count("floor_scale", 8192), config.number("attn_scale", 0.1)
 
 
 def _tunes(config: Fields) -> bool:
-    """The first checkpoints have a number for true."""
+    """Return whether queries grow; the first checkpoints have a number instead of true."""
     try:
         return config.flag("attn_temperature_tuning", True)
     except CheckpointError:

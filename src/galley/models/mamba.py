@@ -1,4 +1,4 @@
-"""Mamba-2 layers (arXiv:2405.21060), as Granite 4 has them in place of most of its attention."""
+"""Mamba-2 layers (arXiv:2405.21060), which replace most attention in Granite 4."""
 
 import math
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from galley.models.fields import Fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba:
-    """Sizes in elements.
+    """Describes the layers; sizes are in elements.
 
     Attributes:
-        layers: of each layer, whether it is one; others have attention.
-        heads, head_dim: of the values.
+        layers: for each layer, whether it is of this type; others have attention.
+        heads, head_dim: number of heads of values, and columns of each.
         state: rows of a head's state, which has ``head_dim`` columns.
-        conv: rows that the convolution before sees.
-        conv_bias, bias: of the convolution, and of the projections.
+        conv: number of rows that the preceding convolution sees.
+        conv_bias, bias: whether the convolution and the projections have biases.
     """
 
     layers: tuple[bool, ...]
@@ -28,7 +28,7 @@ class Mamba:
     bias: bool
 
     def describe(self, g: Tracer, h: Buffer, layer: str, *, eps: float) -> Buffer:
-        """The normed residual stream -> what the layer of that name adds to it."""
+        """Describe the normed residual stream -> what the layer with name ``layer`` adds to it."""
         name, inner, state = f"{layer}.mamba", self.heads * self.head_dim, self.state
 
         def project(x: Buffer, role: str, width: int) -> Buffer:
@@ -55,14 +55,15 @@ class Mamba:
 
 
 def read_mamba(config: Fields, layers: tuple[bool, ...], hidden: int) -> Mamba:
-    """The fields that begin with ``mamba_``.
+    """Read the fields that begin with ``mamba_``.
 
     Raises:
-        CheckpointError: one is missing or wrong.
-        UnsupportedModel: heads are in groups, steps have limits, or heads are not of the inner width.
+        CheckpointError: a field is missing or wrong.
+        UnsupportedModel: heads are in groups, time steps have limits, or heads do not fill the
+            inner width.
     """
     config.only("mamba_n_groups", 1)
-    # Infinity is no JSON: transformers writes it as Python does, or since 5 as an object.
+    # Infinity is not JSON: transformers writes it as Python does, or since version 5 as an object.
     config.only("time_step_limit", [0.0, math.inf], [0.0, {"__float__": "Infinity"}])
     heads = config.width("mamba_n_heads", 128)
     inner = hidden * config.count("mamba_expand", 2)

@@ -1,4 +1,4 @@
-"""Mistral 7B and its kin: Llama with a sliding window on every layer, or on those that the config names."""
+"""Mistral 7B and its relatives: Llama with a sliding window on all layers, or those the config names."""
 
 from dataclasses import replace
 
@@ -8,9 +8,10 @@ from galley.models.fields import Fields
 
 
 def build(config: Fields) -> Program:
-    """A missing ``sliding_window`` is 4096, as in transformers; null is full attention.
+    """Trace the model.
 
-    Ministral's ``layer_types`` says which layers have the window, whatever the model calls itself.
+    A missing ``sliding_window`` is 4096, as in transformers; null is full attention. Ministral's
+    ``layer_types`` names the layers with the window, whatever the ``model_type``.
     """
     c = read_decoder(config, kv_heads=8)
     return build_decoder(replace(c, windows=windows_of(config, [True] * c.layers)))

@@ -10,7 +10,10 @@ from galley.models.fields import Fields
 
 
 def build(config: Fields) -> Program:
-    """``intermediate_size`` is that of an expert. Without ``sliding_window`` attention is full."""
+    """Trace the model.
+
+    ``intermediate_size`` is the width of an expert. Without ``sliding_window``, attention is full.
+    """
     c = read_decoder(config, kv_heads=8, max_positions=4096 * 32, eps=1e-5, theta=1e6)
     window = config.count("sliding_window", 0) if config.has("sliding_window") else 0
     experts, per_token = read_counts(config, "num_local_experts", per_token=2)

@@ -1,4 +1,4 @@
-"""ModernBERT (arXiv:2412.13663): rotations, gated layers, and in most layers attention that is local."""
+"""ModernBERT (arXiv:2412.13663): rotations, gated layers, and local attention in most layers."""
 
 from galley.errors import CheckpointError, UnsupportedModel
 from galley.graph.program import Program
@@ -10,14 +10,14 @@ _LOCAL, _WHOLE = "sliding_attention", "full_attention"
 
 
 def build(config: Fields) -> Program:
-    """Token ids -> rows behind the last norm, [wanted rows, hidden_size]."""
+    """Trace token ids -> rows after the last norm, [wanted rows, hidden_size]."""
     config.choice(("hidden_activation",), ("gelu",), default="gelu")
     positions = config.count("max_position_embeddings", 8192)
     return trace(lambda g: _describe(g, config, positions), max_positions=positions)
 
 
 def _kinds(c: Fields) -> list[str]:
-    """Of each layer's attention."""
+    """Return the type of each layer's attention."""
     layers = c.layers("num_hidden_layers", 22)
     period = c.count("global_attn_every_n_layers", 3)
     kinds = c.words("layer_types")
@@ -43,7 +43,7 @@ def _ropes(c: Fields, head_dim: int, positions: int) -> dict[str, Rope]:
 
 
 def _describe(g: Tracer, c: Fields, positions: int) -> Buffer:
-    """Tensor names as in ``ModernBertModel``."""
+    """Describe the encoder, with tensor names as in ``ModernBertModel``."""
     width, ffn = c.width("hidden_size", 768), c.width("intermediate_size", 1152)
     heads, eps = c.width("num_attention_heads", 12), c.number("norm_eps", 1e-5)
     if width % heads:

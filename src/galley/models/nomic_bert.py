@@ -15,17 +15,17 @@ _OLD = {
     "layer_norm_eps": "layer_norm_epsilon",
     "rope_theta": "rotary_emb_base",
 }
-"""Fields -> as the family's first checkpoints call them."""
+"""Fields -> their names in the family's first checkpoints."""
 
 _UNLIKE = (
     *("prenorm", "qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "use_rms_norm"),
     "rotary_emb_interleaved",
 )
-"""Flags that none of the family's published models has set."""
+"""Flags that are not set in any of the family's published models."""
 
 
 def build(config: Fields) -> Program:
-    """Token ids -> rows of the last layer, [wanted rows, hidden_size]."""
+    """Trace token ids -> rows of the last layer, [wanted rows, hidden_size]."""
     config.choice(("hidden_act", "activation_function"), ("silu", "swiglu"), default="silu")
     for name in _UNLIKE:
         if config.flag(name, False):
@@ -41,7 +41,7 @@ def build(config: Fields) -> Program:
             config = config.with_value(name, old)
     positions = config.count("max_position_embeddings", 2048)
     if config.has("rotary_scaling_factor"):
-        # Other frequencies would follow for texts that are longer than those of the training.
+        # Texts longer than those of the training would need other frequencies.
         positions = min(positions, config.count("max_trained_positions", 2048))
     dim = config.width("hidden_size", 768) // config.width("num_attention_heads", 12)
     rope = read_rope(
@@ -54,7 +54,7 @@ def build(config: Fields) -> Program:
 
 
 def _describe(g: Tracer, c: Fields, rope: Rope) -> Buffer:
-    """Tensor names as in the checkpoints."""
+    """Describe the encoder, with tensor names as in the checkpoints."""
     width, ffn = c.width("hidden_size", 768), c.width("intermediate_size", 3072)
     heads, eps = c.width("num_attention_heads", 12), c.number("layer_norm_eps", 1e-12)
     dim = width // heads

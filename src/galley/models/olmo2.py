@@ -1,4 +1,4 @@
-"""OLMo 2 (arXiv:2501.00656): Llama with norms behind its parts, and of q and k as a whole."""
+"""OLMo 2 (arXiv:2501.00656): Llama with norms after attention and MLP, and over all heads of q and k."""
 
 from dataclasses import replace
 
@@ -8,12 +8,12 @@ from galley.models.fields import Fields
 
 
 def build(config: Fields) -> Program:
-    """Of ``model_type`` olmo2."""
+    """Trace a model of ``model_type`` olmo2."""
     return build_decoder(read_olmo2(config))
 
 
 def read_olmo2(config: Fields) -> DecoderConfig:
-    """``attention_bias`` covers q, k, v and o."""
+    """Read the decoder; ``attention_bias`` covers q, k, v and o."""
     bias = config.flag("attention_bias", False)
     return replace(
         read_decoder(config, eps=1e-5),

@@ -1,4 +1,4 @@
-"""OLMo 3: OLMo 2 with windows; rotations are scaled where there is none."""
+"""OLMo 3: OLMo 2 with windows; rotations are scaled in layers without one."""
 
 from dataclasses import replace
 
@@ -9,7 +9,10 @@ from galley.models.olmo2 import read_olmo2
 
 
 def build(config: Fields) -> Program:
-    """Every fourth layer sees the whole context, where config.json has no ``layer_types``."""
+    """Trace the model.
+
+    Every fourth layer sees the whole context, if config.json has no ``layer_types``.
+    """
     c = read_olmo2(config)
     c = replace(c, windows=windows_of(config, [(layer + 1) % 4 > 0 for layer in range(c.layers)]))
     theta = config.number("rope_theta", 5e5)

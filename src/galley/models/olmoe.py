@@ -1,4 +1,4 @@
-"""OLMoE (arXiv:2409.02060): OLMo with experts in every layer, and norms of q and k as a whole."""
+"""OLMoE (arXiv:2409.02060): OLMo with experts in every layer, and norms over all heads of q and k."""
 
 from dataclasses import replace
 
@@ -10,10 +10,10 @@ from galley.models.fields import FILE, Fields
 
 
 def build(config: Fields) -> Program:
-    """``intermediate_size`` is that of an expert.
+    """Trace the model; ``intermediate_size`` is the width of an expert.
 
     Raises:
-        UnsupportedModel: ``clip_qkv`` is set, which no published checkpoint does.
+        UnsupportedModel: ``clip_qkv`` is set, which it is in no published checkpoint.
     """
     if config.has("clip_qkv"):
         raise UnsupportedModel(f"{FILE}: clip_qkv is set, and q, k and v are not clipped here")

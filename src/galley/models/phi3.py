@@ -9,7 +9,10 @@ from galley.models.rope import SECTIONS
 
 
 def build(config: Fields) -> Program:
-    """LongRoPE models have the context that their short factors are for; see ``models/rope.py``."""
+    """Trace the model.
+
+    LongRoPE models have the context that their short factors are for; see ``models/rope.py``.
+    """
     rope = config.section(*SECTIONS)
     rope.choice(("rope_type", "type"), ("default", "longrope", "su"), default="default")
     window = config.count("sliding_window") if config.has("sliding_window") else 0

@@ -8,6 +8,6 @@ from galley.models.fields import Fields
 
 
 def build(config: Fields) -> Program:
-    """The bias is the family's; config.json does not name it."""
+    """Trace the model; the bias is fixed by the family, and config.json has no field for it."""
     c = read_decoder(config)
     return build_decoder(replace(c, windows=optional_windows(config), qkv_bias=True))

@@ -1,4 +1,4 @@
-"""Qwen1.5-MoE and Qwen2-MoE: Qwen2 with experts, beside an MLP that all tokens share."""
+"""Qwen1.5-MoE and Qwen2-MoE: Qwen2 with experts, and with an MLP that all tokens share."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from galley.models.fields import Fields
 
 
 def build(config: Fields) -> Program:
-    """Layers without experts have an MLP of ``intermediate_size``."""
+    """Trace the model; layers without experts have an MLP of ``intermediate_size``."""
     c = read_decoder(config)
     experts, per_token = read_counts(config, "num_experts", "num_local_experts", per_token=4)
     mixture = Experts(

@@ -8,7 +8,7 @@ from galley.models.fields import Fields
 
 
 def build(config: Fields) -> Program:
-    """``head_dim`` defaults to 128, whatever the hidden size."""
+    """Trace the model; ``head_dim`` defaults to 128, whatever the hidden size."""
     bias = config.flag("attention_bias", False)
     c = read_decoder(config, head_dim=128)
     windows = optional_windows(config)

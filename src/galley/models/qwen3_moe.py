@@ -9,7 +9,7 @@ from galley.models.fields import Fields
 
 
 def build(config: Fields) -> Program:
-    """A sliding window, if it is used, is that of all layers."""
+    """Trace the model; a sliding window, if it is used, applies to all layers."""
     bias = config.flag("attention_bias", False)
     c = read_decoder(config)
     experts, per_token = read_counts(config, "num_experts", "num_local_experts", per_token=8)

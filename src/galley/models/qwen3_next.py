@@ -10,7 +10,7 @@ from galley.models.fields import Fields
 
 
 def build(config: Fields) -> Program:
-    """Every fourth layer has attention, if config.json does not say."""
+    """Trace the model; every fourth layer has attention, unless config.json specifies others."""
     bias = config.flag("attention_bias", False)
     c = read_decoder(config, head_dim=256, kv_heads=2, max_positions=32768, partial=0.25)
     interval = config.count("full_attention_interval", 4)
@@ -31,7 +31,7 @@ def build(config: Fields) -> Program:
 
 
 def _experts(config: Fields) -> Experts | None:
-    """None if all layers have an MLP of ``intermediate_size``."""
+    """Read the experts; return None if all layers have an MLP of ``intermediate_size``."""
     sparse = sparse_layers(config)
     if not any(sparse):
         return None

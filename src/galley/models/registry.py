@@ -1,4 +1,4 @@
-"""``model_type`` -> family. A family's module is imported only when a checkpoint asks for it."""
+"""``model_type`` -> family. A family's module is imported only when a checkpoint needs it."""
 
 import importlib
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ ENCODERS: Final[Mapping[str, str]] = {
     "roberta": "galley.models.bert",
     "xlm-roberta": "galley.models.bert",
 }
-"""Of families that read whole texts and write none: their programs end in rows, not in logits."""
+"""Families that read whole texts and generate none: their programs end in rows, not in logits."""
 
 
 def build_program(
@@ -61,14 +61,14 @@ def build_program(
     """Trace the model that ``config.json`` describes.
 
     Args:
-        config: as it is.
-        weights: of the checkpoint; sizes that no tensor of it could have are refused before anything is
-            made for them.
-        context: tokens of the longest text that is asked for; some models compute all texts in another way
-            if that is beyond what they were first trained for.
+        config: contents of ``config.json``.
+        weights: weights of the checkpoint; sizes that none of its tensors can have are refused
+            before anything is allocated for them.
+        context: tokens of the longest text to be supported; some models compute all texts
+            differently if that exceeds the length that they were first trained for.
 
     Raises:
-        UnsupportedModel: an unknown family (the message lists the known ones) or feature.
+        UnsupportedModel: the family (the message lists the known ones) or a feature is unknown.
         CheckpointError: a field is missing or wrong.
     """
     family = config.get("model_type")

@@ -13,7 +13,10 @@ from galley.types import MAX_COUNT
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su", "factors")
 SECTIONS: Final = ("rope_scaling", "rope_parameters")
-"""Where config.json says it: the first counts, as in transformers, unless it is empty."""
+"""Sections of config.json with the parameters.
+
+The first takes precedence, as in transformers, unless it is empty.
+"""
 Angles = npt.NDArray[np.float32]
 
 
@@ -22,11 +25,11 @@ class Rope:
     """Rotary embedding of one model.
 
     Attributes:
-        inv_freq: radians per position, one for each pair of columns that turns: of the first ones of a
-            head, as many as ``partial_rotary_factor`` says.
+        inv_freq: radians per position, one for each rotated pair of columns; these are the first
+            columns of a head, as many as ``partial_rotary_factor`` specifies.
         scale: multiplies sine and cosine.
         max_positions: context length that the frequencies are made for.
-        adjacent: a pair is two neighbouring columns, not one of each half of those that turn.
+        adjacent: whether a pair is two adjacent columns, not one of each half of the rotated ones.
     """
 
     inv_freq: tuple[float, ...]
@@ -44,22 +47,23 @@ def read_rope(
     theta: float | None = None,
     partial: float | None = None,
 ) -> Rope:
-    """Reads ``rope_theta`` and ``rope_scaling``, or ``rope_parameters`` (transformers 5).
+    """Read ``rope_theta`` and ``rope_scaling``, or ``rope_parameters`` (transformers 5).
 
-    "dynamic" frequencies are those of the base up to ``max_positions``, which is the context: a longer text
-    would change those of all tokens.
+    "dynamic" frequencies are those of the base up to ``max_positions``, which is the context: a
+    longer text would change the frequencies of all tokens.
 
     Args:
-        config: of the model.
+        config: fields of the model.
         head_dim: columns of a head.
         max_positions: context length of the model, in tokens.
         rope: the parameters, where the layers do not share those of ``config``.
-        theta: in their absence; that of ``config``, or 10,000, by default.
-        partial: the family's share of a head's columns that turn, where config.json does not say; None for
-            families that always turn all.
+        theta: the base if ``rope`` has none; default: that of ``config``, or 10,000.
+        partial: the family's share of a head's columns that are rotated, if config.json does not
+            specify it; None for families that always rotate all.
 
     Raises:
-        UnsupportedModel: an unknown ``rope_type``, or a part of a head is to turn where none can.
+        UnsupportedModel: ``rope_type`` is unknown, or a part of a head is to be rotated in a family
+            that rotates all.
         CheckpointError: a field is missing or wrong.
     """
     rope = config.section(*SECTIONS) if rope is None else rope
@@ -76,7 +80,7 @@ def read_rope(
     try:
         with np.errstate(all="ignore"):
             made = _scaled(config, rope, kind, theta, turned, max_positions)
-    except ArithmeticError:  # fields that are fine one by one, such as a theta of 1 with yarn
+    except ArithmeticError:  # fields that are valid one by one, such as a theta of 1 with yarn
         made = None
     if made is None or not np.isfinite([*made.inv_freq, made.scale]).all():
         raise CheckpointError(
@@ -121,9 +125,9 @@ def _scaled(
 
 
 def _llama3(inv_freq: Angles, rope: Fields, original: int) -> Angles:
-    """Llama 3.1: stretches long wavelengths by ``factor``, keeps short ones, interpolates between.
+    """Apply Llama 3.1's scaling: stretch long wavelengths by ``factor``, keep short ones.
 
-    ``original`` positions were trained.
+    Wavelengths in between are interpolated. ``original`` positions were trained.
     """
     factor = rope.number("factor")
     low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
@@ -136,11 +140,11 @@ def _llama3(inv_freq: Angles, rope: Fields, original: int) -> Angles:
 
 
 def _longrope(config: Fields, rope: Fields, inv_freq: Angles, max_positions: int) -> Rope:
-    """LongRoPE (arXiv:2402.13753): within the length that the model was first trained for, or beyond it.
+    """Read LongRoPE (arXiv:2402.13753): one set of factors up to the trained length, one beyond it.
 
-    A longer text has other frequencies from its first token on, so a cache of keys could not grow beyond
-    that length: it is the model's context, unless a longer one is asked for, which all texts then get the
-    frequencies of.
+    A longer text has other frequencies from its first token on, so a cache of keys could not grow
+    beyond the trained length. That length is the model's context, unless a longer one is requested;
+    then all texts get the frequencies of the longer one.
     """
     trained = min(_trained_positions(config, rope, max_positions), max_positions)
     for name in ("short_factor", "long_factor"):
@@ -160,7 +164,7 @@ def _trained_positions(config: Fields, rope: Fields, max_positions: int) -> int:
 
 
 def _yarn(inv_freq: Angles, rope: Fields, trained: int, factor: float, theta: float) -> Angles:
-    """YaRN (arXiv:2309.00071): per-dimension ramp between interpolation and extrapolation.
+    """Apply YaRN (arXiv:2309.00071): per-dimension ramp between interpolation and extrapolation.
 
     ``trained`` positions are stretched ``factor`` times.
     """
@@ -192,10 +196,10 @@ def _yarn_scale(rope: Fields, factor: float) -> float:
 
 
 def multiplies(rope: Fields, name: str) -> bool:
-    """Whether a multiplier of YaRN's is there; 0 is none."""
+    """Return whether a multiplier of YaRN is present; 0 counts as absent."""
     return rope.has(name) and rope.number(name, least=0.0) > 0
 
 
 def yarn_scale(factor: float, multiplier: float) -> float:
-    """What YaRN multiplies attention by where positions are stretched ``factor`` times."""
+    """Return YaRN's multiplier of attention where positions are stretched ``factor`` times."""
     return 1.0 if factor <= 1 else 0.1 * multiplier * math.log(factor) + 1.0

@@ -1,4 +1,4 @@
-"""What sentence-transformers' files say of an embedding model: ``modules.json`` and what it names."""
+"""Reading of an embedding model's sentence-transformers files: ``modules.json`` and what it names."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +25,7 @@ _POOLINGS: Final[Mapping[str, Pooling]] = {
     "weightedmean": "weightedmean",
     "lasttoken": "last",
 }
-"""``pooling_mode`` of ``1_Pooling/config.json`` -> what it is."""
+"""``pooling_mode`` of ``1_Pooling/config.json`` -> how rows are pooled."""
 
 _FLAGS: Final[Mapping[str, Pooling]] = {
     "pooling_mode_cls_token": "cls",
@@ -35,17 +35,17 @@ _FLAGS: Final[Mapping[str, Pooling]] = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "last",
 }
-"""As releases before 6 have them, in the order in which vectors of several are put side by side."""
+"""Flags of releases before 6, in the order in which the vectors of several are concatenated."""
 
 
 def read_sentence_files(folder: Path, config: Mapping[str, Any], default: Pooling) -> Head:
-    """The head that the files of the checkpoint in ``folder`` describe.
+    """Read the head that the files of the checkpoint in ``folder`` describe.
 
-    Without ``modules.json`` rows are pooled by ``default`` and vectors have length 1.
+    Without ``modules.json``, rows are pooled by ``default`` and vectors have length 1.
 
     Raises:
         CheckpointError: a file is missing or wrong.
-        UnsupportedModel: it has a module, or a kind of pooling, that Galley does not do.
+        UnsupportedModel: a module or a type of pooling is not supported.
     """
     dimensions = Fields(config).tokens("matryoshka_dimensions")
     path = folder / MODULES_FILE
@@ -88,7 +88,9 @@ def read_sentence_files(folder: Path, config: Mapping[str, Any], default: Poolin
 
 
 def longest_text(folder: Path) -> int | None:
-    """Tokens of a text: ``max_seq_length``, or else the tokenizer's ``model_max_length``; None: any number.
+    """Return the maximum number of tokens in a text; None: no limit.
+
+    It is ``max_seq_length``, or else the tokenizer's ``model_max_length``.
 
     Raises:
         CheckpointError: a file is damaged.
@@ -97,16 +99,17 @@ def longest_text(folder: Path) -> int | None:
     if said is not None:
         return said
     length = _read(folder / TOKENIZER_FILE).get("model_max_length")
-    # transformers writes 10^30 where it knows of none.
+    # transformers writes 10^30 if it knows no limit.
     return int(length) if isinstance(length, int | float) and 1 <= length <= MAX_COUNT else None
 
 
 def score_activation(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, Path]:
-    """What sentence-transformers' CrossEncoder puts scores through, and the file that says it.
+    """Return the activation that CrossEncoder applies to scores, and the file that specifies it.
 
     Args:
-        folder: of the checkpoint.
-        config: its ``config.json``, where releases before 6 kept it.
+        folder: folder of the checkpoint.
+        config: its ``config.json``, which has the activation in releases of sentence-transformers
+            before 6.
     """
     path = folder / CONFIG_FILE
     own = config.get("sentence_transformers")
@@ -121,12 +124,12 @@ def score_activation(folder: Path, config: Mapping[str, Any]) -> tuple[str | Non
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A JSON file; empty if there is none."""
+    """Read a JSON file; return an empty object if there is none."""
     return read_json(path) if path.exists() else {}
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:
-    """(kind, folder) of each, in order."""
+    """Return (type, folder) of each module, in order."""
     from msgspec import DecodeError
     from msgspec.json import decode
 
@@ -180,7 +183,7 @@ def _dense(folder: Path) -> Layer:
 
 
 def _prompts(path: Path) -> tuple[dict[str, str], str | None]:
-    """Name -> prompt, and the name of that which is put before all texts."""
+    """Return name -> prompt, and the name of the prompt that is put before all texts."""
     if not path.exists():
         return {}, None
     config = read_json(path)

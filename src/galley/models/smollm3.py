@@ -1,4 +1,4 @@
-"""SmolLM3: Llama with layers that turn nothing (NoPE, arXiv:2501.18795)."""
+"""SmolLM3: Llama with some layers without rotations (NoPE, arXiv:2501.18795)."""
 
 from dataclasses import replace
 
@@ -8,7 +8,10 @@ from galley.models.fields import Fields
 
 
 def build(config: Fields) -> Program:
-    """``no_rope_layers`` has a 0 for each layer without rotation, every fourth by default."""
+    """Trace the model.
+
+    ``no_rope_layers`` has a 0 for each layer without rotations, every fourth by default.
+    """
     c = read_decoder(config, kv_heads=4, max_positions=32768, theta=2e6, tied=True)
     interval = config.count("no_rope_layer_interval", 4)
     turns = config.tokens("no_rope_layers") or [(i + 1) % interval for i in range(c.layers)]

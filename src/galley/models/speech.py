@@ -1,4 +1,4 @@
-"""What a speech model's checkpoint says of decoding, in ``generation_config.json``."""
+"""Decoding parameters of a speech model's checkpoint, from ``generation_config.json``."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -17,9 +17,10 @@ _MOST_HEADS: Final = 80
 def read_speech(
     config: Mapping[str, Any], generation: Mapping[str, Any], program: Program
 ) -> SpeechInfo | None:
-    """A checkpoint's input format and special tokens; None for a text model.
+    """Read a checkpoint's input format and special tokens; return None for a text model.
 
-    Fields that early checkpoints have in config.json, not in generation_config.json, are read there.
+    Fields that early checkpoints have in config.json instead of generation_config.json are read
+    there.
 
     Raises:
         CheckpointError: a field is wrong, or names a token that the model does not have.
@@ -65,7 +66,7 @@ def _alignment_heads(generation: Fields) -> tuple[tuple[int, int], ...]:
 
 
 def _default_heads(config: Fields) -> tuple[tuple[int, int], ...]:
-    """All heads of the latter half of the decoder, as openai/whisper has it; none if that is too many."""
+    """Return all heads of the decoder's latter half, as openai/whisper does; none if too many."""
     c = read_config(config)
     layers = range(c.decoder_layers // 2, c.decoder_layers)
     if len(layers) * c.decoder_heads > _MOST_HEADS:
@@ -74,10 +75,10 @@ def _default_heads(config: Fields) -> tuple[tuple[int, int], ...]:
 
 
 def with_aligner(program: Program, config: Mapping[str, Any], speech: SpeechInfo) -> Program:
-    """The program and, if the model has heads that follow the speech, an aligner in it.
+    """Return the program, with an aligner in it if the model has alignment heads.
 
     Raises:
-        CheckpointError: the model has no such heads.
+        CheckpointError: the model does not have the heads that are named.
     """
     heads = speech.alignment_heads
     if not heads:
@@ -88,7 +89,7 @@ def with_aligner(program: Program, config: Mapping[str, Any], speech: SpeechInfo
 def share_encoder(
     giver: Program, giver_config: Mapping[str, Any], taker: Program, taker_config: Mapping[str, Any]
 ) -> tuple[Program, Program]:
-    """Both programs, where the encoder of the first works for both."""
+    """Return both programs, with the encoder of the first serving both."""
     encoder = build_encoder(Fields(giver_config), gives=True)
     listener = build_listener(Fields(taker_config))
     return (

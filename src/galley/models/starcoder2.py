@@ -8,7 +8,10 @@ from galley.models.fields import Fields
 
 
 def build(config: Fields) -> Program:
-    """``use_bias``, true unless config.json says otherwise, covers all linear layers but the last."""
+    """Trace the model.
+
+    ``use_bias``, true by default, covers all linear layers but the last.
+    """
     c = read_decoder(
         config, kv_heads=2, activations=("gelu_pytorch_tanh",), max_positions=4096, tied=True
     )

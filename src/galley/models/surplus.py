@@ -14,9 +14,9 @@ HARMLESS: Final = re.compile(
     r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)"  # buffers that early transformers saved
     r"|.*\.(masked_bias|attn\.bias|attention\.bias)"  # causal masks, saved as buffers
     r"|(model\.)?mtp(_layers)?\..*"  # multi-token prediction
-    r"|(vision_tower|vision_model|multi_modal_projector)\..*"  # what reads images for a model of text
+    r"|(vision_tower|vision_model|multi_modal_projector)\..*"  # the image part of a text model
 )
-"""Tensors that may be there unread: they follow from the config, or draft tokens or read images."""
+"""Tensors that may be unread: they follow from the config, or are for draft tokens or images."""
 
 _LAYER: Final = re.compile(r"(.+?\.layers)\.(\d{1,9})\.")
 _LAYER_FIELDS: Final = {
@@ -36,14 +36,16 @@ def check_surplus(
     folder: str,
     unread: re.Pattern[str] | None = None,
 ) -> None:
-    """Refuse a checkpoint with tensors that the program does not read: its config describes another model.
+    """Refuse a checkpoint with tensors that the program does not read.
 
-    Layers of multi-token prediction that ``num_nextn_predict_layers`` counts are left out, what
-    :data:`HARMLESS` and ``unread`` match, output layers that copy the embedding, and biases of zeros, which
-    some GPTQ tools add, and tensors without values.
+    Its config describes another model. Not refused are tensors that :data:`HARMLESS` or ``unread``
+    match, the layers of multi-token prediction that ``num_nextn_predict_layers`` counts, output
+    layers that copy the embedding, biases of zeros, which some GPTQ tools add, and tensors without
+    values.
 
     Raises:
-        CheckpointError: names the first tensors, and the field of config.json if it is one of layers.
+        CheckpointError: there is such a tensor; the error names the first ones, and the field of
+            config.json if one belongs to a further layer.
     """
     used = program.all_shapes
     stacks = _stacks(used)
@@ -81,7 +83,7 @@ def check_surplus(
 
 
 def _stacks(names: Mapping[str, object]) -> dict[str, int]:
-    """Name of each stack of layers -> how many the program has."""
+    """Return the name of each stack of layers -> the number of layers that the program has."""
     stacks: dict[str, int] = {}
     for name in names:
         if layer := _LAYER.match(name):

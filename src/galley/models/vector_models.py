@@ -1,4 +1,4 @@
-"""Models that make vectors or scores of whole texts: which checkpoints are such, and what they run."""
+"""Models that make vectors or scores of whole texts: how to recognize and load their checkpoints."""
 
 import re
 from collections.abc import Mapping
@@ -19,21 +19,21 @@ from galley.models.whole_texts import over_whole_texts
 
 UNREAD: Final = re.compile(
     r"(\w+\.)?embeddings\.(position_ids|token_type_ids)"  # buffers that early transformers saved
-    r"|(\w+\.)?pooler\..*"  # trained, and not what sentence-transformers takes
+    r"|(\w+\.)?pooler\..*"  # trained, but not used by sentence-transformers
     r"|(cls|lm_head|head|decoder|score|classifier)\..*"  # heads of other tasks
 )
-"""Tensors of such checkpoints that vectors are not made of."""
+"""Tensors of such checkpoints that vectors do not depend on."""
 
 
 class VectorModel(NamedTuple):
-    """``program`` makes rows of texts, ``head`` vectors of rows."""
+    """A model whose ``program`` makes rows of texts, and whose ``head`` makes vectors of rows."""
 
     program: Program
     head: Head
 
 
 def makes_vectors(folder: Path) -> bool:
-    """Whether the checkpoint is one of embeddings, or a reranker: its small files say so.
+    """Return whether the checkpoint is an embedding model or a reranker, by its small files.
 
     Raises:
         CheckpointError: config.json is damaged.
@@ -44,13 +44,13 @@ def makes_vectors(folder: Path) -> bool:
 
 
 def is_vector_model(config: Mapping[str, Any], folder: Path) -> bool:
-    """As :func:`makes_vectors`, of a config.json that has been read from ``folder``."""
+    """Do the same as :func:`makes_vectors` for a config.json that has been read from ``folder``."""
     known = config.get("model_type") in ENCODERS or is_classifier(config)
     return known or (folder / MODULES_FILE).exists()
 
 
 def read_vector_model(checkpoint: CheckpointReader, weights: Weights) -> VectorModel | None:
-    """The model of a checkpoint; None if it is one that generates or hears.
+    """Load the model of a checkpoint; return None if it generates text or is a speech model.
 
     Raises:
         ModelError: it cannot be used.

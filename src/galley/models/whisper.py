@@ -11,7 +11,7 @@ from galley.models.fields import FILE, GENERATION_FILE, Fields
 
 DECODER: Final = "model.decoder"
 EPS: Final = 1e-5
-"""Epsilon of every layer norm, which the family's configs do not give."""
+"""Epsilon of every layer norm, which the family's configs do not specify."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class WhisperConfig:
 
 
 def read_config(config: Fields) -> WhisperConfig:
-    """Defaults are those of transformers' ``WhisperConfig``."""
+    """Read the fields. Defaults are those of transformers' ``WhisperConfig``."""
     config.choice(("activation_function",), ("gelu",), default="gelu")
     return WhisperConfig(
         vocab_size=config.width("vocab_size", 51865),
@@ -67,20 +67,23 @@ def read_config(config: Fields) -> WhisperConfig:
 
 
 def build(config: Fields) -> Program:
-    """The decoder's program, and in it the encoder's."""
+    """Trace the decoder's program, which contains the encoder's."""
     c = read_config(config)
     encoder = build_encoder(config)
     return trace(lambda g: _decoder(g, c), max_positions=c.target_positions, encoder=encoder)
 
 
 def build_encoder(config: Fields, *, gives: bool = False) -> Program:
-    """Frames -> keys and values for the decoder; with ``gives`` its rows go to the caller, too."""
+    """Trace frames -> keys and values for the decoder; with ``gives``, its rows are returned, too."""
     c = read_config(config)
     return trace_effect(lambda g: _encoder(g, c, gives), max_positions=2 * c.source_positions)
 
 
 def build_listener(config: Fields) -> Program:
-    """In the place of an encoder that another model has, too: that one's rows -> keys and values."""
+    """Trace the rows of another model's encoder -> keys and values for the decoder.
+
+    The program takes the place of an encoder that both models share.
+    """
     c = read_config(config)
     return trace_effect(
         lambda g: _give_to_decoder(g, c, g.features(c.width)), max_positions=c.source_positions
@@ -88,7 +91,7 @@ def build_listener(config: Fields) -> Program:
 
 
 def build_aligner(config: Fields, heads: Sequence[tuple[int, int]]) -> Program:
-    """The decoder's program as far as it takes to see where ``heads`` (layer, head) look.
+    """Trace the part of the decoder that computes the attention weights of ``heads`` (layer, head).
 
     Raises:
         CheckpointError: the model has no such layer or head.
@@ -106,7 +109,7 @@ def build_aligner(config: Fields, heads: Sequence[tuple[int, int]]) -> Program:
 
 
 def _encoder(g: Tracer, c: WhisperConfig, gives: bool) -> None:
-    """Frames -> keys and values for each layer of the decoder. Tensor names as in the checkpoint."""
+    """Describe frames -> keys and values for each layer of the decoder, named as in checkpoints."""
     name = "model.encoder"
     x = g.features(c.mels)
     for conv, stride in (("conv1", 1), ("conv2", 2)):
@@ -128,14 +131,14 @@ def _encoder(g: Tracer, c: WhisperConfig, gives: bool) -> None:
 
 
 def _give_to_decoder(g: Tracer, c: WhisperConfig, x: Buffer) -> None:
-    """The encoder's rows -> keys and values for each layer of the decoder."""
+    """Describe the encoder's rows -> keys and values for each layer of the decoder."""
     for attention in (f"model.decoder.layers.{i}.encoder_attn" for i in range(c.decoder_layers)):
         k, v = _key_value(g, x, attention)
         g.cross_kv(k, v, key_dim=c.width // c.decoder_heads)
 
 
 def _decoder(g: Tracer, c: WhisperConfig) -> Buffer:
-    """Token ids -> logits of the wanted rows."""
+    """Describe token ids -> logits of the wanted rows."""
     x = _embed_tokens(g, c)
     for layer in range(c.decoder_layers):
         x, q = _until_cross_attention(g, c, x, layer)
@@ -146,7 +149,7 @@ def _decoder(g: Tracer, c: WhisperConfig) -> Buffer:
 
 
 def _aligner(g: Tracer, c: WhisperConfig, heads: Sequence[tuple[int, int]]) -> None:
-    """Token ids -> where (layer, head) of ``heads`` look, in the order of their layers."""
+    """Describe token ids -> cross-attention weights of ``heads``, in the order of their layers."""
     x, first = _embed_tokens(g, c), 0
     head_dim = c.width // c.decoder_heads
     last = max(layer for layer, _ in heads)
@@ -169,7 +172,7 @@ def _embed_tokens(g: Tracer, c: WhisperConfig) -> Buffer:
 def _until_cross_attention(
     g: Tracer, c: WhisperConfig, x: Buffer, number: int
 ) -> tuple[Buffer, Buffer]:
-    """The residual stream after a layer's self-attention, and the query of its cross-attention."""
+    """Return the residual stream after a layer's self-attention, and its cross-attention's query."""
     layer, head_dim = f"{DECODER}.layers.{number}", c.width // c.decoder_heads
     h = g.layer_norm(x, f"{layer}.self_attn_layer_norm", eps=EPS)
     q, k, v = _qkv(g, h, f"{layer}.self_attn")
@@ -180,7 +183,7 @@ def _until_cross_attention(
 
 
 def _after_cross_query(g: Tracer, c: WhisperConfig, x: Buffer, q: Buffer, number: int) -> Buffer:
-    """The rest of the layer."""
+    """Describe the rest of the layer."""
     layer, head_dim = f"{DECODER}.layers.{number}", c.width // c.decoder_heads
     mixed = g.cross_attention(q, scale=head_dim**-0.5)
     x = g.add(x, _project(g, mixed, f"{layer}.encoder_attn.out_proj", c.width))
@@ -192,7 +195,7 @@ def _qkv(g: Tracer, h: Buffer, name: str) -> tuple[Buffer, Buffer, Buffer]:
 
 
 def _key_value(g: Tracer, h: Buffer, name: str) -> tuple[Buffer, Buffer]:
-    """Keys alone have no bias: a softmax would not see it."""
+    """Return keys and values; keys have no bias, because it would not affect the softmax."""
     return g.linear(h, f"{name}.k_proj.weight", h.width), _project(g, h, f"{name}.v_proj", h.width)
 
 

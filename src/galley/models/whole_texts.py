@@ -8,16 +8,16 @@ from galley.graph.program import Op, Program
 
 
 def over_whole_texts(program: Program, names: Iterable[str], *, all_rows: bool) -> Program:
-    """What makes rows of texts, of an encoder's or a decoder's program.
+    """Convert the program of an encoder or a decoder to one that makes rows of texts.
 
     Args:
-        program: as its family traces it; a decoder's ends in logits.
-        names: tensors of the checkpoint. One that was saved without its head, or with it, has names with
-            other beginnings than the family's.
-        all_rows: give the rows of all tokens, not of the wanted ones.
+        program: the program that its family traces; a decoder's ends in logits.
+        names: names of the checkpoint's tensors. If it was saved without its head, or with it, they
+            have other prefixes than the family's.
+        all_rows: return the rows of all tokens, not only the wanted ones.
 
     Raises:
-        UnsupportedModel: attention of this kind is only there for texts that are generated.
+        UnsupportedModel: its type of attention is only supported for generation.
     """
     ops = [_without_cache(op) for op in _before_logits(program)]
     if all_rows:
@@ -42,7 +42,7 @@ def over_whole_texts(program: Program, names: Iterable[str], *, all_rows: bool) 
 
 
 def _before_logits(program: Program) -> list[Op]:
-    """All ops of an encoder; of a decoder those up to the norm of its wanted rows."""
+    """Return all ops of an encoder, or those of a decoder up to the norm of its wanted rows."""
     ops = list(program.ops)
     at = next(i for i, op in enumerate(ops) if op.name == "select_rows")
     head = (i for i, op in enumerate(ops) if i > at and op.name == "linear")
@@ -50,7 +50,7 @@ def _before_logits(program: Program) -> list[Op]:
 
 
 def _without_cache(op: Op) -> Op:
-    """Causal attention over the text itself."""
+    """Replace an op of cached attention by causal attention over the text itself."""
     if op.name != "attention":
         if "layer" in op.attrs or "state" in op.attrs:
             raise UnsupportedModel(f"op {op.name} works with a cache alone: no embeddings")
@@ -67,7 +67,10 @@ def _without_cache(op: Op) -> Op:
 
 
 def _names(program: Program, names: frozenset[str]) -> Callable[[str], str]:
-    """The family's name of a tensor -> that in the checkpoint, told by the embedding."""
+    """Return a function from the family's name of a tensor to that in the checkpoint.
+
+    The prefixes are determined from the name of the embedding.
+    """
     [table] = {op.tensor("weight") for op in program.ops if op.name == "embed"}
     if table in names:
         return lambda name: name

@@ -1,4 +1,4 @@
-"""Metrics of engines: what their processes say of themselves, as of the scrape."""
+"""Metrics of engines, from the statistics that their processes report, as of the scrape."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Protocol
@@ -74,11 +74,11 @@ _STEP_FIELDS: Final = ("schedule_seconds", "forward_seconds", "sample_seconds", 
 
 
 class ServedEngine(Protocol):
-    """What the metrics ask of a model at each scrape."""
+    """The model properties that the metrics read at each scrape."""
 
     @property
     def stats(self) -> EngineStats:
-        """The newest snapshot of its engine."""
+        """The latest statistics of its engine."""
 
     @property
     def restarts(self) -> int:
@@ -86,19 +86,19 @@ class ServedEngine(Protocol):
 
     @property
     def info(self) -> ModelInfo | None:
-        """What the loaded model says of itself; None before it is loaded."""
+        """The description of the loaded model; None before it is loaded."""
 
     @property
     def is_ready(self) -> bool | None:
-        """Whether the engine takes requests now; None while a model that is loaded on request is not."""
+        """Whether the engine accepts requests now; None if the model has yet to be loaded on request."""
 
     @property
     def token_budget(self) -> int:
-        """The most tokens of a step."""
+        """The maximum number of tokens of a step."""
 
     @property
     def processes(self) -> Mapping[str, Sequence[int]]:
-        """Kind of process, ``engine`` or ``text``, to the ids of those that run."""
+        """Kind of process, such as ``engine`` or ``text`` -> process ids of those that run."""
 
 
 class EngineTotals:
@@ -110,10 +110,10 @@ class EngineTotals:
         self.batch_sequences, self.batch_tokens = Tally(COUNTS), Tally(COUNTS)
         self._restarts = 0
         self._before = dict.fromkeys((*_TOTALS, *_GUESS_FIELDS, *_STEP_FIELDS), 0.0)
-        """Of the engines before the present one."""
+        """Totals of the engines before the current one."""
 
     def observe(self, stats: EngineStats) -> None:
-        """Take in a snapshot. Called after each step, so that little is lost with an engine."""
+        """Record a snapshot. Called after each step, so that little is lost when an engine dies."""
         last, restarts = self.last, self.engine.restarts
         if stats == last:
             return
@@ -127,12 +127,12 @@ class EngineTotals:
         self.last = stats
 
     def total(self, field: str) -> float:
-        """Of all engines so far: ``field`` is a counter of EngineStats."""
+        """Return the total over all engines so far; ``field`` is a counter of EngineStats."""
         latest: float = getattr(self.last, field)
         return self._before[field] + latest
 
     def step_seconds(self) -> dict[str, float]:
-        """Seconds of all steps by what they were spent on."""
+        """Return the seconds of all steps by phase."""
         sample = self.total("sample_seconds")
         return {
             "schedule": self.total("schedule_seconds"),
@@ -143,14 +143,14 @@ class EngineTotals:
 
 
 class EngineCollector(Collector):
-    """All engines of a server.
+    """Collects the metrics of all engines of a server.
 
     Attributes:
-        models: name -> its engines.
+        models: model name -> totals of its engines.
     """
 
     def __init__(self, price_per_hour: float | None) -> None:
-        """``price_per_hour``: of the machine; None: nothing costs anything."""
+        """Create the collector; ``price_per_hour``: the machine's price; None: no costs are reported."""
         self.models: dict[str, EngineTotals] = {}
         self._price_per_hour = price_per_hour
 

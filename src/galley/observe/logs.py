@@ -1,4 +1,4 @@
-"""The log: lines for people, or a JSON object a line."""
+"""The log: lines for people, or one JSON object per line."""
 
 import json
 import logging
@@ -9,14 +9,14 @@ from typing import Any, Final, TextIO
 from galley.settings.config import LOG_FORMAT
 
 FORMAT_VARIABLE: Final = "GALLEY_LOG_FORMAT"
-"""Tells engine processes the form of the log, which they write to, too."""
+"""Environment variable that passes the log format to engine processes, which write to the same log."""
 
 
 class TextLines(logging.Formatter):
-    """A line for each record, for people.
+    """Formats each record as a line for people.
 
-    Characters that cannot be seen, which might begin a line or steer a terminal, are written as Python
-    writes them in a string; the lines of a traceback are indented.
+    Non-printable characters, which might start a line or control a terminal, are written as Python escape
+    sequences; the lines of a traceback are indented.
     """
 
     def __init__(self) -> None:
@@ -33,9 +33,9 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """Each record as one JSON object.
+    """Formats each record as one JSON object.
 
-    ``time`` is UTC as RFC 3339 has it. The record's attribute ``fields``, a mapping, is merged in.
+    ``time`` is UTC in the format of RFC 3339. The record's attribute ``fields``, a mapping, is merged in.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -58,7 +58,7 @@ def start(form: str, level: str = "warning") -> None:
 
     Args:
         form: "text" or "json".
-        level: the least severe that is written.
+        level: the least severe level that is written.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
@@ -66,12 +66,12 @@ def start(form: str, level: str = "warning") -> None:
 
 
 def say(message: str, stream: TextIO | None = None, **fields: Any) -> None:
-    """Print what no log level hides, in the form of the log if that is JSON. Default: to stdout.
+    """Print a message at any log level, as a JSON record if the log is JSON.
 
     Args:
-        message: for people.
-        stream: stdout or stderr.
-        fields: in a JSON log they take the place of the message's layout: the message is its first line.
+        message: the message for people.
+        stream: stdout or stderr; the default is stdout.
+        fields: fields of a JSON record; with fields, the record's message is only the first line.
     """
     forms = (handler.formatter for handler in logging.getLogger().handlers)
     as_json = next((form for form in forms if isinstance(form, JsonLines)), None)
@@ -85,12 +85,12 @@ def say(message: str, stream: TextIO | None = None, **fields: Any) -> None:
 
 
 def readable(fields: dict[str, Any]) -> str:
-    """``name=value`` for each field; texts with spaces are quoted, as JSON does."""
+    """Return ``name=value`` for each field; texts with spaces are quoted as in JSON."""
     return " ".join(f"{name}={quoted(value)}" for name, value in fields.items())
 
 
 def quoted(value: object) -> str:
-    """As a word of a line: in quotes, as JSON has them, where it would be several."""
+    """Return a value as one word of a line, quoted as in JSON if it would not be a single word."""
     if not isinstance(value, str):
         return json.dumps(value)
     simple = value.isprintable() and not any(c in value for c in ' "=')

@@ -1,6 +1,6 @@
 """Prometheus metrics of one server, fed by events.
 
-A :class:`Metrics` has a registry of its own, so several servers can live in one process. The engine's own
+Each :class:`Metrics` has a separate registry, so several servers can run in one process. The engine's
 counters restart from zero with a new engine process; the totals exposed here do not.
 """
 
@@ -25,7 +25,7 @@ _PLANNED: Final = (
     "reserve",
     "available",
 )
-"""Parts of the ledger."""
+"""Parts of the ledger that are exposed."""
 _OUTCOMES: Final = {
     _CANCELLED: "cancelled",
     408: "timeout",
@@ -39,7 +39,7 @@ class Metrics:
     """All metrics of one server. Metrics of a model have the label ``model``."""
 
     def __init__(self, price_per_hour: float | None = None) -> None:
-        """``price_per_hour``: of the machine, in any currency."""
+        """Create and register the metrics; ``price_per_hour``: the machine's price, in any currency."""
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self._requests = Counter(
@@ -65,34 +65,34 @@ class Metrics:
         )
 
     def model(self, name: str, engine: ServedEngine) -> "ModelMetrics":
-        """Those of one more model.
+        """Return the metrics of one more model.
 
         Args:
-            name: the value of the label; unique.
-            engine: asked at each scrape.
+            name: the value of the label ``model``; unique.
+            engine: read at each scrape.
         """
         totals = self._engines.models[name] = EngineTotals(engine)
         return ModelMetrics(name, self._families, totals, self.tenants)
 
     def request_answered(self, endpoint: str, status: int, tenant: str | None = None) -> None:
-        """An HTTP response is complete. ``tenant``: its name; None: nobody was asked for a key."""
+        """Count a completed HTTP response; ``tenant``: the tenant's name; None: no key was required."""
         self._requests.labels(endpoint, str(status)).inc()
         self._outcomes.labels(endpoint, _outcome(status)).inc()
         if tenant is not None:
             self.tenants.answered(tenant, status)
 
     def render(self) -> bytes:
-        """The page that Prometheus scrapes, in its text format."""
+        """Return the page that Prometheus scrapes, in its text format."""
         return generate_latest(self._registry)
 
 
 class ModelMetrics:
-    """What is counted for one model. Made by :meth:`Metrics.model`.
+    """The metrics of one model. Created by :meth:`Metrics.model`.
 
     Attributes:
-        tenants: what is counted of all models, by tenant.
+        tenants: metrics of all models, per tenant.
         inter_token: seconds from one Output of a sequence to its next.
-        generated: counts tokens.
+        generated: counter of generated tokens.
     """
 
     def __init__(
@@ -108,59 +108,59 @@ class ModelMetrics:
         self._cached_tokens = families.cached_tokens.labels(name)
 
     def phase_ended(self, phase: str, seconds: float) -> None:
-        """A start-up phase is over."""
+        """Record the duration of a start-up phase."""
         self._families.startup.labels(self._name, phase).set(seconds)
 
     def planned(self, ledger: Ledger) -> None:
-        """An engine that starts will take so much of the memory."""
+        """Record the memory plan of an engine that starts."""
         for part in _PLANNED:
             self._families.planned.labels(self._name, part).set(getattr(ledger, part))
 
     def step_ended(self, stats: EngineStats) -> None:
-        """An engine step is over."""
+        """Record the statistics after an engine step."""
         self._engine.observe(stats)
 
     def prompts_taken(self, tokens: int) -> None:
-        """A request was admitted; its prompts have ``tokens`` together."""
+        """Count the ``tokens`` of all prompts of an admitted request."""
         self._prompt_tokens.inc(tokens)
 
     def prefixes_reused(self, tokens: int) -> None:
-        """The prefix cache held this many tokens of a request's prompts."""
+        """Count the ``tokens`` of a request's prompts that the prefix cache held."""
         self._cached_tokens.inc(tokens)
 
     def first_token(self, endpoint: str, seconds: float) -> None:
-        """A sequence has its first token, ``seconds`` after its request arrived."""
+        """Record a sequence's first token, ``seconds`` after its request arrived."""
         self._families.first_token.labels(self._name, endpoint).observe(seconds)
 
     def sequence_finished(self, endpoint: str, reason: str) -> None:
-        """A sequence has ended; ``reason`` is its finish reason, ``cancelled`` or ``error``."""
+        """Count a sequence that has ended; ``reason``: its finish reason, ``cancelled`` or ``error``."""
         self._families.finished.labels(self._name, endpoint, reason).inc()
 
     def sequence_timed(self, endpoint: str, *, duration: float, per_token: float | None) -> None:
-        """What a sequence that came to its own end took, in seconds; ``None`` is not known."""
+        """Record the times in seconds of a sequence that ran to completion; ``None``: unknown."""
         self._families.duration.labels(self._name, endpoint).observe(duration)
         if per_token is not None:
             self._families.per_token.labels(self._name, endpoint).observe(per_token)
 
     def request_timed(self, endpoint: str, *, queue: float, prefill: float, decode: float) -> None:
-        """What is on the receipt of a request that was answered, in seconds."""
+        """Record the times in seconds on the receipt of a request that was answered."""
         labels = (self._name, endpoint)
         self._families.queue.labels(*labels).observe(queue)
         self._families.prefill.labels(*labels).observe(prefill)
         self._families.decode.labels(*labels).observe(decode)
 
     def audio_heard(self, endpoint: str, seconds: float, reason: str) -> None:
-        """A recording or live stream has ended; ``reason`` as for :meth:`sequence_finished`."""
+        """Count a recording or live stream that has ended; ``reason``: see :meth:`sequence_finished`."""
         self._families.audio.labels(self._name, endpoint).inc(seconds)
         self.sequence_finished(endpoint, reason)
 
     def recording_done(self, endpoint: str, *, audio: float, work: float) -> None:
-        """A recording of ``audio`` seconds was transcribed, ``work`` seconds after its request arrived."""
+        """Record that ``audio`` seconds were transcribed ``work`` seconds after the request arrived."""
         self._families.real_time.labels(self._name, endpoint).observe(work / audio)
 
 
 class _Families:
-    """Every metric that events feed, for all models."""
+    """All metrics that are updated by events, for all models."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, help: str, *labels: str) -> Counter:
@@ -227,7 +227,7 @@ class _Families:
 
 
 def _outcome(status: int) -> str:
-    """``ok``, ``refused``, ``timeout``, ``cancelled``, ``client_error`` or ``error``."""
+    """Return ``ok``, ``refused``, ``timeout``, ``cancelled``, ``client_error`` or ``error``."""
     if status < 400:
         return "ok"
     return _OUTCOMES.get(status, "client_error" if status < 500 else "error")

@@ -1,4 +1,4 @@
-"""Metrics of what a server takes of its machine: memory of container and processes, and GPUs."""
+"""Metrics of a server's resource usage: memory of the container and processes, and GPUs."""
 
 import mmap
 import os
@@ -24,16 +24,16 @@ GPU_METRICS: Final = {
     "galley_gpu_power_watts": "Power that the GPU draws",
     "galley_gpu_temperature_celsius": "Temperature of the GPU",
 }
-"""Name -> help of what is there only where NVML finds a GPU."""
+"""Name -> help of the metrics that exist only if NVML finds a GPU."""
 
 _PAGE_BYTES: Final = mmap.PAGESIZE
 
 
 class ResourceCollector(Collector):
-    """Looked up at each scrape."""
+    """Collects the resource metrics at each scrape."""
 
     def __init__(self, processes: Processes) -> None:
-        """``processes``: those of the models; the server's own is known."""
+        """Create the collector; ``processes`` returns the models' processes, without the server's."""
         self._processes = processes
 
     def collect(self) -> Iterator[Metric]:
@@ -64,7 +64,7 @@ class ResourceCollector(Collector):
 
 
 def _resident_bytes(pid: int) -> int:
-    """0 for a process that has ended."""
+    """Return the resident memory of a process in bytes; 0 if it has ended."""
     with suppress(OSError), open(f"/proc/{pid}/statm", encoding="ascii") as statm:
         return int(statm.read().split()[1]) * _PAGE_BYTES
     return 0
@@ -72,7 +72,7 @@ def _resident_bytes(pid: int) -> int:
 
 @cache
 def _nvml() -> Any:
-    """NVIDIA's management library, started; None without driver or the package ``nvidia-ml-py``."""
+    """Initialize and return NVIDIA's NVML; None without a driver or the package ``nvidia-ml-py``."""
     try:
         import pynvml
 
@@ -94,7 +94,7 @@ def _gpus() -> Iterator[Metric]:
         device = nvml.nvmlDeviceGetHandleByIndex(index)
         labels = [str(index), str(nvml.nvmlDeviceGetName(device))]
         for name, read in _READINGS.items():
-            with suppress(nvml.NVMLError):  # a device need not have every sensor
+            with suppress(nvml.NVMLError):  # a device may lack a sensor
                 families[name].add_metric(labels, read(nvml, device))
     yield from families.values()
 

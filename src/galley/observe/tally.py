@@ -1,4 +1,4 @@
-"""Histograms that cost a fraction of a microsecond an observation, so that each token may be one."""
+"""Histograms that cost a fraction of a microsecond per observation, so that every token can be observed."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -9,18 +9,18 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-"""Bounds for what a request takes."""
+"""Bucket bounds for times of a request, in seconds."""
 
 TOKEN_SECONDS: Final = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5),
 )
-"""Bounds for what a token takes."""
+"""Bucket bounds for times of a token, in seconds."""
 
 COUNTS: Final = tuple(2**power for power in range(15))
-"""Bounds for sequences and tokens of a step."""
+"""Bucket bounds for the sequences and tokens of a step."""
 
 FACTORS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 2, 5)
-"""Bounds for seconds of work in a second of audio."""
+"""Bucket bounds for seconds of work per second of audio."""
 
 
 class Tally:
@@ -29,7 +29,11 @@ class Tally:
     __slots__ = ("_bounds", "_counts", "_sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """``bounds``: upper ends of the buckets, ascending; one more takes the rest."""
+        """Create an empty histogram.
+
+        Args:
+            bounds: upper ends of the buckets, ascending; one more bucket holds larger values.
+        """
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
@@ -41,17 +45,17 @@ class Tally:
 
     @property
     def sum(self) -> float:
-        """Of all values."""
+        """The sum of all values."""
         return self._sum
 
     def buckets(self) -> list[tuple[str, float]]:
-        """(upper end as Prometheus writes it, values up to it), as of now."""
+        """Return the current (upper end as Prometheus writes it, number of values up to it) pairs."""
         ends = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
         return list(zip(ends, map(float, accumulate(self._counts)), strict=True))
 
 
 class TallyFamily(Collector):
-    """Tallies of one metric, by the values of its labels."""
+    """The tallies of one metric, by the values of its labels."""
 
     def __init__(
         self, name: str, help: str, labels: Sequence[str], bounds: Sequence[float]
@@ -60,7 +64,7 @@ class TallyFamily(Collector):
         self._tallies: dict[tuple[str, ...], Tally] = {}
 
     def labels(self, *values: str) -> Tally:
-        """The tally with these values of the labels."""
+        """Return the tally with these label values, creating it if needed."""
         tally = self._tallies.get(values)
         if tally is None:
             tally = self._tallies[values] = Tally(self._bounds)

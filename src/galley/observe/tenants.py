@@ -1,4 +1,4 @@
-"""Metrics by tenant."""
+"""Metrics per tenant."""
 
 from typing import Literal, TypeAlias
 
@@ -8,7 +8,7 @@ TokenKind: TypeAlias = Literal["prompt", "cached", "generated"]
 
 
 class TenantMetrics:
-    """What is counted by tenant. The names are those of the key file, so there are few."""
+    """The metrics of each tenant. Tenant names come from the key file, so there are few."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, help: str, *labels: str) -> Counter:
@@ -30,23 +30,23 @@ class TenantMetrics:
         )
 
     def answered(self, tenant: str, status: int) -> None:
-        """An HTTP response to one of the tenant's requests is complete."""
+        """Count a completed HTTP response to one of the tenant's requests."""
         self._requests.labels(tenant, str(status)).inc()
 
     def begun(self, tenant: str) -> None:
-        """A request of the tenant's begins."""
+        """Count a request of the tenant that begins."""
         self._running.labels(tenant).inc()
 
     def ended(self, tenant: str, cost: float | None) -> None:
-        """It has ended; ``cost``: as on its receipt."""
+        """Count the end of a request of the tenant; ``cost``: the cost on its receipt."""
         self._running.labels(tenant).dec()
         if cost is not None:
             self._cost.labels(tenant).inc(cost)
 
     def counter(self, tenant: str, kind: TokenKind) -> Counter:
-        """Tokens of one kind; those "cached" are among those of the "prompt"."""
+        """Return the counter of one kind of token; "cached" tokens are also counted as "prompt"."""
         return self._tokens.labels(tenant, kind)
 
     def limited(self, tenant: str, limit: str) -> None:
-        """A limit, of "requests", "tokens" or "concurrency", has refused a request."""
+        """Count a request refused by a limit of "requests", "tokens" or "concurrency"."""
         self._limited.labels(tenant, limit).inc()

@@ -1,7 +1,7 @@
-"""OpenTelemetry traces: one span a request, with OpenTelemetry's conventions for generative AI.
+"""OpenTelemetry traces: one span per request, with OpenTelemetry's conventions for generative AI.
 
-A span is made when its request has ended, of what the access log knows, so requests that run pay nothing.
-Nothing here imports OpenTelemetry until a :class:`Tracing` is made.
+A span is created from the data of the access log when its request has ended, so tracing costs running
+requests nothing. Nothing here imports OpenTelemetry until a :class:`Tracing` is created.
 """
 
 import os
@@ -42,7 +42,7 @@ _FIELDS: Final = {
     "prompt": "gen_ai.usage.input_tokens",
     "generated": "gen_ai.usage.output_tokens",
     "cached": "gen_ai.usage.cache_read.input_tokens",
-    "audio_seconds": "galley.types.audio.seconds",
+    "audio_seconds": "galley.audio.seconds",
     "ttft_ms": "galley.time_to_first_token_ms",
     "cost": "galley.cost",
     "error": "error.type",
@@ -66,11 +66,11 @@ _SERVER_ERROR: Final = 500
 
 @dataclass(slots=True)
 class Trace:
-    """What is known of a request for its span alone.
+    """Data of a request that only its span needs.
 
     Attributes:
-        sampling: as the request has it.
-        phases: (name, begin, end) of what it went through, on the monotonic clock, in seconds.
+        sampling: the request's sampling parameters.
+        phases: (name, begin, end) of its phases, on the monotonic clock, in seconds.
     """
 
     sampling: SamplingParams | None = None
@@ -83,11 +83,11 @@ class Finished:
 
     Attributes:
         endpoint: the route.
-        status: of the HTTP answer.
-        arrived: on the monotonic clock, in seconds.
-        seconds: it took.
-        fields: what the access log tells.
-        trace: what only the span tells.
+        status: the status of the HTTP response.
+        arrived: arrival time on the monotonic clock, in seconds.
+        seconds: its duration.
+        fields: the fields of the access log.
+        trace: the data for the span only.
     """
 
     endpoint: str
@@ -99,10 +99,13 @@ class Finished:
 
 
 class Tracing:
-    """Sends spans to a collector, in batches, from a thread of its own."""
+    """Sends spans to a collector, in batches, from a separate thread."""
 
     def __init__(self, endpoint: str) -> None:
-        """``endpoint``: URL of the collector, which gets OTLP over HTTP at ``/v1/traces``.
+        """Set up the export of spans.
+
+        Args:
+            endpoint: URL of the collector, which receives OTLP over HTTP at ``/v1/traces``.
 
         Raises:
             SettingsError: the extra ``otel`` is not installed.
@@ -127,10 +130,10 @@ class Tracing:
         self._propagator = TraceContextTextMapPropagator()
 
     def request_ended(self, request: Finished, headers: Mapping[str, str]) -> dict[str, str]:
-        """Make the request's span, a child of the one that ``traceparent`` in ``headers`` names.
+        """Create the request's span, a child of the one that ``traceparent`` in ``headers`` names.
 
         Returns:
-            What the access log tells of it: its ``trace_id``; nothing if there is no span.
+            The fields for the access log: ``trace_id``; empty if there is no span.
         """
         from opentelemetry import trace
         from opentelemetry.trace import SpanKind, Status, StatusCode
@@ -138,7 +141,7 @@ class Tracing:
         operation = _OPERATIONS.get(request.endpoint)
         if operation is None:
             return {}
-        # Spans have the wall's time, and everything here the monotonic clock's.
+        # Spans use wall-clock time, and everything here uses the monotonic clock.
         to_wall = time.time_ns() - time.monotonic_ns()
         begin = to_wall + int(request.arrived * _NANOSECONDS)
         model = str(request.fields.get("model", ""))
@@ -156,13 +159,13 @@ class Tracing:
         for name, first, last in request.trace.phases:
             start, end = (to_wall + int(at * _NANOSECONDS) for at in (first, last))
             self._tracer.start_span(name, context=within, start_time=start).end(end)
-            # The engine's times count from where the server saw them begin, which may be late.
+            # The engine's times are counted from when the server saw them begin, which may be late.
             ended = max(ended, end)
         span.end(ended)
         return {"trace_id": trace.format_trace_id(span.get_span_context().trace_id)}
 
     def close(self) -> None:
-        """Send what is left. Takes some seconds at most."""
+        """Send the remaining spans; this takes some seconds at most."""
         self._provider.shutdown()
 
 

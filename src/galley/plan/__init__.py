@@ -1,1 +1,1 @@
-"""What serving a model takes, from its config alone: memory, latency, throughput and cost."""
+"""The requirements of serving a model, from its config alone: memory, latency, throughput and cost."""

@@ -18,7 +18,7 @@ _EXECUTORS: Final[Mapping[Kind, str]] = {"cpu": "cpu", "gpu": "reference"}
 """Kind of machine -> the executor that runs there today; the others have none."""
 
 _NUMBERS: Final = {"memory", "bandwidth", "price"}
-"""Fields that several accelerators of one machine add up."""
+"""Fields that are summed over several accelerators of one machine."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,7 +26,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     Attributes:
         name: unique in the table.
-        what: for people.
+        what: a description for people.
         memory: GiB for weights and KV cache.
         bandwidth: of that memory, in GB/s.
         tflops: input type ("float32", "bfloat16", "fp8", "int8") -> 10^12 dense operations a second.
@@ -56,7 +56,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """Return ``count`` of these accelerators in one machine, each matrix divided among them.
 
         Raises:
-            SettingsError: it is no accelerator, or the table does not give its link.
+            SettingsError: it is not an accelerator, or the table does not give its link.
         """
         if count == 1:
             return self
@@ -76,7 +76,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def read_machines(path: Path = TABLE) -> list[Machine]:
-    """The rows of a table.
+    """Read the rows of a table.
 
     Raises:
         SettingsError: the file cannot be read, or a row is wrong; names file and field.

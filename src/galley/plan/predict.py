@@ -17,14 +17,14 @@ from galley.types.weight_dtypes import WEIGHT_DTYPES
 GIB: Final = 1 << 30
 
 MOST_USERS: Final = 4096
-"""Concurrent requests up to which a plan looks for the most."""
+"""Most concurrent requests that a plan considers."""
 
 Bound = Literal["bandwidth", "arithmetic", "link"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """What of a machine's peaks is reached, and what a step takes beside.
+    """The shares of a machine's peaks that are reached, and the fixed costs of a step.
 
     Attributes:
         bandwidth: of linear layers, as a share of the stated peak.
@@ -45,7 +45,7 @@ class Shares:
     reserve_bytes: int = 1 << 30
 
     def between(self, other: "Shares") -> "Shares":
-        """The middle of two that were taken of the same numbers of rows."""
+        """Return the mean of two that were measured at the same numbers of rows."""
         pairs = zip(self.arithmetic, other.arithmetic, strict=True)
         return Shares(
             bandwidth=(self.bandwidth + other.bandwidth) / 2,
@@ -53,11 +53,12 @@ class Shares:
             attention_bandwidth=(self.attention_bandwidth + other.attention_bandwidth) / 2,
             attention_arithmetic=(self.attention_arithmetic + other.attention_arithmetic) / 2,
             step_seconds=(self.step_seconds + other.step_seconds) / 2,
+            exchange_seconds=(self.exchange_seconds + other.exchange_seconds) / 2,
             reserve_bytes=max(self.reserve_bytes, other.reserve_bytes),
         )
 
     def arithmetic_of(self, rows: int) -> float:
-        """The share of a step with so many rows."""
+        """Return the share of a step with so many rows."""
         below = [point for point in self.arithmetic if point[0] <= rows]
         above = [point for point in self.arithmetic if point[0] > rows]
         if not below or not above:
@@ -69,13 +70,13 @@ class Shares:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is asked of the machine: so many requests at a time, each begun when another ends.
+    """The load of the machine: a number of concurrent requests, each begun when another ends.
 
     Attributes:
         prompt, output: tokens of a request; no output where texts are read as a whole and none is written.
         concurrency: requests at a time.
         batch_tokens: token budget of a step.
-        expert_cache_bytes: memory for experts that are on disk; None: half of what is left.
+        expert_cache_bytes: memory for experts that are on disk; None: half of the remainder.
     """
 
     prompt: int = 512
@@ -87,7 +88,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes, and what there is; ``experts``: for those that are on disk."""
+    """Bytes needed and available; ``experts``: for those that are on disk."""
 
     weights: int
     experts: int
@@ -98,7 +99,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All that is needed."""
+        """All bytes that are needed."""
         return self.weights + self.experts + self.kv + self.activations + self.reserve
 
     @property
@@ -109,18 +110,18 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Of a load on a machine.
+    """The prediction for a load on a machine.
 
     Attributes:
         prefill: seconds of a prompt by itself.
         joined: seconds of the steps from a prompt's arrival to its first token, while all others decode.
         step: seconds of a decode step of all requests. No times include reads of experts from disk.
         ttft, tpot: seconds to the first token, and between tokens, with prompts of others in between.
-        bound: what most of the time goes to, prompts included.
+        bound: the limit that takes most of the time, prompts included.
         tokens_per_second, requests_per_second: in all; tokens are output tokens.
         cost: US dollars for a million output tokens; None without a price.
 
-    Where no output is asked for, ``ttft`` is until a text's vector or score, and tokens are those of texts.
+    Where no output is requested, ``ttft`` is until a text's vector or score, and tokens are those of texts.
     """
 
     machine: Machine
@@ -146,13 +147,13 @@ class Goal:
     tpot: float = float("inf")
 
     def distance(self, prediction: Prediction) -> tuple[float, float]:
-        """How far the prediction is from the goal: in memory first, then by the factor of its times."""
+        """Return the distance from the goal: in memory first, then by the factor of the times."""
         memory = prediction.memory
         late = max(prediction.ttft / self.ttft, prediction.tpot / self.tpot)
         return max(0.0, memory.total / memory.available - 1), late
 
     def missed(self, prediction: Prediction) -> str | None:
-        """What stands in the way; None if the goal is met."""
+        """Return the limit that is missed; None if the goal is met."""
         memory = prediction.memory
         if not memory.fits:
             needs, has = memory.total / GIB, memory.available / GIB
@@ -167,7 +168,7 @@ class Goal:
 def predict(
     sizes: ModelSizes, machine: Machine, load: Load, shares: Shares | None = None
 ) -> Prediction | None:
-    """What the load is like on the machine; None if it multiplies no type that the precision needs.
+    """Predict the load on the machine; None if it does not multiply a type that the precision needs.
 
     Raises:
         SettingsError: the experts of a layer do not fit the memory that the load has for them.
@@ -185,11 +186,11 @@ def predict(
     joined = sum(part.seconds for part in rates.prompt(load, beside=users - 1))
     decode = rates.decode(load)
     step = decode.seconds
-    # Of each step's users one in `output` ends, and another's prompt takes its turn.
+    # In each step one in `output` of the users ends, and another's prompt takes its turn.
     tpot = step + (users - 1) * prefill / load.output
     cycle = prefill + load.output * tpot
     busy = min(0.99, (users - 1) * prefill / cycle)
-    # A prompt comes in the midst of a step, and perhaps while others are computed.
+    # A prompt arrives in the middle of a step, and perhaps while others are computed.
     ttft = joined + step / 2 * (users > 1) + busy * prefill / (2 * (1 - busy))
     seconds = ttft + (load.output - 1) * tpot
     tokens = users * load.output / seconds
@@ -212,12 +213,12 @@ def predict(
 
 
 def _cost(machine: Machine, tokens: float) -> float | None:
-    """Of a million tokens at so many a second; None: the machine has no price."""
+    """Return the cost of a million tokens at so many a second; None: the machine has no price."""
     return None if machine.price is None else machine.price / 3600 / tokens * 1e6
 
 
 def _predict_texts(rates: "_Rates", machine: Machine, load: Load) -> Prediction:
-    """Steps take whole texts up to their budget, in the order in which they come."""
+    """Predict a load of whole texts: steps take them up to the token budget, in order of arrival."""
     sizes, shares = rates.sizes, rates.shares
     together = max(1, min(load.concurrency, load.batch_tokens // load.prompt))
     whole = rates.texts(together, load.prompt)
@@ -243,7 +244,7 @@ def _predict_texts(rates: "_Rates", machine: Machine, load: Load) -> Prediction:
 def most_users(
     sizes: ModelSizes, machine: Machine, load: Load, goal: Goal, shares: Shares | None = None
 ) -> int:
-    """The greatest concurrency that meets the goal; 0 if not even one request does."""
+    """Return the greatest concurrency that meets the goal; 0 if not even one request does."""
 
     def meets(users: int) -> bool:
         prediction = predict(sizes, machine, replace(load, concurrency=users), shares)
@@ -257,20 +258,20 @@ def most_users(
 
 
 def cheapest(predictions: Sequence[Prediction], goal: Goal) -> Prediction | None:
-    """Return what meets the goal at the least price an hour, then at the least cost."""
+    """Return the prediction that meets the goal at the least price an hour, then at the least cost."""
     meeting = [p for p in predictions if goal.missed(p) is None and p.cost is not None]
     return min(meeting, key=lambda p: (p.machine.price or 0.0, p.cost or 0.0), default=None)
 
 
 def peak_rate(precision: str, machine: Machine) -> float:
-    """10^12 operations a second that weights of the precision are multiplied with; 0 if there are none."""
+    """Return the peak rate of the precision's products, in 10^12 operations a second; 0 for none."""
     types = WEIGHT_DTYPES[precision].products_on(machine.kind)
     return next((machine.tflops[t] for t in types if t in machine.tflops), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Seconds of a step, by what they are spent on.
+    """Seconds of a step, by cause.
 
     Attributes:
         linear, attention: (by bytes moved, by operations); the longer counts.
@@ -285,7 +286,7 @@ class _Step:
 
     @property
     def seconds(self) -> float:
-        """Of all of it."""
+        """Seconds of the whole step."""
         return max(self.linear) + max(self.attention) + self.link + self.fixed
 
     @property
@@ -298,7 +299,7 @@ class _Step:
 
 
 def _bound(steps: Sequence[tuple[_Step, int]]) -> Bound:
-    """Return what most seconds of steps, each taken so many times, go to."""
+    """Return the limit that takes most seconds of steps, each taken so many times."""
     total: dict[Bound, float] = {}
     for step, times in steps:
         for cause, seconds in step.causes.items():
@@ -308,7 +309,7 @@ def _bound(steps: Sequence[tuple[_Step, int]]) -> Bound:
 
 @dataclass(frozen=True, slots=True)
 class _Rates:
-    """What a model's steps take on a machine.
+    """The rates of a model's steps on a machine.
 
     Attributes:
         read, attention_read: bytes a second of linear layers, and of attention.
@@ -325,7 +326,7 @@ class _Rates:
 
     @classmethod
     def of(cls, sizes: ModelSizes, machine: Machine, peak: float, shares: Shares) -> Self:
-        """``peak`` in operations a second, as the machine states it for what is multiplied."""
+        """Compute the rates; ``peak``: operations a second that the machine states for the products."""
         bandwidth = machine.bandwidth * 1e9
         read, attention_read = bandwidth * shares.bandwidth, bandwidth * shares.attention_bandwidth
         exchange = (0.0, 0.0)
@@ -336,7 +337,7 @@ class _Rates:
         return cls(sizes, read, attention_read, peak, exchange, shares)
 
     def prompt(self, load: Load, *, beside: int) -> Iterator[_Step]:
-        """Yield the steps of a prompt, which takes what ``beside`` decoding requests leave."""
+        """Yield the steps of a prompt while ``beside`` requests decode, which reduce its token budget."""
         budget = max(load.batch_tokens // 4, load.batch_tokens - beside)
         for first in range(0, load.prompt, budget):
             rows = min(budget, load.prompt - first)
@@ -359,7 +360,7 @@ class _Rates:
         )
 
     def texts(self, count: int, tokens: int) -> _Step:
-        """Return a step of so many whole texts; their keys and values are in no cache."""
+        """Return a step of ``count`` whole texts; their keys and values are in no cache."""
         operations = count * self.sizes.text_operations(tokens)
         return self._step(rows=count * tokens, wanted=0, kv=0, attention=operations)
 
@@ -381,7 +382,7 @@ class _Rates:
         )
 
     def _context_bytes(self, load: Load) -> int:
-        """Of a request halfway through its output."""
+        """Return the bytes of keys and values of a request halfway through its output."""
         return self.sizes.kv_bytes(load.prompt + load.output // 2)
 
     def _context_operations(self, load: Load) -> float:
@@ -392,7 +393,7 @@ def _memory(sizes: ModelSizes, machine: Machine, load: Load, shares: Shares) -> 
     users = load.concurrency
     rows = max(users, min(load.batch_tokens, users * load.prompt))
     wanted = users
-    if not load.output:  # all rows of a text may be what its vector is made of
+    if not load.output:  # a text's vector may be made of all its rows
         rows = wanted = max(load.batch_tokens, load.prompt)
     activations = sizes.row_bytes * rows + sizes.logit_bytes * wanted
     available = int(machine.memory * GIB)

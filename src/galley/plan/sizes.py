@@ -1,4 +1,4 @@
-"""What a model takes at one precision: bytes and operations, from its program alone."""
+"""A model's bytes and operations at one precision, from its program alone."""
 
 import math
 from collections import Counter
@@ -23,24 +23,25 @@ from galley.types.weight_dtypes import WEIGHT_DTYPES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
-    """Of one model, with its weights and its KV cache in given types.
+    """The sizes of one model, with its weights and its KV cache in given types.
 
     Attributes:
         precision: of the weights, one of :data:`WEIGHT_DTYPES`.
         parameters: numbers in the checkpoint.
         weights: bytes held in memory, without experts that are on disk.
-        step_weights: bytes of them that a step of one row reads; of an embedding that is a row.
-        experts: of which further rows read more.
+        step_weights: bytes of them that a step of one row reads; for an embedding that is a row.
+        experts: experts, of which further rows read more.
         on_disk: the experts that are on disk; none where they are in memory.
         kv: window (0: none) -> bytes of keys and values of a token, over the layers with that window. A
             chunk counts as a window of its size here and below, which is the most that it can be.
         kv_layers: layers with keys and values.
-        state: bytes of what recurrent layers keep of a sequence, whatever its length.
-        row_operations, logit_operations: of linear layers, for each token and for each wanted one on top.
+        state: bytes of the recurrent layers' state of a sequence, whatever its length.
+        row_operations, logit_operations: of linear layers, for each token, and in addition for each one
+            whose logits are wanted.
         attention: window -> operations of attention for each token and each token of its context.
         spans: where texts are computed whole, (tokens seen before a token, after it, operations for each
             that it sees) of each kind of layer; -1: all tokens.
-        row_bytes: memory for what lies between the ops, for each token of a step.
+        row_bytes: memory for the buffers between the ops, for each token of a step.
         logit_bytes: memory for the logits of a token.
         exchanged: bytes of a token's partial sums that accelerators which share matrices exchange.
         exchanges: how many times in a step they do.
@@ -75,14 +76,14 @@ class ModelSizes:
         isa: str | None = None,
         experts: Experts = "memory",
     ) -> Self:
-        """Sizes of a traced model.
+        """Compute the sizes of a traced model.
 
         Args:
             program: the model.
             precision: of its weights, one of :data:`WEIGHT_DTYPES`.
             kv_dtype: "float32", "bfloat16", "int8" or "int4".
-            isa: instruction set that it will run with, where that is known: buffers then also hold what
-                inputs are rounded to.
+            isa: instruction set that it will run with, where that is known: buffers then also hold the
+                rounded inputs.
             experts: where the experts of a mixture are.
 
         Raises:
@@ -114,7 +115,7 @@ class ModelSizes:
                 attention[op.attrs["window"]] += operations
             else:
                 spans[op.attrs["before"], op.attrs["after"]] += operations
-        # Behind attention and behind the MLP of each layer, as in Megatron-LM (arXiv:1909.08053).
+        # After attention and after the MLP of each layer, as in Megatron-LM (arXiv:1909.08053).
         exchanges = 2 * sum(op.name in ("attention", "encoder_attention") for op in program.ops)
         hidden = program.ops[0].widths[0]
         return cls(
@@ -139,7 +140,7 @@ class ModelSizes:
         )
 
     def text_operations(self, tokens: int) -> int:
-        """Of attention over a whole text."""
+        """Return the operations of attention over a whole text."""
 
         def beside(span: int) -> int:
             if span < 0 or span >= tokens:
@@ -152,7 +153,7 @@ class ModelSizes:
         )
 
     def weights_read(self, rows: int) -> int:
-        """Bytes of weights that a step of so many rows reads."""
+        """Return the bytes of weights that a step of so many rows reads."""
         return self.step_weights + self.experts.further(rows)
 
     @property
@@ -161,7 +162,7 @@ class ModelSizes:
         return sum(self.kv.values())
 
     def kv_bytes(self, tokens: int) -> int:
-        """Bytes of keys and values of one sequence, in whole blocks, and of its state."""
+        """Return the bytes of keys and values of one sequence, in whole blocks, and of its state."""
         return self.state + sum(
             BLOCK_TOKENS * blocks_for(min(tokens, window or tokens)) * size
             for window, size in self.kv.items()
@@ -174,7 +175,7 @@ class ModelSizes:
         return BLOCK_TOKENS * blocks * self.kv_per_token + LEAST_STATES * self.state
 
     def attention_operations(self, first: int, rows: int) -> float:
-        """Of ``rows`` consecutive tokens, the first of which has ``first`` tokens before it."""
+        """Return attention's operations for ``rows`` consecutive tokens after ``first`` others."""
         total = 0.0
         for window, size in self.attention.items():
             last = first + rows

@@ -1,5 +1,5 @@
-"""The APIs that are served, a package each, and what they share.
+"""The served APIs, one package each, and the code that they share.
 
-``schemas`` say what requests hold, ``answers`` what comes back; neither knows HTTP. ``routes`` serve both
-over HTTP, with what ``galley.protocols.http`` has for all of them.
+``schemas`` define the requests and ``answers`` the answers; neither knows HTTP. ``routes`` serve
+both over HTTP, using the code shared in ``galley.protocols.http``.
 """

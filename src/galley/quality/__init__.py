@@ -1,1 +1,1 @@
-"""What quantisation costs: a model beside another that stands for the truth, on the same tokens."""
+"""The loss from quantization: a model compared with a reference model, on the same tokens."""

@@ -1,4 +1,4 @@
-"""A model beside its base: loss on the same tokens, answers to the same questions, size and speed."""
+"""Comparison of models with a base: loss on the same tokens, answers to the same questions, size, speed."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -39,16 +39,16 @@ _PART_GROUP: Final = 128
 
 @dataclass(frozen=True)
 class Side:
-    """One of the models, by itself.
+    """The figures of one model by itself.
 
     Attributes:
         name: of the checkpoint.
-        weights: what most of its matrices are, such as "int4": as served, not as asked for.
-        activations: what the inputs of its linear layers become.
+        weights: the type of most of its matrices, such as "int4": as served, not as requested.
+        activations: the type to which the inputs of its linear layers are rounded.
         weight_bytes: in memory.
         prefill_tokens_per_s: of a prompt, the best of some runs.
-        decode_tokens_per_s: of one sequence, the same.
-        right, asked: questions answered rightly, of how many; (0, 0) where none were asked.
+        decode_tokens_per_s: of one sequence, the best of some runs.
+        right, asked: questions answered correctly, and questions in all; (0, 0) where there were none.
     """
 
     name: str
@@ -62,26 +62,26 @@ class Side:
 
     @property
     def accuracy(self) -> float | None:
-        """Share of right answers, if any question was asked."""
+        """Share of right answers, if there was any question."""
         return self.right / self.asked if self.asked else None
 
     @property
     def label(self) -> str:
-        """The weights and, where these are integers, what they are multiplied with."""
+        """The weight type and, for integers, the input type."""
         return f"{self.weights} x {self.activations}" if self.weights[:3] == "int" else self.weights
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A model's loss beside the base.
+    """A model's loss compared with the base.
 
     Attributes:
         side: the model by itself.
         loss: over all positions of the texts.
-        tokens: the loss by the token that the base expects, worst first.
+        tokens: the loss by the token that the base ranks first, worst first.
         quantiles: of the divergence in nats: of 0, 1, ... 100 % of the positions.
         greedy_tokens: mean number of tokens before the model departs from the base's greedy text.
-        greedy_length: mean length of these texts, which is the best that ``greedy_tokens`` can be.
+        greedy_length: mean length of these texts, which is the upper bound of ``greedy_tokens``.
     """
 
     side: Side
@@ -94,15 +94,15 @@ class Measured:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that ``galley eval quality`` says.
+    """All results of ``galley eval quality``.
 
     Attributes:
-        base: what the others are held against.
-        measured: the model, then the same checkpoint in other kinds.
+        base: the reference for the others.
+        measured: the model, then the same checkpoint in other weight types.
         source: where the texts come from.
         windows: how many texts.
         spelled: token -> its text, of the tokens that lose most.
-        parts: what the base loses when one part of it is quantised; empty if that was not asked for.
+        parts: the base's loss when one part of it is quantized; empty if that was not requested.
     """
 
     base: Side
@@ -115,7 +115,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class GreedyText:
-    """A prompt, and what the base says to it at temperature 0."""
+    """A prompt, and the base's answer to it at temperature 0."""
 
     prompt: Window
     said: Window
@@ -131,16 +131,16 @@ def compare(
     sensitivity: bool = False,
     on_work: OnWork = lambda name: None,
 ) -> Comparison:
-    """Measure models beside a base. Two models are in memory at a time.
+    """Compare models with a base. Two models are in memory at a time.
 
     Args:
-        base: the settings of what stands for the truth.
-        models: of those that are measured; their checkpoints have the base's vocabulary.
+        base: the settings of the reference.
+        models: settings of the measured models; their checkpoints have the base's vocabulary.
         texts_of: makes the texts with the loaded base.
         match: when an answer is right, see :func:`galley.llm.evaluate.is_right`.
         max_tokens: of an answer.
         sensitivity: also measure each part of the base by itself, as int4 and int8.
-        on_work: told what begins.
+        on_work: called with the name of the work that begins.
 
     Raises:
         ModelError, SettingsError: a model cannot be used, or has another vocabulary than the base.
@@ -177,7 +177,7 @@ def compare(
 
 
 def _parts(base: EngineSettings, texts: Texts) -> list[Part]:
-    """Of the base's own weights, as they are in its checkpoint, on the first of the texts."""
+    """Measure the parts of the base's own weights, as in its checkpoint, on the first of the texts."""
     name, factory = choose_executor(base.executor, base.device)
     folder = resolve_model(base.model, revision=base.revision)
     model = read_model(dataclasses.replace(base, quantize="auto", kv_dtype="float32"), folder, name)
@@ -210,7 +210,7 @@ def _greedy_texts(llm: LLM, texts: Texts) -> list[GreedyText]:
 def _told(
     llm: LLM, settings: EngineSettings, texts: Texts, match: Match, max_tokens: int
 ) -> tuple[ModelInfo, int, int]:
-    """What the model says of itself, its right answers, and the questions."""
+    """Return the model's info, the number of its right answers, and the number of questions."""
     greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     answered = ask(
         llm,
@@ -248,12 +248,12 @@ def _side(settings: EngineSettings, info: ModelInfo, right: int, asked: int) -> 
 
 
 def _main_kind(info: ModelInfo) -> str:
-    """Return the kind that most parameters have: the receipt lists the commonest first."""
+    """Return the weight type of most parameters: the receipt lists the most common first."""
     return info.quantize if info.weights is None else info.weights.kind.split(" ")[0].rstrip(",")
 
 
 def unrounded(settings: EngineSettings) -> EngineSettings:
-    """Return the settings of a base: the weights as asked for, and nothing else rounded.
+    """Return the settings of a base: the weights as requested, and nothing else rounded.
 
     Inputs of linear layers, keys and values stay float32. The reference executor computes in its dtype, so
     there weights are widened, too.
@@ -301,7 +301,7 @@ def _forced(settings: EngineSettings, longest: int) -> TeacherForced:
 
 
 def _agreement(forced: TeacherForced, text: GreedyText) -> int:
-    """Tokens of the base's greedy text before the first that the model would not have said."""
+    """Count the tokens of the base's greedy text before the first that the model would not generate."""
     ids = (*text.prompt, *text.said)
     expected = np.concatenate([logits.argmax(axis=1) for _, logits in forced.logits(ids)])
     return agreement(expected[len(text.prompt) - 1 :], np.array(text.said, dtype=np.int64))

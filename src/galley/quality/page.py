@@ -1,4 +1,4 @@
-"""A comparison as one HTML file that needs nothing else: no scripts, no network."""
+"""A comparison as one self-contained HTML file: no scripts, no network."""
 
 from collections.abc import Sequence
 from html import escape
@@ -11,14 +11,14 @@ from galley.quality.compare import Comparison, Measured
 from galley.quality.verdict import verdict
 
 _WORST: Final = 20
-"""Tokens in the table of what loses most."""
+"""Tokens in the table of the greatest losses."""
 
 _CURVE: Final = 200
 """Tokens on the curve of the loss over the vocabulary."""
 
 
 def rows(comparison: Comparison) -> list[tuple[str, ...]]:
-    """The table that the terminal and the page show: a header, then a row for each figure."""
+    """Return the table that the terminal and the page show: a header, then a row for each figure."""
     base, measured = comparison.base, comparison.measured
     one = measured[0].loss
 
@@ -48,7 +48,7 @@ def rows(comparison: Comparison) -> list[tuple[str, ...]]:
 
 
 def page(comparison: Comparison) -> str:
-    """The table, loss against bytes, its distribution over positions, and the tokens it hurts."""
+    """Render the table, loss against bytes, its distribution over positions, and the worst tokens."""
     base, measured = comparison.base, comparison.measured
     first = measured[0]
     title = f"galley eval quality: {first.side.name} beside {base.name}"
@@ -84,7 +84,7 @@ def page(comparison: Comparison) -> str:
 
 
 def _against_bytes(comparison: Comparison) -> str:
-    """Loss against bytes; the base is the point without loss."""
+    """Draw loss against bytes; the base is the point without loss."""
     points = sorted(
         [
             (comparison.base.weight_bytes, 0.0, f"base: {comparison.base.label}"),
@@ -110,7 +110,7 @@ def _distribution(comparison: Comparison) -> str:
 
 
 def _vocabulary(comparison: Comparison) -> str:
-    """How much of the loss falls on how many tokens."""
+    """Draw the share of the loss against the number of tokens."""
     lines = []
     for colour, measured in enumerate(comparison.measured):
         shares = _shares(measured)
@@ -122,7 +122,7 @@ def _vocabulary(comparison: Comparison) -> str:
 
 
 def _sensitivity(comparison: Comparison) -> str:
-    """What the model loses when one part of it alone is quantised, part by part."""
+    """Draw the model's loss when one part of it alone is quantized, part by part."""
     lines = []
     for colour, bits in enumerate((4, 8)):
         losses = [
@@ -136,7 +136,7 @@ def _sensitivity(comparison: Comparison) -> str:
 
 
 def _shares(measured: Measured) -> list[float]:
-    """Per cent of the loss that the first 0, 1, 2, ... of the tokens that lose most have."""
+    """Return the per cent of the loss in the first 0, 1, 2, ... of the tokens with the greatest loss."""
     losses = [one.kl * one.positions for one in measured.tokens]
     total = sum(losses)
     parts = accumulate(losses[:_CURVE], initial=0.0)

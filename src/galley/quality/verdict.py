@@ -1,4 +1,4 @@
-"""What to do about a measured loss, in a sentence."""
+"""Advice on a measured loss, in a sentence."""
 
 from typing import Final
 
@@ -12,7 +12,7 @@ LIMITS: Final = QualityGate.parse("kl=0.02,top1=0.97")
 
 
 def verdict(measured: Measured) -> str:
-    """Say whether the loss is within the suggested gate, and what to try where it is not."""
+    """Report whether the loss is within the suggested gate, and what to try where it is not."""
     side = measured.side
     misses = LIMITS.misses(figures_of(measured.loss))
     if not misses:
@@ -33,6 +33,6 @@ def _remedy(measured: Measured) -> str:
 
 
 def _next_wider(weights: str) -> str | None:
-    """The integers with the next more bits; None: there are none."""
+    """Return the integer type with the next more bits; None: there is none."""
     wider = INTEGERS[: INTEGERS.index(weights)] if weights in INTEGERS else ()
     return wider[-1] if wider else None

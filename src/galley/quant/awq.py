@@ -1,7 +1,7 @@
-"""AWQ: columns that see large inputs are scaled up before they are rounded, and their inputs down.
+"""AWQ: columns with large inputs are scaled up before they are rounded, and their inputs are scaled down.
 
-"AWQ: Activation-aware Weight Quantization for LLM Compression and Acceleration", arXiv:2306.00978. What
-makes the inputs is divided by the same scales, so the model computes the same.
+"AWQ: Activation-aware Weight Quantization for LLM Compression and Acceleration", arXiv:2306.00978. The
+operation that produces the inputs is divided by the same scales, so the model computes the same function.
 """
 
 from collections.abc import Sequence
@@ -14,19 +14,19 @@ from galley.quant.grid import Grid, Scheme, fit, groups_of, search, steps, value
 
 _EXPONENTS: Final = tuple(i / 20 for i in range(20))
 _ROWS: Final = 512
-"""Outputs of each matrix at most that the search looks at, spread evenly."""
+"""Maximum number of outputs of each matrix, evenly spaced, that the search uses."""
 
 
 def input_scales(matrices: Sequence[Floats], hessian: Floats, scheme: Scheme) -> Floats:
-    """[depth]: what to multiply the columns of matrices with that read the same inputs.
+    """Return the column scales [depth] for matrices that read the same inputs.
 
-    The scales are powers of the root mean square of each input; the exponent with the least error of the
-    matrices' outputs is taken, 0 among them, which scales nothing.
+    The scales are powers of the root mean square of each input. The exponent with the least error of the
+    matrices' outputs is chosen; 0, which leaves the columns unscaled, is one of the candidates.
 
     Args:
-        matrices: [outputs, depth] each.
+        matrices: matrices, each [outputs, depth].
         hessian: [depth, depth], the sum of x x' over inputs x.
-        scheme: how matrices are quantised.
+        scheme: quantization scheme of the matrices.
     """
     size = np.sqrt(np.maximum(hessian.diagonal(), 0)).astype(np.float64)
     size = np.maximum(size, 1e-4 * (size.max() or 1.0))
@@ -45,20 +45,20 @@ def input_scales(matrices: Sequence[Floats], hessian: Floats, scheme: Scheme) ->
 
 
 def rounded(matrix: Floats, scheme: Scheme, grid: Grid | None = None) -> Floats:
-    """What a matrix [outputs, depth] becomes by rounding to nearest."""
+    """Return a matrix [outputs, depth] rounded to the nearest steps."""
     grouped = groups_of(matrix, scheme)
     grid = grid or fit(grouped, scheme)
     return values(steps(grouped, grid, scheme), grid).reshape(matrix.shape)
 
 
 def clipped(matrix: Floats, hessian: Floats, scheme: Scheme) -> Grid:
-    """The grid that clips so much of each group as gives the least error, weighted by the inputs' size."""
+    """Return the grid whose clipping of each group gives the least error, weighted by input magnitude."""
     grouped = groups_of(matrix, scheme)
     importance = hessian.diagonal().reshape(grouped.shape[1:])
     return search(grouped, scheme, importance)
 
 
 def output_error(matrix: Floats, quantised: Floats, hessian: Floats) -> float:
-    """The squared error of a matrix' outputs, summed over the inputs of the ``hessian``."""
+    """Return the squared error of a matrix's outputs, summed over the inputs of the ``hessian``."""
     change = quantised - matrix
     return float(np.einsum("ij,ij->", change @ hessian, change, dtype=np.float64))

@@ -1,6 +1,6 @@
-"""Columns of a matrix taken one after another, where each one's change bears on all that come later.
+"""Processes the columns of a matrix in order, where each column's change affects all later columns.
 
-A column is a row here, [depth, outputs], so that it lies together.
+Matrices are transposed here, [depth, outputs], so that each column is contiguous in memory.
 """
 
 from collections.abc import Callable
@@ -11,19 +11,19 @@ import numpy as np
 from galley.formats.weights import Floats
 
 Change: TypeAlias = Callable[[int], Floats]
-"""Column -> how it changes, [outputs]; what the columns before it did has been told by then."""
+"""Column index -> the column's change, [outputs]; called after the earlier columns were applied."""
 
 _FEW: Final = 16
-"""Columns that tell each other one by one; more do so half by half, as one product of matrices."""
+"""Columns updated one by one; more columns are split in halves and updated by a matrix product."""
 
 
 def one_by_one(told: Floats, coupling: Floats, change: Change) -> None:
-    """For each column i, in order: ``told[j] -= coupling[i, j] * change(i)`` for all j > i.
+    """Apply, for each column i in order, ``told[j] -= coupling[i, j] * change(i)`` for all j > i.
 
     Args:
         told: [depth, outputs], changed in place.
-        coupling: [depth, depth]; what is above its diagonal counts.
-        change: of a column.
+        coupling: [depth, depth]; only the part above the diagonal is used.
+        change: returns the change of a column.
     """
     changes = np.empty_like(told)
 

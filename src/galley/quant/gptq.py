@@ -1,8 +1,8 @@
-"""GPTQ: columns are rounded one after another, and those to come make up for each error.
+"""GPTQ: columns are rounded in order, and the later columns compensate for each error.
 
 "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", arXiv:2210.17323, with
-the order of its authors' later code: columns with the largest inputs first ("act-order"), while the grid of
-each group is that of its original columns ("static groups"), so files need no ``g_idx``.
+the order of its authors' later code: columns with the largest inputs come first ("act-order"), while each
+group's grid is computed from its original columns ("static groups"), so files need no ``g_idx``.
 """
 
 from typing import Final
@@ -17,28 +17,31 @@ from galley.quant.grid import Grid, Scheme, groups_of, inverse, search
 Reals = npt.NDArray[np.float64 | np.float32]
 
 _DAMPING: Final = 0.01
-"""Part of the mean of the Hessian's diagonal that is added to it."""
+"""Fraction of the mean of the Hessian's diagonal that is added to the diagonal."""
 
 _DOUBLE: Final = 4096
-"""Columns up to which the factor is computed in float64; beyond it would take minutes."""
+"""Maximum number of columns for computing the factor in float64; with more it would take minutes."""
 
 _FACTORED: Final = 512
-"""Columns of a Cholesky factor that are computed at once."""
+"""Number of columns of a Cholesky factor that are computed at once."""
 
 _INVERTED: Final = 256
-"""Columns of a triangular matrix that are inverted at once; more are, half by half."""
+"""Maximum columns of a triangular matrix that are inverted at once; more are split in halves."""
 
 
 def gptq(
     matrix: Floats, factor: Floats, order: npt.NDArray[np.int64], scheme: Scheme
 ) -> tuple[Floats, Grid]:
-    """The integers [outputs, depth] of a matrix for inputs of a known :func:`factor_of`, and their grid.
+    """Quantize a matrix for inputs with a known :func:`factor_of`; return its integers and grid.
 
     Args:
         matrix: [outputs, depth]; outputs do not depend on each other.
-        factor: of the inverse Hessian, with columns in ``order``.
-        order: in which columns are rounded.
-        scheme: how.
+        factor: factor of the inverse Hessian, with columns in ``order``.
+        order: order in which columns are rounded.
+        scheme: quantization scheme.
+
+    Returns:
+        The integers [outputs, depth] and their grid.
     """
     grid = search(groups_of(matrix, scheme), scheme)
     columns = scheme.columns(matrix.shape[1])
@@ -69,17 +72,17 @@ def corrected(
     factor: Floats,
     order: npt.NDArray[np.int64],
 ) -> Floats:
-    """The matrix whose outputs for the inputs that there are come nearest to those for the original inputs.
+    """Return the matrix whose outputs for the actual inputs are nearest to those for the original inputs.
 
-    So a layer makes up for what the layers before it lose: "Quantization Error Propagation: Revisiting
-    Layer-Wise Post-Training Quantization", arXiv:2504.09629, with all of the error.
+    A layer thus compensates for the error of the layers before it: "Quantization Error Propagation:
+    Revisiting Layer-Wise Post-Training Quantization", arXiv:2504.09629, with all of the error.
 
     Args:
         matrix: [outputs, depth].
-        missed: [tokens, depth], the original inputs less those that there are.
-        inputs: [tokens, depth], those that there are.
-        factor: of their inverse Hessian, with columns in ``order``.
-        order: of these columns.
+        missed: [tokens, depth], the original inputs minus the actual ones.
+        inputs: [tokens, depth], the actual inputs.
+        factor: factor of the actual inputs' inverse Hessian, with columns in ``order``.
+        order: order of these columns.
     """
     drift = np.linalg.multi_dot([matrix, missed.T, inputs])
     ordered = np.empty_like(factor)
@@ -90,13 +93,13 @@ def corrected(
 
 
 def factor_of(hessian: Floats, *, act_order: bool = True) -> tuple[Floats, npt.NDArray[np.int64]]:
-    """The upper factor U of the damped inverse Hessian, U'U = inv(H), and the order of its columns.
+    """Return the upper factor U of the damped inverse Hessian, U'U = inv(H), and its column order.
+
+    An input that is always 0 gets the mean of the diagonal, as its weights do not matter.
 
     Args:
         hessian: [depth, depth], the sum of x x' over inputs x.
-        act_order: columns with the largest inputs first; else as they are.
-
-    An input that is always 0 gets the mean of the diagonal: what it is multiplied with does not matter.
+        act_order: put columns with the largest inputs first; False: keep their order.
     """
     kind: type[np.float64 | np.float32] = np.float64 if len(hessian) <= _DOUBLE else np.float32
     diagonal = hessian.diagonal().astype(np.float64)
@@ -111,9 +114,10 @@ def factor_of(hessian: Floats, *, act_order: bool = True) -> tuple[Floats, npt.N
 
 
 def _lower_factor(matrix: Reals) -> Reals:
-    """The Cholesky factor, in the lower triangle of the matrix, which it takes the place of.
+    """Compute the Cholesky factor in place, in the lower triangle of the matrix.
 
-    numpy's own takes three times as long, and another matrix."""
+    numpy's own function takes three times as long and needs a second matrix.
+    """
     depth = len(matrix)
     product = np.empty((depth, _FACTORED), matrix.dtype)
     for first in range(0, depth, _FACTORED):
@@ -131,7 +135,7 @@ def _lower_factor(matrix: Reals) -> Reals:
 
 
 def _inverse_of_upper(upper: Reals) -> Reals:
-    """Of the upper triangle of a matrix: the same kind of matrix, in products of its blocks."""
+    """Return the inverse of the upper triangle of a matrix, computed with products of its blocks."""
     depth = len(upper)
     if depth <= _INVERTED:
         return np.linalg.inv(np.triu(upper))

@@ -1,4 +1,4 @@
-"""The integers that a matrix may become: steps of one scale for each output and group of columns."""
+"""The integer grid of a quantized matrix: steps of one scale for each output and group of columns."""
 
 from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
@@ -12,26 +12,26 @@ from galley.formats.weights import INT4_MIDDLE, Floats, IntWeight
 Bits = Literal[4, 8]
 
 _RATIOS: Final = (1.0, 0.975, 0.95, 0.925, 0.9, 0.875, 0.85, 0.825, 0.8, 0.75, 0.7, 0.65)
-"""Parts of a group's range that the clip search tries; 1.0 clips nothing."""
+"""Fractions of a group's range that the clip search tries; 1.0 clips nothing."""
 
 _CHUNK_VALUES: Final = 1 << 20
 _ZERO_POINT_BITS: Final = 7
-"""Of a float16's 11; a zero point has 4."""
+"""Significant bits of a scale with zero points: float16 has 11, a zero point has 4."""
 
 _SMALLEST: Final = 1e-30
-"""A scale below stands for zeros."""
+"""A smaller scale represents a group of zeros."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How a matrix is made integers.
+    """A scheme for quantizing a matrix to integers.
 
     Attributes:
-        bits: 4 or 8.
-        group: columns that share a scale; 0: all of a row.
-        symmetric: zero is the middle of the range; else each group has a zero point (4 bits only).
-        scale_type: of the scales. Those of F16 have so few bits where there are zero points that float16
-            holds zero point times scale, too, as GGUF's Q4_1 needs.
+        bits: bits per integer, 4 or 8.
+        group: number of columns that share a scale; 0: all columns of a row.
+        symmetric: zero is the middle of the range; False: each group has a zero point (4 bits only).
+        scale_type: type of the scales. With zero points, F16 scales have so few bits that zero point times
+            scale also fits a float16, as GGUF's Q4_1 needs.
     """
 
     bits: Bits
@@ -40,15 +40,15 @@ class Scheme:
     scale_type: Literal["BF16", "F16"] = "BF16"
 
     def columns(self, depth: int) -> int:
-        """Of a group in rows of ``depth``: whole rows where groups would not divide them."""
+        """Return the columns per group for rows of ``depth``: all if groups do not divide the row."""
         return self.group if self.group and depth % self.group == 0 else depth
 
     def fitting(self, depth: int) -> "Scheme":
-        """Itself, or with whole rows where groups would not divide rows of ``depth``."""
+        """Return this scheme, or one with whole rows if groups do not divide rows of ``depth``."""
         return self if self.columns(depth) == self.group else replace(self, group=0)
 
     def as_scales(self, values: Floats) -> Floats:
-        """The nearest that scales can be."""
+        """Return the nearest values that scales can have."""
         if self.scale_type == "BF16":
             return as_bf16(values)
         if not self.symmetric:
@@ -62,7 +62,7 @@ class Scheme:
 
     @property
     def middle(self) -> int:
-        """The integer that stands for zero, where there are no zero points."""
+        """The integer that represents zero if there are no zero points."""
         return INT4_MIDDLE if self.bits == 4 else 0
 
 
@@ -74,10 +74,10 @@ class Grid(NamedTuple):
 
 
 def fit(grouped: Floats, scheme: Scheme, ratio: float = 1.0) -> Grid:
-    """The grid that covers ``ratio`` of each group's range; ``grouped`` is [outputs, groups, columns].
+    """Return the grid for ``ratio`` of each group's range; ``grouped`` is [outputs, groups, columns].
 
-    A symmetric scale of 4 bits has the sign that puts the value of largest magnitude on -8, where the range
-    has one step more.
+    A symmetric 4-bit scale has the sign that maps the value of largest magnitude to -8, as the range has
+    one more step on that side.
     """
     if not scheme.symmetric:
         low = np.minimum(grouped.min(axis=2), 0) * ratio
@@ -94,12 +94,12 @@ def fit(grouped: Floats, scheme: Scheme, ratio: float = 1.0) -> Grid:
 
 
 def search(grouped: Floats, scheme: Scheme, importance: Floats | None = None) -> Grid:
-    """Of the grids that clip more or less of each group, the one with the least squared error.
+    """Search the clipping of each group and return the grid with the least squared error.
 
     Args:
         grouped: [outputs, groups, columns].
-        scheme: how.
-        importance: [groups, columns] weights of the errors; None: all alike.
+        scheme: quantization scheme.
+        importance: [groups, columns] weights of the errors; None: equal weights.
     """
     best = fit(grouped, scheme)
     least = np.full(best.scales.shape, np.inf, dtype=np.float32)
@@ -114,7 +114,7 @@ def search(grouped: Floats, scheme: Scheme, importance: Floats | None = None) ->
 
 
 def steps(grouped: Floats, grid: Grid, scheme: Scheme) -> Floats:
-    """The nearest integers, as floats; ``grouped`` is [outputs, groups, columns]."""
+    """Return the nearest integers, as floats; ``grouped`` is [outputs, groups, columns]."""
     low, high = scheme.levels
     found = np.rint(grouped * inverse(grid.scales)[:, :, None]) + grid.zeros[:, :, None]
     clipped: Floats = np.clip(found, low, high)
@@ -122,18 +122,18 @@ def steps(grouped: Floats, grid: Grid, scheme: Scheme) -> Floats:
 
 
 def values(integers: Floats, grid: Grid) -> Floats:
-    """What integers [outputs, groups, columns] stand for."""
+    """Return the values that integers [outputs, groups, columns] represent."""
     return (integers - grid.zeros[:, :, None]) * grid.scales[:, :, None]
 
 
 def groups_of(matrix: Floats, scheme: Scheme) -> Floats:
-    """[outputs, depth] as [outputs, groups, columns]."""
+    """Reshape [outputs, depth] to [outputs, groups, columns]."""
     columns = scheme.columns(matrix.shape[1])
     return matrix.reshape(len(matrix), -1, columns)
 
 
 def integer_weight(name: str, integers: Floats, grid: Grid, scheme: Scheme) -> IntWeight:
-    """Integers [outputs, depth] with their grid as a typed weight."""
+    """Return integers [outputs, depth] and their grid as a typed weight."""
     q = integers.astype(np.uint8) if scheme.bits == 4 else integers.astype(np.int8)
     zeros = None if scheme.symmetric else grid.zeros.astype(np.uint8)
     columns = scheme.columns(integers.shape[1])
@@ -141,13 +141,13 @@ def integer_weight(name: str, integers: Floats, grid: Grid, scheme: Scheme) -> I
 
 
 def nearest(name: str, matrix: Floats, scheme: Scheme, *, clip: bool = False) -> IntWeight:
-    """Each value becomes the nearest step: "rtn", or with ``clip`` the searched grid of "mse".
+    """Round each value to the nearest step: "rtn" or, with ``clip``, the searched grid of "mse".
 
     Args:
-        name: of the tensor.
+        name: name of the tensor.
         matrix: [outputs, depth].
-        scheme: how.
-        clip: search the part of each group's range that gives the least squared error.
+        scheme: quantization scheme.
+        clip: search the fraction of each group's range that gives the least squared error.
     """
     integers = np.empty(matrix.shape, np.float32)
     grids = []
@@ -163,19 +163,19 @@ def nearest(name: str, matrix: Floats, scheme: Scheme, *, clip: bool = False) ->
 
 
 def check_finite(name: str, matrix: Floats) -> None:
-    """Raises UnsupportedModel if a value is infinite or NaN."""
+    """Raise UnsupportedModel if a value is infinite or NaN."""
     if not np.isfinite(matrix).all():
         raise UnsupportedModel(f"tensor {name} holds values that are infinite or NaN")
 
 
 def inverse(scales: Floats) -> Floats:
-    """1 / scale, and 0 where the scale is too small to divide by."""
+    """Return 1 / scale, or 0 where the scale is too small to divide by."""
     usable = np.abs(scales) > _SMALLEST
     return np.where(usable, 1 / np.where(usable, scales, 1), 0).astype(np.float32)
 
 
 def _with_bits(values: Floats, bits: int) -> Floats:
-    """The nearest of each value that has so many significant binary digits."""
+    """Round each value to ``bits`` significant binary digits."""
     fraction, exponent = np.frexp(values)
     rounded: Floats = np.ldexp(np.rint(np.ldexp(fraction, bits)), exponent - bits)
     return rounded

@@ -1,9 +1,9 @@
-"""Scales for rounding the inputs of a layer to int8 where one scale serves all tokens ("static").
+"""Scales for rounding the inputs of a layer to int8 if one scale is used for all tokens ("static").
 
-An observer sees the inputs of texts and says the largest magnitude that the range covers; what is larger is
-clipped. The choices are those of "Integer Quantization for Deep Learning Inference: Principles and
-Empirical Evaluation", arXiv:2004.09602, and mean squared error. Kernels need none: they give each token
-scales of its own ("dynamic", :mod:`galley.quant.int8_inputs`).
+An observer gets the inputs for some texts and returns the largest magnitude that the range covers; larger
+values are clipped. The choices are those of "Integer Quantization for Deep Learning Inference: Principles
+and Empirical Evaluation", arXiv:2004.09602, and mean squared error. The kernels need no observer: they use
+separate scales for each token ("dynamic", :mod:`galley.quant.int8_inputs`).
 """
 
 from collections.abc import Callable, Mapping
@@ -15,29 +15,29 @@ import numpy.typing as npt
 from galley.formats.weights import Floats
 
 Observer: TypeAlias = Callable[[Floats], float]
-"""Inputs [tokens, depth] -> the largest magnitude that int8 is to cover."""
+"""Inputs [tokens, depth] -> the largest magnitude that int8 should cover."""
 
 STEPS: Final = 127
-"""Of int8 on each side of 0."""
+"""Number of int8 steps on each side of 0."""
 
 _PERCENTILE: Final = 99.9
 _BINS: Final = 2048
 _TRIED: Final = 64
-"""Ranges that the searches try."""
+"""Number of ranges that the searches try."""
 
 
 def min_max(rows: Floats) -> float:
-    """Nothing is clipped."""
+    """Return the largest magnitude, which clips nothing."""
     return float(np.abs(rows).max())
 
 
 def percentile(rows: Floats) -> float:
-    """One value in a thousand is clipped."""
+    """Return the magnitude that clips one value in a thousand."""
     return float(np.percentile(np.abs(rows), _PERCENTILE))
 
 
 def least_squares(rows: Floats) -> float:
-    """The range with the least squared error ("mse")."""
+    """Return the range with the least squared error ("mse")."""
     whole = min_max(rows)
     ranges = [whole * (i + 1) / _TRIED for i in range(_TRIED)]
     errors = [float(np.square(static_int8(rows, r) - rows, dtype=np.float64).sum()) for r in ranges]
@@ -45,7 +45,7 @@ def least_squares(rows: Floats) -> float:
 
 
 def entropy(rows: Floats) -> float:
-    """The range whose histogram of steps diverges least from that of the values (KL)."""
+    """Return the range whose histogram of steps has the least KL divergence from that of the values."""
     whole = min_max(rows)
     counts = np.histogram(np.abs(rows), _BINS, (0, whole or 1.0))[0].astype(np.float64)
     ends = np.unique(np.linspace(STEPS + 1, _BINS, _TRIED).astype(int))
@@ -59,11 +59,11 @@ OBSERVERS: Final[Mapping[str, Observer]] = {
     "mse": least_squares,
     "entropy": entropy,
 }
-"""By name."""
+"""Name -> observer."""
 
 
 def static_int8(rows: Floats, largest: float) -> Floats:
-    """Inputs rounded to int8 steps of the one scale that covers magnitudes up to ``largest``."""
+    """Round inputs to int8 steps of the one scale that covers magnitudes up to ``largest``."""
     if not largest:
         return rows
     scale = np.float32(largest / STEPS)
@@ -72,7 +72,7 @@ def static_int8(rows: Floats, largest: float) -> Floats:
 
 
 def _divergence(counts: npt.NDArray[np.float64], end: int) -> float:
-    """KL(values || steps) of a histogram whose bins from ``end`` on are clipped."""
+    """Return KL(values || steps) of a histogram whose bins from ``end`` on are clipped."""
     p = counts[:end].copy()
     p[-1] += counts[end:].sum()
     step = np.arange(end) * (STEPS + 1) // end
@@ -83,5 +83,5 @@ def _divergence(counts: npt.NDArray[np.float64], end: int) -> float:
     p, q = p / p.sum(), q / (q.sum() or 1.0)
     both = (p > 0) & (q > 0)
     lost = p[(p > 0) & (q == 0)].sum()
-    # What the steps cannot say at all counts as much as a factor of e to the tenth.
+    # Values that the steps cannot represent at all count like a factor of e to the tenth.
     return float((p[both] * np.log(p[both] / q[both])).sum() + 10 * lost)

@@ -1,8 +1,8 @@
-"""Integers and scales with which a layer's outputs come closer still, from those that a method found.
+"""Refines the integers and scales that another method found, to reduce a layer's output error further.
 
-Steps of two kinds take turns, and neither makes the squared error of the outputs greater: each integer
-moves to its best value while all others stay ("QuantEase: Optimization-based Quantization for Language
-Models", arXiv:2309.01885), and the scales of a row become those of least squares for its integers.
+Two steps alternate, and neither increases the squared error of the outputs: each integer moves to its best
+value while all others stay fixed ("QuantEase: Optimization-based Quantization for Language Models",
+arXiv:2309.01885), and the scales of a row are set by least squares for its integers.
 """
 
 from typing import Final
@@ -17,28 +17,28 @@ from galley.quant.grid import Grid, Scheme, inverse
 Doubles = npt.NDArray[np.float64]
 
 _TURNS: Final = 1
-"""Of both steps; what further ones gain is less than chance."""
+"""Number of turns of both steps; the gain of further turns is below random variation."""
 
 _EQUATIONS_BYTES: Final = 1 << 26
-"""Of the normal equations of the rows that are solved together; small groups make many of a row's."""
+"""Bytes of the normal equations of the rows solved together; with small groups a row has many."""
 
 _RIDGE: Final = 1e-6
-"""Part of the mean of its diagonal that is added to that of a row's normal equations."""
+"""Fraction of the mean of its diagonal that is added to the diagonal of a row's normal equations."""
 
 
 def refined(
     matrix: Floats, integers: Floats, grid: Grid, hessian: Floats, scheme: Scheme
 ) -> tuple[Floats, Grid]:
-    """Integers [outputs, depth] and their grid after some turns of both steps.
+    """Return integers [outputs, depth] and their grid after alternating both steps.
 
     Args:
-        matrix: [outputs, depth], what they should stand for.
-        integers: that a method found.
-        grid: of their groups.
+        matrix: [outputs, depth], the original matrix.
+        integers: integers that another method found.
+        grid: grid of the integers' groups.
         hessian: [depth, depth], the sum of x x' over inputs x.
-        scheme: how.
+        scheme: quantization scheme.
     """
-    # A column is a row here, as in `one_by_one`.
+    # Matrices are transposed here, as in `one_by_one`.
     seen = hessian @ np.ascontiguousarray(matrix.T)
     q = np.ascontiguousarray(integers.T)
     grid = Grid(np.ascontiguousarray(grid.scales.T), np.ascontiguousarray(grid.zeros.T))
@@ -49,14 +49,14 @@ def refined(
 
 
 def _move(seen: Floats, q: Floats, grid: Grid, hessian: Floats, scheme: Scheme) -> None:
-    """Each integer moved once, columns in order.
+    """Move each integer once, with the columns in order.
 
     Args:
         seen: [depth, outputs], the Hessian times the matrix.
         q: [depth, outputs], the integers, changed in place.
         grid: [groups, outputs].
         hessian: [depth, depth].
-        scheme: how.
+        scheme: quantization scheme.
     """
     columns = scheme.columns(len(q))
     low, high = scheme.levels
@@ -79,12 +79,12 @@ def _move(seen: Floats, q: Floats, grid: Grid, hessian: Floats, scheme: Scheme) 
 
 
 def _steps(q: Floats, grid: Grid, columns: int) -> Floats:
-    """The integers less their zero points: [depth, outputs]."""
+    """Return the integers minus their zero points: [depth, outputs]."""
     return q - np.repeat(grid.zeros, columns, axis=0)
 
 
 def _fitted(seen: Floats, q: Floats, grid: Grid, hessian: Floats, scheme: Scheme) -> Grid:
-    """The scales of least squares for the integers, of outputs where they are better as stored.
+    """Return the grid with least-squares scales, for the outputs where these are better once stored.
 
     The arguments are those of :func:`_move`.
     """
@@ -98,12 +98,12 @@ def _fitted(seen: Floats, q: Floats, grid: Grid, hessian: Floats, scheme: Scheme
 
 
 def _solved(seen: Floats, steps: Floats, scales: Floats, hessian: Floats, scheme: Scheme) -> Floats:
-    """Scales [groups, outputs]; ``steps`` [depth, outputs] are the integers less their zero points."""
+    """Return scales [groups, outputs]; ``steps`` [depth, outputs] are integers minus zero points."""
     normal, wanted = _equations(seen, steps, hessian, len(scales))
     at = np.arange(normal.shape[1])
     damped = normal.copy()
     mean = damped[:, at, at].mean(axis=1, keepdims=True)
-    # A group of zeros has no scale of its own.
+    # A group of zeros determines no scale.
     damped[:, at, at] += np.where(damped[:, at, at] == 0, mean + 1, _RIDGE * mean)
     solved = np.linalg.solve(damped, wanted[:, :, None])[:, :, 0]
     found = scheme.as_scales(solved.T.astype(np.float32))
@@ -114,7 +114,7 @@ def _solved(seen: Floats, steps: Floats, scales: Floats, hessian: Floats, scheme
 def _equations(
     seen: Floats, steps: Floats, hessian: Floats, groups: int
 ) -> tuple[Doubles, Doubles]:
-    """Normal equations of each output's scales: [outputs, groups, groups] and [outputs, groups]."""
+    """Return each output's normal equations: [outputs, groups, groups] and [outputs, groups]."""
     depth, outputs = steps.shape
     columns = depth // groups
     normal = np.empty((outputs, groups, groups))
@@ -129,7 +129,7 @@ def _equations(
 
 
 def _error(normal: Doubles, wanted: Doubles, scales: Floats) -> Doubles:
-    """Of each output, the squared error less what no scale changes; ``scales`` are [groups, outputs]."""
+    """Return each output's squared error up to a constant; ``scales`` are [groups, outputs]."""
     at = scales.T.astype(np.float64)
     error: Doubles = np.einsum("rg,rgh,rh->r", at, normal, at) - 2 * (at * wanted).sum(axis=1)
     return error

@@ -1,4 +1,4 @@
-"""Round to nearest: each weight becomes the closest integer step, nothing is calibrated."""
+"""Round to nearest: each weight becomes the closest integer step, without calibration."""
 
 from collections.abc import Callable
 from typing import Final, TypeAlias
@@ -11,14 +11,14 @@ from galley.formats.weights import INT4_MIDDLE, DenseWeight, Floats, IntWeight, 
 from galley.types.weight_dtypes import WEIGHT_DTYPES
 
 GROUPS: Final = (128, 64, 32)
-"""Columns that may share an int4 scale, widest first."""
+"""Numbers of columns that may share an int4 scale, largest first."""
 _CHUNK_ELEMENTS: Final = 1 << 22
 
 Quantize: TypeAlias = Callable[[DenseWeight], IntWeight]
 
 
 def not_finite(weight: DenseWeight | IntWeight) -> UnsupportedModel:
-    """The error for a tensor that integers, or float16, cannot stand for."""
+    """Return the error for a tensor that integers or float16 cannot represent."""
     return UnsupportedModel(
         f"tensor {weight.name} holds values that are infinite, NaN, too far apart for integers or too "
         "large for float16; "
@@ -27,7 +27,7 @@ def not_finite(weight: DenseWeight | IntWeight) -> UnsupportedModel:
 
 
 def quantize_int8(weight: DenseWeight) -> IntWeight:
-    """One float32 scale for each output; the largest magnitude becomes 127.
+    """Quantize to int8 with one float32 scale for each output; the largest magnitude becomes 127.
 
     Raises:
         UnsupportedModel: a value is infinite or NaN.
@@ -43,13 +43,13 @@ def quantize_int8(weight: DenseWeight) -> IntWeight:
 
 
 def quantize_int4(weight: DenseWeight, *, group: int = 0, symmetric: bool = True) -> IntWeight:
-    """One bfloat16 scale for each output and group.
+    """Quantize to int4 with one bfloat16 scale for each output and group.
 
     Args:
         weight: a matrix [outputs, depth].
-        group: columns that share a scale; 0: see :func:`default_group`.
-        symmetric: the value of largest magnitude becomes -8, so the range is used to its end; else a
-            zero point lets a group's least and greatest value be the ends.
+        group: number of columns that share a scale; 0: see :func:`default_group`.
+        symmetric: the value of largest magnitude becomes -8, so the range is used up to its end; False:
+            with a zero point, a group's least and greatest value are the ends of the range.
 
     Raises:
         UnsupportedModel: a value is infinite or NaN, or values lie too far apart.
@@ -74,12 +74,15 @@ def quantize_int4(weight: DenseWeight, *, group: int = 0, symmetric: bool = True
 
 
 def default_group(depth: int) -> int:
-    """The widest of GROUPS that divides the depth, the narrowest if none does."""
+    """Return the largest of GROUPS that divides the depth, or the smallest if none does."""
     return next((g for g in GROUPS if depth % g == 0), GROUPS[-1])
 
 
 def rounded_kind(quantize: str, depth: int) -> WeightKind:
-    """What a dense matrix of ``depth`` columns becomes by the setting: float32, bf16, f16, int8 or int4."""
+    """Return the weight type of a dense matrix of ``depth`` columns under the setting ``quantize``.
+
+    The setting is float32, bf16, f16, int8 or int4.
+    """
     known = WEIGHT_DTYPES[quantize]
     group = default_group(depth) if known.grouped else 0
     return WeightKind(quantize, group if group < depth else 0, known.scales)
@@ -94,7 +97,7 @@ def _symmetric(grouped: Floats) -> tuple[Floats, Floats]:
 
 def _asymmetric(grouped: Floats) -> tuple[Floats, Floats]:
     low = np.minimum(grouped.min(axis=2), 0)
-    # abs: of nothing but zeros, which zero the maximum returns is numpy's choice.
+    # abs: if all values are zeros, the sign of the zero that numpy's maximum returns is undefined.
     span: Floats = np.abs(np.maximum(grouped.max(axis=2), 0) - low).astype(np.float32)
     scale = as_bf16(span / np.float32(15))
     return scale, np.clip(np.rint(-low * _inverse(scale)), 0, 15)
@@ -107,12 +110,12 @@ def _finite(weight: DenseWeight, values: Floats) -> Floats:
 
 
 def _inverse(scale: Floats) -> Floats:
-    """1 / scale, and 0 where the scale is too small to divide by: those weights are zeros."""
+    """Return 1 / scale, or 0 where the scale is too small to divide by: those weights become zeros."""
     usable = np.abs(scale) > 1e-30
     return np.where(usable, 1 / np.where(usable, scale, 1), 0).astype(np.float32)
 
 
 def _chunks(values: Floats) -> list[slice]:
-    """Row ranges that keep temporaries small."""
+    """Return row ranges that keep temporary arrays small."""
     rows = max(1, _CHUNK_ELEMENTS // max(1, values.shape[1]))
     return [slice(i, i + rows) for i in range(0, len(values), rows)]

@@ -1,9 +1,9 @@
-"""SmoothQuant: inputs with outliers are scaled down, and the columns that they meet up.
+"""SmoothQuant: inputs with outliers are scaled down, and the corresponding weight columns are scaled up.
 
 "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language Models",
-arXiv:2211.10438. What makes the inputs is divided by the scales, so the model computes the same; with
-inputs of a like size, rounding them to int8 costs less. The strength alpha is searched for each layer; the
-paper has one for a model.
+arXiv:2211.10438. The operation that produces the inputs is divided by the scales, so the model computes the
+same function; rounding inputs of similar magnitude to int8 costs less accuracy. The strength alpha is
+searched for each layer; the paper uses one per model.
 """
 
 from collections.abc import Sequence
@@ -18,22 +18,22 @@ from galley.quant.int8_inputs import dynamic_int8, input_group
 
 _ALPHAS: Final = tuple(i / 10 for i in range(3, 10))
 _ROWS: Final = 512
-"""Outputs of each matrix at most that the search looks at, spread evenly."""
+"""Maximum number of outputs of each matrix, evenly spaced, that the search uses."""
 
 _SMALLEST: Final = 1e-5
-"""Of inputs and columns, as a part of the largest: what is hardly ever used needs no scale of its own."""
+"""Floor for inputs and columns, relative to the largest: hardly used ones need no separate scale."""
 
 
 def smoothing_scales(
     matrices: Sequence[Floats], largest: Floats, sample: Floats, scheme: Scheme
 ) -> Floats:
-    """[depth]: what to multiply the columns of matrices with that read the same inputs.
+    """Return the column scales [depth] for matrices that read the same inputs.
 
     Args:
-        matrices: [outputs, depth] each.
+        matrices: matrices, each [outputs, depth].
         largest: [depth], the largest magnitude of each input.
-        sample: [rows, depth], some inputs, by whose products strengths are compared.
-        scheme: how matrices are quantised.
+        sample: [rows, depth], sample inputs; their products are used to compare strengths.
+        scheme: quantization scheme of the matrices.
     """
     columns = np.max([np.abs(matrix).max(axis=0) for matrix in matrices], axis=0)
     inputs, weights = _positive(largest), _positive(columns)

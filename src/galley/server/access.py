@@ -1,4 +1,4 @@
-"""One log line, one count, one id and an answer for each request or WebSocket. Never its text or key."""
+"""One log line, count, id and response for each request or WebSocket, never with its text or key."""
 
 import logging
 import re
@@ -31,15 +31,15 @@ _FOREIGN_WORDS: Final = frozenset(
         *("favicon.ico", "robots.txt"),
     )
 )
-"""Parts of other servers' paths: who asks for them has configured a client for another server."""
+"""Path segments of other servers: a request for them comes from a client configured for another server."""
 
 
 class AccessLog:
-    """ASGI middleware, the outermost: what nobody else handles ends here.
+    """ASGI middleware, the outermost: errors that nothing else handles end here.
 
     Leaves in ``scope["state"]``: ``request_id``, unique; ``arrived`` (on the monotonic clock); ``record``
-    and ``trace``, to which others add what the log line and the trace will tell; and ``log_prompts``. The
-    answer's header ``X-Request-Id`` is the request's own, if that has a sane form, else ``request_id``.
+    and ``trace``, to which others add fields of the log line and the trace; and ``log_prompts``. The
+    response's header ``X-Request-Id`` is the request's own, if it is well-formed, else ``request_id``.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class AccessLog:
             app: handles the requests.
             metrics: counts them.
             words: segments of the app's paths; of other paths only these are logged.
-            log_prompts: whether the log may tell what requests say.
-            tracing: told of each request that ends.
+            log_prompts: whether the log may include the text of requests.
+            tracing: receives each request that ends.
         """
         self._app = app
         self._metrics = metrics
@@ -123,7 +123,7 @@ class AccessLog:
         )
 
     def _path(self, scope: Scope) -> str:
-        """The route's template; of other paths, which may hold anything, the words that are known."""
+        """Return the route's template; of other paths, which may hold anything, the known words."""
         route = getattr(scope.get("route"), "path", None)
         if isinstance(route, str):
             return route
@@ -135,11 +135,11 @@ class AccessLog:
 
 
 def _given_id(scope: Scope) -> str | None:
-    """The id that the client gave the request, if that can stand in a log as it is."""
+    """Return the id that the client gave the request, if it can be logged as it is."""
     given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
     return given if _REQUEST_ID.fullmatch(given) else None
 
 
 def _route(scope: Scope) -> str:
-    """The route's template: paths are the client's text, of any number and content."""
+    """Return the route's template: paths are the client's text, of any number and content."""
     return getattr(scope.get("route"), "path", "unknown")

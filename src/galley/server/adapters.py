@@ -1,4 +1,4 @@
-"""``/v1/adapters``: LoRA adapters are listed, loaded and unloaded while the models serve; admins only."""
+"""``/v1/adapters``: list, load and unload LoRA adapters while the models serve; admins only."""
 
 from typing import Annotated, Literal, TypedDict
 
@@ -32,7 +32,7 @@ class AdapterRequest(Strict, frozen=True, kw_only=True):
 
 
 class AdapterCard(TypedDict):
-    """A LoRA adapter of `model`. Requests say its `id` or `name` as their model."""
+    """A LoRA adapter of `model`. Requests name its `id` or `name` as their model."""
 
     id: str
     object: Literal["adapter"]
@@ -43,14 +43,14 @@ class AdapterCard(TypedDict):
 
 
 class AdapterList(TypedDict):
-    """Answer of `GET /v1/adapters`."""
+    """Response of `GET /v1/adapters`."""
 
     object: Literal["list"]
     data: list[AdapterCard]
 
 
 class AdapterUnloaded(TypedDict):
-    """The LoRA adapter that requests may not name any more."""
+    """The LoRA adapter that was unloaded."""
 
     id: str
     object: Literal["adapter"]
@@ -58,16 +58,16 @@ class AdapterUnloaded(TypedDict):
 
 
 def routes(models: Registry) -> list[Operation]:
-    """``GET`` and ``POST /v1/adapters``, and ``DELETE /v1/adapters/{name}``."""
+    """Return ``GET`` and ``POST /v1/adapters``, and ``DELETE /v1/adapters/{name}``."""
 
     async def list_adapters(_: Request) -> Response:
-        """All LoRA adapters."""
+        """List all LoRA adapters."""
         cards = [_card(model, one) for model in models for one in model.adapters]
         answer: AdapterList = {"object": "list", "data": cards}
         return Json(answer)
 
     async def load_adapter(request: Request) -> Response:
-        """Load a LoRA adapter from a folder of the server; answers when requests may name it."""
+        """Load a LoRA adapter from a folder of the server; respond when requests may name it."""
         asked = await body.read(request, AdapterRequest, max_bytes=models.settings.max_body_bytes)
         model = await models.find(asked.model)
         try:
@@ -77,7 +77,7 @@ def routes(models: Registry) -> list[Operation]:
         return Json(_card(model, loaded))
 
     async def unload_adapter(request: Request) -> Response:
-        """Unload a LoRA adapter; requests that have it go on to their end."""
+        """Unload a LoRA adapter; running requests that use it are completed."""
         name = request.path_params["name"]
         await models.unload_adapter(name)
         answer: AdapterUnloaded = {"id": name, "object": "adapter", "deleted": True}

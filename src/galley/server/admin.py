@@ -1,4 +1,4 @@
-"""``/admin``: what operators ask and tell the server. ``auth.RequireKey`` lets admin keys alone in here."""
+"""``/admin``: the operators' API. ``auth.RequireKey`` admits admin keys alone."""
 
 import time
 from typing import TypedDict
@@ -32,7 +32,7 @@ class LimitState(TypedDict):
 
 
 class TenantState(TypedDict):
-    """What a tenant may do, and does now."""
+    """A tenant's limits and current use."""
 
     name: str
     weight: float
@@ -52,16 +52,16 @@ class TenantList(TypedDict):
 
 
 class Reloaded(TypedDict):
-    """The model that was loaded again."""
+    """The reloaded model."""
 
     model: str
 
 
 def routes(tenants: Tenants, models: Registry) -> list[Operation]:
-    """``GET /admin/tenants`` and ``POST /admin/reload``."""
+    """Return ``GET /admin/tenants`` and ``POST /admin/reload``."""
 
     async def reload(request: Request) -> Response:
-        """Load a model's files again; answers when the new files are served, and no request has failed."""
+        """Reload a model's files; respond when the new files are served, without any failed request."""
         asked = await body.read(request, ReloadRequest, max_bytes=models.settings.max_body_bytes)
         try:
             await models.reload(asked.model)
@@ -72,7 +72,7 @@ def routes(tenants: Tenants, models: Registry) -> list[Operation]:
         return Json(answer)
 
     async def list_tenants(_: Request) -> Response:
-        """What each tenant may do and does now."""
+        """List what each tenant may do and does now."""
         answer: TenantList = {"tenants": [_tenant(account) for account in tenants.accounts]}
         return Json(answer)
 

@@ -43,23 +43,23 @@ class Served(Protocol):
     """A module whose routes are served."""
 
     def routes(self, models: Registry) -> list[Operation]:
-        """The routes, answered by ``models``."""
+        """Return the routes, answered by ``models``."""
 
 
 PROTOCOLS: tuple[Served, ...] = (
     *(chat, completions, responses, anthropic, ollama, ollama_create, ollama_embed),
     *(embeddings, audio, models, tokens, health),
 )
-"""What is served to those who may use the models."""
+"""The modules for those who may use the models."""
 
 
 def create_app(
     registry: Registry, *, tenants: Tenants, tracing: Tracing | None = None
 ) -> Starlette:
-    """The application that serves models, before, while and after they are ready.
+    """Create the application that serves models, before, while and after they are ready.
 
     Args:
-        registry: the models, with the settings that say whose Host headers are answered.
+        registry: the models, with the settings that list the accepted Host headers.
         tenants: who may use them for how much.
         tracing: gets a span of each request.
     """
@@ -67,14 +67,14 @@ def create_app(
     open_paths = OPEN_PATHS | ({"/metrics"} if settings.metrics_without_key else frozenset())
     if settings.page:
         open_paths |= page_files.PATHS
-    # The first one is the first to see a request, but for the access log.
+    # The first one is the first to see a request, except for the access log.
     middleware: list[Middleware] = []
     if settings.host in LOOPBACK_HOSTS:
         middleware.append(
             Middleware(RequireHost, allowed=settings.allowed_host, origins=settings.cors_origin)
         )
     if settings.cors_origin:
-        # Before the keys: a browser asks whether it may send one without sending it.
+        # Before the keys: a browser's preflight request carries no key.
         middleware.append(
             Middleware(
                 CORSMiddleware,
@@ -119,7 +119,7 @@ def create_app(
 
 
 def _pages(operations: list[Operation]) -> list[BaseRoute]:
-    """``GET /openapi.json`` and ``/docs``, made when they are first asked for."""
+    """Return ``GET /openapi.json`` and ``/docs``, generated at their first request."""
     described = cache(lambda: document(operations))
 
     async def openapi(_: Request) -> Response:

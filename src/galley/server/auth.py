@@ -1,4 +1,4 @@
-"""Who may talk to the server: API keys, and which Host names a loopback bind answers to."""
+"""Access to the server: API keys, and the Host names that a loopback bind accepts."""
 
 import math
 import re
@@ -16,26 +16,26 @@ from galley.protocols.http.errors import BEGINNINGS, error_response
 from galley.settings.config import LOOPBACK_HOSTS, Settings
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready"})
-"""Answered without a key, for orchestrators; they tell nothing but up or down."""
+"""Paths answered without a key, for orchestrators; they report only up or down."""
 
 ADMIN_PATHS: Final = (
     *("/admin", "/api/pull", "/api/delete", "/api/create", "/api/copy"),
     "/v1/adapters",
 )
-"""They, and those below them, change the server, or what it has on disk."""
+"""These paths, and those below them, change the server, or its files on disk."""
 
 KEY_PROTOCOL: Final = "openai-insecure-api-key."
-"""What the subprotocol of a WebSocket begins with that is an API key."""
+"""Prefix of a WebSocket subprotocol that is an API key."""
 
 _SAFE: Final = ("GET", "HEAD", "OPTIONS")
-"""Methods that change nothing and make nothing; a page of another origin cannot read their answers."""
+"""Methods that change nothing and create nothing; a page of another origin cannot read their responses."""
 
 _WEB: Final = ("http", "https")
 _PORT: Final = re.compile(r":\d*\Z", re.ASCII)
 
 
 def check_exposure(settings: Settings, tenants: Tenants) -> None:
-    """Refuse to serve everyone who can reach the machine.
+    """Raise an error if everyone who can reach the machine could use the server.
 
     Raises:
         SettingsError: the bind is public and there is no key.
@@ -48,10 +48,10 @@ def check_exposure(settings: Settings, tenants: Tenants) -> None:
 
 
 class RequireKey:
-    """ASGI middleware: 401 for every path but the open ones without a valid ``Authorization``.
+    """ASGI middleware: 401 without a valid ``Authorization``, except for the open paths.
 
     :data:`ADMIN_PATHS`, and paths below them, need an admin key, on every bind. Leaves the tenant's account
-    in ``scope["state"]["account"]``, and adds the headers of its limits to the answer.
+    in ``scope["state"]["account"]``, and adds the headers of its limits to the response.
     """
 
     def __init__(self, app: ASGIApp, tenants: Tenants, open_paths: frozenset[str]) -> None:
@@ -100,7 +100,7 @@ class RequireKey:
 
 
 def rate_headers(account: Account) -> dict[str, str]:
-    """OpenAI's headers of the limits that the tenant has, what is left of them and when all is again."""
+    """Return OpenAI's rate-limit headers: the tenant's limits, the remainder, and the time until reset."""
     now = time.monotonic()
     headers = {}
     for kind, bucket in (("requests", account.requests), ("tokens", account.tokens)):
@@ -112,7 +112,7 @@ def rate_headers(account: Account) -> dict[str, str]:
 
 
 def _duration(seconds: float) -> str:
-    """As OpenAI writes it, which is Go's: ``6m0s``, ``1.5s``, ``20ms``, ``0s``."""
+    """Format a duration as OpenAI does, in Go's form: ``6m0s``, ``1.5s``, ``20ms``, ``0s``."""
     milliseconds = math.ceil(seconds * 1000)
     if milliseconds < 1000:
         return f"{milliseconds}ms" if milliseconds else "0s"
@@ -125,10 +125,10 @@ def _duration(seconds: float) -> str:
 
 
 def _presented(scope: Scope) -> str:
-    """The bearer token, or the header ``x-api-key``; "", which is no key, without one.
+    """Return the bearer token, or the header ``x-api-key``; "", which is not a key, without one.
 
-    A page in a browser can give a WebSocket no header but its subprotocols, so a key may be one of them, as
-    OpenAI's clients in browsers send it.
+    A page in a browser can set no header of a WebSocket but its subprotocols, so a key may be one of them,
+    as OpenAI's clients in browsers send it.
     """
     headers = Headers(scope=scope)
     scheme, _, token = headers.get("authorization", "").partition(" ")
@@ -144,10 +144,10 @@ class RequireHost:
     """ASGI middleware for a loopback bind: 403 for hosts and pages that are not this machine's.
 
     A web page whose name was made to resolve to 127.0.0.1 (DNS rebinding) can otherwise use the browser of
-    somebody on this machine to talk to the server: the Host header names it. A browser also lets every page
-    send a form to any host, or open a WebSocket to it. It says which page that was, and no page can change
-    what it says (Fetch standard): a request that may do something, or opens a WebSocket, must come from a
-    page of this machine, or of an origin that the operator has named.
+    somebody on this machine to reach the server: the Host header names the page's host. A browser also
+    lets every page send a form to any host, or open a WebSocket to it. The browser names the page's origin,
+    and no page can change that (Fetch standard): a request that may have an effect, or opens a WebSocket,
+    must come from a page of this machine, or of an origin that the operator has named.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class RequireHost:
 
         Args:
             app: handles the requests.
-            allowed: further Host values, of which pages may come, too.
+            allowed: further Host values, whose pages may also send requests.
             origins: whose pages may send requests; "*" is any.
         """
         self._app = app
@@ -175,7 +175,7 @@ class RequireHost:
             return _foreign("Host", host, "--allowed-host adds one")
         if scope.get("method") in _SAFE or "*" in self._origins:
             return None
-        # A browser that tells no origin still tells whether the page is of another site.
+        # A browser that sends no origin still reports whether the page is of another site.
         across = headers.get("sec-fetch-site") == "cross-site"
         for origin in headers.getlist("origin") or (["null"] if across else []):
             scheme, _, authority = origin.lower().rpartition("://")
@@ -190,7 +190,10 @@ class RequireHost:
 
 
 def _without_port(host: str) -> str:
-    """``[::1]:80`` -> ``::1``, ``localhost:80`` -> ``localhost``, ``localhost:80@x`` as it is."""
+    """Strip the port: ``[::1]:80`` -> ``::1``, ``localhost:80`` -> ``localhost``, else the host unchanged.
+
+    ``localhost:80@x`` is returned as it is.
+    """
     name = _PORT.sub("", host)
     return name[1:-1] if name.startswith("[") and name.endswith("]") else name
 

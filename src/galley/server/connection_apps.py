@@ -1,4 +1,4 @@
-"""The app as connections of some kinds see it."""
+"""Variants of the app for particular connections."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from galley.server.drain import PROBES
 
 
 def only_probes(app: Any) -> Any:
-    """The app of a connection beyond the limits."""
+    """Return the app for a connection beyond the limits, which answers probes alone."""
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         if scope["path"] in PROBES:
@@ -30,12 +30,12 @@ def only_probes(app: Any) -> Any:
 
 
 def until_closed(app: Any, cycle: RequestResponseCycle) -> Any:
-    """The app of a client that knows no chunks: its answer ends with the connection."""
+    """Return the app for a client without chunked encoding: its response ends with the connection."""
     cycle.chunked_encoding = False
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         async def unframed(message: Any) -> None:
-            # uvicorn compares what is sent with what was announced, which is nothing.
+            # uvicorn compares the bytes sent with the announced length, and none was announced.
             cycle.expected_content_length += len(message.get("body", b""))
             await send(message)
 

@@ -1,6 +1,6 @@
-"""Compressed bodies of requests (RFC 9110, section 8.4): decoded as they are read, a little at a time.
+"""Compressed request bodies (RFC 9110, section 8.4): decoded as they are read, a little at a time.
 
-Limits hold for what comes out: who reads the body stops there, and no more is decoded.
+Limits apply to the decoded bytes: a reader that reaches one stops, and no more is decoded.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ from galley.protocols.common.errors import ApiError
 from galley.protocols.http.errors import error_response
 
 _PART_BYTES: Final = 64 * 1024
-"""Decoded at once; the rest of the server has a turn before the next ones."""
+"""Bytes decoded at once; the rest of the server has a turn before the next ones."""
 
 _MOST_OVERHEAD: Final = 64 * 1024
-"""Bytes by which a body may exceed what it stands for: there may be empty blocks in it, without end."""
+"""Bytes by which a body may exceed its decoded size: it may contain any number of empty blocks."""
 
 _IDENTITY: Final = "identity"
 _CODINGS: Final = ("gzip", "x-gzip", "deflate")
@@ -29,7 +29,7 @@ _ZLIB_METHOD: Final = 8
 
 
 class DecodeBodies:
-    """ASGI middleware: those behind it see the body that was meant, of unknown length."""
+    """ASGI middleware: the apps behind it see the decoded body, of unknown length."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -44,34 +44,34 @@ class DecodeBodies:
             await error_response(_unknown(named))(scope, receive, send)
             return
         gone = (b"content-encoding", b"content-length")
-        # In its place: others look there for what the router finds out.
+        # In its place: other middlewares look there for the router's results.
         scope["headers"] = [header for header in scope["headers"] if header[0] not in gone]
         body = _Decoded(receive, gzip=named != "deflate")
         await self._app(scope, body.receive, send)
 
 
 class _Decoded:
-    """Receives a body and gives it on decoded, in parts."""
+    """Receives a body and passes it on decoded, in parts."""
 
     def __init__(self, receive: Receive, *, gzip: bool) -> None:
         self._receive = receive
         self._gzip = gzip
         self._stream: Any = None
         self._coded = b""
-        """Received and not decoded yet."""
+        """Bytes received and not decoded yet."""
         self._more = True
         self._full = False
-        """Not all has come out that those before have brought."""
+        """Whether earlier input still has decoded output that was not returned."""
         self._over = False
-        """There is nothing more to decode: the body is complete, or not what it says."""
+        """Whether decoding has ended: the body is complete, or not in the declared coding."""
         self._sizes = [0, 0]
-        """Bytes that went in, and that came out."""
+        """Bytes of input, and bytes of output."""
 
     async def receive(self) -> Message:
-        """See ASGI.
+        """Return the next ASGI message.
 
         Raises:
-            RequestError: this is not what its header says.
+            RequestError: the body is not in the coding that its header names.
         """
         if self._over:
             return await self._receive()
@@ -92,7 +92,7 @@ class _Decoded:
                 return {"type": "http.request", "body": part, "more_body": more}
 
     def _next(self) -> bytes:
-        """Some of what the bytes received stand for."""
+        """Return some of the decoded bytes."""
         try:
             part = self._decode()
         except zlib.error as error:
@@ -122,7 +122,7 @@ class _Decoded:
         return part
 
     def _window(self) -> int:
-        """zlib's parameter. By the standard deflate has zlib's frame, but some clients send none."""
+        """Return zlib's parameter. By the standard deflate has zlib's frame, but some clients send none."""
         if self._gzip:
             return _GZIP
         first = self._coded[:2]

@@ -22,7 +22,7 @@ Schema = dict[str, Any]
 
 
 def render(document: Schema) -> str:
-    """The page. Every text of the document is escaped."""
+    """Render the page. Every text of the document is escaped."""
     return "".join(_page(document))
 
 
@@ -72,7 +72,7 @@ def _fields(schema: Schema) -> str:
 
 
 def _type(schema: Schema) -> str:
-    """A schema in a few words, with links to those it names."""
+    """Describe a schema in a few words, with links to those it names."""
     if "$ref" in schema:
         name = _text(schema["$ref"].rpartition("/")[2])
         return f'<a href="#{name}">{name}</a>'

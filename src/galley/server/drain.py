@@ -1,4 +1,4 @@
-"""While the server drains, new requests are refused and running ones counted."""
+"""Drain of the server: new requests are refused and running ones counted."""
 
 from typing import Final
 
@@ -9,7 +9,7 @@ from galley.gateway.lifecycle import RETRY_SECONDS, Lifecycle
 from galley.protocols.http.errors import error_response
 
 PROBES: Final = frozenset({"/health", "/ready", "/metrics"})
-"""Answered in every state; they neither wait for a drain nor hold it up."""
+"""Paths answered in every state; they neither wait for a drain nor delay it."""
 
 
 class DrainGate:

@@ -1,11 +1,11 @@
-"""Who gets a connection, for how long, and the clock that ends what takes too long.
+"""Admission of connections, their time limits, and the timer that ends those that take too long.
 
-A connection is counted from the moment it is accepted, TLS handshake included. The limit in all is such
-that a new engine process, and a temporary file for each upload, always find a descriptor. Connections
-beyond a limit are :data:`SURPLUS` at a time: they get 503, and answers to probes, so that an orchestrator
-does not restart a server that is merely full.
+A connection is counted from the moment it is accepted, TLS handshake included. The total limit is such
+that a new engine process, and a temporary file for each upload, always find a descriptor. At most
+:data:`SURPLUS` connections beyond a limit are kept: they get 503, and answers to probes, so that an
+orchestrator does not restart a server that is merely full.
 
-One timer looks at all connections (:meth:`FrontDoor._sweep`); a request arms none of its own.
+One timer checks all connections (:meth:`FrontDoor._sweep`); requests have no timers.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ except ImportError:  # Windows
 log = logging.getLogger("galley.server")
 
 SURPLUS: Final = 16
-"""Connections beyond the limits that are told so; each further one takes the place of the oldest."""
+"""Connections beyond the limits that get a response; each further one replaces the oldest."""
 
 NOT_READ: Final = "clients cut off that took nothing of their answers"
-"""An event to :meth:`FrontDoor.note`."""
+"""An event for :meth:`FrontDoor.note`."""
 
 _RESERVED_DESCRIPTORS: Final = 32
 _DESCRIPTORS_PER_MODEL: Final = 16
@@ -50,29 +50,29 @@ class Admission:
     """A connection's place among those counted.
 
     Attributes:
-        address: what it is counted by, besides all.
+        address: the address it is counted by, in addition to the total.
         surplus: it is beyond a limit.
-        abort: closes it at once, in the midst of a handshake, too.
+        abort: closes it at once, even during a handshake.
     """
 
     abort: Callable[[], object]
 
     def __init__(self, door: "FrontDoor", address: str, *, surplus: bool) -> None:
-        """Made by :class:`FrontDoor`."""
+        """Create the admission; called by :class:`FrontDoor` alone."""
         self.address = address
         self.surplus = surplus
         self._door = door
         self._left = False
 
     def leave(self) -> None:
-        """The connection is closed. Idempotent."""
+        """Release the place, because the connection is closed. Idempotent."""
         if not self._left:
             self._left = True
             self._door._leave(self)
 
 
 class Watched(Protocol):
-    """A connection at which the front door looks every now and then."""
+    """A connection that the front door checks at intervals."""
 
     def check(self, now: float) -> None:
         """End the connection if the client is late; ``now`` is the loop's time."""
@@ -86,17 +86,17 @@ class FrontDoor:
 
     Attributes:
         settings: where the limits are.
-        connections: those that are open, whatever they speak.
-        most: the limit in all.
-        turns: of the connections whose bytes cost much to read.
+        connections: those that are open, whatever their protocol.
+        most: the total limit.
+        turns: turns of the connections whose bytes cost much to read.
     """
 
     def __init__(self, settings: Settings, *, models: int, refused: Callable[[int], None]) -> None:
-        """Create it; :meth:`open` begins.
+        """Create the front door; :meth:`open` begins to accept.
 
         Args:
             models: how many engine processes there are.
-            refused: called with the status of each answer that no route has given.
+            refused: called with the status of each response that came from no route.
 
         Raises:
             SettingsError: fewer files may be open than the connections need.
@@ -128,7 +128,7 @@ class FrontDoor:
         self._timer = self._loop.call_later(self._interval, self._sweep)
 
     def close(self) -> None:
-        """Accept no more."""
+        """Stop accepting connections."""
         self._loop.remove_reader(self._listener)
         self._timer.cancel()
 
@@ -138,7 +138,7 @@ class FrontDoor:
             connection.refuse_unfinished()
 
     def note(self, event: str) -> None:
-        """Count what is told in the log, every few seconds at most."""
+        """Count an event that is logged, every few seconds at most."""
         self._events[event] += 1
 
     def _accept(self) -> None:
@@ -148,7 +148,7 @@ class FrontDoor:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                # asyncio would try as often as the backlog is long, and log each time.
+                # asyncio would retry as often as the backlog is long, and log each time.
                 self.note(f"accept failed: {error.strerror}")
                 self._loop.remove_reader(self._listener)
                 self._loop.call_later(_ACCEPT_AGAIN_SECONDS, self._resume)
@@ -174,7 +174,7 @@ class FrontDoor:
         task = self._loop.create_task(self._shake_hands(client, admission))
 
         def abort() -> None:
-            task.cancel()  # has not begun, or would have put another in this one's place
+            task.cancel()  # has not begun, or would have replaced this one
             client.close()
 
         admission.abort = abort
@@ -182,7 +182,7 @@ class FrontDoor:
         task.add_done_callback(self._handshakes.discard)
 
     def _make_room(self) -> None:
-        """End the oldest connection beyond the limits: a probe is answered before it is the oldest."""
+        """End the oldest connection beyond the limits: a probe has been answered by then."""
         oldest = next(iter(self._surplus))
         oldest.abort()
         oldest.leave()
@@ -200,7 +200,7 @@ class FrontDoor:
                 ssl_handshake_timeout=seconds,
                 ssl_shutdown_timeout=seconds,
             )
-        except OSError:  # no TLS, or none that both sides know, or gone
+        except OSError:  # no TLS, or no protocol that both sides support, or gone
             admission.leave()
         except BaseException:
             admission.leave()
@@ -235,7 +235,7 @@ class FrontDoor:
 
 
 def raise_descriptor_limit() -> None:
-    """Let this process, and the engines it starts, open as many files as the system lets them."""
+    """Raise the limit of open files of this process and its engines to the system's maximum."""
     if resource is None:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -264,7 +264,7 @@ def _most_connections(wanted: int | None, models: int) -> int:
 
 
 def _address(host: str) -> str:
-    """What connections are counted by: an IPv4 address, or the /64 of an IPv6 address."""
+    """Return the key by which connections are counted: an IPv4 address, or an IPv6 address's /64."""
     if ":" not in host:
         return host
     address = ipaddress.IPv6Address(host.partition("%")[0])

@@ -1,4 +1,4 @@
-"""What the head of a request must be, beyond what the parser sees to (RFC 9110, RFC 9112, RFC 6455)."""
+"""Checks of a request's head beyond the parser's (RFC 9110, RFC 9112, RFC 6455)."""
 
 import base64
 import binascii
@@ -14,14 +14,14 @@ _HOST: Final = re.compile(
 """``uri-host [":" port]`` (RFC 9110, section 7.2): neither spaces nor user names."""
 
 _AUTHORITY: Final = re.compile(rb"\w+://([^/?#]*)")
-"""Of a target in absolute form, as clients of proxies send it."""
+"""The authority in a target in absolute form, which clients of proxies send."""
 
 _WEBSOCKET_VERSION: Final = b"13"
 _WEBSOCKET_KEY_BYTES: Final = 16
 
 
 class Head(NamedTuple):
-    """A request but for its body.
+    """A request without its body.
 
     Attributes:
         method: in capitals.
@@ -36,25 +36,25 @@ class Head(NamedTuple):
     headers: Sequence[tuple[bytes, bytes]]
 
     def all(self, name: bytes) -> list[bytes]:
-        """The values of all headers of that name, without spaces around them."""
+        """Return the values of all headers of that name, without spaces around them."""
         return [value.strip(b" \t") for known, value in self.headers if known == name]
 
     def without_upgrade(self) -> bytes:
-        """As it could have been sent without the wish for another protocol."""
+        """Return the head as if it had been sent without the upgrade."""
         line = b"%b %b HTTP/%b\r\n" % (self.method, self.target, self.version.encode())
         headers = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
         return b"".join((line, *headers, b"\r\n"))
 
 
 def fault_of(head: Head) -> ApiError | None:
-    """Why no such request is answered, if so."""
+    """Return the error with which to refuse the request, or None."""
     if head.method == b"CONNECT":
         return ApiError(501, "This server is no proxy: it takes no CONNECT", code="no_proxy")
     return _fault_of_host(head) or _fault_of_framing(head)
 
 
 def fault_of_handshake(head: Head) -> ApiError | None:
-    """Why the head, which asks for a WebSocket, opens none, if so."""
+    """Return the error with which to refuse a WebSocket handshake, or None."""
     if head.method != b"GET":
         return _bad(f"A WebSocket is opened by GET, not by {head.method.decode()}")
     if head.all(b"transfer-encoding") or any(size != b"0" for size in head.all(b"content-length")):

@@ -18,20 +18,20 @@ class Status(TypedDict):
 
 
 def routes(models: Registry) -> list[Operation]:
-    """``GET /health``, ``/ready`` and ``/metrics``."""
+    """Return ``GET /health``, ``/ready`` and ``/metrics``."""
 
     async def health(_: Request) -> Response:
-        """Whether the process works: 503 only if it must be restarted."""
+        """Report whether the process works: 503 only if it must be restarted."""
         failed = models.lifecycle.state == "failed"
         return Json({"status": "failed" if failed else "ok"}, 503 if failed else 200)
 
     async def ready(_: Request) -> Response:
-        """Whether requests should be sent here now: every model is ready."""
+        """Report whether requests should be sent here now: every model is ready."""
         state = models.lifecycle.state
         return Json({"status": state}, 200 if state == "ready" else 503)
 
     async def prometheus(_: Request) -> Response:
-        """Metrics in Prometheus' text format."""
+        """Return metrics in Prometheus' text format."""
         return Response(models.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     states = {200: Status, 503: Status}

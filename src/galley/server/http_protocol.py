@@ -1,9 +1,9 @@
-"""HTTP/1.1 as uvicorn speaks it, with a bound on everything a client can make the server wait for or keep.
+"""HTTP/1.1 on top of uvicorn, with a bound on everything a client can make the server wait for or keep.
 
 Headers are bounded in bytes, number and time; bodies in time and rate, and in the bytes that chunk
-extensions and trailers add to them; answers in the time that a client may take none of them. What is
+extensions and trailers add to them; responses in the time that a client may read none of them. A request
 refused here gets the error envelope of the API and, where the client can still read it, a connection that
-is closed only after it has had the time to (RFC 9112, section 9.6).
+is closed only after the client has had the time to do so (RFC 9112, section 9.6).
 """
 
 import asyncio
@@ -41,19 +41,19 @@ _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class _Reading(enum.Enum):
-    """What a connection's next byte belongs to."""
+    """The part of a message to which a connection's next byte belongs."""
 
     HEADERS = enum.auto()
     BODY = enum.auto()
     NOTHING = enum.auto()
-    """A request is complete, its answer is not."""
+    """A request is complete, its response is not."""
     NEXT = enum.auto()
-    """The last answer is complete; the next request may come."""
+    """The last response is complete; the next request may come."""
     REFUSED = enum.auto()
-    """Whatever comes is thrown away."""
+    """All further bytes are discarded."""
 
 
-# Looked up several times for each request, and slowly where enum has them (Python 3.11).
+# Looked up several times for each request, and slowly through enum (Python 3.11).
 _HEADERS, _BODY, _NOTHING, _NEXT, _REFUSED = _Reading
 
 
@@ -90,17 +90,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See :class:`asyncio.Protocol`."""
         super().connection_lost(exc)
-        # uvicorn tells the request that came last, which pipelining makes another one.
+        # uvicorn notifies the latest request, which with pipelining is a different one.
         if self._busy:
             self._end_answer()
         self._door.connections.discard(self)
         self._admission.leave()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep the connection open for an answer on its way: the client may have closed one half only.
+        """Keep the connection open for a pending response: the client may have closed one half only.
 
-        Of a client that is gone nothing else is seen, so bytes that a client must ignore are sent at
-        intervals: one that is gone answers them with a reset.
+        Nothing else shows that a client is gone, so bytes that a client must ignore are sent at
+        intervals: the host of one that is gone answers them with a reset.
         """
         cycle = self._answering
         if self.scheme == "https" or not self._busy or cycle is None or cycle.more_body:
@@ -112,7 +112,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return True
 
     def _probe(self, seconds: float) -> None:
-        """See whether the client is gone, and try again after ``seconds``."""
+        """Check whether the client is gone, and try again after ``seconds``."""
         cycle = self._answering
         if cycle is None or not self._busy or self.transport.is_closing():
             return
@@ -129,7 +129,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.write(b"%x\r\n%b\r\n" % (len(ignored), ignored))
         self.loop.call_later(seconds, self._probe, min(2 * seconds, _LAST_PROBE_SECONDS))
 
-    # What the client sends.
+    # Input from the client.
 
     def data_received(self, data: bytes) -> None:
         """See :class:`asyncio.Protocol`."""
@@ -155,7 +155,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as stopped:
-            # Behind the headers: the parser takes all that follows for another protocol.
+            # After the headers: the parser takes all that follows for another protocol.
             rest = data[stopped.args[0] :]
             if self._should_upgrade():
                 self._hand_over(rest)
@@ -167,7 +167,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.refuse(self._fault or _bad_request("This is not a valid HTTP/1.1 request"))
 
     def _should_upgrade(self) -> bool:
-        """Whether to leave HTTP. A wish for any other protocol is not answered, but the request is."""
+        """Return whether to leave HTTP. Other protocols' upgrades are ignored, the request answered."""
         return (
             not self._admission.surplus
             and self._head.version == "1.1"
@@ -175,7 +175,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         )
 
     def _hand_over(self, rest: bytes) -> None:
-        """Make the connection a WebSocket, which keeps its place and its clock."""
+        """Make the connection a WebSocket, which keeps its place and its deadline."""
         self._door.connections.discard(self)
         self.connections.discard(self)
         url = httptools.parse_url(self._head.target)
@@ -191,7 +191,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         protocol.begin(self.transport, self._head._replace(target=target), rest)
 
     def on_message_begin(self) -> None:
-        """A request's first byte."""
+        """Handle a request's first byte."""
         super().on_message_begin()
         if self._reading is _NOTHING:  # pipelined
             self._expect_headers()
@@ -199,19 +199,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._begin_headers()
 
     def on_url(self, url: bytes) -> None:
-        """A part of the request's target."""
+        """Handle a part of the request's target."""
         self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or a trailer, of which none is used."""
+        """Handle a header, or a trailer, which is ignored."""
         self._headers += 1
         self._count(len(name) + len(value))
         if self._reading is _HEADERS:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The request is known but for its body."""
+        """Handle a request whose head is complete."""
         parser = self.parser
         version = parser.get_http_version()
         head = self._head = Head(parser.get_method(), self.url, version, self.headers)
@@ -238,7 +238,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body."""
+        """Handle a part of the body."""
         super().on_body(body)
         self._body += len(body)
         if self.cycle is not None and not self.cycle.response_complete:
@@ -246,7 +246,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._deadline = min(self.loop.time() + self._limits.body_timeout, later)
 
     def on_message_complete(self) -> None:
-        """The request's last byte."""
+        """Handle the request's last byte."""
         if self.parser.should_upgrade():
             return
         super().on_message_complete()
@@ -282,7 +282,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             code="headers_too_large",
         )
 
-    # The answer.
+    # The response.
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
@@ -291,9 +291,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        """The last byte of an answer is on its way."""
+        """Handle the end of a response that has been written."""
         super().on_response_complete()
-        self._unset_keepalive_if_required()  # the sweep sees to it
+        self._unset_keepalive_if_required()  # the sweep closes idle connections
         if self._reading is _NOTHING and not self._busy:
             self._await_next()
         elif self._reading is _BODY and self.cycle.response_complete:
@@ -305,11 +305,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     @property
     def _busy(self) -> bool:
-        """Whether an answer is wanted and not complete."""
+        """Whether a response is wanted and not complete."""
         cycle = self._answering
         return cycle is not None and not cycle.response_complete and not cycle.disconnected
 
-    # What takes too long.
+    # Time limits.
 
     def resume_writing(self) -> None:
         """See :class:`asyncio.Protocol`."""
@@ -353,7 +353,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.refuse(Draining("The server is shutting down", retry_after=RETRY_SECONDS))
 
     def refuse(self, error: Exception) -> None:
-        """Answer with an error instead of the app, which sees its client hang up; then close."""
+        """Answer with an error instead of the app, which sees a disconnect; then close."""
         if self.transport.is_closing():
             return
         told = to_api_error(error)
@@ -375,7 +375,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
 
     def _refusal(self, error: ApiError) -> ApiError:
-        """``error``, to be raised in a callback of the parser."""
+        """Return ``error``, to be raised in a callback of the parser."""
         self._fault = error
         return error
 

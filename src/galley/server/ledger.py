@@ -5,7 +5,7 @@ from galley.types.model_info import Ledger
 
 
 def ledger_lines(model: str, ledger: Ledger) -> list[str]:
-    """What is loaded, how it runs, what it takes of the memory, and how many requests fit."""
+    """Return lines with the loaded model, how it runs, its memory, and how many requests fit."""
     kernels = f" ({ledger.isa})" if ledger.isa else ""
     rows = [
         ("weights", ledger.weights, f"{ledger.quantize}, multiplied with {ledger.inputs}"),
@@ -28,7 +28,7 @@ def ledger_lines(model: str, ledger: Ledger) -> list[str]:
 
 
 def _state_row(ledger: Ledger) -> list[tuple[str, int, str]]:
-    """Of a model with recurrent layers."""
+    """Return the row of a model with recurrent layers; none for others."""
     if not ledger.states:
         return []
     each = bytes_text(ledger.states // ledger.state_slots)
@@ -36,7 +36,7 @@ def _state_row(ledger: Ledger) -> list[tuple[str, int, str]]:
 
 
 def _expert_row(ledger: Ledger) -> list[tuple[str, int, str]]:
-    """None where all experts are in memory."""
+    """Return the row of experts; none where all experts are in memory."""
     if not ledger.experts:
         return []
     all_of_them, chosen = (
@@ -47,7 +47,7 @@ def _expert_row(ledger: Ledger) -> list[tuple[str, int, str]]:
 
 
 def _kv_row(ledger: Ledger) -> list[tuple[str, int, str]]:
-    """None for a model without a cache."""
+    """Return the row of the KV cache; none for a model without a cache."""
     if not ledger.kv:
         return []
     each = bytes_text(ledger.kv_per_token)

@@ -1,6 +1,6 @@
-"""``GET /``: a page to look at the server with. Its files lie in the folder ``page`` and hold no secret.
+"""``GET /``: a page to view the server with. Its files lie in the folder ``page`` and hold no secret.
 
-The page asks the API with the key that its reader types in, so its files are answered without one.
+The page calls the API with the key that its reader types in, so its files are served without one.
 """
 
 from functools import cache
@@ -51,11 +51,11 @@ _FILES: Final = {
 }
 
 PATHS: Final = frozenset(_FILES)
-"""What the page is made of."""
+"""Paths of the page's files."""
 
 
 def routes() -> list[Route]:
-    """A route for each of the page's files."""
+    """Return a route for each of the page's files."""
     return [Route(path, _answer) for path in _FILES]
 
 

@@ -1,4 +1,4 @@
-"""Settings that changed while the server runs: which take effect at once, which take a restart."""
+"""Settings that changed while the server runs: some take effect at once, others need a restart."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ LIVE: Final = frozenset({"log_level", "drain_seconds"})
 """Settings of the server that take effect at once."""
 
 _HIDDEN: Final = frozenset({"api_key", "api_key_file", "admin_key"})
-"""Settings that the server forgets once it has digests; the key file is read again by itself."""
+"""Settings that the server forgets once it has digests; the key file is reread separately."""
 
 _OF_ENGINES: Final = frozenset(f.name for f in dataclasses.fields(EngineSettings)) - {"engine"}
 """Settings that a model gets with a new engine process."""
@@ -20,12 +20,12 @@ _OF_ENGINES: Final = frozenset(f.name for f in dataclasses.fields(EngineSettings
 
 @dataclass(frozen=True)
 class Changes:
-    """The difference between the settings that are served and those that are wanted now.
+    """The difference between the served settings and the current ones of the sources.
 
     Attributes:
         live: settings that take effect at once.
         models: model name -> its engine settings that changed.
-        restart: names that take a restart, such as ``port`` or ``models.NAME``.
+        restart: names that need a restart, such as ``port`` or ``models.NAME``.
     """
 
     live: Mapping[str, Any]
@@ -34,7 +34,7 @@ class Changes:
 
 
 def changes(served: Settings, models: Mapping[str, Settings], wanted: Settings) -> Changes:
-    """Compare what is served with what the sources of the settings give now.
+    """Compare the served settings with those that the sources give now.
 
     Args:
         served: the server's settings.
@@ -53,7 +53,7 @@ def changes(served: Settings, models: Mapping[str, Settings], wanted: Settings) 
             continue
         changed = _differences(old, new)
         if not old.served_model_name and "model" in changed:
-            # Its name in the API is that of its folder, which would be another.
+            # Its name in the API is that of its folder, and would change.
             changed.discard("model")
             restart.add("model")
         if engine := changed & _OF_ENGINES:

@@ -39,7 +39,7 @@ log = logging.getLogger("galley.server")
 
 _BACKLOG: Final = 2048
 _FLUSH_SECONDS: Final = 1
-"""How long connections may take to send what is left when no request is running any more."""
+"""How long connections may take to flush their output once no request is running any more."""
 
 _HEADERS: Final = [
     ("X-Content-Type-Options", "nosniff"),
@@ -47,7 +47,7 @@ _HEADERS: Final = [
     ("Cross-Origin-Resource-Policy", "same-origin"),
     ("Cache-Control", "no-store"),
 ]
-"""Headers of every answer (OWASP's HTTP Headers cheat sheet)."""
+"""Headers of every response (OWASP's HTTP Headers cheat sheet)."""
 
 _HTTPS_ONLY: Final = ("Strict-Transport-Security", "max-age=31536000")
 
@@ -64,7 +64,7 @@ def serve(
 
     Args:
         settings: all of them.
-        spawner: where the engines' processes come from, if some have been begun already.
+        spawner: starts the engine processes, where some have been started already.
         reread: reads all sources of the settings again, for SIGHUP.
 
     Returns:
@@ -79,7 +79,7 @@ def serve(
     give_memory_back()
     # By default the collector runs so often that it makes parsing a large body three times as slow,
     # and everybody's tokens wait for it.
-    # Any more seldom, and closed connections, which are cycles in asyncio, would pile up.
+    # If it ran less often still, closed connections, which are cycles in asyncio, would pile up.
     gc.set_threshold(10_000, 20, 100)
     tenants = Tenants.load(settings)
     check_exposure(settings, tenants)
@@ -102,13 +102,13 @@ def serve(
 
 
 def _completed(run: "_Run") -> int:
-    """The exit code of one life of the server, which is 1 where there was no memory for a thread of it."""
+    """Run the server once; return the exit code, which is 1 if there was no memory for a thread."""
     code: int | None = None
     try:
         with asyncio.Runner() as runner:
             code = runner.run(run.until_stopped())
     except RuntimeError as error:
-        # The runner, too, starts a thread: to end those of its executor.
+        # The runner also starts a thread, to end those of its executor.
         if "start new thread" not in str(error):
             raise
         if code is None:
@@ -149,7 +149,7 @@ class _Run:
                 app,
                 ws=websocket.protocol(),
                 ws_max_size=models.settings.max_body_bytes,
-                ws_ping_timeout=None,  # while the engine is behind nothing is read, pongs neither
+                ws_ping_timeout=None,  # while the engine is behind nothing is read, not even pongs
                 ws_per_message_deflate=False,
                 lifespan="off",
                 log_config=None,
@@ -164,7 +164,7 @@ class _Run:
         self._reloads = asyncio.Event()
 
     async def until_stopped(self) -> int:
-        """Start the models, serve, and drain; returns the exit code."""
+        """Start the models, serve, and drain; return the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signals.put_nowait, number)
@@ -180,14 +180,14 @@ class _Run:
         finally:
             signalled.cancel()
             reloading.cancel()
-            # The engines first: whoever still waits for them gets an error instead of a cut connection.
+            # The engines first: a client that still waits gets an error instead of a dropped connection.
             await self._models.close()
             self._http.should_exit = True
             await http
         return code
 
     async def _start(self, signalled: asyncio.Task[int]) -> int | None:
-        """Bring the models up while HTTP already answers; an exit code if that ends it all."""
+        """Start the models while HTTP already answers; return an exit code if the server has to stop."""
         say(f"Galley {__version__} listens on {self._url}")
         start = asyncio.create_task(self._models.start(self._print_phase, self._print_ledger))
         await asyncio.wait({start, signalled}, return_when=asyncio.FIRST_COMPLETED)
@@ -211,9 +211,9 @@ class _Run:
         return None
 
     async def _reload_when_told(self) -> None:
-        """After each SIGHUP read again: the key file, the settings, and models whose files have changed.
+        """Reread after each SIGHUP: the key file, the settings, and models whose files have changed.
 
-        What cannot be used goes on as it was.
+        Values that cannot be used are ignored, and the old ones stay in effect.
         """
         while True:
             await self._reloads.wait()
@@ -229,7 +229,7 @@ class _Run:
                     log.error("%s goes on as it is: %s", model, error)
 
     async def _reread_settings(self) -> Mapping[str, Mapping[str, Any]]:
-        """Apply what can change while the server runs, and name the rest.
+        """Apply the settings that can change while the server runs, and name the rest.
 
         Returns:
             Model name -> its engine settings that changed.
@@ -260,7 +260,7 @@ class _Run:
 
     def _print_phase(self, model: str, phase: str, seconds: float) -> None:
         if phase == "ready":
-            return  # their sum, which the last line of the start says from the command's beginning
+            return  # their total, which the last line of the start counts from the command's beginning
         names = self._models.names
         whose = f"{model:<{max(map(len, names))}} " if len(names) > 1 else ""
         say(
@@ -271,7 +271,7 @@ class _Run:
         )
 
     async def _drain(self) -> int:
-        """Let running requests finish; returns the exit code."""
+        """Let running requests finish; return the exit code."""
         self._models.lifecycle.drain()
         self._door.drain()
         log.info("draining: running requests have %g s", self._settings.drain_seconds)
@@ -314,13 +314,13 @@ class _Http(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let the front door accept, instead of asyncio's servers."""
+        """Let the front door accept connections, instead of asyncio's servers."""
         self.servers = []
         self._door.open(self._listener, self._connection, self._encryption)
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no more, and end the connections."""
+        """Stop accepting, and end the connections."""
         self._door.close()
         await super().shutdown([self._listener])
 
@@ -335,7 +335,7 @@ class _Http(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket whose connections send at once.
+    """Return a listening socket whose connections send at once.
 
     asyncio turns Nagle's algorithm off only for sockets that name their protocol, which
     ``create_server`` does not: a stream's first token would wait 40 ms for the client's delayed ACK.

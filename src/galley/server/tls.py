@@ -9,13 +9,12 @@ from galley.settings.config import Settings
 
 
 def context(settings: Settings) -> ssl.SSLContext | None:
-    """What connections are encrypted with; None without ``tls_cert`` and ``tls_key``.
+    """Return the TLS context of connections; None without ``tls_cert`` and ``tls_key``.
 
-    TLS 1.2 is the least, and HTTP/1.1 the only protocol offered.
+    The minimum version is TLS 1.2, and HTTP/1.1 the only protocol offered.
 
     Raises:
-        SettingsError: one of the two is not given, cannot be read or is not what it should be, or they are
-            no pair.
+        SettingsError: one of the two is not given, cannot be read or is not valid, or they do not match.
     """
     if not settings.tls_cert and not settings.tls_key:
         return None

@@ -5,27 +5,27 @@ from typing import Protocol
 
 
 class Turn(Protocol):
-    """Something that wants a little of the loop's time."""
+    """Something that needs a little of the loop's time."""
 
     def take_turn(self) -> None:
-        """Do so much that nobody notices, and ask for another turn if more is to be done."""
+        """Do so little work that nobody notices, and ask for another turn if more is to be done."""
 
 
 class Turns:
-    """One turn in each round of the loop, whoever wants how many: the rest of a round is others'."""
+    """Gives one turn in each round of the loop, however many wait, and leaves the rest to other tasks."""
 
     def __init__(self) -> None:
-        """Nobody waits."""
+        """Start with nobody waiting."""
         self._waiting: dict[Turn, None] = {}
         self._coming = False
 
     def ask(self, turn: Turn) -> None:
-        """Call ``turn.take_turn`` when those that have asked before have had their turns."""
+        """Call ``turn.take_turn`` after the turns that were requested before."""
         self._waiting[turn] = None
         self._come()
 
     def leave(self, turn: Turn) -> None:
-        """Give ``turn`` none."""
+        """Withdraw ``turn``."""
         self._waiting.pop(turn, None)
 
     def _next(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether a client takes what it is sent."""
+"""Detection of clients that do not read their responses."""
 
 import math
 import socket
@@ -13,17 +13,17 @@ class Unsent:
     """Watches the bytes that wait in a connection's buffer for a client that does not read."""
 
     def __init__(self, seconds: float) -> None:
-        """``seconds``: how long they may wait without becoming less."""
+        """Start with an empty buffer; ``seconds``: how long bytes may wait without becoming less."""
         self._seconds = seconds
         self._least = 0
         self._deadline = math.inf
 
     def drained(self) -> None:
-        """The buffer has become nearly empty, whatever is written to it next."""
+        """Record that the buffer has become nearly empty, whatever is written to it next."""
         self._least = 0
 
     def overdue(self, now: float, transport: Transport, *, growing: bool) -> bool:
-        """Whether bytes have waited for so long that the client seems not to read.
+        """Return whether bytes have waited for so long that the client seems not to read.
 
         Args:
             now: the loop's time.

@@ -1,4 +1,4 @@
-"""What speaks WebSockets beneath the app: uvicorn's protocol, bounded, imported with the first of them."""
+"""WebSockets beneath the app: uvicorn's protocol, bounded, imported with the first of them."""
 
 import asyncio
 import importlib.util
@@ -8,7 +8,7 @@ Protocol = type[asyncio.Protocol] | Literal["none"]
 
 
 def protocol() -> Protocol:
-    """What uvicorn speaks to WebSockets; "none" without the extra ``speech``.
+    """Return uvicorn's protocol for WebSockets; "none" without the extra ``speech``.
 
     It is imported with the first of them: most servers never see one.
     """
@@ -20,7 +20,7 @@ def protocol() -> Protocol:
 def _installed(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except ImportError:  # a finder of one's own may say so at once
+    except ImportError:  # a custom finder may raise this at once
         return False
 
 

@@ -1,8 +1,8 @@
-"""WebSockets as uvicorn speaks them, behind the front door's clock and bounds.
+"""WebSockets on top of uvicorn, behind the front door's time limits and bounds.
 
-What a client sends is read in turns (:mod:`galley.server.turns`), of a few frames each, and only while the
-app has taken all messages before and the client takes what it is sent. So neither a flood of frames nor
-pongs that nobody reads cost more than a buffer, or hold others up.
+A client's data is read in turns (:mod:`galley.server.turns`), of a few frames each, and only while the
+app has taken all messages before and the client reads its output. So neither a flood of frames nor
+pongs that nobody reads cost more than a buffer, or delay others.
 
 Imported with the first WebSocket, because it needs the package ``websockets``.
 """
@@ -21,15 +21,15 @@ from galley.server.head import Head
 from galley.server.unsent import Unsent, reset
 
 _INVALID_DATA: Final = 1007
-"""Close code of text that is not UTF-8 (RFC 6455, 7.4.1)."""
+"""Close code for text that is not UTF-8 (RFC 6455, 7.4.1)."""
 
 _LINGER_SECONDS: Final = 2.0
 
 _PIECE_BYTES: Final = 256
-"""Parsed at once. A frame has six bytes at least, so these complete 43 of them at most."""
+"""Bytes parsed at once. A frame has at least six bytes, so these complete at most 43 of them."""
 
 _TURN_BYTES: Final = 64 * 1024
-"""Of a message that is longer than a piece, in a turn."""
+"""Bytes parsed in a turn, of a message that is longer than a piece."""
 
 
 class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
@@ -49,12 +49,12 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         Args:
             transport: the connection's.
             head: the request that opens the WebSocket, which has been checked.
-            rest: what came behind it.
+            rest: the bytes after it.
         """
         transport.set_protocol(self)
         self.connection_made(transport)
         self._door.connections.add(self)
-        # The request has been read already: go on with frames.
+        # The request has been read already: continue with frames.
         self.conn.parser = Protocol.parse(self.conn)
         next(self.conn.parser)
         headers = Headers(
@@ -72,7 +72,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         self._door.connections.discard(self)
         self._admission.leave()
 
-    # What the client sends.
+    # Input from the client.
 
     def data_received(self, data: bytes) -> None:
         """See :class:`asyncio.Protocol`."""
@@ -84,7 +84,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         self._read_on()
 
     def take_turn(self) -> None:
-        """Parse some of what has come, up to the piece that completes a frame."""
+        """Parse some of the input, up to the piece that completes a frame."""
         start = 0
         for start in range(0, min(len(self._pending), _TURN_BYTES), _PIECE_BYTES):
             self.conn.receive_data(bytes(self._pending[start : start + _PIECE_BYTES]))
@@ -98,12 +98,12 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
             self._read_on()
 
     def _read_on(self) -> None:
-        """Go on reading, unless the app or the client has to do something first."""
+        """Continue reading, unless the app or the client has to do something first."""
         waits_for_app = not (self.close_sent or self.queue.empty())
         if not self.handshake_complete or self._failed or waits_for_app:
             return
         if not self.writable.is_set():
-            return  # what is answered would only wait
+            return  # a reply would only wait
         if self._pending:
             self._door.turns.ask(self)
         elif self.read_paused:
@@ -111,7 +111,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
             self.transport.resume_reading()
 
     def handle_cont(self, event: Frame) -> None:
-        """Add a fragment: to one buffer, because there may be as many as a message has bytes, or more."""
+        """Add a fragment to one buffer, because there may be as many as a message has bytes, or more."""
         if not isinstance(self.frames[0], bytearray):
             self.frames[0] = bytearray(self.frames[0])  # type: ignore[call-overload]
         self.frames[0] += event.data
@@ -119,14 +119,14 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
             self.send_receive_event_to_app()
 
     async def receive(self) -> Any:
-        """See ASGI. Others have a turn before each message, however many have come."""
+        """Return the next ASGI message. Others have a turn before each, however many have come."""
         await asyncio.sleep(0)
         message = await self.queue.get()
         self._read_on()
         return message
 
     def send_receive_event_to_app(self) -> None:
-        """Hand a complete message to the app, if it is one."""
+        """Hand a complete message to the app, if it is valid."""
         if self.curr_msg_data_type == "text":
             try:
                 self.frames[0].decode()
@@ -138,9 +138,9 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         super().send_receive_event_to_app()
 
     def handle_parser_exception(self) -> None:
-        """Tell the client why, and close when it has had the time to read that (RFC 9112, 9.6).
+        """Send the client the reason, and close once it has had the time to read that (RFC 9112, 9.6).
 
-        What it still sends is read and thrown away: closing on unread bytes resets the connection, and
+        Further input is read and discarded: closing on unread bytes resets the connection, and
         the close code would be lost.
         """
         self._failed = True
@@ -158,15 +158,15 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
             self.read_paused = False
             self.transport.resume_reading()
 
-    # What the client is sent.
+    # Output to the client.
 
     async def send(self, message: Any) -> None:
-        """See ASGI; a handshake that is refused has the headers of every other answer."""
+        """Send an ASGI message; a refused handshake has the headers of every other response."""
         if message["type"] == "websocket.http.response.start":
             message = {**message, "headers": [*self.default_headers, *message.get("headers", [])]}
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
-            self.handshake_complete = True  # uvicorn would complain that it is not
+            self.handshake_complete = True  # uvicorn would otherwise report an incomplete handshake
         self._read_on()
 
     def resume_writing(self) -> None:
@@ -175,14 +175,14 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         self._unsent.drained()
         self._read_on()
 
-    # The front door's clock.
+    # Time limits of the front door.
 
     def check(self, now: float) -> None:
-        """End the connection if the client takes nothing of what it is sent; ``now``: the loop's time."""
+        """End the connection if the client reads nothing of its output; ``now``: the loop's time."""
         growing = not self.transport.is_closing() and self.writable.is_set()
         if self._unsent.overdue(now, self.transport, growing=growing):
             self._door.note(NOT_READ)
             reset(self.transport)
 
     def refuse_unfinished(self) -> None:
-        """There is no request whose body is not complete."""
+        """Do nothing: there is no request whose body is not complete."""

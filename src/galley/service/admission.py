@@ -1,10 +1,10 @@
-"""Who is let into an engine's queue: by its places, and by when the engine would get to it.
+"""Admission to an engine's queue, by free places and by the expected time until the engine can answer.
 
 Each unfinished sequence owes tokens: its prompt until its first output, and as many output tokens as
-sequences have lately had, or ``max_tokens`` if that is less. What is owed, over the measured pace, is how
-long a newcomer waits. Fair shares and priorities let some overtake: a newcomer waits for no more than its
-own tenant's part of the queue at that tenant's share of the pace, and for nobody of a later priority.
-Pure: every method is told the time.
+recent sequences have had, or ``max_tokens`` if that is less. The tokens owed, divided by the measured
+pace, are a newcomer's expected wait. Fair shares and priorities let some requests overtake others: a
+newcomer waits for no more than its own tenant's part of the queue at that tenant's share of the pace, and
+not for requests of a later priority. No clock is read here: every method is passed the time.
 """
 
 import math
@@ -20,17 +20,17 @@ from galley.types import EngineRequest
 from galley.types.model_info import EngineStats
 
 PREDICTED_SHARE: Final = 0.75
-"""Of the time until a deadline, what a prediction may take: those that just fit would often be late."""
+"""Fraction of the time until a deadline that a prediction may use: those that just fit are often late."""
 
 SHORTEST_RETRY: Final = 1.0
 LONGEST_RETRY: Final = 60.0
-"""Seconds that Retry-After may say."""
+"""Bounds of Retry-After, in seconds."""
 
 _ESTIMATE_SECONDS: Final = 0.1
-"""How old an estimate of what is owed may be; in between it is kept up with what is done."""
+"""Seconds between full estimates of the tokens owed; in between, finished work is subtracted."""
 
 _SEATS_LOST: Final = 0.01
-"""Of the seats, with each step in which fewer sequences ran although others waited."""
+"""Fraction of the seats that the estimate loses per step that ran fewer sequences while others waited."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,10 +38,10 @@ class Claim:
     """One unfinished sequence.
 
     Attributes:
-        most: output tokens that it may have.
-        done: output tokens that it has.
-        owed: tokens to come, as expected when that was last estimated.
-        begun: it has had an output, so its prompt is computed.
+        most: maximum number of output tokens.
+        done: output tokens so far.
+        owed: tokens still expected, as of the last estimate.
+        begun: whether it has had an output, so that its prompt is computed.
     """
 
     tenant: str
@@ -54,9 +54,9 @@ class Claim:
     begun: bool = False
 
     def estimate(self, mean_output: float | None) -> float:
-        """Tokens to come, if sequences have so many output tokens on average.
+        """Return the tokens still expected, given the mean number of output tokens of a sequence.
 
-        One that has nearly had the mean, or more, is expected to have half the mean still.
+        A sequence that is close to the mean, or past it, is expected to generate half the mean more.
         """
         output = float(self.most - self.done)
         if mean_output is not None:
@@ -65,11 +65,11 @@ class Claim:
 
 
 class Admission:
-    """The books of one engine's unfinished sequences.
+    """Accounts for one engine's unfinished sequences and decides which new ones are admitted.
 
     Args:
         seats: sequences that run at the same time.
-        max_queue: sequences that may wait beyond these.
+        max_queue: sequences that may wait in addition to these.
     """
 
     def __init__(self, seats: int, max_queue: int) -> None:
@@ -87,9 +87,9 @@ class Admission:
     def check(
         self, requests: Sequence[EngineRequest], deadline: float = math.inf, *, now: float
     ) -> None:
-        """Raise QueueFull if they do not all fit, or could not all be answered before the deadline.
+        """Raise QueueFull if the requests do not all fit, or not all can be answered before the deadline.
 
-        ``requests`` are of one tenant.
+        ``requests`` belong to one tenant.
         """
         if not requests:
             return
@@ -105,7 +105,7 @@ class Admission:
     def check_early(
         self, share: Share, priority: int, deadline: float = math.inf, *, now: float
     ) -> None:
-        """Raise QueueFull where :meth:`check` would for any request of the tenant with this priority."""
+        """Raise QueueFull if :meth:`check` would for any request of the tenant with this priority."""
         self._check_places(share, 1, now)
         if deadline == math.inf:
             return
@@ -114,15 +114,15 @@ class Admission:
             self._check_deadline(wait, deadline, now)
 
     def check_place(self, share: Share, *, now: float) -> None:
-        """Raise QueueFull if the tenant gets no place: before anything is known of its request."""
+        """Raise QueueFull if the tenant gets no place; nothing needs to be known of its request."""
         self._check_places(share, 1, now)
 
     def room(self, share: Share, *, now: float) -> int:
-        """How many sequences the tenant may add at once."""
+        """Return how many sequences the tenant may add at once."""
         return self._places.room(share, now=now)
 
     def add(self, request: EngineRequest, *, now: float) -> Claim:
-        """A sequence is let in."""
+        """Add a sequence that is admitted; return its claim."""
         claim = self._claim(request)
         self._claims[claim] = None
         self._places.take(_share_of(request))
@@ -132,7 +132,7 @@ class Admission:
         return claim
 
     def progress(self, claim: Claim, tokens: int, *, now: float) -> None:
-        """A sequence has so many tokens more."""
+        """Record that a sequence has generated ``tokens`` more tokens."""
         worked = tokens + (0 if claim.begun else claim.prompt)
         claim.begun = True
         claim.done += tokens
@@ -142,7 +142,7 @@ class Admission:
         self.pace.worked(worked, now)
 
     def remove(self, claim: Claim, *, finished: bool, now: float) -> None:
-        """A sequence is no more; ``finished``: it came to its own end."""
+        """Remove a sequence; ``finished``: whether it ran to completion."""
         if finished:
             self.pace.finished(claim.prompt, claim.done)
         del self._claims[claim]
@@ -151,7 +151,7 @@ class Admission:
         self._note_busy(now)
 
     def observe(self, stats: EngineStats, *, working: bool, now: float) -> None:
-        """After each step, what the engine says; ``working``: it is there and answers."""
+        """Record the engine's statistics after each step; ``working``: whether it is up and responding."""
         self._working = working
         if stats.waiting:
             self._running = max(stats.running, self._running - self._seats * _SEATS_LOST)
@@ -169,7 +169,7 @@ class Admission:
         self._owed[key] = self._owed.get(key, 0.0) + tokens
 
     def _estimate(self, now: float) -> None:
-        """Bring what is owed up to date with the lengths that sequences have had since."""
+        """Update the tokens owed from the latest mean output length."""
         if now < self._estimated + _ESTIMATE_SECONDS:
             return
         self._estimated, mean = now, self.pace.mean_output
@@ -184,18 +184,18 @@ class Admission:
 
     @property
     def _seats_now(self) -> int:
-        """As many as run when some wait: fewer than the limit where their contexts fill the cache."""
+        """Sequences that run while others wait: fewer than the limit if their contexts fill the cache."""
         return max(1, math.ceil(self._running))
 
     def _wait(
         self, tenant: str, priority: int, weight: float, before: float, more: int, now: float
     ) -> float | None:
-        """Seconds until the newcomer is scheduled; None: at once, or nobody knows.
+        """Return the seconds until the newcomer is scheduled; None: at once, or unknown.
 
         Args:
-            before: tokens of requests that come with the newcomer, and before it.
-            more: how many these are.
-            now: seconds.
+            before: tokens of the requests that are submitted together with the newcomer and run before it.
+            more: the number of these requests.
+            now: the time in seconds.
         """
         pace, cost = self.pace.tokens_per_second, self.pace.mean_cost
         if pace is None or cost is None or len(self._claims) + more < self._seats_now:
@@ -205,11 +205,11 @@ class Admission:
         own = before + sum(owed for (name, _), owed in ahead.items() if name == tenant)
         weights = sum((self._weights | {tenant: weight}).values())
         work = min(before + sum(ahead.values()), own * weights / weight)
-        # When a seat becomes free the others are, on average, half done.
+        # When a seat becomes free, the other sequences are half done on average.
         return max(0.0, work - (self._seats_now - 1) * cost / 2) / pace
 
     def _own_seconds(self, tokens: float) -> float:
-        """What a sequence takes by itself, in one of the taken seats."""
+        """Return the seconds that a sequence of ``tokens`` takes in one seat while all are occupied."""
         pace = self.pace.tokens_per_second
         return tokens * self._seats_now / pace if pace else 0.0
 
@@ -236,7 +236,7 @@ class Admission:
         )
 
     def _retry_after(self, now: float) -> float:
-        """Seconds until half of the queue is gone."""
+        """Return the expected seconds until half of the queue is gone."""
         pace = self.pace.tokens_per_second
         if pace is None or not self._claims:
             return SHORTEST_RETRY

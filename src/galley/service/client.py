@@ -1,7 +1,8 @@
-"""The server's side of the two processes: submits requests, supervises the engine, survives its death.
+"""The server's half of the two processes: submits requests and restarts the engine when it dies.
 
-When the engine dies a new one is started and every unfinished request (``request_book.py``) is resubmitted
-with what it has; since noise is a function of seed and position, its text goes on as it would have.
+When the engine dies, a new one is started and every unfinished request (``request_book.py``) is
+resubmitted with the tokens that it already has. Since noise is a function of seed and position, its text
+continues as it would have without the restart.
 """
 
 import asyncio
@@ -49,21 +50,21 @@ from galley.types.model_info import EngineState, EngineStats, ModelInfo, OnLedge
 log = logging.getLogger("galley.service")
 
 MAX_FAILED_STARTS: Final = 5
-"""Engines in a row that may fail to become ready again, before nobody tries any more."""
+"""Consecutive engine starts that may fail before the client gives up."""
 
 FIRST_RETRY_SECONDS: Final = 0.5
-"""Before the second attempt; doubles with each further one."""
+"""Delay before the second attempt; it doubles with each further attempt."""
 
 RETRY_AFTER_SHORTAGE: Final = 2.0
-"""Seconds until a process is tried again that could not be started."""
+"""Delay in seconds before starting a process again that could not be started."""
 
 STALL_SECONDS: Final = 10.0
 STEP_TIMEOUT: Final = 600.0
-"""What a :class:`Watchdog` allows by default."""
+"""Default limits of a :class:`Watchdog`, in seconds."""
 
 _QUICK_SECONDS: Final = 0.002
 _LONGEST_PAUSE: Final = 0.05
-"""Of :func:`_leave_time_to_others`."""
+"""Limits of :func:`_leave_time_to_others`, in seconds."""
 
 WATCH_SECONDS: Final = 0.25
 
@@ -76,7 +77,10 @@ KILLED_WHILE_LOADING: Final = (
 
 
 class EngineClient:
-    """Create with :meth:`start`, or construct, then :meth:`launch` and :meth:`ready`. Of one event loop."""
+    """The client of one model's engine process. For use in one event loop.
+
+    Create it with :meth:`start`, or construct it and then call :meth:`launch` and :meth:`ready`.
+    """
 
     def __init__(
         self,
@@ -94,18 +98,18 @@ class EngineClient:
         """Create it; :meth:`launch` starts the engine.
 
         Args:
-            settings: the engine's; the server's others are not told.
-            folder: the checkpoint.
-            max_queue: sequences that may wait beyond the running ones.
-            on_phase: told of each start-up phase that ends.
-            on_ledger: told what each engine that starts will take of the memory.
-            begin: spawns an engine's process.
-            watchdog: makes what watches over one.
-            on_step: told the snapshot after each step.
-            promised: bytes of memory that others will still take, as of now.
+            settings: the engine's settings; a server's other settings are not passed on to the engine.
+            folder: the checkpoint's folder.
+            max_queue: sequences that may wait in addition to the running ones.
+            on_phase: called at the end of each start-up phase.
+            on_ledger: called with the memory plan of each engine that starts.
+            begin: spawns an engine process.
+            watchdog: creates the watchdog of an engine process.
+            on_step: called with the engine's statistics after each step.
+            promised: returns the bytes of memory that other engines have yet to allocate.
         """
         names = [f.name for f in dataclasses.fields(EngineSettings)]
-        # Only these fields: the server's settings hold keys, which are none of the engine's business.
+        # Only these fields: the server's settings contain API keys, which the engine must not receive.
         self._settings = EngineSettings(**{name: getattr(settings, name) for name in names})
         self._folder = folder
         self._book = RequestBook(Admission(settings.running_limit, max_queue), self._tell)
@@ -155,17 +159,17 @@ class EngineClient:
         return client
 
     def launch(self) -> None:
-        """Begin to start the engine, without waiting."""
+        """Start the engine without waiting for it."""
         self._task = asyncio.create_task(self._supervise(), name="galley-supervisor")
 
     async def planned(self) -> None:
-        """Wait until the engine has said what it will take of the memory, or how its start ended."""
+        """Wait until the engine has reported its memory plan, or its start has ended."""
         while self.state == "starting" and not self._planned:
             self._changed.clear()
             await self._changed.wait()
 
     async def ready(self) -> ModelInfo:
-        """Wait until the engine is ready. Raises as :meth:`start`."""
+        """Wait until the engine is ready. Raises the errors of :meth:`start`."""
         while self.state in ("starting", "recovering"):
             self._changed.clear()
             await self._changed.wait()
@@ -177,19 +181,19 @@ class EngineClient:
 
     @property
     def info(self) -> ModelInfo:
-        """What the loaded model says of itself. Raises EngineNotReady until an engine has been ready."""
+        """The description of the loaded model. Raises EngineNotReady until an engine has been ready."""
         if self._info is None:
             raise EngineNotReady("the engine is starting", retry_after=1.0)
         return self._info
 
     @property
     def engine_pid(self) -> int | None:
-        """Process id of the engine, if one is running."""
+        """The engine's process id, or None if no engine is running."""
         return self._process.pid if self._process else None
 
     @property
     def in_flight(self) -> int:
-        """Unfinished sequences."""
+        """The number of unfinished sequences."""
         return len(self._book)
 
     def submit(self, request: EngineRequest) -> OutputStream:
@@ -197,40 +201,40 @@ class EngineClient:
         return self.submit_all([request])[0]
 
     def check_place(self, deadline: float, share: Share) -> None:
-        """Raise as :meth:`submit_all` where that is certain before a tenant's request is read."""
+        """Raise the errors of :meth:`submit_all` that are certain before a tenant's request is read."""
         self._check_state()
         self._book.check_place(share, deadline)
 
     def check_early(self, deadline: float, share: Share, priority: int) -> None:
-        """Raise as :meth:`submit_all` where that is certain before work is done for a request.
+        """Raise the errors of :meth:`submit_all` that are certain before any work is done for a request.
 
         Args:
             deadline: as for :meth:`submit_all`.
-            share: of the tenant.
-            priority: of the request.
+            share: the tenant's share.
+            priority: the request's priority.
         """
         self._check_state()
         self._book.check_early(share, priority, deadline)
 
     def room(self, share: Share) -> int:
-        """How many sequences the tenant may submit at once."""
+        """Return how many sequences the tenant may submit at once."""
         return self._book.room(share)
 
     def submit_all(
         self, requests: Sequence[EngineRequest], deadline: float = math.inf
     ) -> list[OutputStream]:
-        """Start all of them or none. Requests come from :func:`galley.service.requests.expand`.
+        """Start all of the requests or none. They come from :func:`galley.service.requests.expand`.
 
-        While the engine is being restarted requests are taken and wait.
+        While the engine is being restarted, requests are accepted and wait.
 
         Args:
-            requests: of one caller.
+            requests: the requests of one caller.
             deadline: on the monotonic clock, in seconds: streams that have not ended by then raise
-                DeadlineExceeded, and the engine forgets them.
+                DeadlineExceeded, and the engine drops their requests.
 
         Raises:
-            QueueFull: too many are waiting, or the answers are expected after the deadline; says when to
-                come back.
+            QueueFull: too many sequences are waiting, or the answers are expected after the deadline; the
+                error states when to retry.
             DeadlineExceeded: the deadline has passed.
             EngineNotReady: the engine has not been ready yet, or is closed.
             EngineFailed: the engine has given up.
@@ -241,7 +245,7 @@ class EngineClient:
     async def submit_patiently(
         self, requests: Sequence[EngineRequest], deadline: float = math.inf
     ) -> list[OutputStream]:
-        """As :meth:`submit_all`, for what has begun: it waits while the queue is full."""
+        """Submit like :meth:`submit_all`, but wait while the queue is full; for work already begun."""
         while True:
             try:
                 return self.submit_all(requests, deadline)
@@ -252,9 +256,9 @@ class EngineClient:
         """Have the engine read and check a LoRA adapter; requests may then name it.
 
         Raises:
-            ModelError: it cannot be used.
-            SettingsError: the model takes none.
-            EngineNotReady, EngineFailed: there is no engine to ask, or it ended meanwhile.
+            ModelError: the adapter cannot be used.
+            SettingsError: the model takes no adapters.
+            EngineNotReady, EngineFailed: no engine is running, or it ended while it loaded the adapter.
         """
         self._check_state()
         if not self.info.adapters:
@@ -266,7 +270,7 @@ class EngineClient:
         await self._adapters.load(adapter, self._process.send)
 
     def unload_adapter(self, adapter: Adapter) -> None:
-        """Have the engine free what it takes; requests that have it go on to their end."""
+        """Have the engine free an adapter; requests that already use it run to completion."""
         if self._process is not None and self.state in ("ready", "stalled"):
             self._process.send(UnloadAdapter(adapter))
 
@@ -286,7 +290,7 @@ class EngineClient:
             raise EngineNotReady(f"the engine is {self.state}", retry_after=1.0)
 
     def _tell(self, frame: Submit | Abort) -> int:
-        """Frames that the engine's process has been sent with this; 0: there is no process."""
+        """Send a frame; return the frames sent so far, this one included, or 0 without a process."""
         if self._process is None:
             return 0
         self._process.send(frame)
@@ -301,7 +305,7 @@ class EngineClient:
         self._book.observe(self.stats, working=self.state == "ready")
 
     async def _supervise(self) -> None:
-        """Start engines until one cannot start, or nobody wants one any more."""
+        """Start engines until one cannot start, or until the client is closed."""
         try:
             failed_starts = 0
             while failed_starts < MAX_FAILED_STARTS:
@@ -310,7 +314,7 @@ class EngineClient:
                 try:
                     was_ready = await self._one_engine()
                 except OSError as error:
-                    # No descriptor, process or memory left: that may pass, and says nothing of the model.
+                    # Out of descriptors, processes or memory: this may pass, and is not the model's fault.
                     log.error("no engine could be started (%s); trying again", error)
                     await asyncio.sleep(RETRY_AFTER_SHORTAGE)
                     continue
@@ -323,11 +327,11 @@ class EngineClient:
             self._fail(error)
 
     async def _one_engine(self) -> bool:
-        """The life of one engine process; whether it ever became ready.
+        """Run one engine process from start to end; return whether it ever became ready.
 
         Raises:
-            GalleyError: it cannot start, and no engine has before: trying again will not help.
-            OSError: there is no process, because something has run short.
+            GalleyError: it cannot start, and no engine has started before: trying again will not help.
+            OSError: the process could not be created, because a resource has run out.
         """
         reason: object = None
         try:
@@ -352,14 +356,14 @@ class EngineClient:
         finally:
             watching.cancel()
         was_ready = self.state in ("ready", "stalled")
-        # Before the first await: from here on nobody may send to this engine.
+        # Before the first await: from here on nothing may be sent to this engine.
         process, self._process = self._process, None
         self._book.quarantine.engine_away()
         self._adapters.lost()
         if was_ready:
             self._set_state("recovering")
         status = await process.close() if process else None
-        # Who hangs is at fault; SIGKILL is mostly somebody else's doing.
+        # An engine that hangs is at fault itself; any other SIGKILL mostly comes from outside.
         killed = status == -signal.SIGKILL and not self._hung
         self._hung = False
         if was_ready:
@@ -372,7 +376,7 @@ class EngineClient:
         return was_ready
 
     async def _watch(self, process: EngineProcess) -> None:
-        """See that the engine makes progress; kill it if it hangs."""
+        """Check that the engine makes progress; kill it if it hangs."""
         watchdog = self._watchdog = self._new_watchdog()
         while True:
             await asyncio.sleep(WATCH_SECONDS)
@@ -432,7 +436,7 @@ class EngineClient:
     def _become_ready(self, info: ModelInfo) -> None:
         self._phase_ended("ready", sum(s for name, s in self._phases.items() if name != "ready"))
         self._info = msgspec.structs.replace(info, phases=dict(self._phases))
-        # A later engine must hold what this one has promised to hold.
+        # Any later engine must offer the same capacity as this one.
         if info.embedding is None:
             promised = dataclasses.replace(self._settings, kv_cache_tokens=info.kv_cache_tokens)
         else:
@@ -443,10 +447,11 @@ class EngineClient:
 
 
 async def _leave_time_to_others() -> None:
-    """Let the readers have what came; if that takes long, as long again belongs to new requests.
+    """Let the readers take the new output; if that takes long, give new requests as much time again.
 
-    Meanwhile more comes, which each reader then takes at once, for little more than the price of one token.
-    So where the server's core is short, texts come in larger pieces, and nobody waits for an answer.
+    More output arrives in the meantime, and each reader then takes all of it at once, for little more than
+    the cost of one token. So when the server is short of CPU time, texts are streamed in larger pieces and
+    new requests are still answered promptly.
     """
     began = time.monotonic()
     await asyncio.sleep(0)  # tasks that wait for tokens become ready

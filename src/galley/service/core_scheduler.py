@@ -1,14 +1,14 @@
-"""Engines on the same cores take turns: the one that has acquired them computes, on all; the others wait.
+"""Turns of the engines that share the cores: the one that has acquired them computes on all; others wait.
 
-Each engine has a thread on every core, and an op is done when the last of its threads is. Left to the
-kernel, two engines that compute at the same time would each wait, op by op, for threads that it has just
-taken off their core. So engines take turns of some milliseconds, by deficit round robin: an op that takes
-more than its engine's turn is paid back, turn by turn, before that engine has the next. Live audio
-interrupts others' turns and has longer ones, until it has used them up: it has most of the time, and nobody
-starves.
+Each engine has a thread on every core, and an op is done when the last of its threads is. If the kernel
+scheduled two engines that compute at the same time, each would wait, op by op, for threads that the
+kernel has just taken off their core. So engines take turns of some milliseconds, by deficit round robin:
+an op that exceeds its engine's turn is paid back, turn by turn, before that engine has its next turn.
+Live audio interrupts the turns of other engines and has longer turns, until these are used up: it has
+most of the time, and no engine starves.
 
-The cores are locked by a byte of a file that the engines share. The kernel frees the lock when its holder
-dies, at any moment. The file also holds the engines' accounts; what a dead engine leaves there is harmless.
+The lock on the cores is one byte of a file that the engines share. The kernel releases the lock whenever
+its holder dies. The file also holds the engines' accounts; what a dead engine leaves in them is harmless.
 """
 
 import mmap
@@ -25,36 +25,36 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 TURN_SECONDS: Final = 0.010
-"""Length of a turn while another engine waits; an engine that nobody waits for goes on."""
+"""Seconds of a turn while another engine waits; without one, the engine keeps the cores."""
 LIVE_SHARE: Final = 4
-"""Turns of an engine that hears live audio are so many times as long: of two engines it has 80 %."""
+"""Length of a turn for live audio, in normal turns: with two engines, live audio has 80 % of the time."""
 MOST_OWED: Final = 1.0
-"""Seconds to be paid back at most: what took longer was held up by something else."""
+"""Maximum debt of an engine in seconds: an op that took longer was delayed by something else."""
 
 _CORES: Final = 0
-"""The byte that the engine whose turn it is has locked."""
+"""Offset of the byte that is locked by the engine whose turn it is."""
 _NEXT: Final = 1
-"""The byte that the first of the waiting engines has locked: who releases the cores comes after it."""
+"""Offset of the byte locked by the first waiting engine; an engine that yields queues behind it."""
 _BYTES: Final = 24
-"""Of an engine's account: the length of its turns, how much of one is left, and whether it waits."""
+"""Size of an engine's account: the length of its turns, what is left of one, and whether it waits."""
 _STEP_ASIDE_SECONDS: Final = 0.0002
-"""For a waiting engine to acquire cores that are free."""
+"""Time for a waiting engine to acquire the cores after they are released."""
 
 
 def core_scheduler_file(engines: int) -> int:
-    """The descriptor of a new file, which as many engines can share. It has no name to be cleaned up."""
+    """Return the descriptor of a new file that ``engines`` engines can share; it has no name to remove."""
     file = nameless_file("galley-core-scheduler")
     os.truncate(file, engines * _BYTES)
     return file
 
 
 class CoreScheduler:
-    """One engine's side of the taking of turns. For one thread.
+    """One engine's side of the core scheduler. For use in one thread.
 
     Args:
-        file: as :func:`core_scheduler_file` made it.
-        place: of the engine, from 0.
-        clock: in seconds.
+        file: the descriptor from :func:`core_scheduler_file`.
+        place: the engine's index, from 0.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, file: int, place: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -63,29 +63,29 @@ class CoreScheduler:
         self._clock = clock
         accounts = memoryview(mmap.mmap(file, 0)).cast("d")
         engines = len(accounts) // 3
-        # The first two in seconds; below 0 is what an engine took too much.
+        # The first two are in seconds; a negative remainder is time that the engine owes.
         self._turn, self._left = accounts[:engines], accounts[engines : 2 * engines]
         self._waits = accounts[2 * engines :]  # 1 or 0
         self._others = [engine for engine in range(engines) if engine != place]
         self._held = False
-        self._counted = clock()  # up to when what was used is counted
+        self._counted = clock()  # time up to which usage is counted
         self._turn[place] = self._left[place] = TURN_SECONDS
         self._waits[place] = 0
 
     def acquire(self, *, live: bool) -> None:
-        """Before a step: wait for the cores, unless this engine has them. ``live``: for live audio."""
+        """Wait for the cores before a step, unless this engine holds them. ``live``: for live audio."""
         me = self._me
         self._turn[me] = TURN_SECONDS * (LIVE_SHARE if live else 1)
         if self._held:
             self.pause()
             return
-        # While this engine had no work, it used no time of the others.
+        # While this engine had no work, it used none of the others' time.
         idle = self._clock() - self._counted
         self._left[me] = min(self._left[me] + idle, self._turn[me])
         self._wait()
 
     def pause(self) -> None:
-        """Often within a step: if the turn is over and another engine is due, let it have the cores."""
+        """Yield the cores if the turn is over and another engine is due; call this often within a step."""
         if not self._held:
             return
         self._count()
@@ -105,7 +105,7 @@ class CoreScheduler:
             self._credit(self._me)
 
     def release(self) -> None:
-        """There is no work for now. Harmless when the cores are not held."""
+        """Release the cores while there is no work. Harmless when they are not held."""
         if self._held:
             self._count()
             self._unlock(_CORES)
@@ -132,11 +132,11 @@ class CoreScheduler:
         self._unlock(_NEXT)
 
     def _is_due(self) -> bool:
-        """Whether another engine waits that has some of its turn left."""
+        """Return whether a waiting engine has some of its turn left."""
         return any(self._waits[other] and self._left[other] > 0 for other in self._others)
 
     def _gives_way(self) -> bool:
-        """Whether live audio waits that has not used up its turn; the rest of this turn is for later."""
+        """Return whether live audio waits with turn time left; the rest of this turn is kept for later."""
         mine = self._turn[self._me]
         return (
             any(self._turn[other] > mine and self._left[other] > 0 for other in self._others)

@@ -1,6 +1,6 @@
-"""What travels between the server's process and the engine's, as msgpack over a Unix socket pair.
+"""The messages between the server's process and the engine's, as msgpack over a Unix socket pair.
 
-Each frame is a 4-byte little-endian length and that many bytes. Both sides run the same code, so
+Each frame is a 4-byte little-endian length followed by that many bytes. Both sides run the same code, so
 there is no version negotiation; a frame that does not decode is a bug and ends the engine process.
 """
 
@@ -18,11 +18,11 @@ HEADER: Final = struct.Struct("<I")
 
 
 class Start(msgspec.Struct, tag="start", frozen=True):
-    """The first frame: what to load.
+    """The first frame, with the model to load.
 
     Attributes:
-        spawned_at: when the process was started, on the monotonic clock both processes share.
-        promised: bytes of memory that other engines of the server will still take.
+        spawned_at: when the process was started, on the monotonic clock that both processes share.
+        promised: bytes of memory that other engines of the server have yet to allocate.
     """
 
     settings: EngineSettings
@@ -32,51 +32,51 @@ class Start(msgspec.Struct, tag="start", frozen=True):
 
 
 class Submit(msgspec.Struct, tag="submit", frozen=True):
-    """Start, or go on with, one sequence."""
+    """Start or continue one sequence."""
 
     request: EngineRequest
 
 
 class Abort(msgspec.Struct, tag="abort", frozen=True):
-    """Forget these requests within one step; no further Output for them, finished or not."""
+    """Drop these requests within one step and send no further Output for them, finished or not."""
 
     request_ids: list[str]
 
 
 class LoadAdapter(msgspec.Struct, tag="load_adapter", frozen=True):
-    """Read and check a LoRA adapter; an AdapterLoaded answers."""
+    """Read and check a LoRA adapter; the engine replies with an AdapterLoaded."""
 
     adapter: Adapter
 
 
 class UnloadAdapter(msgspec.Struct, tag="unload_adapter", frozen=True):
-    """Free what it takes, after the last request that has it."""
+    """Free the adapter after the last request that uses it."""
 
     adapter: Adapter
 
 
 class AdapterLoaded(msgspec.Struct, tag="adapter_loaded", frozen=True):
-    """Requests may name the adapter with that digest; or ``error`` says why they may not."""
+    """The adapter with that digest is loaded and requests may name it, or ``error`` states why not."""
 
     digest: str
     error: str | None = None
 
 
 class Phase(msgspec.Struct, tag="phase", frozen=True):
-    """A start-up phase has ended; ``seconds`` is what it took."""
+    """A start-up phase has ended, after ``seconds``."""
 
     name: str
     seconds: float
 
 
 class Planned(msgspec.Struct, tag="planned", frozen=True):
-    """What the model will take of the memory; its weights are loaded next."""
+    """The memory plan of the model, sent before its weights are loaded."""
 
     ledger: Ledger
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
-    """The engine takes requests from now on. ``stats`` are those before the first step."""
+    """The engine accepts requests from now on. ``stats`` are those before the first step."""
 
     info: ModelInfo
     stats: EngineStats
@@ -96,9 +96,9 @@ class Alive(msgspec.Struct, tag="alive", frozen=True):
 
 
 class Step(msgspec.Struct, tag="step", frozen=True):
-    """All that one engine step produced, but for alignments: they are large, each has a frame of its own.
+    """The outputs of one engine step. Alignments are large, so each is sent in a separate frame.
 
-    ``frames_seen`` counts the frames that the engine had taken in before it.
+    ``frames_seen`` counts the frames that the engine had read before the step.
     """
 
     outputs: list[Output]
@@ -115,16 +115,24 @@ _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(From
 
 
 def encode(frame: ToEngine | FromEngine) -> bytes:
-    """The frame with its length in front, ready to be written."""
+    """Return the encoded frame with its length in front, ready to be written."""
     body = _encoder.encode(frame)
     return HEADER.pack(len(body)) + body
 
 
 def decode_to_engine(body: bytes) -> ToEngine:
-    """Raises ``msgspec.DecodeError`` on anything that :func:`encode` did not write."""
+    """Decode a frame for the engine.
+
+    Raises:
+        msgspec.DecodeError: :func:`encode` did not write it.
+    """
     return _to_engine.decode(body)
 
 
 def decode_from_engine(body: bytes | memoryview) -> FromEngine:
-    """Raises ``msgspec.DecodeError`` on anything that :func:`encode` did not write."""
+    """Decode a frame from the engine.
+
+    Raises:
+        msgspec.DecodeError: :func:`encode` did not write it.
+    """
     return _from_engine.decode(body)

@@ -1,4 +1,4 @@
-"""The LoRA adapters that a model's engine has been asked to read, until it says how that went."""
+"""The LoRA adapters that a model's engine is loading, and the callers that wait for them."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,18 +9,18 @@ from galley.types import Adapter
 
 
 class LoadingAdapters:
-    """Who waits for which, by digest. Of one event loop."""
+    """The callers that wait for adapters, by the adapter's digest. For use in one event loop."""
 
     def __init__(self) -> None:
-        """None yet."""
+        """Create it with no adapter being loaded."""
         self._waiting: dict[str, asyncio.Future[None]] = {}
 
     async def load(self, adapter: Adapter, send: Callable[[LoadAdapter], None]) -> None:
-        """Have it read, once for all who ask meanwhile.
+        """Load an adapter and wait for it; concurrent calls for one adapter share a single load.
 
         Raises:
-            ModelError: it cannot be used.
-            EngineNotReady: the engine ended meanwhile.
+            ModelError: the adapter cannot be used.
+            EngineNotReady: the engine ended while it loaded the adapter.
         """
         loaded = self._waiting.get(adapter.digest)
         if loaded is None:
@@ -29,7 +29,7 @@ class LoadingAdapters:
         await asyncio.shield(loaded)
 
     def loaded(self, frame: AdapterLoaded) -> None:
-        """The engine has read one, or says why it cannot be used."""
+        """Pass the engine's result for an adapter to the callers that wait for it."""
         waiting = self._waiting.pop(frame.digest)
         if frame.error is None:
             waiting.set_result(None)
@@ -37,7 +37,7 @@ class LoadingAdapters:
             _fail(waiting, ModelError(frame.error))
 
     def lost(self) -> None:
-        """The engine ended while it loaded some: most likely of that, so nobody tries again by itself."""
+        """Fail all loads because the engine ended; a load is its likely cause, so none is retried here."""
         for waiting in self._waiting.values():
             error = EngineNotReady("the engine ended while it loaded the adapter", retry_after=1.0)
             _fail(waiting, error)
@@ -46,4 +46,4 @@ class LoadingAdapters:
 
 def _fail(waiting: asyncio.Future[None], error: Exception) -> None:
     waiting.set_exception(error)
-    waiting.exception()  # seen, though who asked may be gone
+    waiting.exception()  # mark it as retrieved: the caller may be gone

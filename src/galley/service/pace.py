@@ -1,27 +1,27 @@
-"""How fast an engine works, measured over the time in which all its seats were taken.
+"""An engine's throughput, measured over the time in which all its seats were taken.
 
-Idle time says nothing of the pace, nor does a single stream say what a full batch would do. So only time
-counts in which sequences waited for a seat; older time counts less, by half every :data:`HALF_LIFE` of
-such seconds. Pure: every method is told the time.
+Neither idle time nor a single stream shows the throughput of a full batch. So only time in which all
+seats were taken counts; older time counts less, by half every :data:`HALF_LIFE` of such seconds. No clock
+is read here: every method is passed the time.
 """
 
 from typing import Final
 
 HALF_LIFE: Final = 4.0
-"""Busy seconds after which what was measured counts half."""
+"""Busy seconds after which a measurement counts half."""
 
 MEASURED_SECONDS: Final = 1.0
-"""Busy seconds that make a measurement; in less, a single step decides."""
+"""Busy seconds needed for a measurement; over a shorter time, a single step would dominate."""
 
 LENGTH_SEQUENCES: Final = 32
-"""Sequences over which the mean lengths are taken; of those before, later ones weigh more."""
+"""Sequences over which the mean lengths are taken; after so many, recent ones weigh more."""
 
 
 class Pace:
-    """Tokens per busy second, and what a sequence is expected to need.
+    """Measures tokens per busy second, and the tokens that a sequence is expected to need.
 
     Tokens are those of prompts, credited with a sequence's first output whether they were cached or not,
-    and of outputs. Whoever predicts with a pace counts them the same way.
+    and those of outputs. A prediction that uses this pace must count tokens the same way.
     """
 
     def __init__(self) -> None:
@@ -34,19 +34,19 @@ class Pace:
         self._cost = 0.0
 
     def set_busy(self, busy: bool, now: float) -> None:
-        """From ``now`` on, whether sequences wait for a seat."""
+        """Set whether all seats are taken from ``now`` on."""
         if self._busy:
             self._advance(now)
         self._busy, self._since = busy, now
 
     def worked(self, tokens: int, now: float) -> None:
-        """So many tokens are done; they count if the engine is busy."""
+        """Add finished tokens; they count if the engine is busy."""
         if self._busy:
             self._advance(now)
             self._tokens += tokens
 
     def finished(self, prompt: int, output: int) -> None:
-        """A sequence has come to its own end; its lengths in tokens."""
+        """Record the prompt and output lengths, in tokens, of a sequence that ran to completion."""
         self._finished += 1
         part = 1 / min(self._finished, LENGTH_SEQUENCES)
         self._output += (output - self._output) * part
@@ -54,19 +54,19 @@ class Pace:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of a busy engine; None while too little has been measured."""
+        """Tokens per second of a busy engine; None while too little has been measured."""
         if self._seconds < MEASURED_SECONDS or not self._tokens:
             return None
         return self._tokens / self._seconds
 
     @property
     def mean_output(self) -> float | None:
-        """Tokens that a sequence generated; None before the first has finished."""
+        """Mean tokens that a sequence generated; None before the first has finished."""
         return self._output if self._finished else None
 
     @property
     def mean_cost(self) -> float | None:
-        """Tokens of a sequence's prompt and output; None before the first has finished."""
+        """Mean tokens of a sequence's prompt and output; None before the first has finished."""
         return self._cost if self._finished else None
 
     def _advance(self, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Places for unfinished sequences, which tenants share by weight. Pure: every method is told the time."""
+"""Places for unfinished sequences, which tenants share by weight. Every method is passed the time."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,15 +6,15 @@ from typing import Final
 from galley.service.turns import Share
 
 WANTING_SECONDS: Final = 5.0
-"""How long a tenant counts that was refused below its share: those above theirs get no place."""
+"""Seconds for which a tenant refused below its share is preferred to tenants above their share."""
 
 _BEYOND: Final = 2
-"""Times the places: no more are ever taken, whoever has none."""
+"""Hard limit as a multiple of the places: not even a tenant that holds none gets one beyond it."""
 
 
 @dataclass(slots=True)
 class _Tenant:
-    """What one tenant has, and until when it counts as one that wants more."""
+    """The places that one tenant holds, and until when it counts as wanting more."""
 
     weight: float
     held: int = 0
@@ -22,14 +22,14 @@ class _Tenant:
 
 
 class Places:
-    """Who holds how many places, and who may have more.
+    """The number of places that each tenant holds, and how many more it may take.
 
-    While there are free ones anybody may take them. When there are none a tenant that has none still gets
-    its first, and who was refused below its share gets those that become free, before any tenant above its
-    own.
+    While places are free, any tenant may take them. When none are free, a tenant that holds none still
+    gets its first, and a tenant that was refused below its share gets those that become free, before any
+    tenant above its share.
 
     Args:
-        most: how many there are.
+        most: the number of places.
     """
 
     def __init__(self, most: int) -> None:
@@ -38,7 +38,7 @@ class Places:
         self._tenants: dict[str, _Tenant] = {}
 
     def room(self, share: Share, *, now: float) -> int:
-        """How many more a tenant may take at once."""
+        """Return how many more places a tenant may take at once."""
         self._forget(now)
         held, total = self.holds(share), self._total(share)
         fair = self._part(share.weight, total)
@@ -54,25 +54,25 @@ class Places:
         return max(0, room)
 
     def fair(self, share: Share) -> int:
-        """How many are the tenant's beside the others that have some, or want some."""
+        """Return the tenant's fair share of the places among the tenants that hold or want some."""
         return self._part(share.weight, self._total(share))
 
     def holds(self, share: Share) -> int:
-        """How many the tenant has."""
+        """Return how many places the tenant holds."""
         tenant = self._tenants.get(share.tenant)
         return 0 if tenant is None else tenant.held
 
     def want(self, share: Share, *, now: float) -> None:
-        """A tenant was refused."""
+        """Record that a tenant was refused."""
         self._of(share).wanting = now + WANTING_SECONDS
 
     def take(self, share: Share) -> None:
-        """A tenant has one more."""
+        """Give a tenant one more place."""
         self._of(share).held += 1
         self.held += 1
 
     def leave(self, tenant: str) -> None:
-        """A tenant has one less."""
+        """Take back one of a tenant's places."""
         self._tenants[tenant].held -= 1
         self.held -= 1
 
@@ -82,7 +82,7 @@ class Places:
         return tenant
 
     def _total(self, share: Share) -> float:
-        """The weights of all tenants that have places, or want some, and of this one."""
+        """Return the total weight of all tenants that hold or want places, and of this one."""
         others = (other.weight for name, other in self._tenants.items() if name != share.tenant)
         return share.weight + sum(others)
 

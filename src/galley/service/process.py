@@ -30,7 +30,7 @@ _ERRORS = {
 
 
 class EngineProcess:
-    """Owns the child process; it cannot outlive this object's socket."""
+    """The owner of an engine's child process, which cannot outlive this object's socket."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class EngineProcess:
     async def start(
         cls, spawned: Spawned, settings: EngineSettings, folder: str, promised: int = 0
     ) -> "EngineProcess":
-        """Have the process load ``folder``; its first frames say how that goes.
+        """Have the process load ``folder``; its first frames report the progress.
 
         ``promised``: see :class:`galley.service.frames.Start`.
         """
@@ -67,16 +67,16 @@ class EngineProcess:
         return self._child.pid
 
     def send(self, frame: ToEngine) -> None:
-        """Queue a frame. To a dead process it goes nowhere; :meth:`frames` ends and says so."""
+        """Queue a frame. If the process is dead, the frame is dropped and :meth:`frames` ends."""
         self.frames_sent += 1
         with suppress(ConnectionError, RuntimeError):
             self._writer.write(encode(frame))
 
     async def frames(self) -> AsyncIterator[list[FromEngine]]:
-        """Every frame until the process closes its end; together those that have come meanwhile.
+        """Yield the frames until the process closes its end, each time all that have arrived.
 
         Raises:
-            ModelError, SettingsError, EngineFailed: the engine says that it cannot start.
+            ModelError, SettingsError, EngineFailed: the engine reports that it cannot start.
         """
         received = bytearray()
         with suppress(ConnectionError):
@@ -85,11 +85,11 @@ class EngineProcess:
                 yield _taken_from(received)
 
     def kill(self) -> None:
-        """End a process that hangs; :meth:`frames` then ends."""
+        """Kill a process that hangs; :meth:`frames` then ends."""
         self._child.kill()
 
     async def close(self) -> int:
-        """Hang up, and kill if that is not enough; returns the exit status."""
+        """Close the connection, kill the process if it does not exit, and return its exit status."""
         self._writer.close()
         try:
             return await asyncio.to_thread(self._child.wait, 2.0)
@@ -99,7 +99,7 @@ class EngineProcess:
 
 
 def _taken_from(received: bytearray) -> list[FromEngine]:
-    """Takes the frames that are complete off the front."""
+    """Remove the complete frames from the front of ``received`` and return them."""
     frames: list[FromEngine] = []
     start = 0
     while start + HEADER.size <= len(received):

@@ -1,4 +1,4 @@
-"""What keeps a process that does hostile work within its bounds."""
+"""Resource limits of a process that handles hostile input."""
 
 import os
 from contextlib import suppress
@@ -11,7 +11,10 @@ except ImportError:  # Windows
 
 
 def give_way() -> None:
-    """Be the first that the kernel kills for memory, and leave no core file of what clients sent."""
+    """Make this process the first that the kernel kills for memory, and disable core files.
+
+    A core file would contain data that clients sent.
+    """
     if resource is not None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(OSError):
@@ -19,7 +22,7 @@ def give_way() -> None:
 
 
 def limit_growth(more: int) -> None:
-    """Let the address space grow by ``more`` bytes."""
+    """Limit the growth of the address space to ``more`` bytes from now on."""
     if resource is None:
         return
     with suppress(OSError):  # no /proc

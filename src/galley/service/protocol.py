@@ -1,9 +1,9 @@
-"""What a worker, a supervisor and :mod:`galley.llm.local` need of an engine, whatever runs inside it.
+"""The interface of an engine to a worker, a supervisor and :mod:`galley.llm.local`.
 
-An engine is found by the name that the setting ``engine`` has: Galley's own is ``native``. An installed
-package adds one with an entry point in the group ``galley.engines``: its name there, and the
-:class:`EngineLoader` that it stands for, as ``module:function``. A loader is imported by the process that
-loads a model, never by the server.
+An engine is found by the name in the setting ``engine``; Galley's own is ``native``. An installed package
+adds one with an entry point in the group ``galley.engines``: the engine's name, and its
+:class:`EngineLoader` as ``module:function``. A loader is imported by the process that loads a model,
+never by the server.
 """
 
 import importlib
@@ -25,23 +25,24 @@ ENGINES: Final[Mapping[str, str]] = {NATIVE_ENGINE: "galley.engine.loaders:load"
 
 
 class Engine(Protocol):
-    """A loaded model that requests are added to. One thread calls it; it need not be thread-safe.
+    """A loaded model that processes requests. It is called from one thread and need not be thread-safe.
 
-    Requests come from :mod:`galley.service.requests`, ``speech_requests`` or ``vector_requests``, so their
-    payloads are of the kinds that :attr:`info` names as tasks, and token ids, lengths and audio fit it. An
-    engine that cannot honour one answers it with an Output whose ``finish_reason`` is "error".
+    Requests come from :mod:`galley.service.requests`, ``speech_requests`` or ``vector_requests``, so
+    their payloads match the tasks in :attr:`info`, and their token ids, lengths and audio fit the model.
+    An engine that cannot honour a request answers it with an Output whose ``finish_reason`` is "error".
 
-    What kills the process is retried in a new one (see ``quarantine.py``): a resubmitted request brings the
-    tokens delivered so far in its payload's ``output``, and only later ones are expected.
+    A request that kills the process is retried in a new one (see ``quarantine.py``): a resubmitted
+    request has the tokens delivered so far in its payload's ``output``, and only later tokens are
+    expected.
     """
 
     @property
     def info(self) -> ModelInfo:
-        """What the model is and does; constant."""
+        """The model's properties and tasks; constant."""
 
     @property
     def stats(self) -> EngineStats:
-        """Counters and gauges as of now."""
+        """The current counters and gauges."""
 
     @property
     def has_work(self) -> bool:
@@ -49,43 +50,46 @@ class Engine(Protocol):
 
     @property
     def is_live(self) -> bool:
-        """Whether an unfinished request is of live audio, which other engines here let go first."""
+        """Whether an unfinished request is for live audio, which has precedence over other engines."""
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a request. Its id is not that of an unfinished one."""
+        """Queue a request. Its id differs from those of all unfinished requests."""
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Forget requests: no further Output comes of them. Ids of finished requests are ignored."""
+        """Drop requests; they produce no further Output. Ids of finished requests are ignored."""
 
     def step(self) -> list[Output]:
-        """Work for some milliseconds; what requests gained, at most one Output for each.
+        """Work for some milliseconds and return at most one new Output for each request.
 
-        Called while :attr:`has_work` is true, so it may wait until there is something to return, but not
-        long: requests and aborts are taken in between two steps. The last Output of a request has a
-        ``finish_reason``.
+        It is called while :attr:`has_work` is true, so it may wait until there is something to return,
+        but only briefly: requests and aborts are accepted between two steps. The last Output of a request
+        has a ``finish_reason``.
         """
 
     def close(self) -> None:
-        """Free what the engine holds beyond memory. The last call; requests may be unfinished."""
+        """Free the engine's resources other than memory. The last call; requests may be unfinished."""
 
 
 @runtime_checkable
 class AdapterEngine(Engine, Protocol):
-    """An engine that takes LoRA adapters, as :attr:`ModelInfo.adapters` says.
+    """An engine that supports LoRA adapters, as :attr:`ModelInfo.adapters` states.
 
-    A request brings its own (``EngineRequest.adapter``), so an engine needs to be told of none; one that it
-    cannot load is the request's error.
+    A request carries its adapter (``EngineRequest.adapter``), so adapters need not be registered with the
+    engine beforehand. A request whose adapter cannot be loaded ends with an error.
     """
 
     def load_adapter(self, adapter: Adapter) -> Future[object]:
-        """Read and check an adapter while steps go on. The future raises GalleyError if it is of no use."""
+        """Read and check an adapter while steps continue.
+
+        The future raises GalleyError if the adapter cannot be used.
+        """
 
     def unload_adapter(self, adapter: Adapter) -> None:
-        """Free what it takes, after the last request that has it."""
+        """Free the adapter after the last request that uses it."""
 
 
 class EngineLoader(Protocol):
-    """Makes the engine for the checkpoint in a folder."""
+    """Creates the engine for the checkpoint in a folder."""
 
     def __call__(
         self,
@@ -100,15 +104,15 @@ class EngineLoader(Protocol):
         Args:
             settings: sizes and choices; ``settings.options_as`` reads the engine's own options.
             folder: the checkpoint.
-            on_phase: told the name and the seconds of each start-up phase as it ends.
-            pause: to be called often within a step that computes on the CPU: lets another engine have the
-                cores in between. None where this engine has them alone.
-            on_ledger: told what the model will take of the memory, before its weights are loaded, by an
-                engine that knows.
+            on_phase: called with the name and the seconds of each start-up phase as it ends.
+            pause: to be called often within a step that computes on the CPU: yields the cores to another
+                engine. None if this engine has the cores to itself.
+            on_ledger: called with the model's memory plan before its weights are loaded, if the engine can
+                make one.
 
         Raises:
             ModelError, SettingsError: the checkpoint or the settings cannot be used.
-            EngineFailed: the engine cannot start; the message says what to do.
+            EngineFailed: the engine cannot start; the message states what to do.
         """
 
 
@@ -116,13 +120,13 @@ def find_loader(name: str) -> EngineLoader:
     """Import the loader of that name.
 
     Raises:
-        SettingsError: there is none, or it cannot be imported.
+        SettingsError: no such loader exists, or it cannot be imported.
     """
     target = ENGINES.get(name)
     if target is not None:
         module, _, function = target.partition(":")
         return cast(EngineLoader, getattr(importlib.import_module(module), function))
-    from importlib.metadata import entry_points  # not needed for Galley's own, which starts sooner
+    from importlib.metadata import entry_points  # slow to import, and not needed for Galley's own
 
     installed = entry_points(group=ENTRY_POINTS)
     found = next((entry for entry in installed if entry.name == name), None)
@@ -134,7 +138,7 @@ def find_loader(name: str) -> EngineLoader:
         )
     try:
         loader: Any = found.load()
-    except Exception as error:  # a package of others may raise anything
+    except Exception as error:  # a third-party package may raise anything
         raise SettingsError(
             f"engine {name!r} ({found.value}) cannot be imported: {error}"
         ) from error

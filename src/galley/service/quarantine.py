@@ -1,19 +1,22 @@
-"""Which requests the engine has, and which one to give up when it dies. Pure bookkeeping, no I/O.
+"""Tracks which requests the engine has, and which one to give up when it dies. No I/O.
 
 A request may be what killed the engine. So after a death the requests that the engine had are
-quarantined: they go to the next engine one at a time, each when the one before has brought an Output. An
-engine that dies while it retries a quarantined request has died of that request twice, and that request
-alone is given up.
+quarantined: they are sent to the next engine one at a time, each after the one before has produced an
+Output. If an engine dies while it retries a quarantined request, that request has been there at two
+deaths, and it alone is given up.
 """
 
 from typing import Final
 
 MAX_KILLED_RETRIES: Final = 3
-"""Retries of a request that may end with SIGKILL, which is somebody else's doing unless it recurs."""
+"""Retries of a request that may end with SIGKILL, which has an outside cause unless it recurs."""
 
 
 class Quarantine:
-    """Every method that returns ids returns those to send to the engine now, in order."""
+    """The requests that the engine has, and those that wait to be sent to it.
+
+    Every method that returns ids returns those to send to the engine now, in order.
+    """
 
     def __init__(self) -> None:
         self._unsent: dict[str, None] = {}
@@ -26,7 +29,7 @@ class Quarantine:
 
     @property
     def retried(self) -> str | None:
-        """The quarantined request that the engine works on, alone."""
+        """The quarantined request that the engine is retrying, alone; None if there is none."""
         return self._retried
 
     @property
@@ -36,21 +39,21 @@ class Quarantine:
 
     @property
     def settling(self) -> bool:
-        """The retried request was cancelled, and the engine has not yet said that it has forgotten it."""
+        """Whether the retried request was cancelled and the engine has not yet confirmed that."""
         return self._settling
 
     def add(self, request_ids: list[str]) -> list[str]:
-        """New requests. They wait while the engine is away or retries a quarantined request."""
+        """Add new requests. They wait while the engine is away or retries a quarantined request."""
         self._unsent.update(dict.fromkeys(request_ids))
         return self._next()
 
     def engine_ready(self) -> list[str]:
-        """A new engine takes requests."""
+        """Record that a new engine accepts requests."""
         self._engine_ready = True
         return self._next()
 
     def progressed(self, request_id: str) -> list[str]:
-        """The engine brought an Output of the request."""
+        """Record that the engine produced an Output of the request."""
         self._failures.pop(request_id, None)
         if request_id != self._retried:
             return []
@@ -58,13 +61,13 @@ class Quarantine:
         return self._next()
 
     def finished(self, request_id: str) -> list[str]:
-        """The request has ended by itself."""
+        """Record that the request has run to completion."""
         pending = self.progressed(request_id)
         self._sent.pop(request_id, None)
         return pending
 
     def cancelled(self, request_id: str) -> bool:
-        """The caller gave the request up. Returns whether the engine has to be told.
+        """Remove a request that its caller gave up; return whether the engine must be sent an abort.
 
         If the request was being retried, the engine may already be dying of it: nothing else is sent before
         :meth:`settled`, so that no other request is blamed.
@@ -80,19 +83,19 @@ class Quarantine:
         return was_sent
 
     def settled(self) -> list[str]:
-        """The engine lives on after a retried request was cancelled."""
+        """Record that the engine survived the cancellation of a retried request."""
         self._settling = False
         return self._next()
 
     def engine_away(self) -> None:
-        """Nothing can be sent to the engine any more; :meth:`engine_died` will tell why."""
+        """Record that nothing can be sent to the engine any more; :meth:`engine_died` follows."""
         self._engine_ready = False
 
     def engine_died(self, *, killed: bool) -> str | None:
-        """Quarantine what the engine had. Returns the request to give up, if the engine was retrying it.
+        """Quarantine the requests that the engine had; return the one to give up, if it was being retried.
 
         Args:
-            killed: by SIGKILL, so perhaps not by a request at all.
+            killed: whether the engine was ended by SIGKILL, and so perhaps not by a request at all.
         """
         given_up = self._give_up(killed)
         self._quarantined = {**self._sent, **self._quarantined}

@@ -1,8 +1,8 @@
-"""The unfinished requests of a model: their answers so far, their deadlines, and who ends them.
+"""The unfinished requests of a model: their answers so far, their deadlines, and how they end.
 
-Each request's prompt and the tokens delivered so far live here, outside of the engine's process, so that a
-new engine can go on with them. ``admission.py`` decides what is taken, ``quarantine.py`` what a new engine
-gets when one has died.
+Each request's prompt and the tokens delivered so far are kept here, outside of the engine's process, so
+that a new engine can continue them. ``admission.py`` decides which requests are accepted, and
+``quarantine.py`` which ones a new engine is given after another has died.
 """
 
 import asyncio
@@ -26,14 +26,15 @@ log = logging.getLogger("galley.service")
 
 
 class RequestBook:
-    """All requests of a model that have no end yet. Of one event loop."""
+    """All unfinished requests of a model. For use in one event loop."""
 
     def __init__(self, admission: Admission, send: Callable[[Submit | Abort], int]) -> None:
-        """
+        """Create an empty book.
+
         Args:
-            admission: what may be taken.
-            send: sends the engine's process a frame; returns how many it has been sent. Without a process
-                it does nothing and returns 0.
+            admission: decides which requests are accepted.
+            send: sends a frame to the engine's process and returns how many have been sent to it. Without
+                a process it does nothing and returns 0.
         """
         self._admission = admission
         self._send = send
@@ -43,41 +44,41 @@ class RequestBook:
         self.quarantine = Quarantine()
 
     def __len__(self) -> int:
-        """Unfinished sequences."""
+        """Return the number of unfinished sequences."""
         return len(self._unfinished)
 
     def check_place(self, share: Share, deadline: float) -> None:
-        """Raise as :meth:`take` where that is certain before a tenant's request is known."""
+        """Raise the errors of :meth:`take` that are certain before a tenant's request is known."""
         now = time.monotonic()
         _check_deadline(deadline, now)
         self._admission.check_place(share, now=now)
 
     def check_early(self, share: Share, priority: int, deadline: float) -> None:
-        """Raise as :meth:`take` where that is certain for any request of the tenant with this priority."""
+        """Raise the errors of :meth:`take` that any request of the tenant with this priority would meet."""
         now = time.monotonic()
         _check_deadline(deadline, now)
         self._admission.check_early(share, priority, deadline, now=now)
 
     def check(self, requests: Sequence[EngineRequest], deadline: float) -> None:
-        """Raise as :meth:`take`, and begin none."""
+        """Raise the errors of :meth:`take`, without starting a request."""
         now = time.monotonic()
         _check_deadline(deadline, now)
         self._admission.check(requests, deadline, now=now)
 
     def room(self, share: Share) -> int:
-        """How many sequences the tenant may add at once."""
+        """Return how many sequences the tenant may add at once."""
         return self._admission.room(share, now=time.monotonic())
 
     def take(self, requests: Sequence[EngineRequest], deadline: float) -> list[OutputStream]:
-        """Begin all of them or none.
+        """Start all of the requests or none.
 
         Args:
-            requests: of one caller.
+            requests: the requests of one caller.
             deadline: on the monotonic clock, in seconds: streams that have not ended by then raise
-                DeadlineExceeded, and the engine forgets them.
+                DeadlineExceeded, and the engine drops their requests.
 
         Raises:
-            QueueFull: too many are waiting, or the answers are expected after the deadline.
+            QueueFull: too many sequences are waiting, or the answers are expected after the deadline.
             DeadlineExceeded: the deadline has passed.
         """
         self.check(requests, deadline)
@@ -90,11 +91,11 @@ class RequestBook:
         return streams
 
     def observe(self, stats: EngineStats, *, working: bool) -> None:
-        """Note how far the engine is; ``working``: it is ready."""
+        """Record the engine's statistics; ``working``: whether it is ready."""
         self._admission.observe(stats, working=working, now=time.monotonic())
 
     def deliver(self, output: Output) -> None:
-        """Hand on what the engine computed; nothing if nobody waits for it any more."""
+        """Deliver an Output to its reader; ignore it if its request has ended."""
         unfinished = self._unfinished.get(output.request_id)
         if unfinished is None:
             return
@@ -107,18 +108,18 @@ class RequestBook:
         self._submit(self.quarantine.finished(output.request_id))
 
     def stepped(self, frames_seen: int) -> None:
-        """The engine has read so many frames: what waited for the end of a cancelled request may go."""
+        """Record how many frames the engine has read; send what waited for a cancellation to be read."""
         if self.quarantine.settling and frames_seen >= self._settled_at:
             self._submit(self.quarantine.settled())
 
     def engine_ready(self) -> None:
-        """A new engine: it gets what the last one had, each request with the tokens that were delivered."""
+        """Send a new engine the unfinished requests, each with the tokens delivered so far."""
         for unfinished in self._unfinished.values():
             unfinished.resumed = True
         self._submit(self.quarantine.engine_ready())
 
     def engine_died(self, *, killed: bool) -> None:
-        """The engine died with the requests it had; one of them may have to be given up."""
+        """Record that the engine died; give up the request that it died of, if that is known."""
         given_up = self.quarantine.engine_died(killed=killed)
         if given_up is not None:
             log.error("the engine dies of request %s; giving it up", given_up)
@@ -126,7 +127,7 @@ class RequestBook:
             self._give_up(given_up, "error", message)
 
     def end_all(self, reason: Literal["abort", "error"], error: str | None) -> None:
-        """End each with this reason; no engine is told."""
+        """End every request with this reason, without sending anything to the engine."""
         for request_id in list(self._unfinished):
             self._give_up(request_id, reason, error)
 
@@ -140,7 +141,7 @@ class RequestBook:
         return Unfinished(request, unread, claim, now, timer)
 
     def _end(self, request_id: str, *, finished: bool = False) -> Unfinished | None:
-        """Take a request off the books, whatever ended it."""
+        """Remove a request from the book, whatever ended it."""
         unfinished = self._unfinished.pop(request_id, None)
         if unfinished is not None:
             if unfinished.timer is not None:

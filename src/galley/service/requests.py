@@ -1,4 +1,4 @@
-"""From a prompt and its parameters to engine requests; everything a caller can get wrong is said here."""
+"""Validates a prompt and its parameters, and converts them to engine requests."""
 
 import secrets
 from collections.abc import Collection
@@ -35,25 +35,25 @@ def expand(
     prompt_param: str = "prompt",
     context: int | None = None,
 ) -> list[EngineRequest]:
-    """One engine request for each of ``n`` choices, with every default filled in.
+    """Return one engine request for each of ``n`` choices, with every default filled in.
 
-    Choice i has the id ``{request_id}-{i}`` and a seed of its own, derived from the request's (drawn
-    here if there is none, so that a resubmitted request goes on as it began). Only the first scores the
-    prompt.
+    Choice i has the id ``{request_id}-{i}`` and a separate seed, derived from the request's seed. If the
+    request has none, its seed is drawn here, so that a resubmitted request continues as it began. Only
+    the first choice scores the prompt.
 
     Args:
         prompt: token ids.
-        params: as the caller gave them.
-        info: of the model.
+        params: the parameters as the caller gave them.
+        info: the model's description.
         request_id: unique.
-        priority: lower is sooner.
-        cache_salt: of the tenant.
+        priority: a lower value is scheduled sooner.
+        cache_salt: the tenant's salt.
         prompt_param: the field to name when the prompt itself is wrong.
-        context: tokens that prompt and output may have together, if less than the model's.
+        context: the most tokens of prompt and output together, if less than the model's context.
 
     Raises:
-        RequestError: a token id is out of range, the prompt is empty, or the model does not do what is
-            asked.
+        RequestError: a token id is out of range, the prompt is empty, or the model does not support the
+            request.
         ContextExceeded: prompt and ``max_tokens`` do not fit the context.
     """
     if info.embedding is not None:
@@ -84,7 +84,7 @@ def each_choice(
     prompt_param: str = "prompt",
     context: int | None = None,
 ) -> list[SamplingParams]:
-    """Resolved parameters of each of ``n`` choices. Arguments and errors are those of :func:`expand`."""
+    """Return the resolved parameters of each choice, with the arguments and errors of :func:`expand`."""
     if params.prompt_logprobs is not None:
         check_task(info, "score", param="prompt_logprobs")
     if not prompt:
@@ -106,7 +106,7 @@ def each_choice(
             max_tokens=max_tokens,
             seed=choice_seed(seed, choice),
             n=1,
-            # Scored once; the other choices share the prompt's blocks instead.
+            # The prompt is scored once; the other choices share its KV blocks instead.
             prompt_logprobs=resolved.prompt_logprobs if choice == 0 else None,
         )
         for choice in range(params.n)
@@ -114,7 +114,7 @@ def each_choice(
 
 
 def choice_seed(seed: int, choice: int) -> int:
-    """The 64-bit seed of one of ``n`` choices; the first has the request's own."""
+    """Return the 64-bit seed of one of ``n`` choices; the first uses the request's own seed."""
     if choice == 0:
         return seed
     digest = blake2b(seed.to_bytes(8, "little") + choice.to_bytes(4, "little"), digest_size=8)
@@ -122,7 +122,7 @@ def choice_seed(seed: int, choice: int) -> int:
 
 
 def check_ids(name: str, ids: Collection[int], info: ModelInfo) -> None:
-    """Raise RequestError, which names the field ``name``, for an id that is none of the model's."""
+    """Raise RequestError, naming the field ``name``, for an id outside the model's vocabulary."""
     low, high = min(ids, default=0), max(ids, default=0)
     if low < 0 or high >= info.vocab_size:
         raise RequestError(
@@ -146,7 +146,7 @@ def _check_ids(
 
 
 def check_task(info: ModelInfo, task: Task, *, param: str = "model") -> None:
-    """Raise RequestError, which names ``param``, if the model does not do ``task``."""
+    """Raise RequestError, naming ``param``, if the model does not support ``task``."""
     if task not in info.tasks:
         raise RequestError(
             f"{info.name} cannot {task}; it can {', '.join(info.tasks)}", param=param
@@ -154,7 +154,10 @@ def check_task(info: ModelInfo, task: Task, *, param: str = "model") -> None:
 
 
 def _check_beams(params: SamplingParams, info: ModelInfo) -> None:
-    """A beam search ranks whole texts by the model's own probabilities."""
+    """Raise RequestError for a setting that a beam search cannot honour.
+
+    A beam search ranks whole texts by the model's own probabilities.
+    """
     if params.num_beams == 1:
         return
     if info.recurrent:
@@ -176,7 +179,7 @@ def _check_beams(params: SamplingParams, info: ModelInfo) -> None:
 def _max_tokens(
     length: int, params: SamplingParams, limit: int, prompt_param: str, *, default: int | None
 ) -> int:
-    # A token that is generated last needs no room for its own keys and values, but positions do.
+    # The last generated token needs no room for its keys and values, but it does need a position.
     wants_output = params.max_tokens is None or params.max_tokens > 0
     if length + wants_output > limit:
         raise ContextExceeded(

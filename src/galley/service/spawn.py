@@ -1,4 +1,7 @@
-"""Processes of engines, text workers and decoders, begun; engines come first, so this imports little."""
+"""Starts processes of engines, text workers and decoders.
+
+Engines are started first, so this module imports little.
+"""
 
 import os
 import socket
@@ -15,7 +18,7 @@ from galley.settings.config import Settings
 from galley.settings.engine import NATIVE_ENGINE
 
 _PLACES: Final = 4
-"""Engines of one model that may share the cores: those of a reloaded model that still have requests."""
+"""Places for each model: after a reload, its earlier engines share the cores while they have requests."""
 
 _ENGINE: Final = "galley.service.worker"
 _TEXT: Final = "galley.service.text_worker"
@@ -24,12 +27,12 @@ _DECODER: Final = "galley.speech.decode_worker"
 
 @dataclass(frozen=True)
 class Spawned:
-    """A process that imports what it needs and waits for its first frame.
+    """A started process that imports its modules and waits for its first frame.
 
     Attributes:
-        child: ends when ``connection`` closes, however that happens.
+        child: the process; it ends when ``connection`` closes for any reason.
         connection: this end of the socket pair.
-        at: seconds on the monotonic clock.
+        at: the start time in seconds on the monotonic clock.
     """
 
     child: "subprocess.Popen[bytes]"
@@ -38,17 +41,22 @@ class Spawned:
 
 
 class Spawner:
-    """Where the engine processes of one server come from."""
+    """Starts the engine processes of one server."""
 
     def __init__(self, settings: Settings, *, ahead: bool = False) -> None:
-        """``ahead``: begin a process for each model at once."""
+        """Create the spawner.
+
+        Args:
+            settings: the server's settings.
+            ahead: start a process at once for each model that is loaded at the start.
+        """
         models = settings.each_model()
         together = settings.most_loaded
         shared = together > 1 and settings.take_turns
         self._file = core_scheduler_file(_PLACES * together) if shared else None
         self._engines = {model.served_model_name: model.engine for model in models}
         self._free = list(range(together))
-        """Numbers of models, of which each has so many places."""
+        """Free model numbers; each number stands for :data:`_PLACES` places."""
         self._numbers: dict[str, int] = {}
         self._next = dict.fromkeys(self._engines, 0)
         self._environ = {FORMAT_VARIABLE: settings.log_format}
@@ -56,11 +64,11 @@ class Spawner:
         self._ahead = {name: self._begin(name) for name in at_start if ahead}
 
     def spawn(self, name: str) -> Spawned:
-        """The process that was begun ahead for the model of that name, or a new one."""
+        """Return the process that was started ahead for the model of that name, or start a new one."""
         return self._ahead.pop(name, None) or self._begin(name)
 
     def release(self, name: str) -> None:
-        """The model of that name is unloaded: another may have its places on the cores."""
+        """Release the places of an unloaded model on the cores, so that another model may use them."""
         if name in self._numbers:
             self._free.append(self._numbers.pop(name))
 
@@ -80,29 +88,29 @@ def spawn(
     *,
     environ: Mapping[str, str] | None = None,
 ) -> Spawned:
-    """Fork and exec only: a few milliseconds.
+    """Start an engine process. This only forks and executes, which takes a few milliseconds.
 
     Args:
-        engine: the name of its loader.
-        model: for those who look at the list of processes.
+        engine: the name of the engine's loader.
+        model: the model's name, shown in the list of processes.
         place: file and place of an engine that shares the cores, see :mod:`galley.service.core_scheduler`.
-        environ: variables beside this process's own.
+        environ: variables in addition to this process's own.
     """
     files = [] if place is None else [place[0]]
     return _begin(_ENGINE, engine, model, *map(str, place or ()), files=files, environ=environ)
 
 
 def spawn_text(model: str) -> Spawned:
-    """As :func:`spawn`: a text worker, see :mod:`galley.service.text_worker`."""
-    # One job at a time, one thread: no pool of threads, whose stacks would count as memory.
-    # A checkpoint's expression can make the Rust library panic: one line of that in the log is enough.
+    """Start a text worker like :func:`spawn`; see :mod:`galley.service.text_worker`."""
+    # One job at a time in one thread: the stacks of a thread pool would count as memory.
+    # A checkpoint's regular expression can make the Rust library panic: one log line of that is enough.
     environ = {"TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}
     return _begin(_TEXT, model, environ=environ)
 
 
 def spawn_decoder() -> Spawned:
-    """As :func:`spawn`: a decoder of recordings, see :mod:`galley.speech.decode_worker`."""
-    # It forks, which threads do not survive.
+    """Start a decoder of recordings like :func:`spawn`; see :mod:`galley.speech.decode_worker`."""
+    # The decoder forks, and threads do not survive a fork.
     return _begin(_DECODER, kind=socket.SOCK_SEQPACKET, environ={"OPENBLAS_NUM_THREADS": "1"})
 
 
@@ -121,7 +129,7 @@ def _begin(
             pass_fds=[theirs.fileno(), *files],
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr.fileno(),
-            # What the process may know is in its first frame; keys are not.
+            # The process receives its settings in its first frame; API keys are not among them.
             env={
                 **{k: v for k, v in os.environ.items() if not k.startswith("GALLEY_API_KEY")},
                 **(environ or {}),

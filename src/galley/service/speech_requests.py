@@ -1,4 +1,4 @@
-"""From audio and token ids to the engine requests of a speech model."""
+"""Converts audio and token ids to the engine requests of a speech model."""
 
 from galley.errors import ContextExceeded, RequestError
 from galley.service.requests import check_ids, check_task, each_choice
@@ -18,20 +18,20 @@ def transcribe_requests(
     priority: int = 0,
     cache_salt: str = "",
 ) -> list[EngineRequest]:
-    """One engine request for each of ``n`` choices; see :func:`galley.service.requests.expand`.
+    """Return one engine request for each of ``n`` choices; see :func:`galley.service.requests.expand`.
 
     Args:
         prompt: token ids.
-        params: as the caller gave them.
-        info: of the model.
+        params: the parameters as the caller gave them.
+        info: the model's description.
         request_id: unique.
         encoder_input: the audio.
         rules: which tokens the transcript may have.
-        priority: lower is sooner.
-        cache_salt: of the tenant.
+        priority: a lower value is scheduled sooner.
+        cache_salt: the tenant's salt.
 
     Raises:
-        RequestError: the model is no speech model or takes no such audio, or as of ``expand``.
+        RequestError: the model is not a speech model or does not accept such audio, or as in ``expand``.
         ContextExceeded: prompt and ``max_tokens`` do not fit the context.
     """
     _check_audio(encoder_input, info)
@@ -58,12 +58,13 @@ def align_request(
     priority: int = 0,
     cache_salt: str = "",
 ) -> EngineRequest:
-    """The request for where the model's alignment heads look at each token of a given text.
+    """Return the request for the attention of the model's alignment heads at each token of a given text.
 
     Arguments are those of :func:`transcribe_requests`.
 
     Raises:
-        RequestError: the model has no such heads or takes no such audio, or a token id is none of its.
+        RequestError: the model has no such heads or does not accept such audio, or a token id is outside
+            its vocabulary.
         ContextExceeded: the text does not fit the context.
     """
     _check_audio(encoder_input, info)

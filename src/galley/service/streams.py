@@ -1,4 +1,4 @@
-"""One request between its submission and the last of its Outputs, on the server's side."""
+"""The server's side of one request, from its submission to the last of its Outputs."""
 
 import asyncio
 import time
@@ -15,12 +15,12 @@ from galley.types import EngineRequest, Output, Timing
 
 @dataclass(slots=True)
 class Unfinished:
-    """A request that the engine has not finished, and what of its answer was delivered.
+    """A request that the engine has not finished, and the part of its answer that was delivered.
 
     Attributes:
-        unread: what the reader has not taken yet.
-        claim: in the books of admission.
-        submitted: on the monotonic clock, in seconds.
+        unread: the Outputs that the reader has not taken yet.
+        claim: the request's account in the admission.
+        submitted: when it was submitted, on the monotonic clock, in seconds.
         timer: ends the request at its deadline, if it has one.
     """
 
@@ -36,14 +36,14 @@ class Unfinished:
     resumed: bool = False
 
     def resumption(self) -> EngineRequest:
-        """The request as a new engine needs it. What came with the first Output is not computed twice."""
+        """Return the request for a new engine, which does not recompute what the first Output brought."""
         if not self.resumed:
             return self.request
         payload = self.request.payload.resumed(self.tokens, answered=self.answered)
         return msgspec.structs.replace(self.request, payload=payload)
 
     def take(self, output: Output) -> None:
-        """Note what the engine delivered; hide that it is not the engine that began the request."""
+        """Pass an Output to the reader, corrected as if a single engine had served the whole request."""
         now = time.monotonic()
         self.tokens.extend(output.tokens)
         if not self.answered:
@@ -63,24 +63,24 @@ class Unfinished:
 
 
 LONGEST_WAIT: Final = 1.0
-"""Seconds until who does not give up asks a full queue again."""
+"""Longest pause in seconds before a patient caller retries a full queue."""
 
 
 class Outputs(Protocol):
-    """One request's Outputs, as they come; ends after the one that has a ``finish_reason``."""
+    """The Outputs of one request as they arrive; ends after the one that has a ``finish_reason``."""
 
     def __aiter__(self) -> AsyncIterator[Output]:
-        """The stream itself; it can be iterated once."""
+        """Return the stream itself; it can be iterated once."""
 
     async def __anext__(self) -> Output:
-        """Wait for the next. Raises DeadlineExceeded or SlowReader if there will be none."""
+        """Wait for the next Output. Raises DeadlineExceeded or SlowReader if there will be none."""
 
     def cancel(self) -> None:
-        """The engine forgets the request within one step. Harmless when it has finished."""
+        """Have the engine drop the request within one step. Harmless when it has finished."""
 
 
 class OpenCall(Protocol):
-    """Takes engine requests of a caller whose deadline it knows, as :class:`galley.gateway.call.Call`."""
+    """Submits engine requests of a caller with a known deadline, like :class:`galley.gateway.call.Call`."""
 
     def submit_all(self, requests: Sequence[EngineRequest]) -> Sequence[Outputs]:
         """See :meth:`galley.service.client.EngineClient.submit_all`."""
@@ -90,7 +90,7 @@ class OpenCall(Protocol):
 
 
 class OutputStream:
-    """One request's Outputs, as they come; ends after the one that has a ``finish_reason``."""
+    """The Outputs of one request as they arrive; ends after the one that has a ``finish_reason``."""
 
     def __init__(self, request: Unfinished, cancel: Callable[[str], None]) -> None:
         self._request = request
@@ -101,7 +101,7 @@ class OutputStream:
         return self
 
     async def __anext__(self) -> Output:
-        """Wait for the next. Raises DeadlineExceeded or SlowReader if there will be none."""
+        """Wait for the next Output. Raises DeadlineExceeded or SlowReader if there will be none."""
         if self._ended:
             raise StopAsyncIteration
         output = await self._request.unread.get()
@@ -109,7 +109,7 @@ class OutputStream:
         return output
 
     def cancel(self) -> None:
-        """The engine forgets the request within one step. Harmless when it has finished."""
+        """Have the engine drop the request within one step. Harmless when it has finished."""
         self._ended = True
         self._request.unread.clear()
         self._cancel(self._request.request.id)

@@ -1,4 +1,4 @@
-"""What travels between the server's process and a text worker, framed as in ``frames.py``."""
+"""The messages between the server's process and a text worker, framed as in ``frames.py``."""
 
 from typing import Any, Final
 
@@ -9,7 +9,7 @@ from galley.types import Grammar
 
 LOAD_SECONDS: Final = 60.0
 LOAD_BYTES: Final = 2 * 1024**3
-"""What a worker may take to load a tokenizer and a chat template: these are programs of the checkpoint."""
+"""Budget of a worker for loading a tokenizer and a chat template, which are programs of the checkpoint."""
 
 
 class TextStart(msgspec.Struct, tag="start", frozen=True):
@@ -23,7 +23,7 @@ class TextStart(msgspec.Struct, tag="start", frozen=True):
 
 
 class EncodeChat(msgspec.Struct, tag="chat", frozen=True):
-    """Token ids of a conversation, as :meth:`ChatTemplate.encode` makes them."""
+    """Encode a conversation to token ids with :meth:`ChatTemplate.encode`."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
@@ -34,7 +34,7 @@ class EncodeChat(msgspec.Struct, tag="chat", frozen=True):
 
 
 class EncodeTexts(msgspec.Struct, tag="texts", frozen=True):
-    """Token ids of each text, as :meth:`Tokenizer.encode_all` makes them."""
+    """Encode each text to token ids with :meth:`Tokenizer.encode_all`."""
 
     texts: list[str]
     add_special_tokens: bool
@@ -42,14 +42,14 @@ class EncodeTexts(msgspec.Struct, tag="texts", frozen=True):
 
 
 class CutTexts(msgspec.Struct, tag="cut", frozen=True):
-    """Token ids of each text, as :meth:`Tokenizer.encode_cut` makes them."""
+    """Encode each text to truncated token ids with :meth:`Tokenizer.encode_cut`."""
 
     texts: list[str]
     most: int
 
 
 class EncodePairs(msgspec.Struct, tag="pairs", frozen=True):
-    """Token ids of a text with each of others, as :meth:`Tokenizer.encode_pairs` makes them."""
+    """Encode pairs of one text with each of several others, with :meth:`Tokenizer.encode_pairs`."""
 
     first: str
     seconds: list[str]
@@ -58,36 +58,36 @@ class EncodePairs(msgspec.Struct, tag="pairs", frozen=True):
 
 
 class DecodeIds(msgspec.Struct, tag="decode", frozen=True):
-    """Text of token ids, special ones included."""
+    """Decode token ids to text, special tokens included."""
 
     ids: list[int]
 
 
 class CheckGrammar(msgspec.Struct, tag="grammar", frozen=True):
-    """A grammar as :func:`galley.grammar.check.check` compiles it; ``field`` is what errors name."""
+    """Compile a grammar with :func:`galley.grammar.check.check`; errors name ``field``."""
 
     grammar: Grammar
     field: str
 
 
 class Loaded(msgspec.Struct, tag="loaded", frozen=True):
-    """Jobs may come. The worker's first frame."""
+    """The worker's first frame: it accepts jobs."""
 
 
 class Unusable(msgspec.Struct, tag="unusable", frozen=True):
-    """The tokenizer or chat template cannot be used, says the worker's first and only frame."""
+    """The worker's first and only frame if the tokenizer or chat template cannot be used."""
 
     message: str
 
 
 class Compiled(msgspec.Struct, tag="compiled", frozen=True):
-    """The grammar of the job, checked."""
+    """The job's grammar, checked and compiled."""
 
     grammar: Grammar
 
 
 class Ids(msgspec.Struct, tag="ids", frozen=True):
-    """Token ids: one list for each text of the job, or one for its conversation."""
+    """Token ids, as one list for each text of the job, or one for its conversation."""
 
     ids: list[list[int]]
 
@@ -99,13 +99,13 @@ class Decoded(msgspec.Struct, tag="decoded", frozen=True):
 
 
 class Pairs(msgspec.Struct, tag="paired", frozen=True):
-    """Token ids of each pair, and where tokens of type 1 begin."""
+    """Token ids of each pair, with the index at which tokens of type 1 begin."""
 
     pairs: list[tuple[list[int], int]]
 
 
 class Refused(msgspec.Struct, tag="refused", frozen=True):
-    """A RequestError; ``budget``: the job took more time or memory than it may."""
+    """A RequestError; ``budget``: the job exceeded its time or memory budget."""
 
     message: str
     param: str | None
@@ -114,7 +114,7 @@ class Refused(msgspec.Struct, tag="refused", frozen=True):
 
 
 class OutOfMemory(msgspec.Struct, tag="out_of_memory", frozen=True):
-    """The job wants more memory than its budget. Where native code does, the process dies instead."""
+    """The job exceeded its memory budget. If native code exceeds it, the process dies instead."""
 
 
 Job = EncodeChat | EncodeTexts | CutTexts | EncodePairs | DecodeIds | CheckGrammar
@@ -127,16 +127,24 @@ _from_text: msgspec.msgpack.Decoder[FromText] = msgspec.msgpack.Decoder(FromText
 
 
 def encode(frame: ToText | FromText) -> bytes:
-    """The frame with its length in front, ready to be written."""
+    """Return the encoded frame with its length in front, ready to be written."""
     body = _encoder.encode(frame)
     return HEADER.pack(len(body)) + body
 
 
 def decode_to_text(body: bytes) -> ToText:
-    """Raises ``msgspec.DecodeError`` on anything that :func:`encode` did not write."""
+    """Decode a frame for a text worker.
+
+    Raises:
+        msgspec.DecodeError: :func:`encode` did not write it.
+    """
     return _to_text.decode(body)
 
 
 def decode_from_text(body: bytes) -> FromText:
-    """Raises ``msgspec.DecodeError`` on anything that :func:`encode` did not write."""
+    """Decode a frame from a text worker.
+
+    Raises:
+        msgspec.DecodeError: :func:`encode` did not write it.
+    """
     return _from_text.decode(body)

@@ -1,4 +1,4 @@
-"""A text worker's place: one process at a time, the jobs that wait for it, and who is next."""
+"""A lane for text work: one worker process at a time, and the queue of jobs that wait for it."""
 
 import asyncio
 import logging
@@ -26,20 +26,23 @@ from galley.service.turns import Share, Turns
 log = logging.getLogger("galley.text")
 
 _GRACE: Final = 2.0
-"""Seconds beyond a job's budget, at whose end it ends its process itself, unless that is stopped."""
+"""Seconds to wait beyond a job's budget, at whose end the worker ends itself unless it is stopped."""
 
 _PATIENCE: Final = 3
-"""Times a job's budget: how long a job waits for its turn. The one before it may use all of its own."""
+"""How long a job waits for its turn, in job budgets. The job before it may use its whole budget."""
 
 
 class Lane:
     """One worker process at a time, and the jobs that wait for it."""
 
     def __init__(self, name: str, start: TextStart, unchanged: Callable[[], bool]) -> None:
-        """Args:
-        name: the model's.
-        start: the worker's first frame.
-        unchanged: whether the checkpoint's files are still the served ones; if not, no worker is started.
+        """Create a lane without a worker.
+
+        Args:
+            name: the model's name.
+            start: the worker's first frame.
+            unchanged: returns whether the checkpoint's files are still those that are served; if they are
+                not, no worker is started.
         """
         self._name = name
         self._start = start
@@ -50,30 +53,30 @@ class Lane:
 
     @property
     def started(self) -> bool:
-        """Whether there is a worker."""
+        """Whether a worker is running."""
         return self._process is not None and self._process.alive
 
     @property
     def pid(self) -> int | None:
-        """The worker's process id."""
+        """The worker's process id, or None if no worker is running."""
         return self._process.pid if self._process is not None and self._process.alive else None
 
     @property
     def busy(self) -> bool:
-        """Whether it has a job."""
+        """Whether the worker has a job."""
         return self._turns.taken
 
     async def begin(self, *, with_server: bool = False) -> "_Process":
-        """Begin a worker, if there is none, without waiting until it has loaded.
+        """Start a worker if none is running, without waiting until it has loaded.
 
         Args:
             with_server: the server is about to load the same files, whatever they are now.
 
         Raises:
-            EngineNotReady: none can be started.
+            EngineNotReady: no worker can be started.
         """
         if self._process is not None and not self._process.alive:
-            await self._end_process()  # while it was idle: no job is to blame
+            await self._end_process()  # it died while idle, so no job is to blame
         if self._process is None:
             if not (with_server or self._unchanged()):
                 raise EngineNotReady(
@@ -88,13 +91,13 @@ class Lane:
         return self._process
 
     async def loaded(self) -> "_Process":
-        """A worker that has loaded the checkpoint's tokenizer and chat template.
+        """Return a worker that has loaded the checkpoint's tokenizer and chat template.
 
         Raises:
-            EngineNotReady: none can be started.
-            ModelError: they cannot be used, or take too long or too much memory to load.
+            EngineNotReady: no worker can be started.
+            ModelError: the two cannot be used, or take too long or too much memory to load.
         """
-        for _ in range(2):  # somebody may have killed the first
+        for _ in range(2):  # the first may have been killed from outside
             process = await self.begin()
             answer = await process.loaded(self._start.load_seconds)
             if isinstance(answer, Loaded):
@@ -118,22 +121,22 @@ class Lane:
         share: Share,
         known: Callable[[], FromText | None] = lambda: None,
     ) -> FromText:
-        """What comes of a job.
+        """Run a job and return its result.
 
         Args:
-            frame: the job's.
+            frame: the job's encoded frame.
             param: the request's field that a refusal names.
-            share: whose it is.
-            known: looked at when the job's turn has come: an answer that makes the work needless.
+            share: the tenant's share.
+            known: called when the job's turn has come: returns an answer that makes the work unnecessary.
 
         Raises:
-            QueueFull: too much waits already.
-            EngineNotReady, ModelError, EngineError: there is no worker that could do it.
+            QueueFull: too much text work waits already.
+            EngineNotReady, ModelError, EngineError: no worker can do the job.
         """
         await self._turns.wait(len(frame), share)
         work = asyncio.create_task(self._work(frame, param, known))
         work.add_done_callback(_retrieve)
-        # A caller that is cancelled leaves the job to its end: its answer must not be the next one's.
+        # If the caller is cancelled, the job still finishes: the next job must not receive its answer.
         return await asyncio.shield(work)
 
     async def _work(
@@ -146,7 +149,7 @@ class Lane:
         return self._over_memory(param) if isinstance(answer, OutOfMemory) else answer
 
     async def _answer(self, frame: bytes, param: str) -> FromText:
-        # One that somebody has stopped or killed says nothing against the job.
+        # A worker that was stopped or killed from outside is no evidence against the job.
         for may_repeat in (True, False):
             if self._closed:
                 break
@@ -184,12 +187,12 @@ class Lane:
         return Refused(message, param, None, budget=True)
 
     async def _end_process(self) -> int:
-        """End the worker, if there is one; its exit status."""
+        """End the worker, if one is running, and return its exit status."""
         process, self._process = self._process, None
         return 0 if process is None else await process.close()
 
     async def close(self) -> None:
-        """End the worker; a job under way fails. Idempotent."""
+        """End the worker; a running job fails. Idempotent."""
         self._closed = True
         if self._process is not None:
             self._process.kill()
@@ -197,7 +200,7 @@ class Lane:
 
 
 def _retrieve(task: "asyncio.Task[FromText]") -> None:
-    """Nobody may be left to ask for the error."""
+    """Retrieve the task's error, since its caller may be gone."""
     if not task.cancelled():
         task.exception()
 
@@ -206,7 +209,7 @@ class _Process:
     """One worker process and the socket to it.
 
     Attributes:
-        silent: it did not answer in time, and was killed: somebody has stopped it.
+        silent: it did not answer in time and was killed; it must have been stopped from outside.
     """
 
     def __init__(
@@ -228,13 +231,13 @@ class _Process:
         return cls(spawned.child, reader, writer)
 
     async def loaded(self, seconds: float) -> FromText | None:
-        """What the worker says when it has loaded, or that it cannot; None when it has died."""
+        """Return the worker's first frame, which reports whether it has loaded; None if it has died."""
         if self._loaded is None:
             self._loaded = await self._receive(seconds)
         return self._loaded
 
     async def ask(self, frame: bytes, seconds: float) -> FromText | None:
-        """The answer to one job of so many seconds; None when the process has died."""
+        """Return the answer to a job with a budget of ``seconds``; None if the process has died."""
         with suppress(ConnectionError):
             self._writer.write(frame)
         return await self._receive(seconds)
@@ -249,7 +252,7 @@ class _Process:
             self.silent = True
             self._child.kill()
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the exit status says more
+            pass  # the exit status is more informative
         return None
 
     @property
@@ -264,7 +267,10 @@ class _Process:
         self._child.kill()
 
     async def close(self) -> int:
-        """Hang up and wait; the exit status. A worker has nothing to save: one that lingers is killed."""
+        """Close the connection, wait, and return the exit status.
+
+        A worker has nothing to save, so one that lingers is killed.
+        """
         self._writer.close()
         try:
             return await asyncio.to_thread(self._child.wait, 1.0)

@@ -1,4 +1,4 @@
-"""Text work of one model, bounded: chat templates and tokenising go to worker processes."""
+"""Text work of one model, with budgets: chat templates and tokenization run in worker processes."""
 
 import time
 from collections import OrderedDict
@@ -32,34 +32,36 @@ from galley.settings.config import Settings
 from galley.types import Grammar, SamplingParams
 
 _SMALL_BYTES: Final = 64 * 1024
-"""Larger jobs have a worker of their own: nobody's short conversation waits for them."""
+"""Larger jobs run in a separate worker, so that no short conversation waits for them."""
 
 _GRAMMARS_KEPT: Final = 256
 _MOST_KEPT: Final = 16 * 1024
-"""Answers to grammars that are remembered, and the characters of such a grammar at most."""
+"""Number of grammars whose answers are cached, and the most characters of such a grammar."""
 
 _BUDGET_SECONDS: Final = 60.0
-"""How long it is remembered that a grammar takes more than its budget: the machine may have been busy."""
+"""Seconds for which an exceeded budget is cached for a grammar: the machine may only have been busy."""
 
 
 class TextPool:
     """The workers that encode the texts and conversations of one model's requests.
 
     There are at most three, each started when it is first needed: one for conversations, so that a chat
-    template that loops delays no other text; one for other texts; and one for grammars and all that is
-    large. Each does one job at a time. A job that takes more time or memory than the settings grant
-    (``text_seconds``, ``text_bytes``) costs its worker's life and is the request's error; the next job gets
-    a new worker.
+    template that loops delays no other text; one for other texts; and one for grammars and large jobs.
+    Each runs one job at a time. A job that takes more time or memory than the settings allow
+    (``text_seconds``, ``text_bytes``) ends its worker and is reported as an error of the request; the
+    next job gets a new worker.
     """
 
     def __init__(
         self, settings: Settings, name: str, folder: Path, *, unchanged: Callable[[], bool]
     ) -> None:
-        """Args:
-        settings: have the budgets.
-        name, folder: the model's.
-        unchanged: whether the folder's files are still those that are served. When they are not, no worker
-            is started, since it would load others.
+        """Create the pool without workers.
+
+        Args:
+            settings: the settings with the budgets.
+            name, folder: the model's name and folder.
+            unchanged: returns whether the folder's files are still those that are served. If they are not,
+                no worker is started, since it would load different files.
         """
         self._unchanged = unchanged
         start = TextStart(str(folder), settings.text_seconds, settings.text_bytes)
@@ -79,40 +81,40 @@ class TextPool:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers that run."""
+        """The process ids of the running workers."""
         return [pid for lane in self._lanes if (pid := lane.pid) is not None]
 
     async def begin(self, *, chats: bool) -> None:
-        """Begin the worker that most requests will need; :meth:`loaded` waits for it.
+        """Start the worker that most requests will need; :meth:`loaded` waits for it.
 
         Args:
-            chats: the model has a chat template.
+            chats: whether the model has a chat template.
 
         Raises:
-            EngineNotReady: none can be started.
+            EngineNotReady: no worker can be started.
         """
         await (self._chats if chats else self._texts).begin(with_server=True)
 
     async def loaded(self, *, chats: bool) -> None:
         """Wait until that worker has loaded the checkpoint's tokenizer and chat template.
 
-        Whoever loads these in another process, without a budget, waits for this first.
+        Wait for this before loading the same files in another process, without a budget.
 
         Raises:
-            ModelError: they cannot be used, or take too long or too much memory to load.
+            ModelError: the two cannot be used, or take too long or too much memory to load.
             EngineNotReady: no worker can be started.
         """
         await (self._chats if chats else self._texts).loaded()
 
     def of(self, share: Share = NOBODY) -> "TextWork":
-        """The work of one tenant, which takes turns with that of others by its weight."""
+        """Return the text work of one tenant, which takes turns with other tenants by its weight."""
         return TextWork(self, share)
 
     async def work(self, job: Job, param: str, share: Share) -> FromText:
-        """What comes of a job.
+        """Run a job and return its result.
 
         Raises:
-            RequestError: it is refused; names ``param``, or a field that the job knows.
+            RequestError: it is refused; the error names ``param``, or a field that the job knows.
             QueueFull: too much text work waits already.
         """
         frame = encode(job)
@@ -122,16 +124,16 @@ class TextPool:
         return _taken(await self._that_runs(lane).run(frame, param, share), param)
 
     async def check_grammar(self, grammar: Grammar, field: str, share: Share) -> Grammar:
-        """The grammar, checked and compiled; refusals are remembered, too.
+        """Check and compile a grammar; answers are cached, refusals included.
 
         Raises:
-            RequestError: it cannot be followed; names ``field``.
+            RequestError: the grammar cannot be followed; the error names ``field``.
             QueueFull: too much text work waits already.
         """
         job = CheckGrammar(grammar, field)
         answer = self._grammars.find(job)
         if answer is None:
-            # Among the large jobs: nobody's conversation waits for a grammar.
+            # In the lane for large jobs, so that no conversation waits for a grammar.
             lane = self._that_runs(self._large)
             answer = await lane.run(encode(job), field, share, lambda: self._grammars.find(job))
             self._grammars.keep(job, answer)
@@ -140,22 +142,22 @@ class TextPool:
         return answer.grammar
 
     def _that_runs(self, lane: Lane) -> Lane:
-        """The lane, or another that has a worker if none can be started in this one."""
+        """Return the lane, or another one with a worker if none can be started in this lane."""
         if lane.started or self._unchanged():
             return lane
         return next((other for other in self._lanes if other.started), lane)
 
     async def close(self) -> None:
-        """End the workers; jobs still under way fail. Idempotent."""
+        """End the workers; running jobs fail. Idempotent."""
         for lane in self._lanes:
             await lane.close()
 
 
 class TextWork:
-    """Encodes the texts and conversations of one tenant. Made by :meth:`TextPool.of`.
+    """Encodes the texts and conversations of one tenant. Created by :meth:`TextPool.of`.
 
-    Every method raises RequestError for work that takes too long or too much memory, and for a text that
-    the tokenizer fails on; and QueueFull when too much text work waits already.
+    Every method raises RequestError for work that takes too long or too much memory, and for a text on
+    which the tokenizer fails, and QueueFull when too much text work waits already.
     """
 
     def __init__(self, pool: TextPool, share: Share) -> None:
@@ -172,7 +174,7 @@ class TextWork:
         continue_last: bool = False,
         context: int | None = None,
     ) -> list[int]:
-        """Token ids of a conversation; see :meth:`galley.text.template.ChatTemplate.encode`.
+        """Return the token ids of a conversation; see :meth:`galley.text.template.ChatTemplate.encode`.
 
         Raises:
             RequestError: the template refuses the messages.
@@ -196,7 +198,7 @@ class TextWork:
         add_special_tokens: bool = True,
         context: int | None = None,
     ) -> list[list[int]]:
-        """Token ids of each text; see :meth:`galley.text.tokenizer.Tokenizer.encode_all`.
+        """Return the token ids of each text; see :meth:`galley.text.tokenizer.Tokenizer.encode_all`.
 
         Raises:
             RequestError: a text is certainly longer than ``context``.
@@ -209,10 +211,12 @@ class TextWork:
         return answer.ids
 
     async def encode_cut(self, texts: Sequence[str], most: int) -> list[list[int]]:
-        """Token ids of each text, at most so many; see :meth:`galley.text.tokenizer.Tokenizer.encode_cut`.
+        """Return at most ``most`` token ids of each text.
+
+        See :meth:`galley.text.tokenizer.Tokenizer.encode_cut`.
 
         Raises:
-            RequestError: ``most`` is too few.
+            RequestError: ``most`` is too small.
         """
         if not texts:
             return []
@@ -223,10 +227,10 @@ class TextWork:
     async def encode_pairs(
         self, first: str, seconds: Sequence[str], most: int | None, most_second: int | None
     ) -> list[tuple[list[int], int]]:
-        """Token ids of pairs; see :meth:`galley.text.tokenizer.Tokenizer.encode_pairs`.
+        """Return the token ids of pairs; see :meth:`galley.text.tokenizer.Tokenizer.encode_pairs`.
 
         Raises:
-            RequestError: as :meth:`encode_cut`.
+            RequestError: as in :meth:`encode_cut`.
         """
         job = EncodePairs(first, list(seconds), most, most_second)
         answer = await self._pool.work(job, "documents", self._share)
@@ -234,17 +238,17 @@ class TextWork:
         return answer.pairs
 
     async def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids, special ones included."""
+        """Return the text of token ids, special tokens included."""
         answer = await self._pool.work(DecodeIds(list(ids)), "tokens", self._share)
         assert isinstance(answer, Decoded)
         return answer.text
 
     async def check_grammar(self, params: SamplingParams, field: str) -> SamplingParams:
-        """The same parameters with their grammar, if they have one, checked and compiled.
+        """Return the parameters with their grammar, if they have one, checked and compiled.
 
         Args:
-            params: of a request.
-            field: the request's, that has the grammar.
+            params: the request's parameters.
+            field: the request's field that has the grammar.
 
         Raises:
             RequestError: the grammar cannot be followed; see :func:`galley.grammar.check.check`.
@@ -256,7 +260,7 @@ class TextWork:
 
 
 class _Grammars:
-    """What became of the latest grammars: those that are asked for again need no work."""
+    """The cached answers to the latest grammars, so that the same grammar need not be compiled again."""
 
     def __init__(self) -> None:
         self._answers: OrderedDict[CheckGrammar, tuple[float, FromText]] = OrderedDict()
@@ -280,7 +284,7 @@ class _Grammars:
 
 
 def _taken(answer: FromText, param: str) -> FromText:
-    """The answer, if it is none of refusal. Raises RequestError."""
+    """Return the answer; raise RequestError if it is a refusal."""
     if isinstance(answer, Refused):
         raise RequestError(answer.message, param=answer.param or param, code=answer.code)
     return answer

@@ -1,16 +1,16 @@
 """A text worker: ``python -m galley.service.text_worker SOCKET MODEL``.
 
-A chat template is a program of the checkpoint, a prompt may be megabytes, and some grammars end the process
-that compiles them: all are worked on here, outside of the server's process, one job at a time. Each job has
-a budget, which the kernel enforces:
+A chat template is a program of the checkpoint, a prompt may be megabytes, and some grammars end the
+process that compiles them: all are processed here, outside of the server's process, one job at a time.
+Each job has a budget, which the kernel enforces:
 
 - of time: an interval timer whose signal (SIGALRM) ends the process, whatever the process is doing;
 - of memory: the address space may grow by ``max_bytes`` over what the loaded tokenizer takes.
 
-Loading has a budget, too: a normaliser runs over the added tokens then, and expressions are compiled.
+Loading has a budget, too: it runs a normalizer over the added tokens and compiles regular expressions.
 
-Where the container's memory is short, the kernel kills this process before the engine and the server.
-The process ends when its socket closes; one that is busy then ends with its job.
+If the container's memory is short, the kernel kills this process before the engine and the server. The
+process ends when its socket closes; if it is busy then, it ends after its job.
 """
 
 import ctypes
@@ -54,14 +54,14 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 _STACK_BYTES: Final = 4 * 2**20
-"""For a grammar: less than it has in an engine, whatever the limits of this process and of that one are."""
+"""Stack for compiling a grammar: less than in an engine, whatever the limits of the two processes are."""
 
 _TRIM_BYTES: Final = 64 * 1024
-"""After larger jobs freed memory is given back to the system; the allocator would keep hundreds of MB."""
+"""After larger jobs, freed memory is returned to the system; the allocator would keep hundreds of MB."""
 
 
 class TextSide:
-    """The tokenizer and chat template of one checkpoint, and the jobs they do."""
+    """The tokenizer and chat template of one checkpoint, and the jobs that use them."""
 
     def __init__(self, start: TextStart) -> None:
         folder = Path(start.folder)
@@ -70,7 +70,7 @@ class TextSide:
         self._template = ChatTemplate.load(folder)
 
     def answer(self, body: bytes) -> FromText:
-        """What comes of the job in the frame ``body``; a refusal too."""
+        """Run the job in the frame ``body`` and return its result, which may be a refusal."""
         try:
             job = decode_to_text(body)
             assert not isinstance(job, TextStart)
@@ -132,7 +132,7 @@ class TextSide:
 
     @cached_property
     def _vocabulary(self) -> "LLTokenizer":
-        """Read for the first grammar: most checkpoints never see one."""
+        """The vocabulary, read for the first grammar: most checkpoints are never used with one."""
         from galley.grammar.vocabulary import load_vocabulary
 
         return load_vocabulary(self._folder)
@@ -140,7 +140,7 @@ class TextSide:
 
 def main() -> None:
     """Serve one connection until it closes."""
-    # Signals of the terminal and of service managers are for the server, which ends this process.
+    # Signals from terminals and service managers are for the server, which ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     give_way()
@@ -179,7 +179,7 @@ def main() -> None:
 
 
 def _receive(frames: BinaryIO) -> bytes | None:
-    """The next frame, or None when the server has closed its end."""
+    """Return the next frame, or None when the server has closed its end."""
     header = frames.read(HEADER.size)
     if len(header) < HEADER.size:
         return None
@@ -189,7 +189,7 @@ def _receive(frames: BinaryIO) -> bytes | None:
 
 
 def _trim() -> None:
-    with suppress(OSError, AttributeError):  # glibc alone has it
+    with suppress(OSError, AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
 
 

@@ -1,4 +1,4 @@
-"""Who works next where one job runs at a time: tenants take turns, by their weights."""
+"""Turns of tenants, by their weights, where one job runs at a time."""
 
 import asyncio
 import itertools
@@ -11,18 +11,18 @@ from typing import Final, NamedTuple
 from galley.errors import QueueFull
 
 MOST_WAITING_BYTES: Final = 64 * 1024 * 1024
-"""Of all jobs that wait; the server's process keeps them meanwhile."""
+"""Maximum size of all waiting jobs, which the server's process holds in memory."""
 
 
 class Share(NamedTuple):
-    """Whose job it is: a tenant, and its weight beside other tenants."""
+    """A tenant, and its weight compared with other tenants."""
 
     tenant: str = ""
     weight: float = 1.0
 
 
 NOBODY: Final = Share()
-"""Of servers that ask for no key."""
+"""The share of all callers of a server that requires no key."""
 
 
 class _Job(NamedTuple):
@@ -33,7 +33,7 @@ class _Job(NamedTuple):
 
 @dataclass(eq=False)
 class _Queue:
-    """One tenant's jobs, the smallest first; ``had`` are the seconds of its turns over its weight."""
+    """One tenant's jobs, the smallest first; ``had``: the seconds of its turns divided by its weight."""
 
     weight: float = 1.0
     had: float = 0.0
@@ -41,15 +41,15 @@ class _Queue:
 
     @property
     def bytes(self) -> float:
-        """Of the jobs, over the weight."""
+        """The size of the jobs divided by the weight."""
         return sum(job.size for job in self.jobs) / self.weight
 
 
 class Turns:
-    """A lock that goes to the tenant who has had it for the least time, for the smallest of its jobs.
+    """A lock that goes to the tenant that has had it for the least time, for the smallest of its jobs.
 
     Attributes:
-        taken: whether somebody has it.
+        taken: whether the lock is held.
     """
 
     def __init__(
@@ -58,10 +58,12 @@ class Turns:
         most_bytes: int = MOST_WAITING_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Args:
-        patience: seconds that a job waits at most.
-        most_bytes: that all waiting jobs may have together.
-        clock: in seconds; never goes back.
+        """Create a free lock.
+
+        Args:
+            patience: the most seconds that a job waits.
+            most_bytes: the most bytes of all waiting jobs together.
+            clock: returns the time in seconds; never goes back.
         """
         self._patience = patience
         self._most_bytes = most_bytes
@@ -71,22 +73,22 @@ class Turns:
         self._bytes = 0
         self._holder: _Queue | None = None
         self._since = 0.0
-        self._had = 0.0  # by who had the latest turn, when it began: a newcomer begins here
+        self._had = 0.0  # ``had`` of the latest holder when its turn began; for newcomers
 
     @property
     def taken(self) -> bool:
-        """Whether somebody has the turn."""
+        """Whether the lock is held."""
         return self._holder is not None
 
     async def wait(self, size: int, share: Share = NOBODY) -> None:
-        """Take the turn; :meth:`pass_on` gives it to the next.
+        """Wait for the turn and take it; :meth:`pass_on` gives it to the next job.
 
         Args:
             size: bytes of the job.
-            share: whose it is.
+            share: the tenant's share.
 
         Raises:
-            QueueFull: the turn does not come in time, or the jobs that wait are too large together.
+            QueueFull: the turn does not come in time, or the waiting jobs are too large together.
         """
         queue = self._queue_of(share)
         if not self.taken:
@@ -103,13 +105,13 @@ class Turns:
             raise self._full(f"its turn did not come within {self._patience:g} s") from None
         except asyncio.CancelledError:
             if job.turn.done() and not job.turn.cancelled() and not job.turn.exception():
-                self.pass_on()  # it came in the same moment
+                self.pass_on()  # the turn came at the same moment
             raise
         finally:
             self._leave(queue, job)
 
     def pass_on(self) -> None:
-        """Give the turn to the next, if one waits."""
+        """Give the turn to the next job, if one waits."""
         if self._holder is not None:
             self._holder.had += (self._clock() - self._since) / self._holder.weight
             self._holder = None
@@ -122,7 +124,7 @@ class Turns:
                 self._give(queue)
                 job.turn.set_result(None)
             waiting = [queue for queue in waiting if queue.jobs]
-        # Who has had no more than a newcomer is remembered no longer.
+        # A tenant that has had no more than a newcomer need not be remembered.
         self._queues = {
             tenant: queue
             for tenant, queue in self._queues.items()
@@ -146,7 +148,7 @@ class Turns:
             self._bytes -= job.size
 
     def _make_room(self, size: int, newcomer: _Queue) -> None:
-        """Refuse the largest jobs of who has the most bytes waiting, which may be the newcomer."""
+        """Refuse the largest jobs of the tenant with the most bytes waiting, which may be the newcomer."""
         while self._bytes + size > self._most_bytes:
             full = self._full("too much waits already")
             largest = max(self._queues.values(), key=lambda queue: queue.bytes)

@@ -1,9 +1,9 @@
-"""Outputs that the engine has brought and nobody has read yet: bounded, whoever does not read.
+"""Outputs that the engine has delivered and that are not read yet, with a bound on their memory.
 
-The engine does not wait for its readers. What has come since a reader last looked is taken at once, so when
-the server is behind, each stream costs it less. A reader that stops reading, or one that is too slow, would
-have the server keep ever more, so all streams of an engine share :data:`MOST_UNREAD_BYTES`. The stream with
-most unread is cut when they have more.
+The engine does not wait for its readers. A reader takes everything that has arrived since its last read
+at once, so each stream costs less when the server falls behind. A reader that stops reading, or reads too
+slowly, would make the server hold ever more data, so all streams of an engine share
+:data:`MOST_UNREAD_BYTES`. When they exceed it, the stream with the most unread bytes is cut.
 """
 
 import asyncio
@@ -19,19 +19,19 @@ from galley.types import Output, Result, Tokens
 T = TypeVar("T")
 
 MOST_UNREAD_BYTES: Final = 64 << 20
-"""Of one engine's Outputs, estimated: 1,000 tokens with 20 alternatives each are about 3 MB."""
+"""Estimated limit for one engine's Outputs: 1,000 tokens with 20 alternatives each are about 3 MB."""
 
 _MOST_TAKEN: Final = 32
-"""Outputs that are taken as one: more would be a large piece of work for one stream, while others wait."""
+"""Most Outputs merged into one read: more would keep the other streams waiting."""
 
 _OUTPUT_BYTES: Final = 300
 _TOKEN_BYTES: Final = 32
 _LOGPROB_BYTES: Final = 112
-"""What Python's objects take, rounded: an Output, a token, a log-probability with its token."""
+"""Rounded sizes of Python's objects: an Output, a token, and a log-probability with its token."""
 
 
 class UnreadBudget:
-    """What the streams of one engine may have unread together."""
+    """The budget that the streams of one engine share for unread Outputs."""
 
     def __init__(self, most: int = MOST_UNREAD_BYTES) -> None:
         self.total = 0
@@ -39,7 +39,7 @@ class UnreadBudget:
         self._holders: set[Unread] = set()
 
     def add(self, unread: "Unread", bytes: int) -> None:
-        """``unread`` has more, or less if negative. Cuts the stream with most if all have too much."""
+        """Add bytes of ``unread``, or subtract if negative; cut the largest stream if over budget."""
         self.total += bytes
         if unread.bytes:
             self._holders.add(unread)
@@ -53,11 +53,16 @@ class Unread:
     """One stream's Outputs, in order, between the engine and one reader.
 
     Attributes:
-        bytes: what the unread ones take, estimated.
+        bytes: estimated size of the unread Outputs.
     """
 
     def __init__(self, budget: UnreadBudget, on_cut: Callable[[], None]) -> None:
-        """``on_cut`` is called when the stream is cut: the engine need not go on with it."""
+        """Create an empty stream.
+
+        Args:
+            budget: the budget that the engine's streams share.
+            on_cut: called when the stream is cut, since the engine need not continue it.
+        """
         self.bytes = 0
         self._budget = budget
         self._on_cut = on_cut
@@ -67,7 +72,7 @@ class Unread:
         self._ended = False
 
     def put(self, output: Output) -> None:
-        """The engine has brought more. Nothing comes after a ``finish_reason``."""
+        """Add an Output from the engine. Anything after a ``finish_reason`` is ignored."""
         if self._ended:
             return
         self._ended = output.finish_reason is not None
@@ -76,14 +81,14 @@ class Unread:
         self._count(_bytes(output))
 
     def fail(self, error: GalleyError) -> None:
-        """The stream ends with ``error``, after what is unread."""
+        """End the stream with ``error``, after the unread Outputs."""
         if not self._ended:
             self._ended = True
             self._error = error
             self._there.set()
 
     async def get(self) -> Output:
-        """What has come, as one Output. Raises the error that the stream has failed with."""
+        """Wait for Outputs and return them merged into one. Raises the stream's error, if it failed."""
         await self._there.wait()
         if not self._outputs:
             assert self._error is not None
@@ -97,13 +102,13 @@ class Unread:
         return taken[0] if len(taken) == 1 else _as_one(taken)
 
     def clear(self) -> None:
-        """Nobody reads any more."""
+        """Drop all unread Outputs and end the stream: it is not read any more."""
         self._ended = True
         self._outputs.clear()
         self._count(-self.bytes)
 
     def cut(self) -> None:
-        """Drop what is unread; the reader gets an error instead."""
+        """Drop all unread Outputs and end the stream with an error for the reader."""
         self.clear()
         self._error = SlowReader(
             "The answer was read too slowly and was cut: the server keeps only so much of answers that "
@@ -118,7 +123,7 @@ class Unread:
 
 
 def _is_failure(output: Output) -> bool:
-    """Whether the reader must have what came before by itself."""
+    """Return whether the Outputs before this one must be delivered separately."""
     return output.finish_reason in ("error", "abort")
 
 
@@ -128,7 +133,7 @@ def _joined(parts: Sequence[list[T] | None]) -> list[T] | None:
 
 
 def _as_one(outputs: Sequence[Output]) -> Output:
-    """What the ``outputs`` of several steps say together."""
+    """Merge the ``outputs`` of several steps into one."""
     last = outputs[-1]
     return msgspec.structs.replace(
         outputs[0],
@@ -141,7 +146,7 @@ def _as_one(outputs: Sequence[Output]) -> Output:
 
 
 def _result(results: Sequence[Result | None]) -> Result | None:
-    """Tokens as those of one step; any other result comes whole, and last."""
+    """Merge tokens into one result; any other result arrives whole, and last."""
     parts = [result for result in results if isinstance(result, Tokens)]
     if not parts:
         return results[-1]

@@ -1,4 +1,4 @@
-"""From token ids of texts and pairs to engine requests for vectors and scores."""
+"""Converts token ids of texts and pairs to engine requests for vectors and scores."""
 
 from galley.errors import ContextExceeded, RequestError
 from galley.types import Embed, EngineRequest
@@ -17,22 +17,22 @@ def vector_request(
     context: int | None = None,
     remedy: str = "",
 ) -> EngineRequest:
-    """A request for the vector of a text, or the score of a pair.
+    """Return a request for the vector of a text, or the score of a pair.
 
     Args:
-        ids: of the text, with its special tokens; of a pair both texts.
-        info: of a model that embeds or reranks.
+        ids: token ids of the text, with its special tokens; for a pair, of both texts.
+        info: description of a model that embeds or reranks.
         request_id: unique.
-        second: the first token of the second text, if its tokens are of another type; 0: none are.
-        dimensions: of the vector; 0: as many as the checkpoint says. See :func:`check_dimensions`.
-        priority: lower is sooner.
+        second: index of the second text's first token, if its tokens have another type; 0: none have.
+        dimensions: length of the vector; 0: as in the checkpoint. See :func:`check_dimensions`.
+        priority: a lower value is scheduled sooner.
         param: the field to name if the text is at fault.
-        context: tokens that a text may have, if less than the model's.
-        remedy: what to do about a text that is too long, put behind the error.
+        context: the most tokens of a text, if less than the model's context.
+        remedy: advice for a text that is too long, appended to the error.
 
     Raises:
-        RequestError: there is no token, or an id that is none of the model's.
-        ContextExceeded: the text is longer than the model takes.
+        RequestError: there is no token, or an id is outside the model's vocabulary.
+        ContextExceeded: the text is longer than the model accepts.
     """
     if not ids:
         raise RequestError(f"{param} is empty; a text needs at least one token", param=param)
@@ -56,10 +56,10 @@ def vector_request(
 
 
 def check_dimensions(dimensions: int | None, info: ModelInfo) -> int:
-    """The number of ``dimensions`` for the engine; 0: as many as the checkpoint says, often all.
+    """Return the number of ``dimensions`` for the engine; 0: as in the checkpoint, often all.
 
     Raises:
-        RequestError: a vector cannot be cut so.
+        RequestError: a vector cannot be cut to this length.
     """
     embedding = info.embedding
     assert embedding is not None
@@ -75,10 +75,10 @@ def check_dimensions(dimensions: int | None, info: ModelInfo) -> int:
 
 
 def prompt_of(name: str | None, info: ModelInfo, *, param: str) -> str:
-    """What is put before a text: the model's prompt of that name, or its default; often nothing.
+    """Return the prefix of a text: the model's prompt of that name, or its default, which is often empty.
 
     Raises:
-        RequestError: it has no such prompt; names ``param``.
+        RequestError: the model has no such prompt; the error names ``param``.
     """
     embedding = info.embedding
     assert embedding is not None

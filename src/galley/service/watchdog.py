@@ -1,8 +1,8 @@
-"""Whether an engine that has work makes progress. Pure: every method is told the time, in seconds.
+"""Checks that an engine with work makes progress. Every method is passed the time, in seconds.
 
-An engine's process sends a frame after each step, and while a step takes long a sign of life every second
-that says for how long. So silence means that the process is stopped or starved, and a step that goes on and
-on means that it hangs; a long step by itself means neither.
+An engine's process sends a frame after each step and, during a long step, a sign of life every second
+that reports how long the step has taken so far. So silence means that the process is stopped or starved,
+and a step beyond the time limit means that it hangs; a long step within the limit means neither.
 """
 
 from typing import Final, Literal
@@ -13,11 +13,11 @@ Verdict = Literal["well", "stalled", "hung"]
 
 
 class Watchdog:
-    """Of one engine process.
+    """The watchdog of one engine process.
 
     Args:
         stall_seconds: silence after which the engine counts as stalled.
-        step_timeout: silence, or length of a step, after which it hangs; 0: never.
+        step_timeout: silence, or length of a step, after which the engine counts as hung; 0: never.
     """
 
     def __init__(self, stall_seconds: float, step_timeout: float) -> None:
@@ -27,11 +27,14 @@ class Watchdog:
         self._step_seconds = 0.0
 
     def heard(self, now: float, step_seconds: float = 0.0) -> None:
-        """A frame has come; in a sign of life, how long the present step has taken so far."""
+        """Record a frame; ``step_seconds``: from a sign of life, how long the current step has taken."""
         self._heard, self._step_seconds = now, step_seconds
 
     def verdict(self, now: float, *, working: bool) -> Verdict:
-        """``working``: the engine has something to do. To be asked several times a second."""
+        """Return the engine's condition; call this several times a second.
+
+        ``working``: whether the engine has work.
+        """
         if not working or self._heard is None:
             self._heard = now
         silence = now - self._heard

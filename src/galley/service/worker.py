@@ -1,13 +1,13 @@
 """The engine's process: ``python -m galley.service.worker SOCKET ENGINE MODEL [FILE PLACE]``.
 
 SOCKET is the descriptor of the connection to the server, ENGINE the name of an engine's loader (see
-``protocol.py``), MODEL is for those who look at the list of processes; FILE and PLACE are those of an
-engine that shares the cores (see ``core_scheduler.py``).
+``protocol.py``), and MODEL a name shown in the list of processes; FILE and PLACE are those of an engine
+that shares the cores (see ``core_scheduler.py``).
 
-One thread reads frames from the socket, the main thread steps the engine. The process has no life of its
-own: when the socket closes, because the server is done or dead, the engine is closed and the process ends,
-after :data:`CLOSE_SECONDS` at the latest. Terminal and service-manager signals are for the server, which
-drains; the engine must outlive them.
+One thread reads frames from the socket, and the main thread steps the engine. The process does not
+outlive its socket: when the socket closes, because the server is done or dead, the engine is closed and
+the process ends after :data:`CLOSE_SECONDS` at the latest. Terminal and service-manager signals are for
+the server, which drains; the engine must outlive them.
 """
 
 import gc
@@ -53,13 +53,13 @@ from galley.service.watchdog import SIGN_OF_LIFE_SECONDS
 from galley.types.audio import Alignment
 
 Inbox = queue.SimpleQueue[Submit | Abort | LoadAdapter | UnloadAdapter | None]
-"""What has come for the engine; None: the server has hung up."""
+"""Frames that have arrived for the engine; None: the server has closed the connection."""
 
 CLOSE_SECONDS: Final = 1.0
-"""For an engine to end its step and to close, when the server has hung up."""
+"""Seconds for an engine to end its step and to close after the server has closed the connection."""
 
 NICENESS: Final = 5
-"""Of the engine: the server does little for each request, and does it at once where both want a core."""
+"""The engine's niceness: the server's short work for each request goes first where both need a core."""
 
 
 class Connection:
@@ -71,7 +71,7 @@ class Connection:
         self._file = sock.makefile("rb")
 
     def send(self, frame: FromEngine) -> None:
-        """Ends the process when the server is gone: then there is nobody to work for."""
+        """Send a frame; end the process if the server is gone, since it has no more work then."""
         data = encode(frame)
         try:
             with self._sending:
@@ -80,7 +80,7 @@ class Connection:
             os._exit(0)
 
     def receive(self) -> ToEngine | None:
-        """The next frame, or None when the server has closed its end."""
+        """Return the next frame, or None when the server has closed its end."""
         header = self._file.read(HEADER.size)
         if len(header) < HEADER.size:
             return None
@@ -97,7 +97,7 @@ def main() -> None:
     logs.start(os.environ.get(logs.FORMAT_VARIABLE, "text"))
     connection = Connection(socket.socket(fileno=int(sys.argv[1])))
     engine_name, shared = sys.argv[2], sys.argv[4:]
-    # Before the Start frame: the server is still busy with imports of its own.
+    # Before the Start frame: the server is still busy with its own imports.
     loader: EngineLoader | SettingsError
     try:
         loader = find_loader(engine_name)
@@ -110,7 +110,7 @@ def main() -> None:
     machine.leave_to_others(start.promised)
     with suppress(OSError):
         os.nice(NICENESS)
-    # Another device's engine leaves the cores alone.
+    # An engine on another device does not use the cores.
     cores = None
     if shared and start.settings.device == "cpu":
         file, place = map(int, shared)
@@ -121,12 +121,12 @@ def main() -> None:
     try:
         engine = _load(loader, start, connection, cores)
         loaded.set()
-        gc.freeze()  # what is loaded stays; no collection in the midst of a stream need look at it
+        gc.freeze()  # loaded objects stay; collections during a stream need not scan them
         _loop(engine, connection, inbox, cores)
     except GalleyError as error:
         connection.send(StartFailed(_kind(error), str(error)))
     except BaseException:
-        # Threads of a foreign engine must not keep a process that does nothing any more.
+        # Threads of a third-party engine must not keep an idle process alive.
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
@@ -161,7 +161,7 @@ def _kind(error: GalleyError) -> Literal["model", "settings", "memory", "engine"
 
 
 def _read(connection: Connection, inbox: Inbox, loaded: threading.Event) -> None:
-    """Frames to the inbox. The end of the stream ends the process, whatever the engine is doing."""
+    """Read frames into the inbox. The end of the stream ends the process, whatever the engine is doing."""
     try:
         while (frame := connection.receive()) is not None:
             assert not isinstance(frame, Start)
@@ -178,9 +178,9 @@ def _read(connection: Connection, inbox: Inbox, loaded: threading.Event) -> None
 
 
 class _SignsOfLife:
-    """Tells the server every second that the process lives, and how long the present step has taken.
+    """Reports to the server every second that the process is alive, and how long the step has taken so far.
 
-    Waiting for the cores counts as no step.
+    Waiting for the cores does not count as a step.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -205,7 +205,7 @@ class _SignsOfLife:
 def _loop(
     engine: Engine, connection: Connection, inbox: Inbox, cores: CoreScheduler | None
 ) -> None:
-    """Step the engine whenever there is work, and send what came out, until the server hangs up."""
+    """Step the engine whenever there is work and send the outputs, until the server disconnects."""
     seen = 0
     signs = _SignsOfLife(connection)
     while True:
@@ -218,7 +218,7 @@ def _loop(
         seen += taken
         if cores is not None and engine.has_work:
             cores.acquire(live=engine.is_live)
-        # After an abort of the last request there is no work, but the books have changed.
+        # After an abort of the last request there is no work, but the statistics have changed.
         signs.step_begins()
         outputs = engine.step() if engine.has_work else []
         signs.step_ends()
@@ -233,7 +233,7 @@ def _take_frames(engine: Engine, inbox: Inbox, connection: Connection) -> int | 
     """Take everything that has arrived; sleep for the next frame when there is no work.
 
     Returns:
-        The number of frames; None when the server has hung up.
+        The number of frames; None when the server has closed the connection.
     """
     count = 0
     with suppress(queue.Empty):

@@ -1,4 +1,4 @@
-"""What people write, in YAML or a variable, as values of the types that settings have."""
+"""Conversion of values from YAML, text or variables to the types of the settings."""
 
 import types as pytypes
 import typing
@@ -6,15 +6,15 @@ from typing import Literal
 
 
 def coerce(kind: object, value: object) -> object:
-    """``value``, from YAML or text, as ``kind``: a type, or a Literal, tuple of strings or optional one.
+    """Convert ``value``, from YAML or text, to ``kind``: a type, Literal, tuple of strings or optional.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the value cannot be converted.
     """
     origin = typing.get_origin(kind)
     if origin is Literal:
         if value is False and "off" in typing.get_args(kind):
-            return "off"  # as YAML 1.1 reads it
+            return "off"  # YAML 1.1 reads an unquoted off as false
         if value not in typing.get_args(kind):
             raise ValueError(f"{value!r} is not one of {', '.join(typing.get_args(kind))}")
         return value

@@ -29,18 +29,18 @@ LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 """Log format of the server and of its engine processes, which write to the same stream."""
 
 MOST_TIMEOUT = 86_400.0
-"""Seconds that a request may take at most, whatever it or the settings say."""
+"""Maximum timeout of a request in seconds, whatever the request or the settings specify."""
 
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
 ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*\Z"
-"""Pattern of adapters' names: no colon, which stands behind a model's name."""
+"""Pattern of adapter names: no colon, which separates them from the model's name."""
 
 _ORIGIN = re.compile(r"https?://([\w.-]+|\[[\da-fA-F:.]+\])(:\d{1,5})?", re.ASCII)
 
 _URL = re.compile(r"https?://[^\s/]+(/\S*)?")
 
-# Kubernetes sets GALLEY_PORT=tcp://10.0.0.1:8000 in every pod beside a Service named "galley".
+# Kubernetes sets GALLEY_PORT=tcp://10.0.0.1:8000 in every pod of a namespace that has a Service "galley".
 _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
 
 
@@ -332,11 +332,11 @@ class Settings(EngineSettings):
 
     @property
     def adapter_paths(self) -> dict[str, str]:
-        """Of one model's settings: name -> folder of its adapters."""
+        """Adapters of a single model's settings: name -> folder."""
         return {name: folder for _, name, folder in map(_adapter, self.adapter)}
 
     def each_model(self) -> list[Self]:
-        """The settings of each served model: those given for the model alone, else the common ones.
+        """Return the settings of each served model: those given for that model, else the common ones.
 
         A common ``kv_memory_fraction`` is divided by the number of models that may be loaded at a time,
         because they share the memory.
@@ -344,14 +344,14 @@ class Settings(EngineSettings):
         return [self._of(model) for model in self.models] or [self._with_room()]
 
     def _with_room(self) -> Self:
-        """With slots for the model's adapters."""
+        """Return the settings with enough adapter slots for the model's adapters."""
         if not self.adapter or self.max_adapters is not None:
             return self
         return dataclasses.replace(self, max_adapters=DEFAULT_ADAPTERS)
 
     @property
     def most_loaded(self) -> int:
-        """How many models may be in memory at a time."""
+        """Maximum number of models that may be in memory at a time."""
         if not self.models:
             return 1
         on_request = sum(self.load_on_request or model.on_request for model in self.models)
@@ -381,15 +381,15 @@ class Settings(EngineSettings):
         file: Path | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> Self:
-        """Merge all sources. ``flags`` holds only what was given on the command line.
+        """Merge the settings of all sources.
 
         Args:
-            flags: setting name -> value.
+            flags: setting name -> value; only those given on the command line.
             file: the YAML file; default: ``galley.yaml`` in the working folder, if there is one.
             environ: default ``os.environ``; only ``GALLEY_<SETTING>`` names are read.
 
         Raises:
-            SettingsError: an unknown name or a value of the wrong type; names its source.
+            SettingsError: an unknown name or a value of the wrong type; the message names its source.
         """
         values: dict[str, Any] = {}
         values.update(_from_file(cls, file))
@@ -399,7 +399,7 @@ class Settings(EngineSettings):
 
 
 def _adapter(text: str) -> tuple[str, str, str]:
-    """Model, name and folder of ``MODEL:NAME=FOLDER``; parts that are left out are empty."""
+    """Return model, name and folder of ``MODEL:NAME=FOLDER``; parts that are left out are empty."""
     left, _, folder = text.partition("=")
     model, _, name = left.rpartition(":")
     return model, name, folder

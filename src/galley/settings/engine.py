@@ -43,7 +43,7 @@ Batching = Literal["continuous", "dynamic", "static"]
 Speculation = Literal["auto", "off", "prompt", "recent", "grammar", "draft"]
 
 _GUESSED_ROWS = 32
-"""A few running sequences may have so many rows together, guesses included."""
+"""Total rows of a step that a few running sequences may have, draft tokens included."""
 
 MOST_THREADS = 1024
 
@@ -54,7 +54,7 @@ DEFAULT_ADAPTERS = 16
 MOST_ADAPTER_RANK = 1024
 
 NATIVE_ENGINE = "native"
-"""Name of Galley's own engine; :mod:`galley.service.protocol` finds others by name."""
+"""Name of Galley's built-in engine; :mod:`galley.service.protocol` finds others by name."""
 
 
 def setting(
@@ -69,13 +69,13 @@ def setting(
     """Declare the field of a setting.
 
     Args:
-        default: its value where nothing is given.
-        group: of the command's help.
-        help: for people.
+        default: value when none is given.
+        group: group of the command's help that lists it.
+        help: description for users.
         secret: whether it stays out of the repr, which ends up in logs and tracebacks.
-        name: what people call it in flags, files and variables, where that is not the field's name. The
+        name: the setting's name in flags, files and variables, if it differs from the field's name. The
             field's name is accepted as well.
-        spellings: other spelling of a value -> the value.
+        spellings: alternative spelling of a value -> the value.
     """
     about = {"group": group, "help": help, "name": name, "spellings": spellings or {}}
     return field(default=default, repr=not secret, metadata=about)
@@ -83,7 +83,7 @@ def setting(
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """Settings of one engine, in the server's process and in its own. Sizes are in tokens."""
+    """Settings of one engine, in the server's process and in the engine's. Sizes are in tokens."""
 
     model: str = setting(
         "",
@@ -306,7 +306,7 @@ class EngineSettings:
             )
 
     def _check_engine_options(self) -> None:
-        """Check that they are a JSON object; what is in it is the engine's business."""
+        """Check that the options are a JSON object; its contents are left to the engine to check."""
         try:
             msgspec.json.decode(self.engine_options or "{}", type=dict[str, Any])
         except msgspec.DecodeError as error:
@@ -315,7 +315,7 @@ class EngineSettings:
             ) from None
 
     def options_as(self, kind: type[Options]) -> Options:
-        """Return ``engine_options`` as an engine's own struct, with its defaults for what is left out.
+        """Return ``engine_options`` as an engine's own struct, with its defaults for fields left out.
 
         Args:
             kind: the struct; with ``forbid_unknown_fields`` it refuses names that it does not have.
@@ -329,10 +329,10 @@ class EngineSettings:
             raise SettingsError(f"engine_options of engine {self.engine!r}: {error}") from None
 
     def with_own(self, defaults: SamplingDefaults) -> SamplingDefaults:
-        """A checkpoint's default sampling with that of ``sampling_defaults`` in its place.
+        """Return a checkpoint's default sampling, overridden by ``sampling_defaults``.
 
         Raises:
-            SettingsError: an entry is no NAME=VALUE, or out of range.
+            SettingsError: an entry is not of the form NAME=VALUE, or its value is out of range.
         """
         own: dict[str, float] = {}
         for entry in self.sampling_defaults:
@@ -354,24 +354,24 @@ class EngineSettings:
 
     @property
     def running_limit(self) -> int:
-        """``max_running``, or its default."""
+        """Return ``max_running``, or its default."""
         return self.max_running or min(64, self.max_batch_tokens)
 
     @property
     def adapter_slots(self) -> int:
-        """``max_adapters``, or its default."""
+        """Return ``max_adapters``, or its default."""
         return self.max_adapters or 0
 
     @property
     def logit_rows(self) -> int:
-        """Rows of a step from which tokens are drawn, guessed ones included, unless logprobs are wanted."""
+        """Rows of a step whose logits are sampled, draft tokens included, unless logprobs are requested."""
         if self.speculation == "off":
             return self.running_limit
         return max(self.running_limit, min(_GUESSED_ROWS, self.max_batch_tokens))
 
 
 def _respell(settings: EngineSettings) -> None:
-    """Put the value in place of another spelling of it."""
+    """Replace alternative spellings of values with the values themselves."""
     for declared in fields(settings):
         value, spellings = getattr(settings, declared.name), declared.metadata["spellings"]
         if isinstance(value, str) and value in spellings:
@@ -379,7 +379,7 @@ def _respell(settings: EngineSettings) -> None:
 
 
 def one_of(settings: EngineSettings) -> None:
-    """Raises SettingsError for a value that is not among its setting's choices."""
+    """Raise SettingsError for a value that is not among its setting's choices."""
     kinds = setting_types(type(settings))
     for declared in fields(settings):
         kind, value = kinds[declared.name], getattr(settings, declared.name)
@@ -391,14 +391,14 @@ def one_of(settings: EngineSettings) -> None:
 
 
 def not_negative(settings: object, *names: str) -> None:
-    """Raises SettingsError for one of these settings that is negative."""
+    """Raise SettingsError if any of these settings is negative."""
     for name in names:
         if (value := getattr(settings, name)) < 0:
             raise SettingsError(f"{name} must not be negative, got {value}")
 
 
 def positive(settings: EngineSettings, *names: str) -> None:
-    """Raises SettingsError for one of these settings that is given and below 1."""
+    """Raise SettingsError if any of these settings is given and below 1."""
     for name in names:
         value = getattr(settings, name)
         if value is not None and value < 1:
@@ -406,30 +406,30 @@ def positive(settings: EngineSettings, *names: str) -> None:
 
 
 def setting_types(cls: type[EngineSettings]) -> dict[str, Any]:
-    """Setting name -> its type, resolved."""
+    """Return a mapping from setting name to its type, resolved."""
     return typing.get_type_hints(cls)
 
 
 def public_name(declared: Field[Any]) -> str:
-    """What people call a setting in flags, files and variables."""
+    """Return the name of a setting in flags, files and variables."""
     return declared.metadata["name"] or declared.name
 
 
 def field_names(cls: type[EngineSettings]) -> dict[str, str]:
-    """Each name that a setting may be given by -> its field."""
+    """Return a mapping from each name that a setting may be given by to its field."""
     return {name: f.name for f in fields(cls) for name in (f.name, public_name(f))}
 
 
 def by_field(cls: type[EngineSettings], given: Mapping[str, Any], *, source: str) -> dict[str, Any]:
-    """Settings by their fields' names, from settings by any name.
+    """Return settings keyed by field name, from settings given by any of their names.
 
     Args:
-        cls: whose settings.
+        cls: the class that declares the settings.
         given: name -> value.
-        source: where they were given, for people.
+        source: where they were given, for error messages.
 
     Raises:
-        SettingsError: there is no setting of a name, or one is given by two names.
+        SettingsError: a name matches no setting, or a setting is given by two names.
     """
     names, found = field_names(cls), dict[str, str]()
     for name in given:

@@ -1,4 +1,4 @@
-"""Reads ``galley.yaml``: what people write by mistake is an error that names the line."""
+"""Reader of ``galley.yaml``; mistakes are errors that name the line."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +11,7 @@ MAX_BYTES: Final = 1_000_000
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 without what settings never need and mistakes make: a key twice, an alias."""
+    """YAML 1.1 without duplicate keys and aliases, which settings never need and mistakes produce."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.events.AliasEvent):
@@ -24,7 +24,7 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen = set()
         for key, _ in node.value:
-            # A setting may be spelled with either sign.
+            # A setting may be spelled with a hyphen or an underscore.
             name = str(key.value).replace("-", "_")
             if name in seen:
                 raise yaml.constructor.ConstructorError(
@@ -35,10 +35,10 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_settings_file(path: Path) -> Any:
-    """What a YAML file holds; an empty mapping for an empty file.
+    """Return the contents of a YAML file; an empty mapping for an empty file.
 
     Raises:
-        SettingsError: it cannot be read, is no YAML, nests too deep, or names a key of a mapping twice.
+        SettingsError: it cannot be read, is not YAML, is nested too deeply, or repeats a key of a mapping.
     """
     try:
         with path.open("rb") as file:
@@ -54,5 +54,5 @@ def read_settings_file(path: Path) -> Any:
         raise SettingsError(
             f"{path} is not readable YAML{where}: {error.problem or error.context}"
         ) from error
-    except (OSError, ValueError, yaml.YAMLError) as error:  # a date or number that is none, too
+    except (OSError, ValueError, yaml.YAMLError) as error:  # including an invalid date or number
         raise SettingsError(f"{path} is not readable YAML: {error}") from error

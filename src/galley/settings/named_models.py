@@ -1,4 +1,4 @@
-"""Several served models by name, each with settings of its own, and how a setting's value is read."""
+"""Several served models by name, each with its own settings, and how a setting's value is read."""
 
 import dataclasses
 import json
@@ -21,14 +21,14 @@ class NamedModel:
     name: str
     own: Mapping[str, Any]
     on_request: bool = False
-    """Whether it is loaded with its first request, whatever ``load_on_request`` says."""
+    """Whether it is loaded on its first request, whatever ``load_on_request`` says."""
 
 
 def named_models(arguments: Sequence[str]) -> tuple[NamedModel, ...]:
-    """The models that ``NAME=MODEL`` and, after it, ``NAME.SETTING=VALUE`` describe.
+    """Parse models given as ``NAME=MODEL``, each followed by its ``NAME.SETTING=VALUE`` arguments.
 
     Raises:
-        SettingsError: an argument is of another form, or a name is given twice.
+        SettingsError: an argument has another form, or a name is given twice.
     """
     models: dict[str, dict[str, object]] = {}
     for argument in arguments:
@@ -61,7 +61,7 @@ def _named(models: Mapping[str, Mapping[str, object]], *, source: str) -> tuple[
 
 
 def _models(value: object, *, source: str) -> tuple[NamedModel, ...]:
-    """Text as on the command line, or YAML: name -> model, or name -> settings."""
+    """Parse models given as on the command line, or in YAML as name -> model or name -> settings."""
     if isinstance(value, str):
         return named_models(value.split())
     if not isinstance(value, dict):
@@ -81,12 +81,12 @@ def _models(value: object, *, source: str) -> tuple[NamedModel, ...]:
 def convert(
     cls: type[EngineSettings], given: Mapping[str, object], *, source: str
 ) -> dict[str, Any]:
-    """Settings by their fields' names, as values of their types.
+    """Return settings keyed by field name, with values of the declared types.
 
     Args:
-        cls: whose settings.
-        given: name, either of a setting's -> value, from text or YAML.
-        source: where they were given, for people.
+        cls: the class that declares the settings.
+        given: either name of a setting -> value, from text or YAML.
+        source: where they were given, for error messages.
 
     Raises:
         SettingsError: there is no such setting, one is given by two names, or a value is not of its type.

@@ -1,4 +1,4 @@
-"""The setting ``quality_gate``: how much a quantised model may lose before it is not served."""
+"""The setting ``quality_gate``: how much quality a quantized model may lose and still be served."""
 
 import math
 from collections.abc import Mapping
@@ -17,25 +17,25 @@ _LIMITS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class QualityGate:
-    """What a served model must keep to, beside the checkpoint's own weights.
+    """Limits that a served model must meet, compared with the checkpoint's own weights.
 
     Attributes:
-        limits: of ``kl`` and ``kl99`` (nats) the most, of ``top1`` (a share, 0 to 1) the least.
+        limits: maximum of ``kl`` and ``kl99`` (nats), minimum of ``top1`` (a share, 0 to 1).
     """
 
     limits: Mapping[str, float]
 
     @classmethod
     def parse(cls, text: str, *, against: str = "") -> Self:
-        """Of ``kl=0.02,top1=0.97``; no limit for an empty text.
+        """Parse limits such as ``kl=0.02,top1=0.97``; an empty text sets no limit.
 
         Args:
-            text: limits by their names.
-            against: the setting ``quality_gate_against``, which is for nothing without limits.
+            text: limits by name.
+            against: the setting ``quality_gate_against``, which has no use without limits.
 
         Raises:
-            SettingsError: a name is unknown or given twice, a number out of range, or there are no limits
-                for what is named to compare with.
+            SettingsError: a name is unknown or given twice, a number is out of range, or ``against`` is
+                given without limits.
         """
         limits: dict[str, float] = {}
         for part in filter(None, (part.strip() for part in text.split(","))):
@@ -54,7 +54,7 @@ class QualityGate:
         return cls(limits)
 
     def misses(self, figures: Mapping[str, float]) -> list[str]:
-        """The limits that figures of these names do not keep, in words."""
+        """Return a description of each limit that the figures do not meet, matched by name."""
         return [
             f"{name} is {figures[name]:.3g}, {_LIMITS[name]} {limit:g}"
             for name, limit in self.limits.items()
@@ -62,7 +62,7 @@ class QualityGate:
         ]
 
     def __str__(self) -> str:
-        """As :meth:`parse` reads it."""
+        """Return the text that :meth:`parse` reads."""
         return ",".join(f"{name}={limit:g}" for name, limit in self.limits.items())
 
 

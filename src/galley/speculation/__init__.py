@@ -1,1 +1,1 @@
-"""Guesses of the tokens that come next, and how many of them are worth verifying; see ``speculator.py``."""
+"""Draft tokens: proposes next tokens and decides how many are worth verifying; see ``speculator.py``."""

@@ -1,4 +1,4 @@
-"""What a drafter is: a model that guesses for several sequences at once, by steps that cost time."""
+"""The interface of a drafter, a model that drafts for several sequences at once in steps that take time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,33 +10,33 @@ S_co = TypeVar("S_co", covariant=True)
 S_contra = TypeVar("S_contra", contravariant=True)
 
 SPREAD_TOKENS: Final = 128
-"""What catching up with a sequence takes is spread over its tokens to come, at most over so many."""
+"""The cost of catching up with a sequence is spread over its future tokens, at most over this many."""
 
 
 @dataclass(slots=True, frozen=True)
 class Wanted(Generic[S_co]):
-    """``length`` guesses of what follows a sequence."""
+    """A request for ``length`` draft tokens that follow a sequence."""
 
     sequence: S_co
     length: int
 
 
 class Drafter(Protocol[S_contra]):
-    """Of one engine.
+    """The drafter of one engine.
 
     Attributes:
-        costs: of its own steps by rows.
-        seconds: spent on drafting so far.
+        costs: times of its steps by rows.
+        seconds: time spent on drafting so far.
     """
 
     costs: RowCosts
     seconds: float
 
     def backlog(self, sequence: S_contra) -> int:
-        """How many rows are to be computed before the first guess, at least 1; 0: it cannot guess here."""
+        """Return the rows to compute before the first draft token, at least 1; 0 if it cannot draft."""
 
     def draft(self, wanted: Sequence[Wanted[S_contra]]) -> list[Sequence[int]]:
-        """The guesses, fewer than wanted or none where there is no room, or too much to catch up with."""
+        """Return draft tokens; fewer than wanted or none without room, or with too large a backlog."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -44,9 +44,9 @@ class Candidate:
     """A sequence that may be drafted for.
 
     Attributes:
-        probability: that a guess is right if all before it are.
-        room: tokens that it may still get.
-        backlog: as :meth:`Drafter.backlog` says.
+        probability: probability that a draft token is accepted if all before it are.
+        room: number of tokens that the sequence may still get.
+        backlog: the value of :meth:`Drafter.backlog`.
     """
 
     probability: float
@@ -63,17 +63,17 @@ def draft_length(
     rows: int,
     most: int,
 ) -> tuple[int, float]:
-    """How many guesses for each candidate make the most tokens a second, and how many these are.
+    """Return (draft tokens per candidate that maximize tokens per second, the resulting tokens per second).
 
-    A backlog is computed once, for all tokens that its sequence may still get; a step bears its part.
+    A backlog is computed once, for all tokens that its sequence may still get; a step bears its share.
 
     Args:
         candidates: at least one.
-        drafts: what steps of the drafter take.
-        verifies: what steps of the engine take.
-        decoding: sequences that get a token in the step.
-        rows: of the step so far.
-        most: guesses for one sequence.
+        drafts: times of the drafter's steps.
+        verifies: times of the engine's steps.
+        decoding: number of sequences that get a token in the step.
+        rows: rows of the step so far.
+        most: maximum number of draft tokens for one sequence.
     """
     behind = sum((one.backlog - 1) / min(one.room, SPREAD_TOKENS) for one in candidates)
     row = max(0.0, drafts.seconds(64) - drafts.seconds(32)) / 32

@@ -6,19 +6,20 @@ from galley.speculation.proposer import MOST_MATCH, NO_PROPOSAL, Follower, Force
 
 
 class ForcedTokens:
-    """See :class:`galley.speculation.proposer.Proposer`.
+    """Proposes what the grammar forces: see :class:`galley.speculation.proposer.Proposer`.
 
-    A grammar forces bytes; its tokens for them are guesses, because the model may spell them otherwise.
+    A grammar forces bytes; its tokens for them are only draft tokens, because the model may tokenize the
+    bytes differently.
     """
 
     name = "grammar"
 
     def follow(self, salt: bytes, forced: Forced | None) -> Follower:
-        """Of the sequence's own grammar."""
+        """Return a follower of the sequence's grammar."""
         return _Follower(forced)
 
     def remember(self, salt: bytes, tokens: Sequence[int], prompt: int) -> None:
-        """Nothing outlives a sequence."""
+        """Do nothing: no state outlives a sequence."""
 
 
 class _Follower:
@@ -26,6 +27,6 @@ class _Follower:
         self._forced = forced
 
     def propose(self, tokens: Sequence[int], most: int) -> Proposal:
-        """See :meth:`galley.speculation.proposer.Follower.propose`."""
+        """Return forced tokens: see :meth:`galley.speculation.proposer.Follower.propose`."""
         forced = self._forced() if self._forced is not None else ()
         return Proposal(forced[:most], MOST_MATCH + 1) if forced else NO_PROPOSAL

@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the sequence's last tokens where they came before.
+"""Prompt lookup: proposes what followed an earlier occurrence of the sequence's last tokens.
 
 Source: A. Saxena, "Prompt Lookup Decoding" (2023); outputs count as well as prompts.
 """
@@ -9,41 +9,42 @@ from typing import Final
 from galley.speculation.proposer import NO_PROPOSAL, Follower, Forced, Proposal, common_suffix
 
 LENGTHS: Final = (8, 4, 2)
-"""Of the n-grams that are looked up, the longest first."""
+"""Lengths of the n-grams that are looked up, the longest first."""
 
 KEPT_TOKENS: Final = 4096
-"""At least so many of a sequence's last tokens are in its index, and at most twice as many."""
+"""Minimum number of a sequence's last tokens in its index; the maximum is twice as many."""
 
 
 class PromptLookup:
-    """See :class:`galley.speculation.proposer.Proposer`."""
+    """Looks up earlier occurrences: see :class:`galley.speculation.proposer.Proposer`."""
 
     name = "prompt"
 
     def follow(self, salt: bytes, forced: Forced | None) -> Follower:
-        """An index of its own for each sequence."""
+        """Return a follower with a new index, one for each sequence."""
         return _Follower()
 
     def remember(self, salt: bytes, tokens: Sequence[int], prompt: int) -> None:
-        """Nothing outlives a sequence."""
+        """Do nothing: no state outlives a sequence."""
 
 
 class _Follower:
-    """An index from each n-gram of the sequence to the latest place behind it.
+    """An index from each n-gram of the sequence to the latest position after it.
 
-    Each token is entered once, when the one behind it is known; entries are hashes, so a match is held
+    Each token is entered once, when its successor is known. Entries are hashes, so a match is checked
     against the tokens themselves.
     """
 
     def __init__(self) -> None:
         self._places: dict[int, int] = {}
         self._first = self._end = 0
-        """The places from ``_first`` up to ``_end``, not included, are in the index."""
+        """The positions from ``_first`` up to but excluding ``_end`` are in the index."""
 
     def propose(self, tokens: Sequence[int], most: int) -> Proposal:
-        """See :meth:`galley.speculation.proposer.Follower.propose`.
+        """Return the tokens after a match: see :meth:`galley.speculation.proposer.Follower.propose`.
 
-        What would lie beyond the sequence's end begins again at the match: a text that repeats itself.
+        Where a proposal would extend beyond the end of the sequence, it starts again at the match, as if
+        the text repeated itself.
         """
         self._enter(tokens)
         for length in LENGTHS:

@@ -1,15 +1,15 @@
-"""What a proposer is: where guesses come from."""
+"""The interface of a proposer, a source of draft tokens."""
 
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 
 class Proposal(NamedTuple):
-    """Guesses of the tokens that come next.
+    """Draft tokens that may come next.
 
     Attributes:
-        tokens: in order; empty if the proposer has no idea.
-        match: how many of the sequence's last tokens the guesses rest on; the longest match is believed.
+        tokens: the draft tokens in order; empty if the proposer has none.
+        match: number of the sequence's last tokens that the proposal is based on; the longest match wins.
     """
 
     tokens: Sequence[int]
@@ -20,44 +20,44 @@ NO_PROPOSAL: Final = Proposal((), 0)
 
 
 Forced: TypeAlias = Callable[[], Sequence[int]]
-"""The tokens for what a sequence's grammar leaves no choice about next; mostly none."""
+"""Returns the tokens for what a sequence's grammar leaves no choice about next; mostly none."""
 
 
 class Follower(Protocol):
     """A proposer's view of one sequence."""
 
     def propose(self, tokens: Sequence[int], most: int) -> Proposal:
-        """At most ``most`` guesses, at least 1, of what follows ``tokens``: all that the sequence has.
+        """Return at most ``most`` (at least 1) draft tokens after ``tokens``, the whole sequence.
 
         Between two calls the sequence only grows.
         """
 
 
 class Proposer(Protocol):
-    """One for each engine.
+    """A source of draft tokens; one instance per engine.
 
     Attributes:
-        name: in settings and metrics.
+        name: its name in settings and metrics.
     """
 
     name: str
 
     def follow(self, salt: bytes, forced: Forced | None) -> Follower:
-        """A sequence begins; only what has the same ``salt`` may show in its guesses.
+        """Begin a sequence; only content with the same ``salt`` may appear in its draft tokens.
 
-        ``forced`` is of its grammar, if it has one.
+        ``forced`` belongs to its grammar, if it has one.
         """
 
     def remember(self, salt: bytes, tokens: Sequence[int], prompt: int) -> None:
-        """A sequence has ended; the first ``prompt`` of its ``tokens`` were given."""
+        """Record the end of a sequence; the first ``prompt`` of its ``tokens`` are its prompt."""
 
 
 MOST_MATCH: Final = 32
-"""Matches are not followed further back."""
+"""Maximum length to which a match is followed back."""
 
 
 def common_suffix(one: Sequence[int], end: int, other: Sequence[int]) -> int:
-    """How many tokens before ``one[end]`` are those that ``other`` ends with, up to :data:`MOST_MATCH`."""
+    """Return how many tokens before ``one[end]`` match the end of ``other``, up to :data:`MOST_MATCH`."""
     most = min(end, len(other), MOST_MATCH)
     for i in range(1, most + 1):
         if one[end - i] != other[-i]:

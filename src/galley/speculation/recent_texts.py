@@ -7,10 +7,10 @@ from typing import Final, NamedTuple
 from galley.speculation.proposer import NO_PROPOSAL, Follower, Forced, Proposal, common_suffix
 
 LENGTHS: Final = (12, 4)
-"""Of the n-grams that are looked up, the longest first."""
+"""Lengths of the n-grams that are looked up, the longest first."""
 
 KEPT_TOKENS: Final = 1 << 15
-"""Of all texts together; some 350 bytes a token. The oldest texts are forgotten first."""
+"""Tokens of all texts together, at some 350 bytes a token. The oldest texts are dropped first."""
 
 
 class _Text(NamedTuple):
@@ -19,11 +19,11 @@ class _Text(NamedTuple):
 
 
 class RecentTexts:
-    """See :class:`galley.speculation.proposer.Proposer`.
+    """Looks up recent texts: see :class:`galley.speculation.proposer.Proposer`.
 
-    A text is a request's output behind the end of its prompt. An index for each salt leads from a hash of
-    each n-gram to the latest place behind it, so tenants never meet. An engine has one model, so its
-    texts are of that model.
+    A text is a request's output with the end of its prompt. A separate index for each salt maps a hash of
+    each n-gram to the latest position after it, so tenants never see each other's texts. An engine has
+    one model, so all its texts are from that model.
     """
 
     name = "recent"
@@ -31,17 +31,17 @@ class RecentTexts:
     def __init__(self, kept_tokens: int = KEPT_TOKENS) -> None:
         self._most = kept_tokens
         self._texts: deque[_Text] = deque()
-        self._unread: deque[_Text] = deque()  # the latest ones, until somebody looks
+        self._unread: deque[_Text] = deque()  # the latest ones, until the next lookup
         self._places: dict[bytes, dict[int, tuple[_Text, int]]] = {}
         self.tokens = 0
-        """Of all texts that are kept."""
+        """Number of tokens of all texts that are kept."""
 
     def follow(self, salt: bytes, forced: Forced | None) -> Follower:
-        """All that is kept of the salt, now and later."""
+        """Return a follower of all texts with the salt, current and future."""
         return _Follower(self, salt)
 
     def remember(self, salt: bytes, tokens: Sequence[int], prompt: int) -> None:
-        """Keep what was generated, and as much of the prompt as leads to it."""
+        """Keep the generated tokens, and as much of the prompt as is needed to match their beginning."""
         if len(tokens) == prompt:
             return
         begin = max(0, prompt - LENGTHS[0], len(tokens) - self._most)
@@ -53,7 +53,7 @@ class RecentTexts:
             self._forget(self._texts.popleft())
 
     def find(self, salt: bytes, tokens: Sequence[int], most: int) -> Proposal:
-        """What followed the last of ``tokens`` most recently."""
+        """Return the tokens that most recently followed the end of ``tokens``."""
         while self._unread:
             self._enter(self._unread.popleft())
         places = self._places.get(salt)
@@ -93,12 +93,12 @@ class _Follower:
         self._salt = salt
 
     def propose(self, tokens: Sequence[int], most: int) -> Proposal:
-        """See :meth:`galley.speculation.proposer.Follower.propose`."""
+        """Return the tokens after a match: see :meth:`galley.speculation.proposer.Follower.propose`."""
         return self._texts.find(self._salt, tokens, most)
 
 
 def _entries(tokens: Sequence[int]) -> list[tuple[int, int]]:
-    """(hash of an n-gram, the place behind it), for all of the text but its end."""
+    """Return (hash of an n-gram, the position after it) for all of the text except its end."""
     return [
         (hash(tuple(tokens[place - length : place])), place)
         for length in LENGTHS

@@ -1,34 +1,34 @@
-"""What a step of so many rows takes: measured at warm-up, corrected by the steps that follow."""
+"""The time of a step by number of rows: measured at warm-up, corrected by the steps that follow."""
 
 from collections.abc import Mapping
 from typing import Final
 
 _PART: Final = 0.05
-"""How much one step changes what is known of real steps."""
+"""Weight of one step in what is learned from real steps."""
 
 _FORGETTING: Final = 0.005
-"""How much a step without guesses does, of what is held against guesses."""
+"""Rate at which a step without draft tokens reduces the penalty on draft tokens."""
 
 
 class RowCosts:
-    """Seconds of steps that decode, by rows.
+    """Seconds of decoding steps, by rows.
 
-    The measurement is of the model alone, with short contexts and nothing else on the machine. Two things
-    are learned of real steps, apart for each magnitude of the number of sequences: what a step without
-    guesses takes beyond it (which a step with guesses takes, too), and how many times longer than that
-    makes one expect a step with guesses takes.
+    The measurement covers only the model, with short contexts on an otherwise idle machine. Two values
+    are learned from real steps, separately for each magnitude of the number of sequences: the time that a
+    step without draft tokens takes in addition to the measurement (a step with draft tokens takes it,
+    too), and the factor by which a step with draft tokens exceeds its expected time.
     """
 
     def __init__(self, measured: Mapping[int, float]) -> None:
-        """``measured``: rows -> seconds, at least of two numbers of rows, 1 among them."""
+        """Create the costs from ``measured``: rows -> seconds, at least two entries including 1 row."""
         points = sorted(measured.items())
         assert len(points) > 1
         assert points[0][0] == 1
         self._table = [0.0, points[0][1]]
-        """By rows, up to the most that were measured."""
+        """Seconds by rows, up to the largest number that was measured."""
         for rows, seconds in points[1:]:
             first = len(self._table) - 1
-            # More rows take no less; what a measurement says else is noise.
+            # More rows take no less time; a measurement that contradicts this is noise.
             rise = max(0.0, seconds - self._table[first]) / (rows - first)
             self._table += [self._table[first] + rise * i for i in range(1, rows - first + 1)]
         self._rise = rise
@@ -36,35 +36,35 @@ class RowCosts:
         self._factor: dict[int, float] = {}
 
     def seconds(self, rows: int) -> float:
-        """As measured; between two measurements, and beyond the last, by a line through two."""
+        """Return the measured seconds, linearly interpolated, and extrapolated beyond the last one."""
         table = self._table
         if rows < len(table):
             return table[rows]
         return table[-1] + self._rise * (rows + 1 - len(table))
 
     def plain(self, sequences: int) -> float:
-        """Of a step that decodes so many sequences, without guesses."""
+        """Return the seconds of a step that decodes ``sequences`` sequences, without draft tokens."""
         measured = self.seconds(sequences)
         return max(measured + self._overhead.get(sequences.bit_length(), 0.0), measured / 8)
 
     def guessed(self, sequences: int, rows: int, guesses: int) -> float:
-        """Of the same with so many guesses, in a step that has ``rows`` without them.
+        """Return the seconds of the same step with draft tokens, if it has ``rows`` rows without them.
 
-        What else there is in the step, such as prompts, would be computed anyway and does not count.
+        Other rows in the step, such as those of prompts, would be computed anyway and do not count.
         """
         added = self.seconds(rows + guesses) - self.seconds(rows)
         return self.factor(sequences) * (self.plain(sequences) + added)
 
     def factor(self, sequences: int) -> float:
-        """How many times longer than expected steps with guesses take."""
+        """Return the factor by which steps with draft tokens exceed their expected time."""
         return self._factor.get(sequences.bit_length(), 1.0)
 
     def observe(self, sequences: int, guesses: int, seconds: float) -> None:
-        """A step that did nothing but decode took so long."""
+        """Record the seconds of a step that only decoded."""
         magnitude = sequences.bit_length()
         plain, factor = self.plain(sequences), self.factor(sequences)
         if not guesses:
-            # A single step that was held up says little.
+            # A single delayed step carries little information.
             beyond = min(seconds, 2 * plain) - self.seconds(sequences)
             before = self._overhead.get(magnitude, 0.0)
             self._overhead[magnitude] = before + _PART * (beyond - before)

@@ -1,13 +1,13 @@
-"""Which guesses a step verifies: those that make the most tokens a second of it.
+"""Decides which draft tokens a step verifies: those that maximize its tokens per second.
 
-A step with S decoding sequences brings S tokens in T(S) seconds. A guess adds a row, and a token with the
-probability that it and those before it are right. Guesses are taken likeliest first, and as many of them
-as make the expected tokens, divided by the seconds that the step takes with them, most. Where rows cost
-as much as they bring, as in large batches, that is none.
+A step with S decoding sequences produces S tokens in T(S) seconds. A draft token adds a row, and another
+token with the probability that it and those before it are accepted. Draft tokens are taken in order of
+probability, as many as maximize the expected tokens divided by the seconds that the step takes with them.
+Where rows cost as much as they yield, as in large batches, none are taken.
 
-Looking guesses up costs next to nothing. A drafter's steps cost time, so how many guesses it makes is
-decided before: for the sequences for which it is likelier to be right than what was looked up. Whether
-looking pays at all is found by trial (``trial.py``).
+Looking up draft tokens costs almost nothing. A drafter's steps cost time, so the number of its draft
+tokens is decided in advance, for the sequences for which it is likelier to be right than the lookup.
+Whether looking for draft tokens pays at all is found by trial (``trial.py``).
 """
 
 import time
@@ -27,7 +27,7 @@ from galley.speculation.row_costs import RowCosts
 from galley.speculation.trial import Trial
 
 MOST_GUESSES: Final = 16
-"""Of one sequence in one step."""
+"""Maximum number of draft tokens for one sequence in one step."""
 
 _clock: Final = time.perf_counter
 
@@ -36,12 +36,12 @@ _DRAFT_BUCKET: Final = bucket_of(_DRAFT_MATCH)
 """A model needs no match."""
 
 _MARGIN: Final = 1.03
-"""Guesses must promise so many times the pace without them."""
+"""Draft tokens must promise at least this factor of the pace without them."""
 
 
 @dataclass(slots=True)
 class _Tries:
-    """One proposer's view of a sequence, and how it has done there."""
+    """One proposer's view of a sequence, and its acceptance there."""
 
     place: int
     follower: Follower
@@ -50,10 +50,10 @@ class _Tries:
 
 @dataclass(slots=True)
 class Guesser:
-    """What the speculator knows of one sequence.
+    """The speculator's state for one sequence.
 
     Attributes:
-        proposed, accepted: guesses that were verified, and those of them that were right.
+        proposed, accepted: draft tokens that were verified, and those of them that were accepted.
     """
 
     tries: Sequence[_Tries]
@@ -62,12 +62,12 @@ class Guesser:
     _rest: int = 0
     _fruitless: int = 0
     _chosen: "tuple[_Tries, int, Sequence[int], int] | None" = None
-    """Whose guesses are being verified, their bucket, the guesses, and the sequence's length before."""
+    """Whose draft tokens are being verified, their bucket, the tokens, and the sequence's length before."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """Guesses of one proposer that were verified, and those of them that were right."""
+    """Draft tokens of one proposer that were verified, and those of them that were accepted."""
 
     proposed: int = 0
     accepted: int = 0
@@ -75,37 +75,37 @@ class Counts:
 
 @dataclass(slots=True, frozen=True)
 class Asked:
-    """A sequence that has caught up: at most ``most`` guesses may follow its ``tokens``."""
+    """A sequence that has caught up: at most ``most`` draft tokens may follow its ``tokens``."""
 
     guesser: Guesser
     tokens: Sequence[int]
     most: int
     sequence: Any = None
-    """As the drafter knows it."""
+    """The sequence as the drafter knows it."""
 
 
 class _Draft:
-    """Stands for the drafter among the proposers; it is asked for all sequences of a step at once."""
+    """Represents the drafter among the proposers; the drafter runs once for all sequences of a step."""
 
     name = "draft"
 
     def follow(self, salt: bytes, forced: Forced | None) -> Follower:
-        """The same for all."""
+        """Return the same follower for all sequences."""
         return self
 
     def propose(self, tokens: Sequence[int], most: int) -> Proposal:
-        """Nothing."""
+        """Return no proposal."""
         return NO_PROPOSAL
 
     def remember(self, salt: bytes, tokens: Sequence[int], prompt: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class Speculator:
-    """Of one engine.
+    """Chooses the draft tokens of one engine's steps.
 
     Attributes:
-        counts: by proposer.
+        counts: verified and accepted draft tokens by proposer.
     """
 
     def __init__(
@@ -120,13 +120,13 @@ class Speculator:
         self._step: tuple[int, int] | None = None
         self._looked, self._gained = False, 0
         self._unpaid = 0.0
-        """Seconds spent on looking in steps that also computed prompts, and on texts that had ended."""
+        """Seconds spent on lookups in steps that also computed prompts, and on texts that had ended."""
         self.counts = {proposer.name: Counts() for proposer in proposers}
 
     def follow(self, salt: bytes, forced: Forced | None = None) -> Guesser:
-        """A sequence begins; only sequences with the same ``salt`` may show in its guesses.
+        """Begin a sequence; only sequences with the same ``salt`` may appear in its draft tokens.
 
-        ``forced`` is of its grammar, if it has one.
+        ``forced`` belongs to its grammar, if it has one.
         """
         return Guesser(
             [
@@ -138,16 +138,19 @@ class Speculator:
         )
 
     def remember(self, salt: bytes, tokens: Sequence[int], prompt: int) -> None:
-        """A sequence has ended; the first ``prompt`` of its ``tokens`` were given."""
+        """Record the end of a sequence; the first ``prompt`` of its ``tokens`` are its prompt."""
         began = _clock()
         for proposer in self._proposers:
             proposer.remember(salt, tokens, prompt)
         self._unpaid += _clock() - began
 
     def least(self, decoding: int, rows: int) -> float:
-        """No guess that is less likely can be worth its row; 1: none can.
+        """Return the probability below which no draft token is worth its row; 1 if none can be.
 
-        Args: as of :meth:`guess`. Called for each step, first.
+        It is called first in each step.
+
+        Args:
+            decoding, rows: as for :meth:`guess`.
         """
         self._step = (decoding, 0) if rows == decoding else None
         self._looked, self._gained = False, 0
@@ -164,19 +167,19 @@ class Speculator:
     def guess(
         self, asked: Sequence[Asked], *, decoding: int, rows: int, budget: int, least: float
     ) -> list[Sequence[int]]:
-        """The guesses of each sequence that is asked about; mostly none.
+        """Return the draft tokens of each of the sequences; mostly none.
 
         Args:
-            asked: those that may be guessed.
-            decoding: sequences that get a token in the step, at least 1.
-            rows: of the step so far; more than ``decoding`` if prompts are computed in it.
-            budget: the most guesses of all.
-            least: what :meth:`least` has said.
+            asked: the sequences that may get draft tokens.
+            decoding: number of sequences that get a token in the step, at least 1.
+            rows: rows of the step so far; more than ``decoding`` if prompts are computed in it.
+            budget: maximum number of draft tokens in total.
+            least: the result of :meth:`least`.
         """
         self._looked = True
         began = _clock()
         guesses: list[Sequence[int]] = [()] * len(asked)
-        chains: list[tuple[float, int]] = []  # (chance that all up to a guess are right, whose)
+        chains: list[tuple[float, int]] = []  # (probability that all up to it are accepted, index)
         found = [self._longest(one, decoding) for one in asked]
         if self._drafter is not None:
             self._draft(self._drafter, asked, found, decoding, rows, budget, least)
@@ -200,14 +203,14 @@ class Speculator:
         return guesses
 
     def settle(self, guesser: Guesser, tokens: Sequence[int]) -> None:
-        """The guesses for a sequence were verified, and its ``tokens`` have grown by the right ones."""
+        """Record the verified draft tokens of a sequence, whose ``tokens`` include the accepted ones."""
         assert guesser._chosen is not None
         (tries, bucket, guesses, known), guesser._chosen = guesser._chosen, None
         drawn = tokens[known : known + len(guesses)]
         right = 0
         while right < len(drawn) and drawn[right] == guesses[right]:
             right += 1
-        # At the end of a text nothing stands beside the next guess.
+        # At the end of a text, no token was sampled for the next draft token.
         tries.acceptance.learn(bucket, right, int(right < len(drawn)))
         guesser.proposed += len(guesses)
         guesser.accepted += right
@@ -219,7 +222,7 @@ class Speculator:
             guesser._fruitless = guesser._rest = 0
 
     def observe(self, seconds: float, drafting: float = 0.0) -> None:
-        """The step for which guesses were asked took so long, of which ``drafting`` was the drafter's."""
+        """Record the seconds of the step, of which the drafter took ``drafting``."""
         step, self._step = self._step, None
         if step is not None:
             decoding, guesses = step
@@ -229,7 +232,7 @@ class Speculator:
             self._trial.learn(decoding, self._looked, decoding + self._gained, seconds)
 
     def _longest(self, one: Asked, decoding: int) -> tuple[_Tries, Proposal]:
-        """The proposal with the longest match, and whose it is."""
+        """Return the view that has the proposal with the longest match, and this proposal."""
         guesser = one.guesser
         best, chosen = NO_PROPOSAL, guesser.tries[0]
         if guesser._rest:
@@ -254,7 +257,7 @@ class Speculator:
         budget: int,
         least: float,
     ) -> None:
-        """Put the drafter's guesses in the place of those that are less likely, if that is worth it."""
+        """Replace less likely proposals with the drafter's draft tokens, if that is worth its cost."""
         chosen: dict[int, Candidate] = {}
         for i, (one, (tries, proposal)) in enumerate(zip(asked, found, strict=True)):
             p = one.guesser.tries[-1].acceptance.probability(_DRAFT_BUCKET)
@@ -301,12 +304,12 @@ class Speculator:
 
     @staticmethod
     def _rest(guesser: Guesser, decoding: int) -> None:
-        """Look again after some steps: lookups in vain would cost a large batch more than they save."""
+        """Pause lookups for some steps: unsuccessful ones would cost a large batch more than they save."""
         guesser._fruitless += 1
         guesser._rest = min(guesser._fruitless, decoding // 2)
 
     def _worthwhile(self, chains: Sequence[tuple[float, int]], decoding: int, rows: int) -> int:
-        """How many of the guesses, likeliest first, make the most tokens a second."""
+        """Return how many of the draft tokens, likeliest first, maximize the tokens per second."""
         expected = float(decoding)
         best, chosen = _MARGIN * decoding / self._costs.plain(decoding), 0
         for count, (value, _) in enumerate(chains, start=1):

@@ -1,38 +1,39 @@
-"""Whether to look for guesses at all: looking takes time, too, of which a small model's steps have little.
+"""Whether to look for draft tokens at all: looking takes time, which is scarce in a small model's steps.
 
-Steps in which guesses are looked for are held against steps in which they are not, by the tokens a second
-of each. What is worse is tried again from time to time. Magnitudes of the number of sequences are apart.
+The tokens per second of steps that look for draft tokens are compared with those of steps that do not.
+The slower choice is retried from time to time. Each magnitude of the number of sequences is tracked
+separately.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
 _PART: Final = 0.1
-"""How much one step changes what is known."""
+"""Weight of one step in the running averages."""
 
 _CLEARLY_BETTER: Final = 1.3
-"""Above, steps without are not tried any more."""
+"""Above this ratio, steps without looking are no longer tried."""
 
 _SOON: Final = 8
-"""Steps before what is worse is tried."""
+"""Number of steps before the slower choice is tried."""
 
 _SELDOM: Final = 512
-"""The same, after many tries in vain."""
+"""The same after many unsuccessful tries."""
 
 _LOOKING: Final = 6
 _RESTING: Final = 2
-"""Steps of a try."""
+"""Number of steps of a try."""
 
 
 @dataclass(slots=True)
 class _Paces:
-    """Of one magnitude of the number of sequences.
+    """The paces for one magnitude of the number of sequences.
 
     Attributes:
-        looking, resting: tokens a second; 0 before the first step.
-        steps: since the last try.
-        tried: steps that are left of a try.
-        interval: steps until the next.
+        looking, resting: tokens per second; 0 before the first step.
+        steps: number of steps since the last try.
+        tried: number of steps left in a try.
+        interval: number of steps until the next try.
     """
 
     looking: float = 0.0
@@ -43,18 +44,18 @@ class _Paces:
 
     @property
     def worth(self) -> bool:
-        """Whether looking is no worse than resting, as far as known."""
+        """Whether looking is no slower than resting, as far as known."""
         return not self.looking or not self.resting or self.looking >= self.resting
 
 
 class Trial:
-    """Of one engine."""
+    """The trials of one engine."""
 
     def __init__(self) -> None:
         self._paces: dict[int, _Paces] = {}
 
     def looks(self, sequences: int) -> bool:
-        """Whether to look for guesses in the step at hand, which decodes so many sequences."""
+        """Return whether to look for draft tokens in a step that decodes ``sequences`` sequences."""
         paces = self._paces.setdefault(sequences.bit_length(), _Paces())
         if paces.tried:
             paces.tried -= 1
@@ -69,7 +70,7 @@ class Trial:
         return paces.worth
 
     def learn(self, sequences: int, looked: bool, tokens: int, seconds: float) -> None:
-        """A step that did nothing but decode took so long for so many tokens."""
+        """Record the tokens and seconds of a step that only decoded."""
         paces = self._paces.setdefault(sequences.bit_length(), _Paces())
         worth = paces.worth
         pace = tokens / max(seconds, 1e-9)

@@ -1,4 +1,4 @@
-"""From a recording or live stream to text: audio decoding, speech detection, chunks, features, captions.
+"""Recordings and live streams to text: audio decoding, speech detection, chunks, features, captions.
 
 Needs the extra ``speech``, whose packages are imported only when they are used.
 """
@@ -12,13 +12,13 @@ from galley.errors import SettingsError, pip_install
 
 _NEEDED: Final = ("av", "jiwer", "onnxruntime", "python_multipart", "soxr", "websockets")
 
-# onnxruntime 1.31 on Linux otherwise writes a device id and a queue of events for Microsoft to the user's
-# cache folder. It reads the variable when it is first imported, which happens within this package alone.
+# Otherwise onnxruntime 1.31 on Linux writes a device id and a queue of events for Microsoft to the user's
+# cache folder. It reads the variable when it is first imported, which happens only in this package.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 def require_installed() -> None:
-    """Raises SettingsError if a package of the extra ``speech`` is not installed; imports none."""
+    """Raise SettingsError if a package of the extra ``speech`` is not installed; import none of them."""
     for name in _NEEDED:
         try:
             found = importlib.util.find_spec(name) is not None
@@ -31,7 +31,7 @@ def require_installed() -> None:
 
 
 def require_extra() -> None:
-    """Raises SettingsError if a package of the extra ``speech`` cannot be imported. Takes a second."""
+    """Raise SettingsError if a package of the extra ``speech`` cannot be imported. Takes a second."""
     for name in _NEEDED:
         try:
             importlib.import_module(name)

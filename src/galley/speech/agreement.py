@@ -1,7 +1,7 @@
 """LocalAgreement-2 (arXiv:2307.14743): words that two consecutive partial transcripts agree on are final.
 
-Both transcripts are of the same utterance, whose audio grows. The decoder is given the final text as a
-prefix, so every transcript begins with that text, and final text is never taken back.
+Both transcripts are of the same utterance, whose audio grows. The decoder gets the final text as a prefix,
+so every transcript begins with that text, and final text is never retracted.
 """
 
 import itertools
@@ -20,22 +20,22 @@ class LocalAgreement:
 
     Attributes:
         final: text that will not change.
-        interim: what the last transcript has after ``final``.
+        interim: the last transcript's text after ``final``.
     """
 
     def __init__(self, final: str = "") -> None:
-        """``final`` is text that the audio is known to begin with."""
+        """Start with ``final``, the text that the audio is known to begin with."""
         self.final = final
         self.interim = ""
 
     def update(self, text: str, language: str) -> str:
-        """Takes the next partial transcript, and returns the text that becomes final.
+        """Process the next partial transcript and return the text that becomes final.
 
         Punctuation at the end of either transcript does not become final: a full stop may become a comma.
 
         Args:
-            text: begins with ``final``.
-            language: as a code; decides what a word is.
+            text: the transcript, which begins with ``final``.
+            language: language code; determines how text is split into words.
         """
         before, now = (split(tail, language) for tail in (self.interim, text[len(self.final) :]))
         pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, now, strict=False))
@@ -48,37 +48,40 @@ class LocalAgreement:
         return agreed
 
     def finish(self, text: str) -> str:
-        """Takes the last transcript, all of which is final, and returns what follows ``final``."""
+        """Process the last transcript, all of which is final, and return the text after ``final``."""
         rest = text[len(self.final) :].rstrip()
         self.final += rest
         self.interim = ""
         return rest
 
     def reject(self) -> None:
-        """Takes note that the next transcript is missing: the one after it has nothing to agree with."""
+        """Skip a missing transcript: the one after it has no transcript to agree with."""
         self.interim = ""
 
 
 def split(text: str, language: str) -> list[str]:
-    """Words and punctuation marks with the spaces before them; in a language without spaces, characters."""
+    """Split text into words and punctuation marks, each with the spaces before it.
+
+    Text in a language that is written without spaces is split into characters.
+    """
     pattern = _CHARACTER if language in UNSPACED else _WORD
     return pattern.findall(text)
 
 
 def separator(language: str) -> str:
-    """What stands between the texts of two utterances: a space, if the language has them."""
+    """Return the separator between two utterances' texts: a space if the language uses spaces."""
     return "" if language in UNSPACED else " "
 
 
 def align_head(head: Sequence[str], final: Sequence[str]) -> tuple[int, int]:
-    """Where the head of an utterance ends in the utterance's final text.
+    """Find where the head of an utterance ends in the utterance's final text.
 
     The head was transcribed again on its own, so the two texts may differ in some words. Of all prefixes,
-    those with the smallest edit distance are taken for the same speech.
+    those with the smallest edit distance are taken as the same speech.
 
     Args:
         head: words of the head's transcript.
-        final: words that were final before.
+        final: words that were already final.
 
     Returns:
         ``(n, m)``: ``final[:n]`` and ``head[:m]`` are the same speech; n is all of ``final`` or m is all of

@@ -1,7 +1,7 @@
-"""Forced alignment: when each token of a text is said, from the decoder's cross-attention.
+"""Forced alignment: the time of each token of a text, from the decoder's cross-attention.
 
 The method is openai/whisper's (``timing.py``). The cross-attention weights of the alignment heads are
-normalised over the tokens, smoothed and averaged over the heads; dynamic time warping (DTW) finds the best
+normalized over the tokens, smoothed and averaged over the heads; dynamic time warping (DTW) finds the best
 monotonic path of tokens through the encoder's rows. A row is one position of the encoder's output, 20 ms of
 audio in Whisper.
 """
@@ -16,19 +16,19 @@ from galley.types.audio import Alignment
 _FILTER: Final = 7
 """Width of the median filter in rows; ``median_filter_width`` of Whisper's checkpoints."""
 _BOTH, _TOKEN, _ROW = range(3)
-"""A step of the path advances by a token and a row, by a token, or by a row."""
+"""Steps of the path: by a token and a row, by a token, or by a row."""
 
 
 def token_times(
     alignment: Alignment, tokens: int, seconds: float, row_seconds: float
 ) -> list[float]:
-    """Start of each token of a text and end of the last one, in seconds of the encoder input.
+    """Return the start of each token of a text and the end of the last, in seconds of the encoder input.
 
     Args:
-        alignment: of a prompt that ends with the text and one more token.
-        tokens: how many the text has.
-        seconds: of audio in the encoder input; the rest is padding.
-        row_seconds: from one row to the next.
+        alignment: alignment of a prompt that ends with the text and one more token.
+        tokens: number of tokens in the text.
+        seconds: seconds of audio in the encoder input; the rest is padding.
+        row_seconds: seconds from one row to the next.
 
     Returns:
         ``tokens + 1`` times, ascending.
@@ -36,26 +36,26 @@ def token_times(
     shape = (alignment.tokens, alignment.heads, alignment.rows)
     weights = np.frombuffer(alignment.data, "<f4").reshape(shape)
     matrix = affinity(weights[..., : max(1, int(seconds / row_seconds))])
-    # The decoder attends to where a token is said when it reads the token before.
+    # The decoder attends to a token's audio when it reads the previous token.
     return [row * row_seconds for row in first_rows(matrix[-tokens - 2 : -1]).tolist()]
 
 
 def affinity(weights: NDArray[np.float32]) -> NDArray[np.float32]:
-    """How strongly each token is tied to each row, averaged over the heads.
+    """Compute how strongly each token is tied to each row, averaged over the heads.
 
     Args:
-        weights: ``[tokens, heads, rows]``, as in :class:`galley.types.audio.Alignment`, of the rows
-            that hold audio. Weights are normalised over all these tokens, including those of the prompt
+        weights: ``[tokens, heads, rows]``, as in :class:`galley.types.audio.Alignment`, for the rows
+            that contain audio. Weights are normalized over all these tokens, including those of the prompt
             before the text.
 
     Returns:
-        ``[tokens, rows]``: how many standard deviations a weight is above the mean of its row.
+        ``[tokens, rows]``: the number of standard deviations that a weight is above the mean of its row.
     """
     total = np.zeros(weights.shape[::2], np.float32)
     for head in range(weights.shape[1]):
         of_head = weights[:, head]
         deviation = of_head.std(axis=0)
-        # A row whose weights are all equal, zeros for example, says nothing about tokens.
+        # A row whose weights are all equal, for example zeros, has no information about tokens.
         scale = np.divide(1, deviation, out=np.zeros_like(deviation), where=deviation > 0)
         total += _smooth((of_head - of_head.mean(axis=0)) * scale)
     total /= weights.shape[1]
@@ -63,7 +63,7 @@ def affinity(weights: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _smooth(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Median filter along the last axis, whose ends are mirrored."""
+    """Apply a median filter along the last axis, whose ends are mirrored."""
     half, count = _FILTER // 2, values.shape[-1]
     if count <= half:
         return values
@@ -84,10 +84,10 @@ def _smooth(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def first_rows(matrix: NDArray[np.float32]) -> NDArray[np.int64]:
-    """The first row of each token on the DTW path with the greatest sum.
+    """Return the first row of each token on the DTW path with the greatest sum.
 
     The path leads from the first token and row to the last ones; each step advances by a token, a row or
-    both. Of equally good paths it is the one that openai/whisper and transformers take.
+    both. Of equally good paths, it is the one that openai/whisper and transformers choose.
 
     Args:
         matrix: ``[tokens, rows]``, finite; see :func:`affinity`.
@@ -107,21 +107,21 @@ def first_rows(matrix: NDArray[np.float32]) -> NDArray[np.int64]:
 
 
 def _steps(matrix: NDArray[np.float32]) -> NDArray[np.int8]:
-    """The last step of the best path to each (token, row).
+    """Return the last step of the best path to each (token, row).
 
-    Cells of an anti-diagonal depend only on the two anti-diagonals before, so numpy computes each at once.
+    Cells of an anti-diagonal depend only on the two previous ones, so numpy computes each at once.
 
     Returns:
         ``[tokens + rows - 1, tokens]``; the step to (token, row) is at ``[token + row, token]``.
     """
     tokens, rows = matrix.shape
-    # Each token's costs are shifted by a column against the token before: columns are anti-diagonals.
+    # Each token's costs are shifted by a column from the previous token's: columns are anti-diagonals.
     costs = np.full((tokens, tokens + rows), np.inf, np.float32)
     costs[:, :rows] = -matrix
     width = tokens + rows - 1
     costs = np.ascontiguousarray(costs.reshape(-1)[: tokens * width].reshape(tokens, width).T)
     steps = np.empty((width, tokens), np.int8)
-    # Costs of the best paths to the last anti-diagonal and to the one before; none lead to "token -1".
+    # Costs of the best paths to the last anti-diagonal and the one before it; none lead to "token -1".
     last, before = (np.full(tokens + 1, np.inf, np.float32) for _ in range(2))
     before[0] = 0.0
     for diagonal, step in zip(costs, steps, strict=True):

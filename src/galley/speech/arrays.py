@@ -1,4 +1,4 @@
-"""Recordings that are arrays already, as those of soundfile, librosa or torchaudio."""
+"""Recordings that are already arrays, such as those of soundfile, librosa or torchaudio."""
 
 import numpy as np
 
@@ -7,14 +7,15 @@ from galley.speech.audio import MAX_RATE, MIN_RATE, RawPcm
 
 
 def pcm_of(samples: object, sample_rate: int) -> tuple[bytes, RawPcm]:
-    """An array as a file without a header, and the format of that.
+    """Return an array as a file without a header, and the format of that file.
 
     Args:
-        samples: a mono array ``[samples]``, or what numpy makes one of: floats in [-1, 1], or int16.
-        sample_rate: in Hz.
+        samples: a mono array ``[samples]``, or an object that numpy converts to one: floats in [-1, 1], or
+            int16.
+        sample_rate: sample rate in Hz.
 
     Raises:
-        RequestError: it is no such array, or no sample rate of sound; names ``source`` or ``sample_rate``.
+        RequestError: the array or the sample rate is invalid; ``param`` is ``source`` or ``sample_rate``.
     """
     if not isinstance(sample_rate, int) or not MIN_RATE <= sample_rate <= MAX_RATE:
         raise RequestError(

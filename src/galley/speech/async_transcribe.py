@@ -17,20 +17,20 @@ async def transcribe_async(
     session: Session,
     chunks: ChunkSource,
 ) -> AsyncGenerator[Segment, None]:
-    """A recording's segments, in order, as they become certain.
+    """Transcribe a recording and yield its segments, in order, as they become final.
 
-    The audio is decoded, and its features made, in a thread. Closing the generator early aborts its
+    The audio is decoded and its features are computed in a thread. Closing the generator early aborts its
     requests.
 
     Args:
         engine: runs the session's requests.
-        session: of the recording.
-        chunks: the recording's; closed when the generator ends.
+        session: the recording's session.
+        chunks: the recording's chunks; closed when the generator ends.
 
     Raises:
         QueueFull: the engine's queue has no room for the first request; later requests wait.
         AudioError: the recording cannot be decoded any further.
-        EngineError: the engine gave a request up.
+        EngineError: the engine aborted a request.
         DeadlineExceeded: the caller's deadline has passed.
     """
     outputs: asyncio.Queue[Output | GalleyError] = asyncio.Queue()
@@ -44,7 +44,7 @@ async def transcribe_async(
         for stream in streams:
             reader = asyncio.create_task(_read(stream, outputs))
             readers[reader] = stream
-            # A stream holds its request, which holds a chunk's features: a megabyte each.
+            # A stream holds its request, which holds a chunk's features, about a megabyte.
             reader.add_done_callback(lambda done: readers.pop(done, None))
 
     try:
@@ -68,7 +68,7 @@ async def transcribe_async(
         for reader, stream in list(readers.items()):
             stream.cancel()
             reader.cancel()
-        # A thread may still be reading the recording; it stops after its present block.
+        # A thread may still be reading the recording; it stops after its current block.
         await asyncio.shield(asyncio.to_thread(chunks.close))
 
 

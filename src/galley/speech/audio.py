@@ -1,7 +1,7 @@
-"""Recordings in common formats to mono float32 samples, about a second at a time.
+"""Converts recordings in common formats to mono float32 samples, about a second at a time.
 
-FFmpeg decodes (through PyAV), soxr resamples. Memory does not grow with a recording's length. What comes
-from outside is decoded in a process of its own, see :mod:`galley.speech.decoder`.
+FFmpeg (through PyAV) decodes and soxr resamples. Memory use does not grow with a recording's length.
+Untrusted recordings are decoded in a separate process, see :mod:`galley.speech.decoder`.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ MIN_RATE: Final = 4_000
 MAX_RATE: Final = 768_000
 MAX_CHANNELS: Final = 64
 MAX_PLANES: Final = 8
-"""Channels of an encoding that keeps each apart; FFmpeg has the further ones elsewhere."""
+"""Maximum channels of a planar encoding; FFmpeg stores the pointers of further channels elsewhere."""
 READABLE: Final = (
     "wav, mp3, flac, ogg, opus, m4a, mp4, aac, webm, mkv, aiff, caf, au, w64, wma, avi, mpeg-ts"
 )
 
-# FFmpeg's names. Formats that name other files or addresses (playlists) must stay out.
+# FFmpeg's names. Formats that refer to other files or addresses (playlists) must not be added.
 _DEMUXERS: Final = (
     "aac,aiff,asf,au,avi,caf,flac,matroska,webm,mov,mp4,m4a,3gp,3g2,mj2,mp3,mpeg,mpegts,ogg,w64,wav"
 )
-# FFmpeg has hundreds of decoders, most of them for video and for games; these are all that may see a file.
+# FFmpeg has hundreds of decoders, most of them for video and games; only these may read a file.
 _CODECS: Final = (
     *("aac", "aac_latm", "ac3", "alac", "eac3", "flac", "opus", "libopus", "speex", "vorbis"),
     *("mp1", "mp1float", "mp2", "mp2float", "mp3", "mp3float", "gsm", "gsm_ms", "g722"),
@@ -61,14 +61,14 @@ _GUARD: Final = {
     "protocol_whitelist": "none",
 }
 _MISSING_SECONDS: Final = 0.5
-"""Missing audio, compared with the length that a file states, from which a warning is given."""
+"""A warning is given if at least this much of the length that a file states is missing."""
 _BLOCK_VALUES: Final = 2**21
-"""Of all channels, that are mixed together."""
+"""Number of sample values, over all channels, that are mixed at a time."""
 _SILENT: Final = 1e-4
-"""A recording whose peak is lower (-80 dB) holds no sound."""
+"""A recording whose peak is below this (-80 dB) contains no sound."""
 _ANY_FILE_SECONDS: Final = 60.0
 _SECONDS_PER_BYTE: Final = 0.25
-"""A file may become a minute, and a second for every four bytes. Real encoders of silence stay below."""
+"""A file may decode to a minute plus a second per four bytes. Real encodings of silence stay below that."""
 
 _CUT_OFF: Final = "is damaged at its end, or cut off there"
 
@@ -82,21 +82,21 @@ class _Frame(NamedTuple):
 class Recording:
     """One recording as mono blocks of about a second, decoded while iterating.
 
-    Iterate only once. Blocks are float32 ``[samples]`` in [-1, 1] at ``sample_rate``; channels are mixed as
-    :mod:`galley.speech.mixing` has it. Where time stamps leave a gap, there is silence.
+    Iterate only once. Blocks are float32 ``[samples]`` in [-1, 1] at ``sample_rate``; channels are mixed by
+    :mod:`galley.speech.mixing`. Gaps in the time stamps are filled with silence.
 
     Args:
-        source: what to read.
-        sample_rate: of the blocks, in Hz.
+        source: the recording to read.
+        sample_rate: sample rate of the blocks, in Hz.
         raw: format of a ``source`` without a header; default: the header states the format.
         normalize: even out loudness, so that a quiet caller is as loud as a loud one.
-        max_seconds: longer recordings are refused, at once if they state their length.
+        max_seconds: longer recordings are rejected, immediately if they state their length.
         name: the recording's name in error messages; default: its path.
-        track: which audio track, counted from 1; default: the one that the file has as its default.
+        track: the audio track to read, counted from 1; default: the file's own default track.
 
     Attributes:
-        duration: in seconds, as the file states it; None if it does not.
-        warnings: damaged parts that were skipped, and whether nothing can be heard; complete after the last
+        duration: the duration in seconds that the file states; None if it states none.
+        warnings: warnings about skipped damaged parts and about a silent recording; complete after the last
             block.
 
     Raises:
@@ -148,7 +148,7 @@ class Recording:
         return self._samples / self._sample_rate
 
     def close(self) -> None:
-        """Closes what was opened here; a file object that was handed in stays open."""
+        """Close the files that this object opened; a file object passed in by the caller stays open."""
         while self._opened:
             self._opened.pop().close()
 
@@ -158,7 +158,7 @@ class Recording:
             blocks = normalized(blocks, self._sample_rate)
         try:
             for block in blocks:
-                np.clip(block, -1.0, 1.0, out=block)  # resampling overshoots
+                np.clip(block, -1.0, 1.0, out=block)  # resampling may overshoot
                 self._samples += len(block)
                 self._peak = max(self._peak, float(np.abs(block).max()))
                 self._check_length(self.seconds)
@@ -168,7 +168,7 @@ class Recording:
             self.close()
 
     def _open(self, source: Source, raw: RawPcm | None) -> tuple[AudioStream, float, float | None]:
-        """The stream, the time stamp at which the recording begins, and the length it states; seconds."""
+        """Return the stream, the recording's first time stamp and the length it states, both in seconds."""
         file = self._file(source)
         self._most_seconds = _ANY_FILE_SECONDS + _SECONDS_PER_BYTE * _size(file)
         wav = wav_header(file) if raw is None else None
@@ -243,7 +243,7 @@ class Recording:
         return file
 
     def _mixed(self) -> Iterator[tuple[int, Samples]]:
-        """(sample rate, mono samples) of about a second each."""
+        """Yield (sample rate, mono samples) of about a second each."""
         for (rate, places), run in itertools.groupby(
             self._decoded(), key=operator.attrgetter("rate", "places")
         ):
@@ -253,7 +253,7 @@ class Recording:
                 yield rate, mix(block, weights)
 
     def _decoded(self) -> Iterator[_Frame]:
-        """The frames, with silence where time stamps leave a gap. Damaged packets are left out."""
+        """Yield the frames, with silence for gaps in the time stamps. Damaged packets are skipped."""
         damaged = 0
         timeline = Timeline(self._stream.container.format.name, self._start)
         for packet in self._packets():
@@ -269,7 +269,7 @@ class Recording:
             for frame in frames:
                 rate, places, samples = self._frame(frame)
                 silence = timeline.silence_before(frame)
-                self._check_length(self.seconds + silence)  # before any of it is made
+                self._check_length(self.seconds + silence)  # before any silence is created
                 for length in _lengths(silence, rate):
                     timeline.advance(length, rate)
                     yield _Frame(rate, places, np.zeros((len(places), length), np.float32))
@@ -279,7 +279,7 @@ class Recording:
             self.warnings.append(f"{damaged} damaged packets of {self._name} were left out")
 
     def _packets(self) -> Iterator[Any]:
-        """The stream's packets. What the others have shows how far the file goes."""
+        """Yield the stream's packets. The packets of other streams show how long the file is."""
         container: Any = self._stream.container
         try:
             for packet in container.demux():
@@ -299,7 +299,7 @@ class Recording:
             )
 
     def _frame(self, frame: AudioFrame) -> _Frame:
-        """Rate, channels and layout may change from frame to frame."""
+        """Convert a frame, whose rate, channels and layout may differ from the previous frame's."""
         layout = frame.layout
         most = MAX_PLANES if frame.format.is_planar else MAX_CHANNELS
         self._check_sizes(frame.sample_rate, layout.nb_channels, most)
@@ -362,14 +362,14 @@ def _size(file: BinaryIO) -> int:
 
 
 def _lengths(seconds: float, rate: int) -> Iterator[int]:
-    """Samples of so many seconds, in parts of at most one."""
+    """Yield the number of samples in ``seconds``, in parts of at most one second."""
     samples = round(seconds * rate)
     for first in range(0, samples, rate):
         yield min(rate, samples - first)
 
 
 def _resampled(blocks: Iterable[tuple[int, Samples]], to_rate: int) -> Iterator[Samples]:
-    """Blocks at one sample rate from blocks whose rate may change in the middle, as in joined files."""
+    """Yield blocks at one sample rate from blocks whose rate may change midway, as in joined files."""
     for rate, run in itertools.groupby(blocks, key=operator.itemgetter(0)):
         if rate == to_rate:
             yield from (block for _, block in run)
@@ -381,7 +381,7 @@ def _resampled(blocks: Iterable[tuple[int, Samples]], to_rate: int) -> Iterator[
 
 
 def _joined(frames: Iterable[NDArray[np.float32]], size: int) -> Iterator[NDArray[np.float32]]:
-    """Blocks ``[channels, samples]`` of at least ``size`` samples: a frame of some 20 ms is too little."""
+    """Join frames (about 20 ms each) to blocks ``[channels, samples]`` of at least ``size`` samples."""
     waiting: list[NDArray[np.float32]] = []
     count = 0
     for frame in frames:

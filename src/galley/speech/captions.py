@@ -13,13 +13,13 @@ Format = Literal["json", "text", "srt", "vtt", "verbose_json"]
 FORMATS: Final[tuple[Format, ...]] = get_args(Format)
 
 _LEAST_SECONDS: Final = 0.2
-"""A caption is shown for so long at least."""
+"""Minimum time that a caption is shown, in seconds."""
 
 Granularity = Literal["segment", "word"]
 
 
 def check_format(name: str) -> Format:
-    """Raises RequestError if there is no such format."""
+    """Return ``name`` as a format; raise RequestError if there is no such format."""
     if name not in FORMATS:
         raise RequestError(
             f"response_format {name!r} is unknown; known: {', '.join(FORMATS)}",
@@ -29,14 +29,14 @@ def check_format(name: str) -> Format:
 
 
 def text_of(segments: Iterable[Segment]) -> str:
-    """The whole transcript, with the model's own spaces."""
+    """Return the whole transcript, with the spaces that the model wrote."""
     return "".join(segment.text for segment in segments).strip()
 
 
 def lines_of(segments: Iterable[Segment], width: int) -> Iterator[Segment]:
-    """Splits segments at words into parts of at most ``width`` characters, for captions.
+    """Split segments at words into parts of at most ``width`` characters, for captions.
 
-    A longer word stays whole, and so does a segment without word times.
+    A longer word is not split, nor is a segment without word times.
     """
     for segment in segments:
         line: list[Word] = []
@@ -55,22 +55,22 @@ def _part(segment: Segment, words: Sequence[Word]) -> Segment:
 
 
 def as_text(segments: Iterable[Segment]) -> Iterator[str]:
-    """One line for each segment."""
+    """Yield one line for each segment."""
     return (f"{_one_line(segment.text)}\n" for segment in segments)
 
 
 def as_srt(segments: Iterable[Segment]) -> Iterator[str]:
-    """SubRip captions, one for each segment."""
+    """Yield SubRip captions, one for each segment."""
     for number, segment in enumerate(_shown(segments), start=1):
         times = f"{_clock(segment.start, ',')} --> {_clock(segment.end, ',')}"
-        # SubRip has no escapes; a reader would take an arrow in the text for the line of times.
+        # SubRip has no escapes; a parser would mistake an arrow in the text for the line of times.
         yield f"{number}\n{times}\n{_one_line(segment.text).replace('-->', '->')}\n\n"
 
 
 def _shown(segments: Iterable[Segment]) -> Iterator[Segment]:
-    """The segments with times to be shown at: each for a moment at least, none before the last is over.
+    """Yield the segments with display times: of a minimum length, none before the previous one ends.
 
-    Words may be aligned to one moment, so a line of them may end where it starts.
+    Words may be aligned to one point in time, so a line of them may end where it starts.
     """
     until = 0.0
     for segment in segments:
@@ -80,7 +80,7 @@ def _shown(segments: Iterable[Segment]) -> Iterator[Segment]:
 
 
 def as_vtt(segments: Iterable[Segment]) -> Iterator[str]:
-    """WebVTT captions: the header, then one caption for each segment."""
+    """Yield WebVTT captions: the header, then one caption for each segment."""
     yield "WEBVTT\n\n"
     for segment in _shown(segments):
         times = f"{_clock(segment.start, '.')} --> {_clock(segment.end, '.')}"
@@ -93,7 +93,7 @@ def as_json(
     usage: Mapping[str, Any] | None = None,
     warnings: Sequence[str] = (),
 ) -> bytes:
-    """The text and, if word times were asked for, the words; ``usage``: of the request, if any."""
+    """Return the text, the words if word times were requested, and the request's ``usage`` if given."""
     answer: dict[str, Any] = {"text": text_of(segments)}
     if any(segment.words is not None for segment in segments):
         answer["words"] = _words(segments)
@@ -110,9 +110,9 @@ def as_verbose_json(
     granularities: Sequence[Granularity] = ("segment",),
     usage: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """Everything known of the transcript in OpenAI's fields, and ``warnings`` if there are any.
+    """Return all information about the transcript in OpenAI's fields, and ``warnings`` if there are any.
 
-    ``usage`` is that of the request, if there is one.
+    ``usage`` is the request's usage, if given.
     """
     answer: dict[str, Any] = {
         "task": info.task,
@@ -139,7 +139,7 @@ def _segment(segment: Segment) -> dict[str, Any]:
 
 
 def _words(segments: Iterable[Segment]) -> list[dict[str, Any]]:
-    """All words in OpenAI's fields, and their probabilities."""
+    """Return all words in OpenAI's fields, with their probabilities."""
     return [
         {
             "word": word.text.strip(),
@@ -153,12 +153,12 @@ def _words(segments: Iterable[Segment]) -> list[dict[str, Any]]:
 
 
 def _one_line(text: str) -> str:
-    # An empty line in the text would end its caption.
+    # An empty line in the text would end the caption.
     return " ".join(text.split())
 
 
 def _clock(seconds: float, point: str) -> str:
-    """A time as ``01:02:03,456``; ``point`` stands before the milliseconds."""
+    """Format a time as ``01:02:03,456``; ``point`` separates the milliseconds."""
     whole, milliseconds = divmod(round(seconds * 1000), 1000)
     minutes, second = divmod(whole, 60)
     hour, minute = divmod(minutes, 60)

@@ -1,4 +1,4 @@
-"""A recording's chunks and their features, made while a session takes them."""
+"""A recording's chunks and their features, computed as a session consumes them."""
 
 import math
 import threading
@@ -21,10 +21,10 @@ class ChunkSource:
     """Reads one recording's chunks into a session. :meth:`close` may be called from another thread.
 
     Args:
-        recording: what to read; closed with the source.
+        recording: the recording to read; closed with the source.
         features: makes the model's encoder inputs.
-        options: what the caller wants; ``options.speech`` says how speech is found.
-        detector: finds speech.
+        options: the caller's options; ``options.speech`` sets how speech is found.
+        detector: the speech detector.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class ChunkSource:
         self._detects = options.speech is not None
         self._loudest = 0.0
         self._heard = False
-        """Whether there was a chunk."""
+        """Whether the recording had a chunk so far."""
         self._complete = False
         found: VadStream = Levelled(detector.stream()) if self._detects else AllSpeech()
         self._chunks: Iterator[AudioChunk] = chunk_audio(
@@ -55,11 +55,11 @@ class ChunkSource:
 
     @property
     def stated_duration(self) -> float | None:
-        """Seconds, as the recording states them."""
+        """The duration in seconds that the recording states."""
         return self._recording.duration
 
     def fill(self, session: Session) -> None:
-        """Adds chunks to the session while it has room, and ends the session after the last chunk.
+        """Add chunks to the session while it has room, and end the session after the last chunk.
 
         Raises:
             AudioError: the recording cannot be decoded any further.
@@ -76,7 +76,7 @@ class ChunkSource:
                     session.add(chunk, self._features(levelled(chunk.samples, peak)))
 
     def info(self, session: Session) -> Info:
-        """What is known of the recording by what was read, and transcribed in ``session``, so far."""
+        """Return information about the recording, as far as it was read and transcribed in ``session``."""
         return Info(
             task=self._task,
             language=session.language or "",
@@ -97,7 +97,7 @@ class ChunkSource:
         ]
 
     def close(self) -> None:
-        """Closes the recording. A :meth:`fill` in another thread stops after its present block."""
+        """Close the recording. A :meth:`fill` in another thread stops after its current block."""
         self._closed = True
         with self._reading:
             self._recording.close()

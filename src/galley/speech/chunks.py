@@ -1,9 +1,9 @@
-"""Chunks of a recording: speech segments packed to what a model's encoder takes at once, silence left out.
+"""Chunks of a recording: speech segments packed to a model's encoder input length, without silence.
 
 Each chunk is one run of the encoder. For a model whose inputs are padded to one length (Whisper's 30 s),
 segments are packed into a chunk until it is full, so that few chunks are needed; times in a chunk are
-mapped back to the recording. For a model that takes inputs of any length each segment is a chunk of its
-own.
+mapped back to the recording. For a model that accepts inputs of any length, each segment is a separate
+chunk.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,13 +19,13 @@ from galley.speech.options import SpeechOptions
 from galley.speech.segmenter import VAD_FRAME, SpeechSegment, SpeechSegmenter, VadStream
 
 _OVERLAP_SECONDS: Final = 3.0
-"""Overlap of chunks cut without a pause: some words, so that the two transcripts can be joined at one."""
+"""Overlap of chunks cut without a pause: a few words, so that the transcripts can be joined at one."""
 _UNHEARD: Final = 0.6 * SAMPLE_RATE
-"""Speech that may be left of a segment behind the model's last timestamp, which is rarely exact."""
+"""Speech, in samples, that may remain in a segment after the last timestamp, which is rarely exact."""
 _UNBEGUN: Final = 0.25 * SAMPLE_RATE
-"""Speech of a segment before the model's last timestamp that holds no whole word yet."""
+"""Speech, in samples, of a segment before the last timestamp that is too short for a whole word."""
 _ONSET: Final = 2 * VAD_FRAME
-"""Speech begins about so many samples before the detector is sure of it."""
+"""Speech begins about this many samples before the detector is sure of it."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class AudioChunk:
     """The audio of one or several speech segments, joined.
 
     Attributes:
-        segments: the parts of the recording that the chunk holds, in order. Only the first may overlap
+        segments: the parts of the recording that the chunk contains, in order. Only the first may overlap
             another chunk.
-        samples: mono float32 ``[samples]``, 16 kHz: the segments' samples joined.
+        samples: the segments' samples, joined: mono float32 ``[samples]`` at 16 kHz.
     """
 
     segments: tuple[SpeechSegment, ...]
@@ -43,18 +43,18 @@ class AudioChunk:
 
     @property
     def seconds(self) -> float:
-        """Length of the chunk's audio."""
+        """Length of the chunk's audio, in seconds."""
         return len(self.samples) / SAMPLE_RATE
 
     @property
     def overlap(self) -> float:
-        """Seconds at the chunk's start that the chunk before holds, too."""
+        """Seconds at the chunk's start that the previous chunk also contains."""
         return self.segments[0].overlap / SAMPLE_RATE
 
     def recording_time(self, seconds: float, *, end: bool = False) -> float:
-        """The time in the recording, in seconds, of a time in the chunk.
+        """Return the time in the recording, in seconds, of a time in the chunk.
 
-        Where two segments meet, that is the start of the later one, or with ``end`` the end of the earlier
+        Where two segments meet, it is the start of the later one or, with ``end``, the end of the earlier
         one.
         """
         sample = seconds * SAMPLE_RATE
@@ -67,11 +67,10 @@ class AudioChunk:
         return self.segments[-1].end / SAMPLE_RATE
 
     def recording_times(self, start: float, end: float) -> tuple[float, float]:
-        """The times in the recording of a word that lies from ``start`` to ``end`` in the chunk, in
-        seconds.
+        """Return the times in the recording, in seconds, of a word from ``start`` to ``end`` in the chunk.
 
-        A word is placed in one speech segment as a whole, the one its middle is in: no word lies in the
-        silence that was left out between segments, nor in the padding before speech.
+        The whole word is placed in the speech segment that contains its middle: no word lies in the omitted
+        silence between segments, or in the padding before speech.
         """
         middle = (start + end) / 2 * SAMPLE_RATE
         offset = 0
@@ -90,10 +89,10 @@ class AudioChunk:
         return place(start), place(end)
 
     def unheard_from(self, seconds: float) -> float | None:
-        """Where the chunk's speech goes on behind a time in it; None if too little follows to be sure of.
+        """Return where the chunk's speech continues after a time in it; None if too little speech follows.
 
         Args:
-            seconds: in the chunk; what was transcribed ends there.
+            seconds: end of the transcribed audio, in seconds of the chunk.
         """
         heard, offset = seconds * SAMPLE_RATE, 0
         for segment in self.segments:
@@ -106,12 +105,12 @@ class AudioChunk:
 
 
 class Chunker:
-    """Makes chunks of a recording that comes in blocks. Buffers at most about one chunk of audio.
+    """Creates chunks of a recording that arrives in blocks. Buffers at most about one chunk of audio.
 
     Args:
-        limit_seconds: longest chunk.
-        options: what counts as speech.
-        pack: fill each chunk with as many speech segments as fit; False: one segment a chunk.
+        limit_seconds: longest chunk, in seconds.
+        options: rules for finding speech.
+        pack: fill each chunk with as many speech segments as fit; False: one segment per chunk.
     """
 
     def __init__(self, limit_seconds: float, options: SpeechOptions, *, pack: bool = True) -> None:
@@ -120,25 +119,25 @@ class Chunker:
         overlap = int(min(_OVERLAP_SECONDS, limit_seconds / 6) * SAMPLE_RATE)
         self._segmenter = SpeechSegmenter(options, self._limit, overlap)
         self._audio = AudioBuffer()
-        # Of the chunk that is being packed: its segments, and the samples of each.
+        # The chunk that is being packed: its segments, and the samples of each.
         self._segments: list[SpeechSegment] = []
         self._samples: list[NDArray[np.float32]] = []
 
     def feed(
         self, samples: NDArray[np.float32], probabilities: NDArray[np.float32]
     ) -> Iterator[AudioChunk]:
-        """The chunks that the next samples complete.
+        """Yield the chunks that the next samples complete.
 
         Args:
             samples: the next block of the recording.
-            probabilities: of the detector's frames that the block completes, float32 ``[frames]``.
+            probabilities: float32 ``[frames]`` of the detector's frames that the block completes.
         """
         self._audio.append(samples)
         yield from self._pack(self._segmenter.feed(probabilities))
         self._audio.drop_before(self._segmenter.needed_from)
 
     def finish(self, probabilities: NDArray[np.float32]) -> Iterator[AudioChunk]:
-        """The last chunks; ``probabilities`` has that of an incomplete last frame, if there is one."""
+        """Yield the last chunks; ``probabilities`` is that of an incomplete last frame, if there is one."""
         end = self._audio.end
         segments = self._segmenter.feed(probabilities) + self._segmenter.finish(end)
         yield from self._pack(segment._replace(end=min(segment.end, end)) for segment in segments)
@@ -166,13 +165,13 @@ def chunk_audio(
     *,
     pack: bool = True,
 ) -> Iterator[AudioChunk]:
-    """The chunks of a recording, each as soon as the recording's blocks complete it.
+    """Yield the chunks of a recording, each as soon as the recording's blocks complete it.
 
     Args:
-        blocks: mono float32 at 16 kHz, of any size.
-        limit_seconds: longest chunk.
-        options: what counts as speech.
-        detector: of this recording alone, as it keeps state.
+        blocks: mono float32 blocks at 16 kHz, of any size.
+        limit_seconds: longest chunk, in seconds.
+        options: rules for finding speech.
+        detector: detector used by this recording alone, as it has state.
         pack: see :class:`Chunker`.
     """
     chunker = Chunker(limit_seconds, options, pack=pack)

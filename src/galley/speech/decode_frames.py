@@ -1,6 +1,6 @@
-"""What travels between a process and its decoder of recordings.
+"""The messages between a process and its decoder of recordings.
 
-Each message is one packet of a ``SOCK_SEQPACKET`` socket: a dying process leaves no half of one.
+Each message is one packet of a ``SOCK_SEQPACKET`` socket, so a dying process leaves no partial message.
 """
 
 from typing import Final
@@ -10,20 +10,20 @@ import msgspec
 from galley.speech.sources import RawPcm
 
 BLOCK_SAMPLES: Final = 16_384
-"""Of one message, at most: 64 KiB."""
+"""Maximum number of samples in one message (64 KiB)."""
 MOST_BYTES: Final = 128 * 1024
-"""Of any message."""
+"""Maximum size of a message."""
 
 
 class Decode(msgspec.Struct, tag="decode", frozen=True):
-    """A recording to decode; the arguments of :class:`galley.speech.audio.Recording`, and the budget.
+    """A recording to decode: the arguments of :class:`galley.speech.audio.Recording` and the budget.
 
-    Beside it travel two descriptors: the file's, and that of the socket to answer on.
+    Two descriptors are sent with the message: the file, and the socket for the answers.
 
     Attributes:
-        offset: where in the file the recording begins.
-        seconds: of CPU time.
-        max_bytes: of memory.
+        offset: offset in the file at which the recording begins.
+        seconds: budget of CPU time, in seconds.
+        max_bytes: budget of memory, in bytes.
     """
 
     name: str
@@ -37,13 +37,13 @@ class Decode(msgspec.Struct, tag="decode", frozen=True):
 
 
 class Opened(msgspec.Struct, tag="opened", frozen=True):
-    """The first answer: the recording can be read. ``duration``: as the file states it."""
+    """The first answer: the recording can be read. ``duration`` is the duration that the file states."""
 
     duration: float | None
 
 
 class Block(msgspec.Struct, tag="block", frozen=True):
-    """At most ``BLOCK_SAMPLES`` samples, float32 of this machine."""
+    """At most ``BLOCK_SAMPLES`` samples, float32 in native byte order."""
 
     samples: bytes
 
@@ -55,7 +55,7 @@ class Done(msgspec.Struct, tag="done", frozen=True):
 
 
 class Refused(msgspec.Struct, tag="refused", frozen=True):
-    """A RequestError. ``too_long``: it is an AudioTooLong."""
+    """A RequestError, which is an AudioTooLong if ``too_long`` is set."""
 
     message: str
     param: str | None
@@ -63,11 +63,11 @@ class Refused(msgspec.Struct, tag="refused", frozen=True):
 
 
 class OutOfMemory(msgspec.Struct, tag="out_of_memory", frozen=True):
-    """The recording wants more memory than its budget."""
+    """The recording needs more memory than its budget."""
 
 
 class Died(msgspec.Struct, tag="died", frozen=True):
-    """The process that decoded has ended by that signal, or with that exit code."""
+    """The decoding process ended by this signal or with this exit code."""
 
     signal: int
     code: int
@@ -81,15 +81,15 @@ _answer: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
 def encode(message: Decode | Answer) -> bytes:
-    """One packet."""
+    """Encode a message as one packet."""
     return _encoder.encode(message)
 
 
 def decode_job(packet: bytes) -> Decode:
-    """Raises ``msgspec.DecodeError`` on anything that :func:`encode` did not write."""
+    """Decode a job. Raises ``msgspec.DecodeError`` if :func:`encode` did not write the packet."""
     return _job.decode(packet)
 
 
 def decode_answer(packet: bytes) -> Answer:
-    """Raises ``msgspec.DecodeError`` on anything that :func:`encode` did not write."""
+    """Decode an answer. Raises ``msgspec.DecodeError`` if :func:`encode` did not write the packet."""
     return _answer.decode(packet)

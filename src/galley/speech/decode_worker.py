@@ -1,15 +1,15 @@
-"""A decoder of recordings: ``python -m galley.speech.decode_worker SOCKET``.
+"""The decoder process for recordings: ``python -m galley.speech.decode_worker SOCKET``.
 
-A recording is what anybody sends, and FFmpeg has hundreds of thousands of lines that read it. So it is read
-here, outside of the server's process, and each recording in a fork of its own. Its memory goes back to the
-system with the fork, and its budget is enforced by the kernel:
+A recording is untrusted input, and FFmpeg has hundreds of thousands of lines of code that read it. So each
+recording is read here, outside the server's process, in its own fork. The fork's memory is returned to the
+system when it ends, and the kernel enforces its budget:
 
-- of CPU time: a profiling timer, whose signal (SIGPROF) ends the fork, whatever it is doing. Audio that was
-  decoded earns more time, so long recordings need no larger budget than short ones;
-- of memory: the address space may grow by ``max_bytes``.
+- CPU time: a profiling timer, whose signal (SIGPROF) ends the fork, whatever it is doing. Decoded audio
+  earns more time, so long recordings need no larger budget than short ones;
+- memory: the address space may grow by ``max_bytes``.
 
-A fork waits while nobody takes its samples. It ends when its socket closes, and this process when its own
-does.
+A fork waits while its samples are not read. It ends when its socket closes, and this process ends when its
+own socket closes.
 """
 
 import ctypes
@@ -45,27 +45,27 @@ from galley.speech.decode_frames import (
 _NICE: Final = 5
 _DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG
 _EARNED: Final = 0.1
-"""Seconds of CPU time for each second of audio. Stereo takes a thirtieth of it, 7.1 at 192 kHz a third."""
+"""CPU seconds earned per second of audio. Stereo uses a thirtieth of that, 7.1 at 192 kHz a third."""
 _RESERVE_BYTES: Final = 1024 * 1024
-"""Freed before it is told that memory ran out."""
+"""Memory that is freed so that the out-of-memory answer can be sent."""
 
 
 class DecodeWorker:
-    """Forks for each recording that comes, and tells how forks died."""
+    """Forks for each received recording, and reports how forks died."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._answers: dict[int, socket.socket] = {}
         """Process id of each fork -> this process's copy of its socket."""
         self._died: dict[int, tuple[socket.socket, Died]] = {}
-        """Descriptor -> a dead fork's socket, which may be full, and what is to be said there."""
+        """Descriptor -> a dead fork's socket, which may be full, and the message to send on it."""
         self._poll = select.poll()
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._woken, False)
         os.set_blocking(self._wake, False)
 
     def serve(self) -> None:
-        """Until the other side hangs up, and the last fork has ended."""
+        """Serve until the other side closes the connection and the last fork has ended."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake)
         self._poll.register(self._woken, select.POLLIN)
@@ -85,7 +85,7 @@ class DecodeWorker:
         packet, descriptors, _, _ = socket.recv_fds(self._control, MOST_BYTES, 2)
         if not packet:
             return False
-        if len(descriptors) == 2:  # else there were too many open files: the socket closes
+        if len(descriptors) == 2:  # otherwise too many files were open: the socket closes
             self._fork(packet, descriptors[0], socket.socket(fileno=descriptors[1]))
         else:
             _close(descriptors)
@@ -134,7 +134,7 @@ class DecodeWorker:
     def _tell(self, number: int) -> None:
         answers, died = self._died.pop(number)
         self._poll.unregister(number)
-        with answers, suppress(OSError):  # the other side may have gone
+        with answers, suppress(OSError):  # the other side may have closed the socket
             answers.send(encode(died), socket.MSG_DONTWAIT)
 
 
@@ -143,7 +143,7 @@ def _decode(job: Decode, descriptor: int, answers: socket.socket) -> None:
     code = 1
     reserve = bytearray(_RESERVE_BYTES)
     try:
-        # Before the limits: what has not been imported yet is not the recording's.
+        # Before the limits: imports must not count against the recording's budget.
         file = cast(BinaryIO, io.BufferedReader(_Shared(descriptor, job.offset)))
         limit_growth(job.max_bytes)
         signal.setitimer(signal.ITIMER_PROF, job.seconds)
@@ -173,7 +173,7 @@ def _answer(job: Decode, file: BinaryIO, answers: socket.socket) -> None:
             heard = 0.0
             for block in recording:
                 _send_samples(answers, block)
-                # Not for every block: the kernel rounds up to its ticks each time.
+                # Not for every block: each time the kernel rounds up to a whole tick.
                 if (more := recording.seconds - heard) > 1:
                     _earn(more * _EARNED, job.seconds)
                     heard += more
@@ -190,18 +190,18 @@ def _send_samples(answers: socket.socket, samples: Samples) -> None:
 def _send(answers: socket.socket, answer: Answer) -> None:
     try:
         answers.sendall(encode(answer))
-    except OSError:  # nobody listens any more
+    except OSError:  # the reader has closed the socket
         os._exit(0)
 
 
 def _earn(seconds: float, most: float) -> None:
-    """More CPU time, up to what there was in the beginning."""
+    """Add CPU time, up to the initial budget."""
     left, _ = signal.getitimer(signal.ITIMER_PROF)
     signal.setitimer(signal.ITIMER_PROF, min(most, left + seconds))
 
 
 class _Shared(io.RawIOBase):
-    """A file whose descriptor another process has, too: their positions are not the same."""
+    """A file with its own position, although another process shares its descriptor."""
 
     def __init__(self, descriptor: int, position: int) -> None:
         self._descriptor = descriptor
@@ -239,7 +239,7 @@ def _close(descriptors: list[int]) -> None:
 
 def main() -> None:
     """Serve one connection until it closes."""
-    # Signals of the terminal and of service managers are for the server, which ends this process.
+    # Signals from the terminal and service managers are meant for the server, which ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     give_way()

@@ -1,4 +1,4 @@
-"""Recordings decoded in a process of their own, within a budget; see :mod:`galley.speech.decode_worker`."""
+"""Decodes recordings in a separate process, within a budget; see :mod:`galley.speech.decode_worker`."""
 
 import io
 import logging
@@ -45,18 +45,18 @@ from galley.speech.sources import RawPcm, Samples, Source
 log = logging.getLogger("galley.speech")
 
 SECONDS: Final = 10.0
-"""Default budget of CPU time."""
+"""Default budget of CPU time, in seconds."""
 BYTES: Final = 256 * 1024 * 1024
-"""Default budget of memory."""
+"""Default budget of memory, in bytes."""
 _HANG_SECONDS: Final = 120.0
-"""A decoder that says nothing for so long, though its budget is of seconds, does not run."""
+"""A decoder that sends nothing for this long, although its budget is in seconds, is not running."""
 _COPIED: Final = 1024 * 1024
 MOST: Final = 64
-"""Default of the recordings at a time, each of which may take its budget of memory."""
+"""Default maximum of concurrent recordings, each of which may use its whole memory budget."""
 
 
 class Audio(Protocol):
-    """What a transcription needs of a recording."""
+    """The interface that transcription needs from a recording."""
 
     duration: float | None
     warnings: list[str]
@@ -66,29 +66,31 @@ class Audio(Protocol):
         """Seconds of audio decoded so far."""
 
     def __iter__(self) -> Iterator[Samples]:
-        """Blocks of at most some seconds, mono float32 ``[samples]`` at 16 kHz; once."""
+        """Yield blocks of at most a few seconds, mono float32 ``[samples]`` at 16 kHz; usable only once."""
 
     def close(self) -> None:
-        """Free what it holds. Idempotent."""
+        """Free all resources. Idempotent."""
 
 
 class Decoder:
-    """The process in which recordings are decoded, each in a fork; for any number of threads.
+    """The process in which recordings are decoded, each in its own fork. Thread-safe.
 
-    It is started with the first recording, or by :meth:`start`, and again if it died.
+    It starts with the first recording or with :meth:`start`, and is restarted if it died.
     """
 
     def __init__(self, seconds: float = SECONDS, max_bytes: int = BYTES, most: int = MOST) -> None:
-        """Args:
-        seconds: CPU time that a recording may take before its first block, and by how much it may fall
-            behind later.
-        max_bytes: memory that it may take.
-        most: recordings that may be open at a time.
+        """Set the limits; the process starts later.
+
+        Args:
+            seconds: CPU time in seconds that a recording may use before its first block, and by which it
+                may fall behind later.
+            max_bytes: memory in bytes that a recording may use.
+            most: maximum number of open recordings.
         """
         self._seconds = seconds
         self._max_bytes = max_bytes
         self._most = most
-        self._lock = threading.RLock()  # a finaliser may run within
+        self._lock = threading.RLock()  # a finalizer may run while the lock is held
         self._process: Spawned | None = None
         self._silent: list[Spawned] = []
         self._open_now = 0
@@ -96,13 +98,13 @@ class Decoder:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of what runs; of forks not."""
+        """The ids of running processes, without forks."""
         process = self._process
         return [process.child.pid] if process is not None and _runs(process) else []
 
     def start(self) -> None:
-        """Begin the process now, so that the first recording need not wait for it."""
-        with suppress(EngineNotReady), self._lock:  # whoever needs it will see
+        """Start the process now, so that the first recording need not wait for it."""
+        with suppress(EngineNotReady), self._lock:  # the first recording will report the error
             self._running()
 
     def open(
@@ -115,17 +117,17 @@ class Decoder:
         name: str = "",
         track: int | None = None,
     ) -> "DecodedRecording":
-        """Begin to decode a recording; the arguments are those of :class:`galley.speech.audio.Recording`.
+        """Start decoding a recording; the arguments are those of :class:`galley.speech.audio.Recording`.
 
         Raises:
-            AudioError: it cannot be read, or not within the budget.
-            AudioTooLong: it is longer than ``max_seconds``.
+            AudioError: the recording cannot be read, or not within the budget.
+            AudioTooLong: the recording is longer than ``max_seconds``.
             RequestError: there is no such track.
-            QueueFull: as many recordings are open as may be.
-            EngineNotReady: there is no process to decode it.
+            QueueFull: the maximum number of recordings is already open.
+            EngineNotReady: the decoder process is not available.
         """
         name = name or (str(source) if isinstance(source, str | Path) else "the recording")
-        name = name.encode("utf-8", "replace").decode()  # a path need not be UTF-8
+        name = name.encode("utf-8", "replace").decode()  # a path may not be valid UTF-8
         with self._lock:
             if self._open_now == self._most:
                 raise QueueFull(f"{self._most} recordings are being decoded already", retry_after=5)
@@ -154,7 +156,7 @@ class Decoder:
     def _opened(self, job: Decode, file: int) -> "DecodedRecording":
         try:
             return self._open(job, file)
-        except _Gone:  # somebody has killed it, perhaps while it was idle
+        except _Gone:  # the process was killed, perhaps while it was idle
             with suppress(_Gone):
                 return self._open(job, file)
         raise EngineNotReady("The decoder of recordings was ended twice", retry_after=1)
@@ -194,7 +196,7 @@ class Decoder:
         return self._process
 
     def _replace(self, process: Spawned) -> None:
-        """Give it no more recordings; those that it has may go on."""
+        """Send the process no more recordings; the open ones may continue."""
         if self._process is process:
             self._process = None
             process.connection.close()
@@ -208,7 +210,7 @@ class Decoder:
         self.close()
 
     def close(self) -> None:
-        """End the process; recordings still under way fail. Idempotent."""
+        """End the process; recordings that are still being decoded fail. Idempotent."""
         with self._lock:
             self._closed = True
             process, self._process = self._process, None
@@ -216,15 +218,15 @@ class Decoder:
             self._silent = []
         for one in ending:
             one.connection.close()
-            one.child.kill()  # it has nothing to save
+            one.child.kill()  # it has no state to save
             one.child.wait()
 
 
 class DecodedRecording:
-    """One recording, decoded in a process of its own while iterating; see :class:`Audio`."""
+    """One recording, decoded in a separate process while iterating; see :class:`Audio`."""
 
     def __init__(self, job: Decode, connection: socket.socket, ended: Callable[[], None]) -> None:
-        """Made by :meth:`Decoder.open`. ``ended`` is called once, when it is closed."""
+        """Create the recording; called by :meth:`Decoder.open`. ``ended`` is called once, on close."""
         self._job = job
         self._connection = connection
         self._samples = 0
@@ -250,12 +252,12 @@ class DecodedRecording:
             self.warnings = answer.warnings
 
     def close(self) -> None:
-        """Hang up; the fork that decodes ends when it sees that. Idempotent."""
+        """Close the connection; the decoding fork ends when it notices. Idempotent."""
         self._connection.close()
         self._ended()
 
     def _answer(self, *, first: bool = False) -> Answer:
-        """The next answer that is no error."""
+        """Return the next answer; raise the exception if the answer is an error."""
         try:
             packet = self._connection.recv(MOST_BYTES)
         except OSError as error:
@@ -286,7 +288,7 @@ class DecodedRecording:
                 f"{name} takes too long to decode: more than {self._job.seconds:g} s of CPU time "
                 "(audio_decode_seconds) beyond what its length explains"
             )
-        if died.signal == signal.SIGKILL:  # by the kernel, for memory, or by somebody
+        if died.signal == signal.SIGKILL:  # by the kernel, for memory, or by a person
             return (
                 _Gone()
                 if first
@@ -307,7 +309,7 @@ class DecodedRecording:
 
 
 class _Gone(Exception):
-    """The decoder's process has ended before it answered."""
+    """The decoder process ended before it answered."""
 
 
 def _refusal(answer: Refused) -> RequestError:
@@ -323,7 +325,7 @@ def _runs(process: Spawned) -> bool:
 
 
 class _Descriptor:
-    """An open file, and where in it a recording begins; closed by :meth:`close`."""
+    """An open file and the offset at which a recording begins in it; closed by :meth:`close`."""
 
     def __init__(self, number: int, offset: int) -> None:
         self.number = number
@@ -339,7 +341,7 @@ def _descriptor(source: Source, name: str) -> _Descriptor:
     if not isinstance(source, str | Path):
         return _of_file(source)
     try:
-        number = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # of pipes, too
+        number = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # for pipes
     except OSError as error:
         raise AudioError(f"{source} cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(number).st_mode):
@@ -349,7 +351,7 @@ def _descriptor(source: Source, name: str) -> _Descriptor:
 
 
 def _of_file(file: BinaryIO) -> _Descriptor:
-    """Of a file on disk, its own; else that of a copy."""
+    """Return the descriptor of a file on disk, or of a copy for any other file."""
     if isinstance(file, SpooledTemporaryFile):
         on_disk = file.name is not None
     else:
@@ -362,7 +364,7 @@ def _of_file(file: BinaryIO) -> _Descriptor:
 
 
 def _copied(file: BinaryIO) -> _Descriptor:
-    """A copy in memory, which the decoder can read."""
+    """Return the descriptor of a copy in memory, which the decoder can read."""
     start = file.tell()
     number = nameless_file("recording")
     try:

@@ -1,4 +1,4 @@
-"""Endpointing of a live stream: where speech starts and ends, from the detector's frame probabilities."""
+"""Endpointing of a live stream: finds speech starts and ends in the detector's frame probabilities."""
 
 from typing import Final, NamedTuple, TypeAlias
 
@@ -6,11 +6,11 @@ from galley.speech.options import TurnOptions
 from galley.speech.segmenter import SAMPLES_PER_MS, VAD_FRAME
 
 _MIN_SPEECH: Final = 100 * SAMPLES_PER_MS
-"""Samples; shorter speech is taken for a click."""
+"""Minimum length of speech, in samples; shorter speech is treated as a click."""
 
 
 class Onset(NamedTuple):
-    """Speech has started; ``at`` is the first sample to transcribe, padding included."""
+    """Speech has started; ``at`` is the first sample to transcribe, including padding."""
 
     at: int
 
@@ -29,9 +29,9 @@ class Endpointer:
 
     Attributes:
         options: may be replaced between two frames.
-        position: end of the last frame taken.
-        silence_start: where the silence began that may become an endpoint; None without speech, and while
-            somebody speaks.
+        position: end of the last processed frame.
+        silence_start: start of the silence that may become an endpoint; None without speech and during
+            speech.
     """
 
     def __init__(self, options: TurnOptions) -> None:
@@ -40,18 +40,18 @@ class Endpointer:
         self.silence_start: int | None = None
         self._speech_start: int | None = None
         self._announced = False
-        """Whether the onset of the present speech was given out."""
+        """Whether the onset of the current speech was returned."""
         self._last_end = 0
 
     @property
     def needed_from(self) -> int:
-        """The earliest position that an onset yet to come may have; earlier audio may be dropped."""
+        """The earliest position that a future onset may have; earlier audio may be dropped."""
         start = self._speech_start
         known = self.position if start is None or self._announced else start
         return max(self._last_end, known - self.options.prefix_padding_ms * SAMPLES_PER_MS)
 
     def feed(self, probability: float) -> Boundary | None:
-        """Takes the next frame's speech probability; gives the boundary that the frame makes certain."""
+        """Process the next frame's speech probability; return the boundary that becomes certain, if any."""
         if self._speech_start is None:
             if probability >= self.options.threshold:
                 self._speech_start = self.position
@@ -63,7 +63,7 @@ class Endpointer:
         return self._boundary()
 
     def reset(self, at: int) -> None:
-        """Ends the present speech, if any, at sample ``at`` without an endpoint; onsets lie after it."""
+        """End the current speech, if any, at sample ``at`` without an endpoint; onsets lie after it."""
         self._speech_start = self.silence_start = None
         self._announced = False
         self._last_end = at

@@ -1,4 +1,4 @@
-"""How well and how fast a model transcribes: word and character error rates, real-time factor."""
+"""Accuracy and speed of a model's transcription: word and character error rates, real-time factor."""
 
 import json
 import re
@@ -28,8 +28,8 @@ class Transcribed:
     """A model's transcript of a manifest entry.
 
     Attributes:
-        audio_seconds: length of the recording.
-        seconds: that the transcription took.
+        audio_seconds: length of the recording, in seconds.
+        seconds: seconds that the transcription took.
     """
 
     entry: ManifestEntry
@@ -43,9 +43,9 @@ class Scores:
     """Error rates and speed over a manifest.
 
     Attributes:
-        wer, cer: word and character error rate: errors for each word or character of the references.
-        audio_seconds: total length of the recordings.
-        real_time_factor: seconds of transcription for each second of audio.
+        wer, cer: word and character error rate: errors per word or character of the references.
+        audio_seconds: total length of the recordings, in seconds.
+        real_time_factor: seconds of transcription per second of audio.
     """
 
     wer: float
@@ -55,12 +55,13 @@ class Scores:
 
 
 def read_manifest(path: Path) -> list[ManifestEntry]:
-    """The entries of a JSON Lines file: ``{"audio": "call.wav", "text": "what is said"}``.
+    """Read the entries of a JSON Lines file: ``{"audio": "call.wav", "text": "what is said"}``.
 
     Paths of recordings are relative to the manifest.
 
     Raises:
-        RequestError: the manifest cannot be read, has no text, or has a wrong line, whose number is named.
+        RequestError: the manifest cannot be read, has no text, or has an invalid line; the message gives
+            the line's number.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -89,7 +90,7 @@ def transcribe_all(
     options: TranscribeOptions,
     advance: Callable[[int], None],
 ) -> list[Transcribed]:
-    """Transcribes and times one recording after another; calls ``advance(1)`` after each."""
+    """Transcribe and time one recording after another; call ``advance(1)`` after each."""
     transcripts = []
     for entry in entries:
         began = time.monotonic()
@@ -102,7 +103,7 @@ def transcribe_all(
 
 
 def score(transcripts: Sequence[Transcribed]) -> Scores:
-    """Error rates regardless of case and punctuation; words invented for an empty reference are errors."""
+    """Compute error rates, ignoring case and punctuation; text for an empty reference counts as errors."""
     references = [plain_text(one.entry.text) for one in transcripts]
     hypotheses = [plain_text(one.text) for one in transcripts]
     audio_seconds = sum(one.audio_seconds for one in transcripts)
@@ -115,7 +116,7 @@ def score(transcripts: Sequence[Transcribed]) -> Scores:
 
 
 def plain_text(text: str) -> str:
-    """Words alone: no case, no punctuation, single spaces."""
+    """Return the words alone, without case and punctuation, separated by single spaces."""
     letters = "".join(
         " " if unicodedata.category(character)[0] in "PZC" else character
         for character in unicodedata.normalize("NFKC", text).casefold().replace("'", "")

@@ -11,7 +11,7 @@ from galley.speech.options import QualityRules
 from galley.types import Output
 
 _LOOP: Final = 3
-"""So many times a phrase stands in a row, and takes at least one part in so many of a text that loops."""
+"""A text loops if a phrase occurs this many times in a row, in at least one part in this many of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +20,10 @@ class Attempt:
 
     Attributes:
         scores: log-probability of each token.
-        compression_ratio: of the transcript's text, see :func:`compression_ratio`.
-        no_speech_prob: probability that the audio holds no speech.
+        compression_ratio: compression ratio of the transcript's text, see :func:`compression_ratio`.
+        no_speech_prob: probability that the audio contains no speech.
         complete: whether the text ended with an end token, not at a limit.
-        loops: whether the text goes round in circles, see :func:`loops`.
+        loops: whether the text repeats itself in a loop, see :func:`loops`.
     """
 
     tokens: tuple[int, ...]
@@ -36,11 +36,11 @@ class Attempt:
 
     @property
     def avg_logprob(self) -> float:
-        """Mean log-probability of the tokens; 0 without tokens."""
+        """Mean log-probability of the tokens; 0 if there are none."""
         return sum(self.scores) / max(1, len(self.scores))
 
     def is_good(self, rules: QualityRules) -> bool:
-        """Whether no other temperature need be tried."""
+        """Return whether no other temperature need be tried."""
         if self.is_silence(rules):
             return True
         most, least = rules.compression_ratio_threshold, rules.log_prob_threshold
@@ -48,7 +48,7 @@ class Attempt:
         return not repeats and (least is None or self.avg_logprob >= least)
 
     def is_silence(self, rules: QualityRules) -> bool:
-        """Whether the audio is taken for silence, and the transcript for invented."""
+        """Return whether the audio is treated as silence and the transcript as hallucinated."""
         limit, least = rules.no_speech_threshold, rules.log_prob_threshold
         likely = least is not None and self.avg_logprob > least
         return limit is not None and self.no_speech_prob > limit and not likely
@@ -56,7 +56,7 @@ class Attempt:
 
 @dataclass(slots=True)
 class Answer:
-    """What the engine has answered to one request so far."""
+    """The engine's answer to one request so far."""
 
     tokens: list[int] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Answer:
     complete: bool = False
 
     def add(self, output: Output) -> None:
-        """Adds the next output of the request."""
+        """Add the next output of the request."""
         said = output.generated
         self.tokens += said.tokens
         self.scores += said.scores or ()
@@ -73,7 +73,7 @@ class Answer:
         self.complete = output.finish_reason == "stop"
 
     def attempt(self, temperature: float, text: str) -> Attempt:
-        """The complete answer as an attempt; ``text`` is that of its tokens."""
+        """Return the complete answer as an attempt; ``text`` is the text of its tokens."""
         return Attempt(
             tokens=tuple(self.tokens),
             scores=tuple(self.scores),
@@ -86,10 +86,10 @@ class Answer:
 
 
 def choose(attempts: Sequence[Attempt], rules: QualityRules) -> Attempt | None:
-    """The last attempt if it is good, the likeliest one if all temperatures were tried, else None.
+    """Return the last attempt if it is good, the likeliest if all temperatures were tried, else None.
 
-    Where none is good, a text that repeats itself stays if the others are less likely: somebody may have
-    said so.
+    If no attempt is good, a text that repeats itself is kept if the others are less likely: the speaker may
+    have repeated it.
     """
     if attempts[-1].is_good(rules):
         return attempts[-1]
@@ -99,21 +99,21 @@ def choose(attempts: Sequence[Attempt], rules: QualityRules) -> Attempt | None:
 
 
 def likeliest(attempts: Iterable[Attempt]) -> Attempt:
-    """The attempt whose tokens are the likeliest on average; the first of equals."""
+    """Return the attempt whose tokens are the likeliest on average; the first of equals."""
     return max(attempts, key=lambda one: one.avg_logprob)
 
 
 def compression_ratio(text: str) -> float:
-    """Bytes of a text for each byte after zlib; high for text that repeats itself, 0 for no text."""
+    """Return the zlib compression ratio of a text; high for text that repeats itself, 0 for empty text."""
     data = text.encode()
     return len(data) / len(zlib.compress(data)) if data else 0.0
 
 
 def loops(text: str) -> bool:
-    """Whether a phrase stands three times or more in a row, in a third of the text at least.
+    """Return whether a phrase occurs three or more times in a row, over at least a third of the text.
 
-    A decoder that is caught in a loop writes so. People say things again, too, but rarely at once: their
-    text compresses as well, and is right.
+    That is the output of a looping decoder. People repeat themselves, too, but rarely in direct succession:
+    their text also compresses well, and is correct.
     """
     said = np.array([ord(character) for character in text.lower() if character.isalnum()])
     for period in range(1, len(said) // _LOOP + 1):

@@ -1,4 +1,4 @@
-"""Log-mel features as Whisper was trained on (arXiv:2212.04356, 2.2).
+"""Log-mel features like those that Whisper was trained on (arXiv:2212.04356, 2.2).
 
 A frame is 25 ms under a Hann window, one every 10 ms. Each frame's power spectrum is summed into triangular
 mel bands. Their logarithms are clamped to 80 dB below the loudest band of the encoder input, and scaled to
@@ -18,29 +18,29 @@ from galley.types.audio import EncoderInput, SpeechInfo
 CONFIG_FILE: Final = "preprocessor_config.json"
 SAMPLE_RATE: Final = 16_000
 FRAME: Final = 400
-"""Samples of a frame (``n_fft``)."""
+"""Number of samples in a frame (``n_fft``)."""
 HOP: Final = 160
-"""Samples from the start of one frame to that of the next (``hop_length``)."""
+"""Number of samples from the start of one frame to the start of the next (``hop_length``)."""
 
 _FLOOR: Final = 1e-10
-"""Least power of a band, so that silence has a logarithm."""
+"""Minimum power of a band, so that silence has a logarithm."""
 _RANGE: Final = 8.0
 """Powers of ten between the loudest band and the clamp."""
 _TILE: Final = 256
-"""Frames transformed at a time, so that their spectra stay in the CPU's cache."""
+"""Number of frames transformed at a time, so that their spectra stay in the CPU's cache."""
 
 
 class LogMel:
-    """Makes log-mel features of chunks of audio, as one model's encoder expects them.
+    """Computes log-mel features of chunks of audio, as one model's encoder expects them.
 
     Args:
-        mels: mel bands; 80, or 128 since large-v3.
-        chunk_seconds: the longest chunk, that is the encoder's input length.
+        mels: number of mel bands; 80, or 128 since large-v3.
+        chunk_seconds: the longest chunk in seconds, which is the encoder's input length.
         pad: pad shorter chunks with silence to ``chunk_seconds``, as Whisper's own checkpoints expect;
-            False: a chunk has as many frames as its samples make.
+            False: a chunk has only as many frames as its samples give.
 
     Attributes:
-        chunk_samples: samples of the longest chunk.
+        chunk_samples: number of samples in the longest chunk.
     """
 
     def __init__(self, mels: int = 80, chunk_seconds: float = 30, *, pad: bool = True) -> None:
@@ -54,13 +54,13 @@ class LogMel:
 
     @classmethod
     def of_model(cls, folder: Path, speech: SpeechInfo) -> Self:
-        """Reads ``preprocessor_config.json`` in the checkpoint's ``folder``, if there is one.
+        """Read ``preprocessor_config.json`` in the checkpoint's ``folder``, if there is one.
 
         ``"padding": "do_not_pad"`` in that file marks a model that was trained on inputs of any length.
 
         Raises:
             CheckpointError: the file is damaged, or contradicts the model.
-            UnsupportedModel: the file asks for other features than Whisper's.
+            UnsupportedModel: the file specifies features other than Whisper's.
         """
         path = folder / CONFIG_FILE
         seconds = speech.max_frames * HOP / SAMPLE_RATE
@@ -84,13 +84,13 @@ class LogMel:
         return cls(speech.mels, seconds, pad=padding == "max_length")
 
     def __call__(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Features of one chunk, float32 ``[frames, mels]``.
+        """Return the features of one chunk, float32 ``[frames, mels]``.
 
         Args:
             samples: mono float32 ``[samples]`` at 16 kHz, at most ``chunk_samples``.
 
         Raises:
-            ValueError: there are more samples than that.
+            ValueError: there are more than ``chunk_samples`` samples.
         """
         if len(samples) > self.chunk_samples:
             raise ValueError(
@@ -98,7 +98,7 @@ class LogMel:
             )
         length = self.chunk_samples if self.pads else max(len(samples), FRAME)
         features = np.empty((length // HOP, self.mels), np.float32)
-        # Frames beyond these lie in the padding alone.
+        # Later frames lie entirely in the padding.
         used = min(len(features), -(-(len(samples) + FRAME // 2) // HOP))
         self._powers(self._framed(samples, length)[:used], features)
         np.log10(np.maximum(features[:used], _FLOOR), out=features[:used])
@@ -109,8 +109,10 @@ class LogMel:
         return features
 
     def _framed(self, samples: NDArray[np.float32], length: int) -> NDArray[np.float32]:
-        """Overlapping frames ``[frames, FRAME]``, a view. Frame t is centred on sample t * HOP of
-        ``samples`` padded with zeros to ``length``; beyond both ends the signal is mirrored.
+        """Return overlapping frames ``[frames, FRAME]``, a view.
+
+        Frame t is centred on sample t * HOP of ``samples`` padded with zeros to ``length``; beyond both
+        ends the signal is mirrored.
         """
         half = FRAME // 2
         signal = np.zeros(length + 2 * half, np.float32)
@@ -120,7 +122,7 @@ class LogMel:
         return np.lib.stride_tricks.sliding_window_view(signal, FRAME)[::HOP]
 
     def _powers(self, frames: NDArray[np.float32], into: NDArray[np.float32]) -> None:
-        """Writes the power of each frame's mel bands to the first rows of ``into``, ``[frames, mels]``."""
+        """Write the power of each frame's mel bands to the first rows of ``into``, ``[frames, mels]``."""
         for start in range(0, len(frames), _TILE):
             tile = frames[start : start + _TILE] * self._hann
             spectrum: NDArray[Any] = np.fft.rfft(tile)
@@ -129,16 +131,16 @@ class LogMel:
 
 
 def encoder_input(features: NDArray[np.float32]) -> EncoderInput:
-    """Features ``[frames, mels]`` in the form that requests carry them to the engine."""
+    """Return features ``[frames, mels]`` in the form in which requests pass them to the engine."""
     frames, mels = features.shape
     data = np.ascontiguousarray(features, "<f4").tobytes()
     return EncoderInput(frames=frames, mels=mels, data=data)
 
 
 def rest_of(whole: EncoderInput, seconds: float, *, pads: bool) -> EncoderInput:
-    """What of an encoder input lies behind its first ``seconds``; with ``pads`` silence follows.
+    """Return an encoder input without its first ``seconds``; with ``pads``, pad it with silence.
 
-    It keeps the scale of the whole, as in openai/whisper.
+    The result keeps the scale of the whole input, as in openai/whisper.
     """
     features = np.frombuffer(whole.data, "<f4").reshape(whole.frames, whole.mels)
     first = min(round(seconds * SAMPLE_RATE / HOP), whole.frames - 1)
@@ -152,9 +154,9 @@ def rest_of(whole: EncoderInput, seconds: float, *, pads: bool) -> EncoderInput:
 
 
 def mel_bands(mels: int, bins: int, sample_rate: int) -> NDArray[np.float32]:
-    """Triangular bands of equal area, evenly spaced in mels: float32 ``[bins, mels]``.
+    """Return triangular bands of equal area, evenly spaced in mels: float32 ``[bins, mels]``.
 
-    Slaney's scale (Auditory Toolbox, 1998): linear below 1 kHz, logarithmic above.
+    The scale is Slaney's (Auditory Toolbox, 1998): linear below 1 kHz, logarithmic above.
     """
     top = sample_rate / 2
     edges = _hertz(np.linspace(0.0, _mel(top), mels + 2))
@@ -168,11 +170,11 @@ def mel_bands(mels: int, bins: int, sample_rate: int) -> NDArray[np.float32]:
 
 
 _LINEAR_HERTZ: Final = 200.0 / 3.0
-"""Hertz of one mel, below 1 kHz."""
+"""Hertz per mel, below 1 kHz."""
 _BREAK_HERTZ: Final = 1000.0
 _BREAK_MEL: Final = 15.0
 _LOG_STEP: Final = np.log(6.4) / 27.0
-"""Increase of the frequency's natural logarithm by one mel, above 1 kHz."""
+"""Increase of the frequency's natural logarithm per mel, above 1 kHz."""
 
 
 def _mel(hertz: float) -> float:

@@ -1,12 +1,12 @@
-"""What FFmpeg does not tell of a file: whether it was cut off, and what its header states."""
+"""File properties that FFmpeg does not report: whether a file was cut off, and what its header states."""
 
 from typing import BinaryIO, Final, NamedTuple
 
 _UNKNOWN_LENGTH: Final = 0x7FFFF000
-"""Sizes from here on mean "unknown": programs that stream write them because they cannot seek back."""
+"""Sizes from this value up mean "unknown": streaming programs write them as they cannot seek back."""
 _MAX_CHUNKS: Final = 1024
 _OGG_PAGE: Final = 27 + 255 + 255 * 255
-"""Bytes of the longest Ogg page."""
+"""Size of the longest Ogg page, in bytes."""
 _OGG_LAST: Final = 4
 """Flag of the last page of a stream in an Ogg file."""
 _LENGTH_TAGS: Final = (b"Xing", b"Info", b"VBRI")
@@ -14,13 +14,13 @@ _TAG_WITHIN: Final = 4096
 
 
 class WavHeader(NamedTuple):
-    """What a WAV file says of its samples (Microsoft, "Multiple channel audio data and WAVE files").
+    """A WAV file's header (Microsoft, "Multiple channel audio data and WAVE files").
 
     Attributes:
-        announced: bytes of samples, as the header has it.
-        present: bytes that follow the header.
-        format_tag: how samples are encoded: 1 PCM, 3 float, 0xFFFE as a GUID further on says.
-        bits: of one sample.
+        announced: number of sample bytes that the header states.
+        present: number of bytes that follow the header.
+        format_tag: sample encoding: 1 is PCM, 3 is float, 0xFFFE is given by a GUID later in the header.
+        bits: bits per sample.
     """
 
     announced: int
@@ -30,12 +30,12 @@ class WavHeader(NamedTuple):
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether fewer bytes follow than are announced, which FFmpeg does not mind."""
+        """Whether fewer bytes follow than the header states, which FFmpeg does not report."""
         return self.present < self.announced < _UNKNOWN_LENGTH
 
 
 def wav_header(file: BinaryIO) -> WavHeader | None:
-    """The header of a WAV file; None for a file of another format."""
+    """Return the header of a WAV file; None for a file of another format."""
     start = file.tell()
     try:
         head = file.read(12)
@@ -64,7 +64,7 @@ def _number(field: bytes) -> int:
 
 
 def ogg_is_cut_off(file: BinaryIO) -> bool:
-    """Whether an Ogg file ends within a page, or with one that is not its stream's last (RFC 3533, 6).
+    """Return whether an Ogg file ends within a page or before its stream's last page (RFC 3533, 6).
 
     FFmpeg reads such a file up to its last whole page without an error.
     """
@@ -88,9 +88,10 @@ def ogg_is_cut_off(file: BinaryIO) -> bool:
 
 
 def states_length(file: BinaryIO, demuxer: str) -> bool:
-    """Whether FFmpeg's duration is stated in the file, not estimated from bit rate, time stamps or chunks.
+    """Return whether the file states the duration that FFmpeg reports.
 
-    MP3 files state it in a tag of the first frame, if the encoder wrote one.
+    Otherwise FFmpeg estimates it from the bit rate, time stamps or chunks. MP3 files state the duration in
+    a tag of the first frame, if the encoder wrote one.
     """
     if demuxer != "mp3":
         return demuxer not in ("aac", "avi", "mpeg", "mpegts")
@@ -107,5 +108,5 @@ def states_length(file: BinaryIO, demuxer: str) -> bool:
 
 
 def _synchsafe(field: bytes) -> int:
-    """ID3v2 sizes have seven bits a byte (id3.org, "ID3v2.4.0 main structure", 3.1)."""
+    """Decode an ID3v2 size, which has seven bits per byte (id3.org, "ID3v2.4.0 main structure", 3.1)."""
     return sum((byte & 0x7F) << shift for byte, shift in zip(field, (21, 14, 7, 0), strict=True))

@@ -1,4 +1,4 @@
-"""The languages that Whisper knows, as its tokenizer names them (openai/whisper, tokenizer.py)."""
+"""The languages that Whisper supports, as its tokenizer names them (openai/whisper, tokenizer.py)."""
 
 from typing import Final
 
@@ -27,7 +27,7 @@ NAMES: Final[dict[str, str]] = {
     "haw": "hawaiian", "ln": "lingala", "ha": "hausa", "ba": "bashkir", "jw": "javanese",
     "su": "sundanese", "yue": "cantonese",
 }
-"""Code -> English name."""
+"""Language code -> English name."""
 
 _OTHER_NAMES: Final[dict[str, str]] = {
     "burmese": "my", "valencian": "ca", "flemish": "nl", "haitian": "ht", "letzeburgesch": "lb",
@@ -38,14 +38,14 @@ _OTHER_NAMES: Final[dict[str, str]] = {
 _CODES: Final = {name: code for code, name in NAMES.items()} | _OTHER_NAMES
 
 UNSPACED: Final = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
-"""Languages written without spaces, where a character is the word."""
+"""Languages written without spaces, in which each character counts as a word."""
 
 
 def language_code(language: str) -> str:
-    """The code of a language that is given as a code ("en", "en-GB") or an English name.
+    """Return the code of a language that is given as a code ("en", "en-GB") or an English name.
 
     Raises:
-        RequestError: Whisper has no such language.
+        RequestError: Whisper does not support the language.
     """
     name = language.strip().lower()
     code = _CODES.get(name, name.replace("_", "-").split("-")[0])

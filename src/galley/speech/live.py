@@ -1,9 +1,9 @@
 """Streaming transcription of one live stream: samples in, engine requests out, events with final text.
 
-A :class:`LiveSession` does no waiting and no I/O. Its caller feeds samples while the session has room,
-hands the session's request to an engine, and passes the engine's outputs back. At most one request is with
-the engine; the next one covers all audio that arrived meanwhile. While somebody speaks, the utterance so
-far is decoded again and again, and words that two consecutive partial transcripts agree on become final.
+A :class:`LiveSession` neither waits nor does I/O. Its caller feeds samples while the session has room,
+passes the session's request to an engine, and passes the engine's outputs back. At most one request runs in
+the engine; the next one covers all audio that arrived meanwhile. During speech, the utterance so far is
+decoded repeatedly, and words that two consecutive partial transcripts agree on become final.
 Silence is never decoded.
 """
 
@@ -39,13 +39,13 @@ from galley.speech.utterance import SETTLED, Decoding, Turn, Utterance
 from galley.types import EngineRequest, Output
 
 _HELD_MS: Final = 5_000
-"""Silence in a turn that the caller commits from which on it is not decoded with what is said."""
+"""In a turn that the caller commits, silence of at least this length is not decoded with the speech."""
 _BACKLOG: Final = 30 * SAMPLE_RATE
 """Samples beyond one encoder input that may wait for the engine."""
 _MIN_COMMIT: Final = 100 * SAMPLES_PER_MS
-"""Samples of audio that a committed turn has at least."""
+"""Minimum audio of a committed turn, in samples."""
 _LANGUAGE_AFTER: Final = 1 * SAMPLE_RATE
-"""Samples of an utterance from which the language can be detected."""
+"""Minimum length of an utterance for language detection, in samples."""
 
 
 class LiveSession:
@@ -54,13 +54,13 @@ class LiveSession:
     Args:
         tokens: the model's special tokens.
         features: makes the model's encoder inputs.
-        detector: voice activity detection of this stream alone.
-        options: what the caller wants; see :meth:`configure`.
-        request_id: unique; prefix of the ids of the engine requests.
-        cache_salt: the tenant; requests of another tenant never reuse this stream's encoded audio.
+        detector: voice activity detection, used by this stream alone.
+        options: the caller's options; see :meth:`configure`.
+        request_id: unique prefix of the engine requests' ids.
+        cache_salt: the tenant; requests of other tenants never reuse this stream's encoded audio.
 
     Raises:
-        RequestError: the model does not know the language.
+        RequestError: the model does not support the language.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class LiveSession:
         self._turns: deque[Turn] = deque([self._turn])
         self._utterances: deque[Utterance] = deque()
         self._open: Utterance | None = None
-        """The last utterance, while somebody speaks."""
+        """The last utterance, while it is still being spoken."""
         self._context: list[int] = []
         """Tokens of final text that condition the next decoding."""
         self._interim = ""
@@ -97,16 +97,16 @@ class LiveSession:
         self.configure(options)
 
     def configure(self, options: LiveOptions) -> None:
-        """Replaces the options from here on.
+        """Replace the options for the audio from this point on.
 
         Raises:
-            RequestError: the model does not know the language.
+            RequestError: the model does not support the language.
         """
         self._tokens.check(options.language, "transcribe")
         if options.language != self._options.language:
             self.language = self._language_of(options)
         self._options = options
-        # Whoever commits turns pauses within them: only a long silence is left out of an utterance.
+        # Callers that commit turns pause within them: only a long silence is left out of an utterance.
         held = dataclasses.replace(options.turns, silence_duration_ms=_HELD_MS)
         self._endpointer.options = options.turns if options.commit_turns else held
         prompt = options.prompt.strip()
@@ -117,24 +117,24 @@ class LiveSession:
 
     @property
     def has_room(self) -> bool:
-        """Whether :meth:`feed` may be called with some more seconds of audio."""
+        """Whether :meth:`feed` may be called with a few more seconds of audio."""
         first = self._utterances[0].start if self._utterances else self._audio.end
         return self._audio.end - first < self._features.chunk_samples + _BACKLOG
 
     @property
     def idle(self) -> bool:
-        """Whether all utterances that have ended are transcribed, and no request is with the engine."""
+        """Whether all ended utterances are transcribed and no request is running in the engine."""
         return self._decoder.running is None and (
             not self._utterances or self._utterances[0].end is None
         )
 
     @property
     def buffered_samples(self) -> int:
-        """Samples held in memory."""
+        """Number of samples held in memory."""
         return self._audio.buffered_samples
 
     def feed(self, samples: NDArray[np.float32]) -> None:
-        """Takes the stream's next samples, mono float32 ``[samples]`` at 16 kHz."""
+        """Feed the stream's next samples, mono float32 ``[samples]`` at 16 kHz."""
         self._audio.append(samples)
         for probability in self._detector.feed(samples).tolist():
             self._probabilities.append(probability)
@@ -144,7 +144,7 @@ class LiveSession:
         self._drop_audio()
 
     def commit(self) -> None:
-        """Ends the turn here, even while somebody speaks.
+        """End the turn at the current position, even during speech.
 
         Raises:
             RequestError: the turn has less than 100 ms of audio.
@@ -162,7 +162,7 @@ class LiveSession:
         self._end_turn(now)
 
     def clear(self) -> None:
-        """Discards the turn that is not committed yet: its audio and its text."""
+        """Discard the audio and the text of the turn that is not committed yet."""
         self._drop(self._turn)
         self._turns.pop()
         self._open = None
@@ -170,7 +170,7 @@ class LiveSession:
         self._begin_turn(self._audio.end)
 
     def request(self) -> EngineRequest | None:
-        """The next request for the engine; None if one is running or there is nothing to decode yet."""
+        """Return the next engine request; None if one is running or there is nothing to decode yet."""
         decoding = self._next_decoding() if self._decoder.running is None else None
         if decoding is None:
             return None
@@ -181,7 +181,7 @@ class LiveSession:
         return self._decoder.start(decoding, samples, self.language or "", previous, self._options)
 
     def take(self, output: Output) -> None:
-        """Takes the engine's output for the session's request; outputs of other requests are ignored."""
+        """Process an engine output for the session's request; ignore outputs of other requests."""
         decoding = self._decoder.take(output)
         if decoding is None:
             return
@@ -196,12 +196,12 @@ class LiveSession:
         self._drop_audio()
 
     def events(self) -> list[LiveEvent]:
-        """The events since the last call, in order."""
+        """Return the events since the last call, in order."""
         self._complete()
         events, self._events = self._events, []
         return events
 
-    # Where turns and utterances begin and end.
+    # Starts and ends of turns and utterances.
 
     def _start_or_end_speech(self, boundary: Boundary) -> None:
         now = self._endpointer.position
@@ -244,7 +244,7 @@ class LiveSession:
             self._events.append(Failed(turn.number, message))
 
     def _complete(self) -> None:
-        """Completes the utterances that need no further decoding, then turns without open ones."""
+        """Complete the utterances that need no further decoding, then the turns without open utterances."""
         while self._decoder.running is None and self._utterances:
             utterance = self._utterances[0]
             decoded = utterance.speech_end <= utterance.start or (
@@ -262,7 +262,7 @@ class LiveSession:
                 self._events.append(Completed(turn.number, turn.text, seconds))
 
     def _drop_audio(self) -> None:
-        """Drops the audio, and its probabilities, that no utterance needs any more."""
+        """Drop the audio and the probabilities that no utterance needs any more."""
         needed = self._endpointer.needed_from
         if self._utterances:
             needed = min(needed, self._utterances[0].start)
@@ -273,7 +273,7 @@ class LiveSession:
         ):
             self._probabilities.popleft()
 
-    # What is decoded, and when.
+    # Choice of the next decoding.
 
     def _next_decoding(self) -> Decoding | None:
         self._complete()
@@ -297,9 +297,9 @@ class LiveSession:
         return None
 
     def _is_due(self, utterance: Utterance, end: int) -> bool:
-        """Whether the next partial transcript is due.
+        """Return whether the next partial transcript is due.
 
-        While somebody speaks, one is due every ``interval_ms``; in a silence only one, when the last word
+        During speech one is due every ``interval_ms``; during a silence only one is due, when the last word
         before the silence is complete.
         """
         silence = self._endpointer.silence_start
@@ -308,12 +308,14 @@ class LiveSession:
         return end - silence >= SETTLED and utterance.decoded_to < silence + SETTLED
 
     def _is_long(self, prefix: str) -> bool:
-        """Whether a prefix takes more than a quarter of the decoder's context."""
+        """Return whether a prefix takes more than a quarter of the decoder's context."""
         return len(self._decoder.encode(prefix)) > self._tokens.info.max_model_len // 4
 
     def _cut_point(self, start: int, end: int) -> int:
-        """Where to cut an utterance that is too long: in the longest pause of the second half of the audio
-        that fits the encoder, or else in the frame with the lowest speech probability there.
+        """Return the position at which to cut an utterance that is too long.
+
+        It lies in the longest pause in the second half of the audio that fits the encoder or, without a
+        pause, in the frame with the lowest speech probability there.
         """
         end = min(end, start + self._features.chunk_samples)
         oldest = self._endpointer.position // VAD_FRAME - len(self._probabilities)
@@ -328,7 +330,7 @@ class LiveSession:
             pause = frames.index(min(frames)) * VAD_FRAME + VAD_FRAME // 2
         return first * VAD_FRAME + pause
 
-    # What a decoding brings.
+    # Results of decodings.
 
     def _use(self, decoding: Decoding) -> None:
         utterance, rules = decoding.utterance, self._options.rules
@@ -351,7 +353,7 @@ class LiveSession:
             self._cut(utterance, decoding.end, text)
 
     def _take_partial(self, utterance: Utterance, text: str | None) -> None:
-        """Takes a partial transcript of all the utterance's audio; None: the decoding was not good."""
+        """Process a partial transcript of all the utterance's audio; None if the decoding was not good."""
         agreement = utterance.agreement
         first = not agreement.final
         utterance.partial = text
@@ -363,7 +365,7 @@ class LiveSession:
         self._tell_interim(utterance.turn, interim)
 
     def _finish(self, utterance: Utterance, text: str) -> None:
-        """Completes the first utterance with the final transcript of all its audio."""
+        """Complete the first utterance with the final transcript of all its audio."""
         first = not utterance.agreement.final
         self._tell_final(utterance, utterance.agreement.finish(text), first=first)
         self._tell_interim(utterance.turn, "")
@@ -371,9 +373,9 @@ class LiveSession:
         self._utterances.popleft()
 
     def _cut(self, utterance: Utterance, at: int, head: str) -> None:
-        """Removes the utterance's audio before ``at``, whose final transcript is ``head``.
+        """Remove the utterance's audio before ``at``, whose final transcript is ``head``.
 
-        Final words beyond ``at`` stay the prefix of what is left.
+        Final words after ``at`` remain the prefix of the remaining audio's transcript.
         """
         language, agreement = self.language or "", utterance.agreement
         words, final = split(head, language), split(agreement.final, language)
@@ -400,10 +402,10 @@ class LiveSession:
             self._events.append(Interim(turn.number, text))
 
     def _spaced(self, utterance: Utterance, text: str, *, first: bool) -> str:
-        """``text`` with the space that it needs after the turn's text.
+        """Return ``text`` with the space that it needs after the turn's text.
 
         Args:
-            first: no text of the utterance's present audio was final before this one.
+            first: whether no earlier text of the utterance's current audio is final.
         """
         if not utterance.turn.text:
             return text.lstrip()
@@ -412,8 +414,10 @@ class LiveSession:
         return separator(self.language or "") + text.lstrip()
 
     def _text_before(self, utterance: Utterance) -> list[int]:
-        """Tokens of the text that conditions an utterance's: all, or of a turn that goes on until it is
-        committed that turn's own.
+        """Return the tokens of the text that conditions an utterance's transcript.
+
+        With ``condition_on_previous_text`` that is all earlier text. Otherwise it is the same turn's text
+        if only the caller commits turns, and nothing if silence ends turns.
         """
         if self._options.rules.condition_on_previous_text:
             return self._context

@@ -1,4 +1,4 @@
-"""Engine requests of a live stream, and the text of their answers."""
+"""Engine requests of a live stream and the text of their answers."""
 
 import itertools
 from collections.abc import Sequence
@@ -17,20 +17,20 @@ from galley.speech.utterance import Decoding
 from galley.types import LIVE_PRIORITY, EngineRequest, Output
 
 _TOKENS_PER_SECOND: Final = 20
-"""Most tokens for a second of audio: nobody speaks faster, but a decoder caught in a loop goes on."""
+"""Maximum tokens per second of audio: speech is never faster, but a looping decoder would continue."""
 
 
 class LiveDecoder:
-    """Makes the engine requests of one live stream, one at a time, and collects the answers.
+    """Creates the engine requests of one live stream, one at a time, and collects the answers.
 
     Args:
         tokens: the model's special tokens.
         features: makes the model's encoder inputs.
         request_id: prefix of the requests' ids.
-        cache_salt: tenant.
+        cache_salt: the tenant.
 
     Attributes:
-        running: the decoding that the engine works on; None if there is none.
+        running: the decoding that is running in the engine; None if there is none.
     """
 
     def __init__(
@@ -52,14 +52,14 @@ class LiveDecoder:
         previous: list[int],
         options: LiveOptions,
     ) -> EngineRequest:
-        """The engine request of a decoding, which becomes the running one.
+        """Return the engine request of a decoding, and make that decoding the running one.
 
         Args:
-            decoding: what is to be decoded.
+            decoding: the decoding to start.
             samples: its audio, mono float32 ``[samples]``.
-            language: spoken, as a code; unused if the decoding is to detect it.
+            language: code of the spoken language; unused if the decoding is to detect it.
             previous: tokens of the text before the utterance, for the prompt.
-            options: the stream's; give temperatures and beams.
+            options: the stream's options, which set temperatures and beams.
         """
         if decoding.purpose == "language":
             wanted = self._tokens.detection()
@@ -79,7 +79,7 @@ class LiveDecoder:
         return request
 
     def take(self, output: Output) -> Decoding | None:
-        """Adds an engine output to the running decoding; returns that decoding once it has ended."""
+        """Add an engine output to the running decoding; return that decoding once it has ended."""
         decoding = self.running
         if decoding is None or output.request_id != self._running_id:
             return None
@@ -91,26 +91,26 @@ class LiveDecoder:
         return decoding
 
     def attempt(self, decoding: Decoding, temperature: float) -> Attempt:
-        """The transcript of a decoding that has ended, as an attempt at a temperature."""
+        """Return the transcript of an ended decoding as an attempt at ``temperature``."""
         text = self.text(decoding.prefix, decoding.answer.tokens)
         return decoding.answer.attempt(temperature, text)
 
     def text(self, prefix: str, tokens: Sequence[int]) -> str:
-        """``prefix`` and the text of the ``tokens`` that continue it."""
+        """Return ``prefix`` followed by the text of the ``tokens`` that continue it."""
         before = self.encode(prefix)
         beyond = self._tokens.speech.timestamp_begin
-        # The prompt asks for no timestamps; a model may still write some.
+        # The prompt turns timestamps off; a model may still generate some.
         words = [token for token in tokens if beyond is None or token < beyond]
         return prefix + self._tokens.text([*before, *words])[len(self._tokens.text(before)) :]
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, without special tokens."""
+        """Return the token ids of a text, without special tokens."""
         return self._tokens.tokenizer.encode_plain(text) if text else []
 
     def _wanted(
         self, decoding: Decoding, language: str, previous: list[int], options: LiveOptions
     ) -> Wanted:
-        """A request for the text that continues ``decoding.prefix``."""
+        """Return a request for the text that continues ``decoding.prefix``."""
         start = self._tokens.prompt(language, "transcribe", timestamps=False, previous=previous)
         prompt = Prompt(start.ids + self.encode(decoding.prefix), start.start)
         wanted = self._tokens.transcription(
@@ -121,7 +121,7 @@ class LiveDecoder:
         )
         most = 10 + _TOKENS_PER_SECOND * (decoding.end - decoding.start) // SAMPLE_RATE
         rules, params = wanted.rules, wanted.sampling
-        if decoding.prefix:  # after which there may be no more text
+        if decoding.prefix:  # possibly no text follows it
             rules = msgspec.structs.replace(rules, begin_suppress_tokens=())
         params = msgspec.structs.replace(params, max_tokens=min(most, params.max_tokens or most))
         return Wanted(prompt.ids, params, rules)

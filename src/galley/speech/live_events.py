@@ -1,4 +1,4 @@
-"""Events of a live transcription. Turns count from 0; times are milliseconds since the stream began."""
+"""Events of a live transcription. Turns count from 0; times are in milliseconds from the stream's start."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class SpeechStarted:
-    """Speech has started; the audio that will be transcribed starts at ``at_ms``, padding included."""
+    """Speech has started; the audio that will be transcribed starts at ``at_ms``, including padding."""
 
     turn: int
     at_ms: int
@@ -14,7 +14,7 @@ class SpeechStarted:
 
 @dataclass(frozen=True, slots=True)
 class SpeechStopped:
-    """Speech has ended, which was detected at ``at_ms``."""
+    """Speech has ended; this was detected at ``at_ms``."""
 
     turn: int
     at_ms: int
@@ -37,7 +37,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Interim:
-    """Text after the turn's final text that may still change; replaces the last interim text."""
+    """Text after the turn's final text that may still change; replaces the previous interim text."""
 
     turn: int
     text: str
@@ -54,7 +54,7 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The engine gave up on a turn; later turns are transcribed."""
+    """The engine aborted a turn; later turns are still transcribed."""
 
     turn: int
     message: str

@@ -23,10 +23,10 @@ class LiveStream:
         engine: runs the session's requests.
         session: used by this stream alone.
         tell: awaited with new events, in order.
-        patience: seconds that :meth:`append` waits for an engine that is behind.
+        patience: how many seconds :meth:`append` waits for an engine that is behind.
 
     Attributes:
-        seconds: of audio received so far.
+        seconds: seconds of audio received so far.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class LiveStream:
         self.seconds = 0.0
 
     async def configure(self, coding: Coding, rate: int, options: LiveOptions) -> None:
-        """Replaces the encoding of the audio to come, and the options.
+        """Replace the options and the encoding of the audio that follows.
 
         Raises:
-            RequestError: the model does not know the language.
+            RequestError: the model does not support the language.
         """
         async with self._session_lock:
             self._session.configure(options)
@@ -62,7 +62,7 @@ class LiveStream:
             self._pcm = PcmStream(coding, rate)
 
     async def append(self, data: bytes) -> None:
-        """Takes the stream's next audio. Waits while the engine is behind.
+        """Feed the stream's next audio. Waits while the engine is behind.
 
         Raises:
             Unavailable: the engine was behind for ``patience`` seconds.
@@ -81,7 +81,7 @@ class LiveStream:
             await self._feed(block)
 
     async def commit(self) -> None:
-        """Ends the turn. Raises RequestError if the turn has no audio."""
+        """End the turn. Raises RequestError if the turn has no audio."""
         await self._feed(self._pcm.flush())
         async with self._session_lock:
             self._session.commit()
@@ -89,23 +89,23 @@ class LiveStream:
         self._changed.set()
 
     async def clear(self) -> None:
-        """Discards the turn that is not committed yet."""
+        """Discard the turn that is not committed yet."""
         async with self._session_lock:
             self._pcm.flush()
             self._session.clear()
             await self._tell(self._session.events())
 
     async def settled(self) -> None:
-        """Waits until all committed turns are transcribed."""
+        """Wait until all committed turns are transcribed."""
         while not self._session.idle:
             self._answered.clear()
             await self._answered.wait()
 
     async def run(self) -> None:
-        """Submits the session's requests to the engine, one after another, until cancelled.
+        """Submit the session's requests to the engine, one after another, until cancelled.
 
         Raises:
-            EngineFailed, EngineNotReady: the engine will not come back.
+            EngineFailed, EngineNotReady: the engine will not recover.
         """
         while True:
             self._changed.clear()

@@ -1,4 +1,4 @@
-"""Evens out loudness block by block with FFmpeg's dynamic audio normaliser."""
+"""Evens out loudness block by block with FFmpeg's dynamic audio normalizer."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ _FILTER = ("dynaudnorm", "framelen=500:gausssize=15:maxgain=20")
 def normalized(
     blocks: Iterable[NDArray[np.float32]], sample_rate: int
 ) -> Iterator[NDArray[np.float32]]:
-    """The blocks' samples with quiet parts amplified; as many samples, some seconds behind the input."""
+    """Yield the samples with quiet parts amplified: the same number, a few seconds behind the input."""
     graph = av.filter.Graph()
     source = graph.add_abuffer(format="fltp", sample_rate=sample_rate, layout="mono")
     sink = graph.add("abuffersink")

@@ -7,27 +7,27 @@ from typing import Final, NamedTuple
 from galley.speech.results import Word
 
 _FAR_SECONDS: Final = 1.0
-"""Equal words this far apart are not the same spoken word; word times are rarely off by more."""
+"""Equal words this far apart are not the same spoken word; the error of word times is rarely larger."""
 
 
 class Join(NamedTuple):
-    """How many words of the left chunk stay, and how many of the right chunk are skipped."""
+    """How many words of the left chunk to keep, and how many of the right chunk to skip."""
 
     keep_left: int
     skip_right: int
 
 
 def join(left: Sequence[Word], right: Sequence[Word], overlap: tuple[float, float]) -> Join:
-    """Where to switch from the left chunk's words to the right chunk's.
+    """Find where to switch from the left chunk's words to the right chunk's.
 
-    The words of the overlap are aligned: longest common subsequence, weighted by how close in time two
+    The words of the overlap are aligned by longest common subsequence, weighted by how close in time two
     equal words are. The switch is after the aligned pair nearest to the middle of the overlap, because each
     chunk has more context on its own side of the middle; words cut in half at a chunk's end are dropped.
-    Without aligned words the switch is at the middle in time.
+    Without aligned words, the switch is at the middle in time.
 
     Args:
-        left, right: words in order, with times in the recording that may be rough.
-        overlap: (start, end) of the audio that both chunks hold, in seconds of the recording.
+        left, right: words in order, with times in the recording that may be imprecise.
+        overlap: (start, end) of the audio that both chunks contain, in seconds of the recording.
     """
     middle = sum(overlap) / 2
     first = next(
@@ -47,7 +47,7 @@ def join(left: Sequence[Word], right: Sequence[Word], overlap: tuple[float, floa
 
 
 def _aligned(left: Sequence[Word], right: Sequence[Word]) -> list[tuple[int, int]]:
-    """Pairs (index in left, index in right) of the alignment with the greatest worth, in order."""
+    """Return the pairs (index in left, index in right) of the best-scoring alignment, in order."""
     best = [[0.0] * (len(right) + 1) for _ in range(len(left) + 1)]
     worth = [[_worth(one, other) for other in right] for one in left]
     for i in reversed(range(len(left))):
@@ -68,14 +68,14 @@ def _aligned(left: Sequence[Word], right: Sequence[Word]) -> list[tuple[int, int
 
 
 def _worth(one: Word, other: Word) -> float:
-    """From 1 for the same word at the same time to 0 for different words, or too far apart."""
+    """Return 1 for the same word at the same time, down to 0 for different or too distant words."""
     if plain(one.text) != plain(other.text):
         return 0.0
     return max(0.0, 1.0 - abs(_centre(one) - _centre(other)) / _FAR_SECONDS)
 
 
 def plain(text: str) -> str:
-    """A word without case, spaces and punctuation; a word of punctuation alone stays as it is."""
+    """Return a word without case, spaces and punctuation; punctuation without letters stays as it is."""
     letters = "".join(
         character
         for character in text.casefold()

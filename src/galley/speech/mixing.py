@@ -1,4 +1,4 @@
-"""Frames of any sample type and any number of channels to mono float32 samples."""
+"""Converts frames of any sample type and any number of channels to mono float32 samples."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -13,14 +13,14 @@ _CENTRE: Final = "FC"
 _NO_SPEECH: Final = ("LFE", "LFE2")
 _FRONT: Final = ("FL", "FR", "FLC", "FRC")
 _CANCELLED: Final = 0.1
-"""A mix with less than this share of its channels' energy has lost what they carry in opposite phase."""
+"""A mix with less than this share of its channels' energy has cancelled sound in opposite phase."""
 
 
 def channels_of(frame: AudioFrame) -> NDArray[np.float32]:
-    """The frame's samples, float32 ``[channels, samples]``; full scale of integers is 1.
+    """Return the frame's samples, float32 ``[channels, samples]``; full scale of integers becomes 1.
 
-    ``AudioFrame.to_ndarray`` of PyAV must not be used: from eight planes on it reads beyond the frame's
-    list of planes, which ends the process.
+    PyAV's ``AudioFrame.to_ndarray`` must not be used: with eight or more planes it reads beyond the frame's
+    list of planes, which crashes the process.
     """
     channels = frame.layout.nb_channels
     planes = frame.planes[: channels if frame.format.is_planar else 1]
@@ -39,13 +39,13 @@ def channels_of(frame: AudioFrame) -> NDArray[np.float32]:
 
 
 def weights_of(names: Sequence[str]) -> NDArray[np.float32]:
-    """How much of each channel is in the mix; float32 ``[channels]`` of sum 1.
+    """Return each channel's weight in the mix; float32 ``[channels]`` with sum 1.
 
-    A layout with a centre, as films have it, carries its dialogue there. The subwoofer's channel has none.
-    Channels without a place are all equal.
+    A layout with a centre channel, as in films, carries the dialogue there. The subwoofer channel has
+    weight 0. Channels without a position have equal weights.
 
     Args:
-        names: FFmpeg's names of the channels' places.
+        names: FFmpeg's names of the channels' positions.
     """
     weights = np.array([_weight(name, _CENTRE in names) for name in names], np.float32)
     if not weights.any():
@@ -63,14 +63,14 @@ def _weight(name: str, has_centre: bool) -> float:
 
 
 def mix(block: NDArray[np.float32], weights: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Mono samples of ``block`` (``[channels, samples]``).
+    """Mix ``block`` (``[channels, samples]``) to mono samples.
 
-    Where channels cancel each other, those that oppose a loud one are turned over first.
+    Where channels cancel each other, those in opposite phase to a loud one are inverted first.
     """
     mono: NDArray[np.float32] = weights @ block
     energies = weights**2 * np.einsum("cn,cn->c", block, block)
     if mono @ mono < _CANCELLED * energies.sum():
-        # The first of the loud ones, so that it is the same from block to block.
+        # Use the first loud channel, so that the choice is stable from block to block.
         loud = int((energies > energies.max() / 2).argmax())
         opposed = block @ block[loud] < 0
         mono = np.where(opposed, -weights, weights) @ block

@@ -1,4 +1,4 @@
-"""What transcription needs besides the engine, loaded once for any number of recordings."""
+"""The objects that transcription needs in addition to the engine, shared by all recordings."""
 
 from pathlib import Path
 
@@ -27,15 +27,15 @@ class SpeechModel:
 
     @property
     def pads(self) -> bool:
-        """Whether its encoder inputs are padded to one length."""
+        """Whether the model's encoder inputs are padded to one length."""
         return self._features.pads
 
     def chunks(self, recording: Audio, options: TranscribeOptions) -> ChunkSource:
-        """The recording's chunks; closing them closes the recording."""
+        """Return the source of the recording's chunks; closing it closes the recording."""
         return ChunkSource(recording, self._features, options, self._detector)
 
     def live(self, options: LiveOptions, request_id: str, *, cache_salt: str = "") -> LiveSession:
-        """A new live stream. Raises RequestError if the model does not know the language."""
+        """Return a new live session. Raises RequestError if the model does not support the language."""
         detector = self._detector.stream()
         return LiveSession(
             self.tokens, self._features, detector, options, request_id, cache_salt=cache_salt

@@ -1,4 +1,4 @@
-"""Options of speech detection, transcription and live transcription. Validated at construction."""
+"""Options of speech detection, transcription and live transcription, validated at construction."""
 
 import math
 from dataclasses import dataclass
@@ -22,19 +22,20 @@ def _between(name: str, value: float, low: float, high: float) -> None:
 
 
 def _silence_below(threshold: float) -> float:
-    """Silero's default ``neg_threshold``: below the onset threshold, so that speech does not flicker."""
+    """Return Silero's default ``neg_threshold``: below the onset threshold, to avoid rapid switching."""
     return max(threshold - 0.15, 0.01)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechOptions:
-    """How speech segments are found in the detector's probabilities, one for each 32 ms (Silero VAD's
-    names).
+    """Options for finding speech segments in the detector's probabilities, one for each 32 ms.
+
+    The names are those of Silero VAD.
 
     Attributes:
         threshold: a segment begins at this probability.
         neg_threshold: a segment ends below this probability; default: ``threshold`` - 0.15.
-        min_speech_ms: shorter segments are taken for noise.
+        min_speech_ms: shorter segments are treated as noise.
         min_silence_ms: a shorter pause does not end a segment.
         pad_ms: audio kept before and after a segment, at most half of ``min_silence_ms``.
 
@@ -71,20 +72,21 @@ class SpeechOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class QualityRules:
-    """Beam search and temperature fallback (arXiv:2212.04356, 4.5): when a chunk's transcript is good, and
-    what is tried if it is not.
+    """Beam search and temperature fallback (arXiv:2212.04356, 4.5).
+
+    The rules decide when a chunk's transcript is good, and what is tried if it is not.
 
     Attributes:
-        beam_size: hypotheses of the beam search at temperature 0, 1 to 10; 1 is greedy.
-        temperatures: tried in turn until a transcript is good; above 0 text is sampled.
-        best_of: texts that are sampled at a temperature above 0, 1 to 10, of which the likeliest counts.
-        compression_ratio_threshold: a transcript that zlib compresses more than this, and that was cut off
-            or says a phrase three times or more in a row, is not good; None: no limit.
+        beam_size: number of beams at temperature 0, 1 to 10; 1 is greedy.
+        temperatures: temperatures tried in turn until a transcript is good; text is sampled above 0.
+        best_of: number of texts sampled at a temperature above 0, 1 to 10; the likeliest is used.
+        compression_ratio_threshold: a transcript that zlib compresses more than this is not good if it was
+            cut off or repeats a phrase three or more times in a row; None: no limit.
         log_prob_threshold: a transcript with a lower mean log-probability is not good; None: no limit.
-        no_speech_threshold: a chunk that holds no speech with more than this probability has no text,
-            unless its transcript passes ``log_prob_threshold``; None: no chunk is taken for silence.
-        condition_on_previous_text: give the decoder each chunk's preceding text. The chunks of a recording
-            are then transcribed one after another, and a mistake may carry over to the next chunk.
+        no_speech_threshold: a chunk with a higher no-speech probability has no text, unless its transcript
+            passes ``log_prob_threshold``; None: no chunk is treated as silence.
+        condition_on_previous_text: pass each chunk's preceding text to the decoder. The chunks of a
+            recording are then transcribed one after another, and an error may carry over to the next chunk.
 
     Raises:
         RequestError: a value is out of range; ``param`` names it.
@@ -118,18 +120,18 @@ class QualityRules:
 
 @dataclass(frozen=True, kw_only=True)
 class TranscribeOptions:
-    """What a caller wants of a transcription.
+    """Options of one transcription.
 
     Attributes:
         language: spoken language as a code or an English name; None: detected in the first chunk.
         task: "transcribe", or "translate" into English.
-        prompt: text that the decoder takes for the text before the recording; sets spelling and style, of
-            names for example.
-        hotwords: names and terms that the decoder has in front of it for every chunk, ahead of other text.
+        prompt: text that the decoder treats as preceding the recording; sets spelling and style, for
+            example of names.
+        hotwords: names and terms that are put in the decoder's prompt for every chunk, before other text.
         timestamps: have the model write segment timestamps; False: each chunk is one segment.
         word_timestamps: also find the times of each word, with one more request for each chunk.
-        speech: how speech is found; None: all of the recording is speech.
-        rules: when a transcript is good, and what is tried if it is not.
+        speech: options for finding speech; None: all of the recording is treated as speech.
+        rules: rules for when a transcript is good, and what is tried if it is not.
 
     Raises:
         RequestError: a value is out of range; ``param`` names it.
@@ -155,10 +157,10 @@ class TranscribeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TurnOptions:
-    """Turn detection of a live stream; names and defaults are those of OpenAI's ``server_vad``.
+    """Options for turn detection in a live stream, with the names and defaults of OpenAI's ``server_vad``.
 
     Attributes:
-        threshold: speech begins at this probability, and ends 0.15 below.
+        threshold: speech begins at this probability, and ends 0.15 below it.
         prefix_padding_ms: audio kept before speech.
         silence_duration_ms: silence that ends a turn.
 
@@ -177,23 +179,23 @@ class TurnOptions:
 
     @property
     def silence_below(self) -> float:
-        """A frame with a lower probability is silence."""
+        """The probability below which a frame is silence."""
         return _silence_below(self.threshold)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LiveOptions:
-    """What a caller wants of a live transcription.
+    """Options of one live transcription.
 
     Attributes:
         language: spoken language as a code or an English name; None: detected in the first turn.
-        prompt: text that the decoder takes for the text before the stream; sets spelling and style, of
-            names for example.
-        turns: how turns are detected.
+        prompt: text that the decoder treats as preceding the stream; sets spelling and style, for example
+            of names.
+        turns: options for turn detection.
         commit_turns: silence ends a turn; False: only the caller's commit does.
-        interval_ms: new speech between two partial transcripts.
-        rules: when a transcript is good. Beams and further temperatures are used for final text; partial
-            transcripts are greedy.
+        interval_ms: new speech between two partial transcripts, in milliseconds.
+        rules: rules for when a transcript is good. Final text uses beam search and further temperatures;
+            partial transcripts are greedy.
 
     Raises:
         RequestError: a value is out of range; ``param`` names it.

@@ -1,4 +1,4 @@
-"""A stretch of a chunk on its way to text: the whole chunk, or what an earlier stretch left of it."""
+"""The parts of a chunk that are transcribed: the whole chunk, then the rest that a part leaves over."""
 
 from dataclasses import dataclass, field
 
@@ -11,18 +11,18 @@ from galley.types.audio import EncoderInput
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """What one encoder input brings.
+    """One encoder input and the state of its transcription.
 
     Attributes:
-        start: where it begins, in seconds of the chunk.
-        started: whether its current requests were made.
-        attempts: one for each temperature tried so far.
-        answers: to its current requests, by their ids.
-        waiting: how many of these are not complete.
-        best: the attempt that counts; None until one was chosen.
-        decoded: the segments of the chosen attempt, with times in the part; none if it is silence.
-        segments: the same with times in the recording; None until they, and word times if asked for, are
-            known.
+        start: start of the part, in seconds of the chunk.
+        started: whether the current requests were created.
+        attempts: one attempt for each temperature tried so far.
+        answers: answers to the current requests, by request id.
+        waiting: number of incomplete answers.
+        best: the chosen attempt; None until one is chosen.
+        decoded: the segments of the chosen attempt, with times in the part; empty if it is silence.
+        segments: the same segments with times in the recording; None until these, and word times if
+            requested, are known.
     """
 
     start: float
@@ -41,9 +41,9 @@ class ChunkJob:
     """A chunk and the state of its transcription.
 
     Attributes:
-        parts: in order; each but the first begins where the text before it ended.
-        used_up: no further part will come.
-        segments: of all parts, with times in the recording; None until all are known.
+        parts: the parts in order; each but the first begins where the text of the previous one ended.
+        used_up: whether no further part will be added.
+        segments: the segments of all parts, with times in the recording; None until all are known.
     """
 
     chunk: AudioChunk
@@ -52,11 +52,11 @@ class ChunkJob:
     segments: list[Segment] | None = None
 
     def time(self, part: Part, seconds: float, *, end: bool = False) -> float:
-        """The time in the recording of one in a part; see :meth:`AudioChunk.recording_time`."""
+        """Return the time in the recording of a time in a part; see :meth:`AudioChunk.recording_time`."""
         return self.chunk.recording_time(part.start + seconds, end=end)
 
     def settle(self) -> None:
-        """Sets ``segments`` if all parts have theirs."""
+        """Set ``segments`` if all parts have theirs."""
         if not self.used_up or any(part.segments is None for part in self.parts):
             return
         self.segments = [segment for part in self.parts for segment in part.segments or ()]

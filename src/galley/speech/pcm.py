@@ -1,4 +1,4 @@
-"""Headerless live audio, in messages of any size, to 16 kHz samples."""
+"""Converts headerless live audio, in messages of any size, to 16 kHz samples."""
 
 from collections.abc import Iterator
 from typing import Final, Literal, TypeAlias
@@ -17,8 +17,8 @@ class PcmStream:
     """Decoder and resampler of one mono stream.
 
     Args:
-        coding: of the samples: 16-bit PCM, or mu-law or A-law of G.711.
-        rate: in Hz.
+        coding: encoding of the samples: 16-bit PCM, or G.711 mu-law or A-law.
+        rate: sample rate in Hz.
     """
 
     def __init__(self, coding: Coding, rate: int) -> None:
@@ -26,10 +26,10 @@ class PcmStream:
         self.rate = rate
         self._resampler = self._fresh()
         self._half = b""
-        """The first byte of a sample whose second has not come yet."""
+        """The first byte of a sample whose second byte has not arrived yet."""
 
     def feed(self, data: bytes) -> Iterator[Samples]:
-        """The samples that ``data`` completes, mono float32 at 16 kHz, in blocks of at most a second."""
+        """Yield the mono float32 samples at 16 kHz that ``data`` completes, in blocks of at most 1 s."""
         if self.coding == "s16le":
             data = self._half + data
             whole = len(data) // 2 * 2
@@ -42,7 +42,7 @@ class PcmStream:
             yield block
 
     def flush(self) -> Samples:
-        """The samples that the resampler still holds. Audio fed later starts with a new resampler."""
+        """Return the samples still in the resampler. Audio fed later starts with a new resampler."""
         if self._resampler is None:
             return np.empty(0, np.float32)
         rest: Samples = self._resampler.resample_chunk(np.empty(0, np.float32), last=True)

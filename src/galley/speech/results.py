@@ -1,14 +1,14 @@
-"""Results of a transcription. Times are seconds of the recording."""
+"""Results of a transcription. All times are in seconds of the recording."""
 
 import msgspec
 
 
 class Word(msgspec.Struct, frozen=True):
-    """One word as it stands in the text, with its leading space and its punctuation.
+    """One word as written in the text, with its leading space and its punctuation.
 
     Attributes:
-        probability: mean of the word's token probabilities; None if the word's times were not aligned but
-            interpolated in its segment.
+        probability: mean of the word's token probabilities; None if the word's times were interpolated in
+            its segment instead of aligned.
     """
 
     text: str
@@ -21,13 +21,14 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     """A stretch of text between two of the model's timestamps, about a sentence.
 
     Attributes:
-        id: counts from 0.
-        tokens: of the text, without timestamps.
-        temperature: of the chunk's transcript; above 0 only if lower temperatures gave no good transcript.
+        id: number of the segment, counted from 0.
+        tokens: the text's tokens, without timestamps.
+        temperature: temperature of the chunk's transcript; above 0 only if lower temperatures gave no good
+            transcript.
         avg_logprob: mean log-probability of the tokens of the segment's chunk, in nats.
-        compression_ratio: of the text of the segment's chunk; high if that text repeats itself.
-        no_speech_prob: probability that the segment's chunk holds no speech.
-        words: None unless word times were asked for.
+        compression_ratio: compression ratio of the chunk's text; high if that text repeats itself.
+        no_speech_prob: probability that the segment's chunk contains no speech.
+        words: the segment's words with times; None unless word times were requested.
     """
 
     id: int
@@ -43,13 +44,14 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Info(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a transcribed recording as a whole.
+    """Information about a transcribed recording as a whole.
 
     Attributes:
         task: "transcribe" or "translate".
-        language: spoken language as a code ("en").
-        duration: of the recording, in seconds.
-        warnings: damaged parts of the file that were skipped, and stretches that the model was unsure of.
+        language: code of the spoken language ("en").
+        duration: duration of the recording, in seconds.
+        warnings: warnings about damaged parts of the file that were skipped, and about passages that the
+            model was unsure of.
     """
 
     task: str

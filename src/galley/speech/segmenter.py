@@ -1,7 +1,7 @@
-"""From per-frame speech probabilities to speech segments that fit a model's chunk.
+"""Converts per-frame speech probabilities to speech segments that fit a model's chunk.
 
-The rules are those of Silero VAD's ``get_speech_timestamps``: two thresholds, a minimum length of speech
-and of silence, padding. Galley's own rule is where a speech segment is cut that is longer than a chunk.
+The rules are those of Silero VAD's ``get_speech_timestamps``: two thresholds, minimum lengths of speech and
+silence, and padding. Only the rule for cutting a segment that is longer than a chunk is Galley's own.
 """
 
 import itertools
@@ -14,20 +14,20 @@ from numpy.typing import NDArray
 from galley.speech.options import SpeechOptions
 
 VAD_FRAME: Final = 512
-"""Samples at 16 kHz that the detector gives one probability to: 32 ms."""
+"""Samples at 16 kHz for which the detector returns one probability: 32 ms."""
 SAMPLES_PER_MS: Final = 16
 _MIN_PAUSE_FRAMES: Final = 3
-"""A pause of fewer frames may lie within a word; about the 100 ms that Silero asks for."""
+"""A pause of fewer frames may lie within a word; about the 100 ms that Silero requires."""
 
 
 class SpeechSegment(NamedTuple):
-    """Where somebody speaks, as a range of the recording's samples (16 kHz).
+    """A segment with speech, as a range of the recording's samples (16 kHz).
 
     Attributes:
-        start, end: first sample, and the one after the last; padding included.
-        overlap: of its first samples, how many the segment before holds, too.
-        lead: of its first samples, how many are padding from before the speech began.
-        tail: of its last samples, how many are padding from after the speech ended.
+        start, end: first sample, and the one after the last, including padding.
+        overlap: number of samples at the start that the previous segment also contains.
+        lead: number of samples at the start that are padding from before the speech.
+        tail: number of samples at the end that are padding from after the speech.
     """
 
     start: int
@@ -41,41 +41,41 @@ class VadStream(Protocol):
     """Voice activity detection over one recording or stream, e.g. ``galley.speech.vad.SileroStream``."""
 
     def feed(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Speech probabilities, float32 ``[frames]``, of the frames that ``samples`` complete."""
+        """Return the speech probabilities, float32 ``[frames]``, of frames that ``samples`` completes."""
         ...
 
     def finish(self) -> NDArray[np.float32]:
-        """The probability of an incomplete last frame, float32 ``[0 or 1]``."""
+        """Return the probability of an incomplete last frame, float32 ``[0 or 1]``."""
         ...
 
 
 class AllSpeech:
-    """A :class:`VadStream` that takes everything for speech."""
+    """A :class:`VadStream` that treats everything as speech."""
 
     def __init__(self) -> None:
         self._left = 0
 
     def feed(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-        """1 for each frame that ``samples`` complete."""
+        """Return 1 for each frame that ``samples`` completes."""
         frames, self._left = divmod(self._left + len(samples), VAD_FRAME)
         return np.ones(frames, np.float32)
 
     def finish(self) -> NDArray[np.float32]:
-        """1 for an incomplete last frame."""
+        """Return 1 for an incomplete last frame."""
         return np.ones(min(self._left, 1), np.float32)
 
 
 class SpeechSegmenter:
-    """Takes probabilities frame by frame and gives each speech segment as soon as its end is certain.
+    """Processes probabilities frame by frame and returns each speech segment once its end is certain.
 
     Segments are in order and share no samples except their ``overlap``. A segment that grows beyond
     ``limit`` is cut at the longest pause in its second half. If it has no pause there, it is cut at
     ``limit``, and the next segment begins ``overlap`` samples before the cut.
 
     Args:
-        options: what counts as speech and as silence.
-        limit: longest segment in samples, padding included.
-        overlap: in samples, less than half of ``limit``.
+        options: rules for speech and silence.
+        limit: longest segment in samples, including padding.
+        overlap: overlap in samples, less than half of ``limit``.
 
     Raises:
         ValueError: ``limit`` is too short for the padding or the overlap.
@@ -96,19 +96,19 @@ class SpeechSegmenter:
         # The open segment: first sample of speech, first sample with padding, overlap with the one before.
         self._speech_start = self._start = self._shared = 0
         self._continues = False
-        """The open segment was cut off the one before: it is kept however short it turns out."""
+        """Whether the open segment was cut off the previous one; it is then kept at any length."""
         self._silence_start: int | None = None
         """First sample of the silence that may end the open segment."""
         self._probabilities: list[float] = []
-        """Of the open segment's frames."""
+        """The probabilities of the open segment's frames."""
 
     @property
     def needed_from(self) -> int:
-        """The first sample that a segment yet to come may hold; earlier audio may be dropped."""
+        """The first sample that a future segment may contain; earlier audio may be dropped."""
         return self._start if self._in_speech else max(self._last_end, self._position - self._pad)
 
     def feed(self, probabilities: NDArray[np.float32]) -> list[SpeechSegment]:
-        """The segments that end within the next frames; ``probabilities`` is float32 ``[frames]``."""
+        """Return the segments that end in the next frames; ``probabilities`` is float32 ``[frames]``."""
         found: list[SpeechSegment] = []
         for probability in probabilities.tolist():
             self._take(probability, found)
@@ -116,7 +116,7 @@ class SpeechSegmenter:
         return found
 
     def finish(self, samples: int) -> list[SpeechSegment]:
-        """The segment still open at the end of the recording, which is ``samples`` long; none or one."""
+        """Return the segment, if any, still open at the end of the recording, which is ``samples`` long."""
         if not self._in_speech:
             return []
         speech_end = samples if self._silence_start is None else self._silence_start
@@ -163,7 +163,7 @@ class SpeechSegmenter:
         self._in_speech = False
 
     def _cut(self, found: list[SpeechSegment]) -> None:
-        """Ends the open segment before the frame at ``_position``; if speech goes on, begins the next."""
+        """End the open segment before the frame at ``_position``; if speech continues, begin the next."""
         if self._silence_start is not None:
             self._end(
                 self._silence_start, min(self._silence_start + self._pad, self._position), found
@@ -183,7 +183,7 @@ class SpeechSegmenter:
         )
 
     def _longest_pause(self) -> int | None:
-        """Middle, as a sample, of the longest pause in the open segment's second half; the latest one."""
+        """Return the middle sample of the latest longest pause in the open segment's second half."""
         first_sample = self._position - len(self._probabilities) * VAD_FRAME
         first = len(self._probabilities) // 2
         middle = longest_pause(self._probabilities[first:], self._options.silence_below)
@@ -191,14 +191,14 @@ class SpeechSegmenter:
 
 
 def longest_pause(probabilities: Sequence[float], silence_below: float) -> int | None:
-    """Middle of the longest pause between words, the latest of equals; None if there is no pause.
+    """Return the middle of the longest pause between words, the latest of equals; None without a pause.
 
     Args:
-        probabilities: of consecutive frames.
+        probabilities: probabilities of consecutive frames.
         silence_below: a frame with a lower probability is silence.
 
     Returns:
-        Samples from the start of the first frame.
+        The position in samples from the start of the first frame.
     """
     first, longest, middle = 0, _MIN_PAUSE_FRAMES, None
     for quiet, run in itertools.groupby(p < silence_below for p in probabilities):

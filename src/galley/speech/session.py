@@ -1,6 +1,6 @@
 """Transcription of one recording: chunks in, engine requests out, segments in order.
 
-A :class:`Session` does no waiting and no I/O. Its caller adds chunks while the session has room, hands the
+A :class:`Session` neither waits nor does I/O. Its caller adds chunks while the session has room, passes the
 session's requests to an engine, and passes the engine's outputs back.
 """
 
@@ -32,10 +32,10 @@ from galley.types import EngineRequest, Output
 from galley.types.audio import Alignment
 
 _MAX_CONDITION_TEMPERATURE: Final = 0.5
-"""Text sampled at a higher temperature does not condition what follows, as in openai/whisper."""
+"""Text sampled at a higher temperature does not condition the text after it, as in openai/whisper."""
 
 _TOLD_DOUBTS: Final = 5
-"""Most places of a recording that a warning names."""
+"""Maximum number of places in a recording that a warning lists."""
 
 
 class Session:
@@ -43,15 +43,15 @@ class Session:
 
     Args:
         tokens: the model's special tokens.
-        options: what the caller wants.
-        request_id: unique; prefix of the ids of the engine requests.
-        max_chunks: how many chunks may be in the session at a time.
-        pads: the model's encoder inputs are padded to one length.
-        priority: of the engine requests; lower is sooner.
-        cache_salt: the tenant; requests of another tenant never reuse this recording's encoded audio.
+        options: the caller's options.
+        request_id: unique prefix of the engine requests' ids.
+        max_chunks: maximum number of chunks in the session at a time.
+        pads: whether the model's encoder inputs are padded to one length.
+        priority: priority of the engine requests; a lower value runs sooner.
+        cache_salt: the tenant; requests of other tenants never reuse this recording's encoded audio.
 
     Raises:
-        RequestError: the model does not know the language or the task, or cannot time words.
+        RequestError: the model does not support the language, the task or word timestamps.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Session:
         self._pads = pads
         self._jobs: deque[ChunkJob] = deque()
         self._running: dict[str, tuple[ChunkJob, Part]] = {}
-        """By the id of its request to the engine."""
+        """Engine request id -> the chunk's job and the part that the request is for."""
         self._outbox: list[EngineRequest] = []
         self._numbers = itertools.count()
         self._segment_ids = itertools.count()
@@ -100,12 +100,12 @@ class Session:
 
     @property
     def _spoken(self) -> str:
-        """Language of the audio."""
+        """The language of the audio."""
         return self.language or "en"
 
     @property
     def _written(self) -> str:
-        """Language of the text."""
+        """The language of the text."""
         return "en" if self._options.task == "translate" else self._spoken
 
     @property
@@ -115,28 +115,28 @@ class Session:
 
     @property
     def idle(self) -> bool:
-        """Whether no request is with the engine or waiting for it."""
+        """Whether no request is running in the engine or waiting to be submitted."""
         return not self._running and not self._outbox
 
     def add(self, chunk: AudioChunk, features: NDArray[np.float32]) -> None:
-        """Adds the recording's next chunk; ``features`` are its float32 ``[frames, mels]``."""
+        """Add the recording's next chunk; ``features`` is float32 ``[frames, mels]``."""
         self._jobs.append(ChunkJob(chunk, [Part(0.0, encoder_input(features))]))
         self._start_jobs()
 
     def end(self) -> None:
-        """Takes note that the recording has no more chunks."""
+        """Mark the recording as having no more chunks."""
         self._ended = True
 
     def requests(self) -> list[EngineRequest]:
-        """The requests made since the last call, for the engine."""
+        """Return the engine requests created since the last call."""
         requests, self._outbox = self._outbox, []
         return requests
 
     def take(self, output: Output) -> None:
-        """Takes one of the engine's outputs. An output with an alignment costs some 50 ms of CPU time.
+        """Process one engine output. An output with an alignment takes about 50 ms of CPU time.
 
         Raises:
-            EngineError: the engine gave the request up.
+            EngineError: the engine aborted the request.
         """
         job, part = self._running[output.request_id]
         if output.finish_reason in ("error", "abort"):
@@ -161,7 +161,7 @@ class Session:
         self._start_jobs()
 
     def doubts(self) -> list[str]:
-        """What to tell people of chunks with a low mean token probability; nothing without any."""
+        """Return the warnings about chunks with a low mean token probability; empty if there are none."""
         if not self._doubtful:
             return []
         told = ", ".join(
@@ -176,9 +176,9 @@ class Session:
         ]
 
     def segments(self) -> list[Segment]:
-        """The segments that have become certain since the last call, in order.
+        """Return the segments that have become final since the last call, in order.
 
-        A chunk's segments are certain once the next chunk is known not to overlap, or is joined with it.
+        A chunk's segments are final once the next chunk is known not to overlap or has been joined to it.
         """
         certain: list[Segment] = []
         while self._jobs and self._jobs[0].segments is not None:
@@ -193,8 +193,9 @@ class Session:
         return [self._numbered(segment) for segment in certain]
 
     def _numbered(self, segment: Segment) -> Segment:
-        """The segment as it follows the segments before: numbered, and with a space in front, which some
-        models leave out.
+        """Return the segment with its number and, after other segments, a leading space.
+
+        Some models omit that space.
         """
         number = next(self._segment_ids)
         if number and self._written not in UNSPACED:
@@ -202,7 +203,7 @@ class Session:
         return msgspec.structs.replace(segment, id=number)
 
     def _start_jobs(self) -> None:
-        """Makes the first requests of all parts that need not wait for the language or the text before."""
+        """Create the first requests of all parts that need not wait for the language or earlier text."""
         for job in self._jobs:
             for part in job.parts:
                 if not part.started:
@@ -212,7 +213,7 @@ class Session:
                 return
 
     def _start(self, job: ChunkJob, part: Part) -> None:
-        """Requests a chunk's language or, if that is known, a part's transcript at the next temperature."""
+        """Request a chunk's language or, if it is known, a part's transcript at the next temperature."""
         part.started = True
         if self.language is None:
             wanted = self._tokens.detection()
@@ -253,7 +254,7 @@ class Session:
         self._outbox += requests
 
     def _judge(self, job: ChunkJob, part: Part) -> None:
-        """Uses the part's transcript if it is good or the last one; else requests another."""
+        """Use the part's transcript if it is good or the last one; otherwise request another."""
         temperature = self._rules.temperatures[len(part.attempts)]
         answers = part.answers.values()
         part.attempts.append(
@@ -287,7 +288,7 @@ class Session:
             part.segments = self._segments(job, part, [None] * len(part.decoded))
 
     def _read(self, job: ChunkJob, part: Part, best: Attempt) -> None:
-        """Reads the chosen transcript; speech that it leaves of the chunk becomes another part."""
+        """Parse the chosen transcript; speech in the chunk that it does not cover becomes another part."""
         seconds = job.chunk.seconds - part.start
         rest = None
         if not self._is_silence(part, best):
@@ -303,18 +304,20 @@ class Session:
         job.parts.append(Part(rest, rest_of(whole, rest, pads=self._pads)))
 
     def _is_silence(self, part: Part, best: Attempt) -> bool:
-        """Whether a part is taken for silence. After text, the model's word that there is none is enough:
-        of a breath or an echo it makes the likeliest of phrases.
+        """Return whether a part is treated as silence.
+
+        After earlier text, a high no-speech probability is enough: the model may transcribe a breath or an
+        echo as a very likely phrase.
         """
         limit = self._rules.no_speech_threshold
         is_rest = part.start > 0 and limit is not None and best.no_speech_prob > limit
         return is_rest or best.is_silence(self._rules)
 
     def _rest(self, job: ChunkJob, part: Part, heard: Transcript) -> float | None:
-        """Where in the chunk speech is left to be transcribed; None if none is.
+        """Return the time in the chunk from which speech is left to transcribe; None if none is left.
 
-        The detector knows; where all of the recording counts as speech, the model says so, as in
-        openai/whisper.
+        The speech detector decides this. If the whole recording counts as speech, the model's transcript
+        decides it, as in openai/whisper.
         """
         if not self._timestamps or not heard.segments or not heard.until:
             return None
@@ -324,7 +327,7 @@ class Session:
         return None if rest is None or rest < part.start + LEAST_STEP else rest
 
     def _words(self, job: ChunkJob, part: Part, alignment: Alignment) -> list[tuple[Word, ...]]:
-        """The words of each decoded segment, with times in the recording."""
+        """Return the words of each decoded segment, with times in the recording."""
         chunk, tokens, start = job.chunk, self._tokens, part.start
         count = sum(len(segment.tokens) for segment in part.decoded)
         times = token_times(alignment, count, chunk.seconds - start, tokens.row_seconds)
@@ -339,7 +342,7 @@ class Session:
     def _segments(
         self, job: ChunkJob, part: Part, words: Sequence[tuple[Word, ...] | None]
     ) -> list[Segment]:
-        """The part's segments with times in the recording; those of ``words``, if given, count."""
+        """Return the part's segments with times in the recording, taken from ``words`` where given."""
         best = part.best
         assert best is not None
         return [
@@ -359,7 +362,7 @@ class Session:
         ]
 
     def _join(self, left: ChunkJob, right: ChunkJob) -> bool:
-        """Removes the words that two overlapping chunks both have; False if one has no segments yet."""
+        """Remove the words that two overlapping chunks share; return False if one has no segments yet."""
         if left.segments is None or right.segments is None:
             return False
         start = right.chunk.segments[0].start / SAMPLE_RATE

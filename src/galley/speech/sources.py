@@ -1,4 +1,4 @@
-"""What a recording is read from."""
+"""The sources from which a recording is read."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Samples: TypeAlias = "NDArray[np.float32]"
-"""Mono, in [-1, 1]."""
+"""Mono samples in [-1, 1]."""
 
 Source: TypeAlias = str | Path | bytes | BinaryIO
-"""A path (never an address on the network), the file's bytes, or an open file that can seek."""
+"""A path (never a network address), the file's bytes, or an open file that can seek."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class RawPcm:
 def raw_pcm(
     type_: SampleType | None, sample_rate: int | None, channels: int | None
 ) -> RawPcm | None:
-    """What fields of a request, or flags, say of a file without a header; None if they say nothing.
+    """Return the format that request fields or flags give for a headerless file; None if none is given.
 
     Raises:
-        RequestError: one is missing, or does not go with the others; ``param`` names it.
+        RequestError: a field is missing or conflicts with the others; ``param`` names it.
     """
     if type_ is None:
         for name, value in (("sample_rate", sample_rate), ("channels", channels)):

@@ -1,26 +1,26 @@
-"""Where in a recording each decoded frame belongs, by its time stamp."""
+"""The position of each decoded frame in a recording, by its time stamp."""
 
 from typing import Final
 
 from av.audio.frame import AudioFrame
 
 _TIMED: Final = ("matroska", "webm", "mov", "mp4", "asf", "mpegts", "mpeg", "ogg")
-"""FFmpeg's names of containers with time stamps. In others these are counts of the samples before."""
+"""FFmpeg's names of containers with time stamps. In others the stamps only count earlier samples."""
 _RESTARTS: Final = ("mpegts", "mpeg", "ogg")
-"""Containers whose time stamps may begin anew anywhere."""
+"""Containers whose time stamps may restart anywhere."""
 _JITTER: Final = 0.1
-"""Seconds by which time stamps and samples may differ; containers round to milliseconds."""
+"""Seconds by which time stamps and sample counts may differ; containers round to milliseconds."""
 _LONGEST_RESTARTING_GAP: Final = 60.0
-"""Where time stamps may begin anew, a longer gap is taken for that."""
+"""Where time stamps may restart, a gap of more seconds is treated as a restart."""
 _LONGEST_GAP: Final = 24 * 3600.0
-"""A longer one is damage."""
+"""A gap of more seconds is treated as damage."""
 
 
 class Timeline:
-    """Counts the seconds that a recording has had, and tells the silence that is missing before a frame.
+    """Counts the decoded seconds of a recording, and computes the silence missing before a frame.
 
     Args:
-        container: FFmpeg's name of the container, or several, with commas.
+        container: FFmpeg's name of the container, or several names separated by commas.
         start: time stamp at which the recording begins, in seconds.
     """
 
@@ -33,7 +33,7 @@ class Timeline:
         self._position = 0.0
 
     def silence_before(self, frame: AudioFrame) -> float:
-        """Seconds of silence between what came before and ``frame``."""
+        """Return the seconds of silence between the previous audio and ``frame``."""
         if not self._timed or frame.pts is None or frame.time_base is None:
             return 0.0
         gap = float(frame.pts * frame.time_base) + self._offset - self._position
@@ -45,5 +45,5 @@ class Timeline:
         return gap
 
     def advance(self, samples: int, rate: int) -> None:
-        """So many samples were taken, at ``rate`` Hz."""
+        """Advance the timeline by ``samples`` samples at ``rate`` Hz."""
         self._position += samples / rate

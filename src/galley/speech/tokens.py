@@ -1,4 +1,4 @@
-"""Whisper's special tokens: prompts, sampling parameters, and segments from timestamp tokens."""
+"""Whisper's special tokens: prompts, sampling parameters and segments from timestamp tokens."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -16,14 +16,15 @@ from galley.types.model_info import ModelInfo
 
 _FRAME_SECONDS: Final = HOP / SAMPLE_RATE
 LEAST_STEP: Final = 0.2
-"""Seconds by which decoding goes on at least, where it goes on from a timestamp."""
+"""Minimum step in seconds when decoding continues from a timestamp."""
 _SEED: Final = 0
-"""Sampling at a temperature above 0 gives the same text for a recording every time."""
+"""Fixed seed, so that sampling at a temperature above 0 gives the same text for a recording every time."""
 
 
 class Prompt(NamedTuple):
-    """Token ids, and the index of the token (``<|startoftranscript|>``, or the first of a given text) that
-    starts what the request is about.
+    """The token ids of a prompt, and the index of the token at which the requested part starts.
+
+    That token is ``<|startoftranscript|>`` or, for alignment, the first token of the given text.
     """
 
     ids: list[int]
@@ -31,7 +32,7 @@ class Prompt(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What a request for tokens is made of, besides its audio."""
+    """The contents of a request for tokens, except its audio."""
 
     prompt: list[int]
     sampling: SamplingParams
@@ -42,8 +43,8 @@ class DecodedSegment(NamedTuple):
     """A segment as the model wrote it.
 
     Attributes:
-        start, end: seconds of the encoder input.
-        tokens: of the text, without timestamps.
+        start, end: times in the encoder input, in seconds.
+        tokens: the text's tokens, without timestamps.
         scores: log-probability of each token.
     """
 
@@ -54,15 +55,15 @@ class DecodedSegment(NamedTuple):
 
 
 class Transcript(NamedTuple):
-    """What the tokens of a transcript say.
+    """The parsed tokens of a transcript.
 
     Attributes:
-        segments: in order, none without a letter or a digit.
-        until: the last timestamp, in seconds of the encoder input; None if text follows it, or if there is
-            none.
-        goes_on: the model heard more: the last two tokens are timestamps, where one segment ends and
-            another begins, or text behind the last one was cut off. Where one alone ends the text, it
-            heard no more.
+        segments: the segments in order, each with at least one letter or digit.
+        until: the last timestamp, in seconds of the encoder input; None if text follows it or there is no
+            timestamp.
+        goes_on: whether the speech continues: the last two tokens are timestamps, where one segment ends
+            and another begins, or text after the last timestamp was dropped. A single timestamp at the end
+            means that no speech follows.
     """
 
     segments: list[DecodedSegment]
@@ -91,16 +92,16 @@ class SpeechTokens:
 
     @property
     def row_seconds(self) -> float:
-        """Seconds of one row of the encoder's output, and between two timestamp tokens."""
+        """Seconds per row of the encoder's output, which is also the step between timestamp tokens."""
         return self.speech.stride * _FRAME_SECONDS
 
     @property
     def detects_language(self) -> bool:
-        """Whether the model knows several languages, so that it can tell which one is spoken."""
+        """Whether the model supports several languages and so can detect the spoken one."""
         return len(self._languages) > 1
 
     def check(self, language: str | None, task: Task) -> None:
-        """Raises RequestError if the model does not know the language or the task."""
+        """Raise RequestError if the model does not support the language or the task."""
         if language is not None and language not in (self._languages or ("en",)):
             raise RequestError(
                 f"{self.info.name} does not know {NAMES[language]}; it knows "
@@ -111,7 +112,7 @@ class SpeechTokens:
             raise RequestError(f"{self.info.name} does not know the task {task!r}", param="task")
 
     def check_words(self) -> None:
-        """Raises RequestError if the model cannot say when words are said."""
+        """Raise RequestError if the model does not support word timestamps."""
         if not self.speech.alignment_heads:
             raise RequestError(
                 f"{self.info.name} times no words: its generation_config.json names no alignment_heads, "
@@ -120,13 +121,13 @@ class SpeechTokens:
             )
 
     def detection(self) -> Wanted:
-        """A request whose only output token is the spoken language's."""
+        """Return a request whose only output token is the spoken language's token."""
         params = SamplingParams(temperature=0.0, max_tokens=1)
         rules = SpeechRules(allowed_tokens=tuple(self._languages.values()))
         return Wanted([self.speech.start_token], params, rules)
 
     def language(self, token: int) -> str:
-        """The language code of a language token."""
+        """Return the language code of a language token."""
         return next(code for code, known in self._languages.items() if known == token)
 
     def prompt(
@@ -138,10 +139,10 @@ class SpeechTokens:
         previous: Sequence[int],
         hotwords: Sequence[int] = (),
     ) -> Prompt:
-        """The prompt of a transcript.
+        """Return the prompt of a transcript.
 
-        ``hotwords`` and ``previous`` tokens take half of the context at most: the former are cut at the end
-        to half of that, the latter at the front.
+        ``hotwords`` and ``previous`` tokens together take at most half of the context. ``hotwords`` are
+        truncated at the end to half of that; ``previous`` tokens are truncated at the front.
         """
         ids: list[int] = []
         if (previous or hotwords) and self.speech.previous_token is not None:
@@ -167,9 +168,9 @@ class SpeechTokens:
         beam_size: int,
         best_of: int = 1,
     ) -> Wanted:
-        """A request for a transcript, with the parameters that Whisper was published with.
+        """Return a request for a transcript, with the parameters of the original Whisper release.
 
-        ``beam_size`` is used at temperature 0 only, ``best_of`` above 0 only.
+        ``beam_size`` is used only at temperature 0, ``best_of`` only above 0.
         """
         speech = self.speech
         begin, silence = speech.timestamp_begin, speech.no_speech_token
@@ -203,9 +204,9 @@ class SpeechTokens:
         return Wanted(prompt.ids, params, rules)
 
     def alignment(self, language: str, task: Task, text: Sequence[int]) -> Prompt:
-        """The prompt of a request that aligns a text's tokens with the audio.
+        """Return the prompt of a request that aligns a text's tokens with the audio.
 
-        The prompt's ``start`` is the text's first token; one end token follows the text.
+        The prompt's ``start`` is the index of the text's first token; one end token follows the text.
         """
         ids = self.prompt(language, task, timestamps=False, previous=()).ids
         return Prompt([*ids, *text, self._text_end], len(ids))
@@ -218,17 +219,17 @@ class SpeechTokens:
         *,
         complete: bool = True,
     ) -> Transcript:
-        """What a transcript says.
+        """Parse the tokens of a transcript.
 
         Text between two timestamps is a segment. A segment without a timestamp before it begins where the
-        segment before ended; a segment without one after it ends with the audio.
+        previous segment ended; a segment without one after it ends with the audio.
 
         Args:
-            tokens: of the transcript.
+            tokens: the transcript's tokens.
             scores: log-probability of each token.
             seconds: length of the audio.
-            complete: False: the text was cut off, so what follows the last timestamp is left out if audio
-                lies before that.
+            complete: False if the text was cut off. The text after the last timestamp is then dropped if
+                audio lies before that timestamp.
         """
         begin = self.speech.timestamp_begin
         segments: list[DecodedSegment] = []
@@ -255,11 +256,11 @@ class SpeechTokens:
         return Transcript(kept, until, dropped or row[-2:] == [True, True])
 
     def _says_something(self, tokens: Sequence[int]) -> bool:
-        """Whether there is a letter or a digit: of noise a model may make a full stop."""
+        """Return whether the text has a letter or a digit: a model may transcribe noise as a full stop."""
         return any(character.isalnum() for character in self.text(tokens))
 
     def text(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, without special ones."""
+        """Return the text of tokens, without special tokens."""
         return self.tokenizer.decode(tokens)
 
 
@@ -268,7 +269,7 @@ def _segment(start: float, end: float, text: Sequence[tuple[int, float]]) -> Dec
 
 
 def _completed(speech: SpeechInfo, tokenizer: Tokenizer) -> SpeechInfo:
-    """``speech`` with special tokens that early checkpoints do not list, found by name in the tokenizer."""
+    """Return ``speech`` with the special tokens that early checkpoints omit, taken from the tokenizer."""
     named = {token.text: token.id for token in tokenizer.added_tokens}
     found = {
         field: named[name]

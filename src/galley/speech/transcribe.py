@@ -28,11 +28,11 @@ from galley.types import Output
 from galley.types.model_info import ModelInfo
 
 CHUNKS_IN_FLIGHT: Final = 8
-"""Chunks of one recording in transcription at a time. More fill the batch better and take more memory."""
+"""Chunks of one recording in transcription at a time. More fill the batch better and use more memory."""
 
 
 class Transcriber(Closable):
-    """A loaded speech model. Use as a context manager, or :meth:`close` it; nothing is left running.
+    """A loaded speech model. Use it as a context manager or call :meth:`close`; nothing is left running.
 
     Several threads may transcribe at once; their chunks share the engine's batch.
     """
@@ -45,7 +45,7 @@ class Transcriber(Closable):
             settings: any other field of :class:`galley.settings.engine.EngineSettings`.
 
         Raises:
-            ModelError: the model cannot be found or used, or is no speech model.
+            ModelError: the model cannot be found or used, or is not a speech model.
             SettingsError: a setting is wrong.
         """
         self._load(
@@ -56,7 +56,7 @@ class Transcriber(Closable):
 
     @classmethod
     def from_settings(cls, settings: EngineSettings) -> Self:
-        """Loads the model of an :class:`EngineSettings`. Raises what the constructor raises."""
+        """Load the model of an :class:`EngineSettings`. Raises the same errors as the constructor."""
         transcriber = cls.__new__(cls)
         transcriber._load(settings)
         return transcriber
@@ -80,7 +80,7 @@ class Transcriber(Closable):
 
     @property
     def info(self) -> ModelInfo:
-        """Sizes, defaults and start-up times of the model."""
+        """The model's sizes, defaults and start-up times."""
         return self._engine.info
 
     def transcribe(
@@ -94,22 +94,22 @@ class Transcriber(Closable):
         max_seconds: float | None = None,
         track: int | None = None,
     ) -> "Transcription":
-        """Begin to transcribe a recording; iterate over the result for its segments.
+        """Start transcribing a recording; iterate over the result to get its segments.
 
         Args:
             source: a path, a file's bytes, an open file that can seek, or an array: mono ``[samples]``,
                 floats in [-1, 1] or 16-bit integers.
             options: language, task, timestamps and so on.
             raw: format of a ``source`` without a header.
-            sample_rate: of an array, in Hz; default: 16,000.
+            sample_rate: sample rate of an array, in Hz; default: 16,000.
             normalize: even out loudness.
-            max_seconds: longer recordings are refused.
-            track: which of a file's audio tracks, counted from 1; default: the file's own default.
+            max_seconds: longer recordings are rejected.
+            track: the file's audio track to transcribe, counted from 1; default: the file's own default.
 
         Raises:
             AudioError: the recording cannot be read.
-            RequestError: the model does not know the language or the task; an argument of a wrong type; no
-                such track.
+            RequestError: the model does not support the language or the task, an argument has the wrong
+                type, or there is no such track.
         """
         options = options or TranscribeOptions()
         if not isinstance(options, TranscribeOptions):
@@ -144,28 +144,28 @@ class Transcriber(Closable):
                 max_seconds=max_seconds,
                 track=track,
             )
-        else:  # the caller's own samples, which no container holds
+        else:  # samples from the caller, without a container
             samples, raw = pcm_of(source, sample_rate or SAMPLE_RATE)
             recording = Recording(samples, raw=raw, normalize=normalize, max_seconds=max_seconds)
         return Transcription(self._engine, session, self._model.chunks(recording, options))
 
     def live(self, options: LiveOptions | None = None) -> "LiveTranscription":
-        """Begin to transcribe live audio.
+        """Start transcribing live audio.
 
         Raises:
-            RequestError: the model does not know the language.
+            RequestError: the model does not support the language.
         """
         session = self._model.live(options or LiveOptions(), uuid.uuid4().hex)
         return LiveTranscription(self._engine, session)
 
     def close(self) -> None:
-        """Free the model. Further calls fail."""
+        """Free the model. Later calls fail."""
         self._decoder.close()
         self._engine.close()
 
 
 class Transcription:
-    """A recording that is transcribed while iterating over its segments, in order. Iterate only once."""
+    """A recording that is transcribed while its segments are iterated over, in order, and only once."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class Transcription:
         session: Session,
         chunks: ChunkSource,
     ) -> None:
-        """Made by :meth:`Transcriber.transcribe`."""
+        """Create the object; called by :meth:`Transcriber.transcribe`."""
         self._engine = engine
         self._session = session
         self._chunks = chunks
@@ -188,16 +188,16 @@ class Transcription:
 
     @property
     def info(self) -> Info:
-        """What is known of the recording so far; complete after the last segment."""
+        """The information about the recording so far; complete after the last segment."""
         return self._chunks.info(self._session)
 
     @property
     def stated_duration(self) -> float | None:
-        """Seconds, as the file's header states them; None if it does not."""
+        """The duration in seconds that the file's header states; None if it states none."""
         return self._chunks.stated_duration
 
     def text(self) -> str:
-        """Transcribes the whole recording; the transcript in one line."""
+        """Transcribe the whole recording and return the transcript as one line."""
         return text_of(self)
 
     def __iter__(self) -> Iterator[Segment]:
@@ -218,20 +218,20 @@ class LiveTranscription:
     """A live stream that is transcribed as it is fed. Memory does not grow with the stream's length."""
 
     def __init__(self, engine: LocalEngine, session: LiveSession) -> None:
-        """Made by :meth:`Transcriber.live`."""
+        """Create the object; called by :meth:`Transcriber.live`."""
         self._engine = engine
         self._session = session
 
     def feed(self, samples: Samples) -> list[LiveEvent]:
-        """Takes the stream's next samples, mono float32 ``[samples]`` at 16 kHz; returns the new events.
+        """Feed the stream's next samples, mono float32 ``[samples]`` at 16 kHz, and return the new events.
 
-        The call runs the model: feed less than a second at a time.
+        The call runs the model, so feed less than a second at a time.
         """
         self._session.feed(samples)
         return self._advance()
 
     def commit(self) -> list[LiveEvent]:
-        """Ends the turn, even while somebody speaks. Raises RequestError if the turn has no audio."""
+        """End the turn, even during speech. Raises RequestError if the turn has no audio."""
         self._session.commit()
         return self._advance()
 
@@ -242,7 +242,7 @@ class LiveTranscription:
                     for output in run:
                         self._session.take(output)
             except BaseException:
-                # An interrupt in a notebook fails the turn, not the stream.
+                # An interrupt in a notebook makes the turn fail, not the stream.
                 self._session.take(Output(request_id=request.id, finish_reason="abort"))
                 raise
         return self._session.events()

@@ -1,4 +1,4 @@
-"""State of a live stream: turns, utterances in them, and decodings of an utterance's audio."""
+"""The state of a live stream: turns, their utterances, and decodings of an utterance's audio."""
 
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -8,7 +8,7 @@ from galley.speech.fallback import Answer, Attempt
 from galley.speech.segmenter import SAMPLES_PER_MS
 
 SETTLED: Final = 192 * SAMPLES_PER_MS
-"""Samples of silence after which an utterance's last word is surely complete."""
+"""Samples of silence after which an utterance's last word is considered complete."""
 
 
 @dataclass(slots=True, eq=False)
@@ -19,8 +19,8 @@ class Turn:
         number: counts from 0.
         start, end: positions in the stream, in samples; ``end`` is None until the turn is committed.
         text: the turn's final text so far.
-        context: tokens of the text of its utterances before the present one.
-        failed: the engine gave up on one of the turn's requests.
+        context: tokens of the text of the turn's utterances before the current one.
+        failed: whether the engine aborted one of the turn's requests.
     """
 
     number: int
@@ -33,21 +33,21 @@ class Turn:
 
 @dataclass(slots=True, eq=False)
 class Utterance:
-    """Speech without a long pause in a turn. All positions are samples of the stream.
+    """Speech in a turn without a long pause. All positions are in samples of the stream.
 
-    While somebody speaks, the utterance's audio grows and is decoded again and again. What exceeds the
-    longest encoder input is cut off at the front, so ``start`` moves.
+    During speech, the utterance's audio grows and is decoded repeatedly. Audio that exceeds the longest
+    encoder input is cut off at the front, so ``start`` moves.
 
     Attributes:
         turn: the turn that the utterance belongs to.
-        start: where the audio to decode begins.
-        decoded_to: where the audio of the last decoding ended.
-        end: where the utterance's audio ends; None while somebody speaks.
-        speech_end: where the detector last heard speech; set together with ``end``.
-        agreement: the text of the audio from ``start`` on, final and interim.
+        start: start of the audio to decode.
+        decoded_to: end of the audio of the last decoding.
+        end: end of the utterance's audio; None during speech.
+        speech_end: where the detector last detected speech; set together with ``end``.
+        agreement: the final and interim text of the audio from ``start`` on.
         partial: all of that text in the last decoding; None if that decoding was not good.
-        attempts: of the current head or final decoding, one for each temperature tried.
-        cut_at: where an utterance that is too long is to be cut, until its head is transcribed.
+        attempts: attempts of the current head or final decoding, one for each temperature tried.
+        cut_at: where to cut an utterance that is too long; None once its head is transcribed.
     """
 
     turn: Turn
@@ -68,14 +68,14 @@ class Utterance:
 
 @dataclass(slots=True, eq=False)
 class Decoding:
-    """One request to the engine over an utterance's audio, and the answer.
+    """One request to the engine for an utterance's audio, and the answer.
 
     Attributes:
-        start, end: the decoded audio, in samples of the stream.
-        purpose: what the request is for: the spoken "language"; a "partial" transcript while the utterance
-            goes on; the transcript of the "head" of an utterance that is too long and will be cut at
+        start, end: range of the decoded audio, in samples of the stream.
+        purpose: purpose of the request: the spoken "language"; a "partial" transcript while the utterance
+            continues; the transcript of the "head" of an utterance that is too long and will be cut at
             ``end``; or the "final" transcript of an utterance that has ended.
-        prefix: text that the decoder is given and continues.
+        prefix: text that the decoder gets and continues.
         answer: the engine's answer so far.
         complete: whether the text ended with an end token, not at a limit.
     """
@@ -90,5 +90,5 @@ class Decoding:
 
     @property
     def is_final(self) -> bool:
-        """Whether the text will be final as a whole, so that beams and further temperatures are used."""
+        """Whether the whole text will be final, so that beam search and further temperatures are used."""
         return self.purpose in ("head", "final")

@@ -11,15 +11,15 @@ from galley.speech.features import SAMPLE_RATE
 from galley.speech.segmenter import VAD_FRAME, VadStream
 
 _CONTEXT: Final = 64
-"""Samples before a frame that the model gets together with the frame."""
+"""Number of samples before a frame that the model gets together with the frame."""
 _LEVEL: Final = 0.1
-"""Peak that quiet audio is raised to: 20 dB below full scale."""
+"""Peak to which quiet audio is raised: 20 dB below full scale."""
 _QUIET: Final = 0.03
 """Audio with a lower peak is quiet: 30 dB below full scale."""
 _MOST_GAIN: Final = 100.0
-"""40 dB."""
+"""Maximum gain: 40 dB."""
 _FADING: Final = 0.93
-"""What is left after a second of the peak that the gain goes by: half of it after ten."""
+"""Decay per second of the peak that sets the gain: half of the peak is left after ten seconds."""
 _MODEL: Final = Path(__file__).parent / "silero" / "silero_vad_16k_sequence.onnx"
 
 
@@ -34,17 +34,17 @@ class SpeechDetector:
         )
 
     def stream(self) -> "SileroStream":
-        """The detector's state for a new recording or stream."""
+        """Return a new detector state for one recording or stream."""
         return SileroStream(self._session)
 
 
 class Levelled:
-    """Detection over audio that may be quiet: the detector was trained on speech of usual loudness.
+    """Detection over audio that may be quiet; the detector was trained on speech of normal loudness.
 
-    The gain follows the loudest block of the last seconds and is never below 1.
+    The gain follows the loudest block of the last few seconds and is never below 1.
 
     Args:
-        detector: gets the louder audio.
+        detector: the detector that gets the amplified audio.
     """
 
     def __init__(self, detector: VadStream) -> None:
@@ -52,27 +52,27 @@ class Levelled:
         self._peak = 0.0
 
     def feed(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-        """See :meth:`VadStream.feed`."""
+        """Implement :meth:`VadStream.feed`."""
         faded = self._peak * _FADING ** (len(samples) / SAMPLE_RATE)
         self._peak = max(faded, float(np.abs(samples).max(initial=0.0)))
         return self._detector.feed(levelled(samples, self._peak))
 
     def finish(self) -> NDArray[np.float32]:
-        """See :meth:`VadStream.finish`."""
+        """Implement :meth:`VadStream.finish`."""
         return self._detector.finish()
 
 
 def levelled(samples: NDArray[np.float32], peak: float) -> NDArray[np.float32]:
-    """Quiet audio as loud as usual: raised to 20 dB below full scale, by 40 dB at most; other as it is."""
+    """Raise quiet audio to 20 dB below full scale, by at most 40 dB; return other audio unchanged."""
     if not 0.0 < peak < _QUIET:
         return samples
     return samples * np.float32(min(_MOST_GAIN, _LEVEL / peak))
 
 
 class SileroStream:
-    """Detection over one recording or stream, which comes in blocks of any size.
+    """Detection over one recording or stream, which arrives in blocks of any size.
 
-    All complete frames of a block are one call of the model: a second costs little more than a frame.
+    All complete frames of a block are one call of the model: a second costs little more than one frame.
     """
 
     def __init__(self, session: Any) -> None:
@@ -80,10 +80,13 @@ class SileroStream:
         self._hidden = np.zeros((1, 1, 128), np.float32)
         self._cell = np.zeros((1, 1, 128), np.float32)
         self._tail = np.zeros(_CONTEXT, np.float32)
-        """The context of the next frame, and the samples of that frame so far."""
+        """The context of the next frame and the samples of that frame so far."""
 
     def feed(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Probabilities of the frames that ``samples`` (mono, 16 kHz) complete, float32 ``[frames]``."""
+        """Return the probabilities, float32 ``[frames]``, of the frames that ``samples`` completes.
+
+        ``samples`` is mono at 16 kHz.
+        """
         signal = np.concatenate([self._tail, samples])
         frames = (len(signal) - _CONTEXT) // VAD_FRAME
         self._tail = signal[frames * VAD_FRAME :]
@@ -102,6 +105,6 @@ class SileroStream:
         return probabilities
 
     def finish(self) -> NDArray[np.float32]:
-        """The probability of an incomplete last frame, which is padded with silence."""
+        """Return the probability of an incomplete last frame, which is padded with silence."""
         missing = -(len(self._tail) - _CONTEXT) % VAD_FRAME
         return self.feed(np.zeros(missing, np.float32))

@@ -1,7 +1,7 @@
-"""Word times of a chunk, from its token times.
+"""Word times of a chunk, computed from its token times.
 
-Alignment has no token for a pause, so the word beside it, or a full stop, takes the pause's time. The
-corrections of such words, and of punctuation, are those of openai/whisper's ``add_word_timestamps``.
+Alignment has no token for a pause, so an adjacent word or full stop absorbs the pause's time. The
+corrections of such words and of punctuation are those of openai/whisper's ``add_word_timestamps``.
 """
 
 import itertools
@@ -20,9 +20,9 @@ _OPENING: Final = "\"'“¡¿([{-"
 _CLOSING: Final = "\"'.。,，!！?？:：”)]}、"  # noqa: RUF001
 _SENTENCE_END: Final = ".。!！?？"  # noqa: RUF001
 _USUAL_SECONDS: Final = 0.7
-"""Upper limit of a chunk's usual word length, which is the median over its words."""
+"""Upper limit of a chunk's usual word length in seconds, which is the median over its words."""
 _TRUSTED_SECONDS: Final = 0.5
-"""How far a word may exceed its segment's timestamps before the timestamps are trusted more."""
+"""A word that exceeds its segment's timestamps by more than this is corrected to the timestamps."""
 
 
 @dataclass(slots=True)
@@ -40,13 +40,13 @@ class _TimedWord:
 def time_words(
     segments: Sequence[DecodedSegment], times: Sequence[float], tokenizer: Tokenizer, language: str
 ) -> list[list[Word]]:
-    """The words of each segment, in order and without overlap, with times in the chunk.
+    """Return the words of each segment, in order and without overlap, with times in the chunk.
 
     Args:
-        segments: of one chunk, none without text.
+        segments: the segments of one chunk, none without text.
         times: start of each of the segments' tokens and end of the last one, in seconds of the chunk.
-        tokenizer: the model's.
-        language: of the text, as a code.
+        tokenizer: the model's tokenizer.
+        language: code of the text's language.
     """
     by_segment, first = [], 0
     for segment in segments:
@@ -70,7 +70,7 @@ def time_words(
 def _timed_words(
     segment: DecodedSegment, times: Sequence[float], tokenizer: Tokenizer, language: str
 ) -> list[_TimedWord]:
-    """The segment's words as aligned; ``times`` begin with the segment's first token."""
+    """Return the segment's words as aligned; ``times`` begins with the segment's first token."""
     words, first = [], 0
     for text, count in split_to_word_tokens(segment.tokens, tokenizer, language):
         end = first + count
@@ -91,7 +91,7 @@ def _shorten_at_sentence_ends(words: Sequence[_TimedWord], most: float) -> None:
 
 
 def _with_punctuation(words: Sequence[_TimedWord]) -> list[_TimedWord]:
-    """Joins opening marks to the next word and closing marks to the last; the word's times stay."""
+    """Join opening marks to the next word and closing marks to the previous one, keeping word times."""
     opened: list[_TimedWord] = []
     for word in reversed(words):
         if opened and word.text.startswith(" ") and word.text.strip() in _OPENING:
@@ -109,7 +109,7 @@ def _with_punctuation(words: Sequence[_TimedWord]) -> list[_TimedWord]:
 
 
 def _shorten_after_pause(words: Sequence[_TimedWord], speech_until: float, usual: float) -> None:
-    """Shortens the first two words of a segment after a pause; earlier speech ended at ``speech_until``."""
+    """Shorten the first two words of a segment after a pause; earlier speech ended at ``speech_until``."""
     most = 2 * usual
     first, second = words[0], words[1] if len(words) > 1 else None
     if first.end - speech_until <= 2 * most:
@@ -122,7 +122,7 @@ def _shorten_after_pause(words: Sequence[_TimedWord], speech_until: float, usual
 
 
 def _fit(words: Sequence[_TimedWord], segment: DecodedSegment, usual: float) -> None:
-    """Moves a first or last word that reaches far beyond the segment's timestamps back to these."""
+    """Move a first or last word that extends far beyond the segment's timestamps back to them."""
     first, last = words[0], words[-1]
     if first.start + _TRUSTED_SECONDS < segment.start < first.end:
         first.start = max(first.start, min(first.end - usual, segment.start))

@@ -1,4 +1,4 @@
-"""Which tokens of a text are one word (openai/whisper, ``tokenizer.py``)."""
+"""Groups a text's tokens into words (openai/whisper, ``tokenizer.py``)."""
 
 import codecs
 import string
@@ -10,7 +10,7 @@ from galley.text.tokenizer import Tokenizer
 
 
 class WordTokens(NamedTuple):
-    """A word, or a smaller part of a text, and how many tokens spell it."""
+    """A word, or a smaller part of a text, and the number of its tokens."""
 
     text: str
     token_count: int
@@ -19,11 +19,10 @@ class WordTokens(NamedTuple):
 def split_to_word_tokens(
     tokens: Sequence[int], tokenizer: Tokenizer, language: str
 ) -> list[WordTokens]:
-    """Splits a text's tokens into words, each with its leading space; punctuation marks are words of their
-    own.
+    """Split a text's tokens into words, each with its leading space.
 
-    In languages without spaces each token is a word, or the tokens that share a character are. The words'
-    texts joined are the whole text, and none is empty.
+    Each punctuation mark is a separate word. In languages without spaces, each token, or each group of
+    tokens that share a character, is a word. The words' texts, joined, are the whole text; none is empty.
     """
     words: list[WordTokens] = []
     for part in _characters(tokens, tokenizer):
@@ -35,7 +34,7 @@ def split_to_word_tokens(
 
 
 def _characters(tokens: Sequence[int], tokenizer: Tokenizer) -> Iterator[WordTokens]:
-    """The smallest parts of the text that consist of whole tokens and of whole characters."""
+    """Yield the smallest parts of the text that consist of whole tokens and whole characters."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text, count = "", 0
     for token in tokens:

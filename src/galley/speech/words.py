@@ -1,4 +1,4 @@
-"""Segments and their words: estimated times, segments without some of their words, changed times."""
+"""Segments and their words: estimated times, removal of words and changes of times."""
 
 import itertools
 import re
@@ -12,9 +12,9 @@ from galley.text.tokenizer import Tokenizer
 
 
 def words_of(segment: Segment, language: str) -> list[Word]:
-    """The segment's words, whose texts joined are the segment's text.
+    """Return the segment's words; their texts, joined, are the segment's text.
 
-    If the segment has no word times, each word's are interpolated by its characters' place in the text.
+    If the segment has no word times, they are interpolated from the position of the words' characters.
     """
     if segment.words is not None:
         return list(segment.words)
@@ -31,7 +31,7 @@ def words_of(segment: Segment, language: str) -> list[Word]:
 
 
 def after_space(segment: Segment) -> Segment:
-    """The segment with a space in front of its text, to follow another segment."""
+    """Return the segment with a leading space, so that it can follow another segment."""
     if segment.text[:1].isspace():
         return segment
     words = segment.words
@@ -44,12 +44,12 @@ def after_space(segment: Segment) -> Segment:
 def keep_words(
     segments: Sequence[Segment], words: Sequence[Sequence[Word]], kept: slice, tokenizer: Tokenizer
 ) -> list[Segment]:
-    """The segments with only some of their words; segments without words are left out.
+    """Return the segments with only some of their words, without segments that have no words left.
 
     Args:
-        segments: in order.
-        words: of each segment.
-        kept: which of the words of all segments stay.
+        segments: the segments in order.
+        words: the words of each segment.
+        kept: the range of words, over all segments, to keep.
         tokenizer: encodes the text of a segment that loses words.
     """
     return list(_kept(segments, words, kept, tokenizer))
@@ -77,12 +77,12 @@ def _kept(
 
 
 def moved(word: Word, start: float, end: float) -> Word:
-    """The word with other times, rounded to milliseconds."""
+    """Return the word with new times, rounded to milliseconds."""
     return msgspec.structs.replace(word, start=round(start, 3), end=round(end, 3))
 
 
 def not_before(seconds: float, segments: Sequence[Segment]) -> list[Segment]:
-    """The segments with all earlier times, of words too, raised to ``seconds``."""
+    """Return the segments with all times before ``seconds``, including word times, raised to it."""
     return [_not_before(seconds, segment) for segment in segments]
 
 

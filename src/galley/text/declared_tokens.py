@@ -1,8 +1,8 @@
-"""Tokens that a checkpoint declares beside ``tokenizer.json``: which they are, and which have roles.
+"""Tokens that a checkpoint declares outside ``tokenizer.json``, and the roles of tokens.
 
-As transformers resolves its files: ``added_tokens_decoder``, ``additional_special_tokens``,
-``extra_special_tokens`` and every ``*_token`` of ``tokenizer_config.json``, and where that has no
-``added_tokens_decoder``, ``added_tokens.json`` and ``special_tokens_map.json``.
+Files are resolved as in transformers: ``added_tokens_decoder``, ``additional_special_tokens``,
+``extra_special_tokens`` and every ``*_token`` of ``tokenizer_config.json``; if that file has no
+``added_tokens_decoder``, also ``added_tokens.json`` and ``special_tokens_map.json``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,13 +27,13 @@ _FLAGS: Final = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 class Declared(NamedTuple):
-    """What the files say.
+    """The declarations in a checkpoint's files.
 
     Attributes:
-        config: ``tokenizer_config.json`` and ``special_tokens_map.json`` as one.
+        config: ``tokenizer_config.json`` and ``special_tokens_map.json``, merged.
         roles: role -> text, such as ``{"bos_token": "<s>"}``.
-        listed: tokens with all that is to be known of them.
-        named: special tokens that are known by their texts; ``tokenizer.json`` may say more of them.
+        listed: tokens with complete definitions.
+        named: special tokens known by their texts only; ``tokenizer.json`` may define more of them.
     """
 
     config: Mapping[str, Any]
@@ -42,7 +42,7 @@ class Declared(NamedTuple):
     named: tuple[AddedToken, ...] = ()
 
     def declare(self, inner: Tokenizer) -> None:
-        """Adds the tokens that ``inner`` lacks, or has otherwise; new ones get the next ids."""
+        """Add the tokens that ``inner`` lacks or defines differently; new ones get the next ids."""
         known = {repr(token) for token in inner.get_added_tokens_decoder().values()}
         inner.add_tokens([token for token in self.listed if repr(token) not in known])
         texts = {token.content for token in inner.get_added_tokens_decoder().values()}
@@ -50,10 +50,10 @@ class Declared(NamedTuple):
 
 
 def read_declared(folder: Path) -> Declared:
-    """The declarations of the files in a checkpoint's folder.
+    """Read the declarations of the files in a checkpoint's folder.
 
     Raises:
-        CheckpointError: a file is damaged, or a token is none.
+        CheckpointError: a file is damaged, or a token is invalid.
     """
     config_file, map_file = folder / CONFIG_FILE, folder / SPECIAL_TOKENS_FILE
     config = read_json(config_file) if is_there(config_file) else {}
@@ -74,7 +74,7 @@ def read_declared(folder: Path) -> Declared:
 
 
 def _roles(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Every ``*_token``, and those that have names of their own."""
+    """Yield the role and text of every ``*_token``, and of tokens with custom roles."""
     lists = config.get(_LISTS[0])
     named = lists if isinstance(lists, Mapping) else {}
     others = [name for name in config if name.endswith("_token") and name not in _ROLES]
@@ -85,7 +85,7 @@ def _roles(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _extra(config: Mapping[str, Any], file: str) -> Iterator[AddedToken]:
-    """Special tokens without a role."""
+    """Yield special tokens without a role."""
     for name in _LISTS:
         value = config.get(name) or []
         if isinstance(value, Mapping):
@@ -102,7 +102,7 @@ def _extra(config: Mapping[str, Any], file: str) -> Iterator[AddedToken]:
 
 
 def _decoder(given: Any, file: str) -> Iterator[AddedToken]:
-    """``added_tokens_decoder``: id -> token, in the order of ids."""
+    """Yield the tokens of ``added_tokens_decoder`` (id -> token), in the order of ids."""
     if not isinstance(given, Mapping) or not all(_is_id(key) for key in given):
         raise CheckpointError("is no object of ids and tokens", file=file, field=_DECODER)
     for key in sorted(given, key=int):
@@ -110,7 +110,7 @@ def _decoder(given: Any, file: str) -> Iterator[AddedToken]:
 
 
 def _listed(path: Path, special: set[str]) -> Iterator[AddedToken]:
-    """``added_tokens.json``: text -> id."""
+    """Yield the tokens of ``added_tokens.json`` (text -> id), in the order of ids."""
     if not is_there(path):
         return
     ids = read_json(path)

@@ -8,32 +8,33 @@ from typing import Final, Protocol
 from galley.text.tokenizer import Tokenizer
 
 _LONGEST_HEAD: Final = 1024
-"""Tokens without a text at the start of a sequence, after which it counts as begun."""
+"""Number of tokens without text at the start of a sequence after which it counts as begun."""
 
 
 class Detokenizer(Protocol):
     """Turns one sequence's tokens into text, in linear time.
 
-    The texts that :meth:`feed` and :meth:`finish` return, joined, equal ``tokenizer.decode`` of all tokens
-    with special tokens skipped (but for those to be shown), however the tokens were divided among calls.
+    The concatenated results of :meth:`feed` and :meth:`finish` equal ``tokenizer.decode`` of all
+    tokens with special tokens skipped (except those to be shown), however the tokens were divided
+    among calls.
     """
 
     def feed(self, tokens: Iterable[int]) -> str:
-        """Takes the next tokens; returns the text that has become certain, which may lag behind them."""
+        """Add the next tokens; return the text that is final, which may lag behind them."""
 
     def finish(self) -> str:
-        """The remaining text; an incomplete character becomes U+FFFD. No calls may follow."""
+        """Return the remaining text; an incomplete character becomes U+FFFD. No calls may follow."""
 
 
 def detokenizer(
     tokenizer: Tokenizer, *, at_start: bool = True, shown: AbstractSet[int] = frozenset()
 ) -> Detokenizer:
-    """A new detokenizer of the kind that suits the tokenizer.
+    """Create a detokenizer that suits the tokenizer.
 
     Args:
-        tokenizer: the model's.
-        at_start: whether a space before the first word is no part of the text, where the tokenizer's
-            decoder says so (SentencePiece); else the text is the tokens' own, from the first byte on.
+        tokenizer: the model's tokenizer.
+        at_start: whether to drop a space before the first word, if the tokenizer's decoder does so
+            (SentencePiece); otherwise the text is that of the tokens from the first byte on.
         shown: special tokens that are not skipped.
     """
     skipped = tokenizer.special_ids - shown
@@ -43,7 +44,7 @@ def detokenizer(
 
 
 class _Utf8:
-    """Byte-level vocabularies: a token is bytes, and the text is their UTF-8."""
+    """Detokenizer for byte-level vocabularies: a token is bytes, and the text is their UTF-8."""
 
     def __init__(self, tokenizer: Tokenizer, skipped: AbstractSet[int]) -> None:
         self._tokenizer = tokenizer
@@ -60,10 +61,10 @@ class _Utf8:
 
 
 class _Pieces:
-    """SentencePiece vocabularies: a token is a piece of text, or one byte of a run of bytes.
+    """Detokenizer for SentencePiece vocabularies: a token is text, or one byte of a run of bytes.
 
-    A run of bytes is decoded as a whole: one byte that is not UTF-8 makes every byte of the run U+FFFD. So
-    a run is held back until a token that is text ends it.
+    A run of bytes is decoded as a whole: one byte that is not UTF-8 makes every byte of the run
+    U+FFFD. So a run is held back until a token that is text ends it.
     """
 
     def __init__(self, tokenizer: Tokenizer, skipped: AbstractSet[int], at_start: bool) -> None:

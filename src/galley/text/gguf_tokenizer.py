@@ -1,4 +1,4 @@
-"""The tokenizer in a GGUF file's metadata, as one of Hugging Face's ``tokenizers``."""
+"""The tokenizer in a GGUF file's metadata, converted to a tokenizer of Hugging Face's ``tokenizers``."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,10 +12,10 @@ from galley.formats.gguf_file import read_gguf, split_files
 from galley.formats.gguf_metadata import Metadata
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-"""Of ``tokenizer.ggml.token_type``."""
+"""Values of ``tokenizer.ggml.token_type``."""
 
 HUGGINGFACE_KEY: Final = "tokenizer.huggingface.json"
-"""All of ``tokenizer.json``; where a file has it, the tokenizer is read from there."""
+"""Key of a complete ``tokenizer.json``; if a file has it, the tokenizer is read from there."""
 
 SPACE: Final = "\u2581"
 _LETTERS_OF_LLAMA: Final = (
@@ -47,11 +47,12 @@ class Splitting(NamedTuple):
     """How texts are split before pairs are merged.
 
     Attributes:
-        patterns: what a word is, each within the pieces that the one before left; none: GPT-2's pattern.
-        digits: whether digits stand alone, before the patterns.
-        nfc: whether texts are normalised first.
-        whole_words: whether a word that is in the vocabulary is taken without merging.
-        begins: whether a text begins with BOS, if the file does not say.
+        patterns: regular expressions of words, each applied to the pieces that the previous one
+            left; empty: GPT-2's pattern.
+        digits: whether digits are split off one by one, before the patterns are applied.
+        nfc: whether texts are normalized to NFC first.
+        whole_words: whether a word that is in the vocabulary becomes one token without merging.
+        begins: whether a text begins with BOS, if the file does not specify it.
     """
 
     patterns: tuple[str, ...] = ()
@@ -61,7 +62,7 @@ class Splitting(NamedTuple):
     begins: bool = False
 
     def pre_tokenizer(self, *, prefix: bool = False) -> pre_tokenizers.PreTokenizer:
-        """What splits texts so; with ``prefix`` after a space was put in front."""
+        """Build the pre-tokenizer; with ``prefix`` it first puts a space before the text."""
         steps: list[pre_tokenizers.PreTokenizer] = []
         if self.digits:
             steps.append(pre_tokenizers.Digits(individual_digits=True))
@@ -91,21 +92,21 @@ SPLITTINGS: Final[Mapping[str, Splitting]] = {
     "command-r": Splitting(digits=True, nfc=True),
     "olmo": Splitting(nfc=True),
 }
-"""``tokenizer.ggml.pre`` -> how texts are split; files without it, older ones, are "default"."""
+"""``tokenizer.ggml.pre`` -> how texts are split; older files, without the key, are "default"."""
 
 
 _LEAVES_SPACES: Final = frozenset({"<unk>", "<s>", "<|endoftext|>"})
-"""Of Phi-3's special tokens with SentencePiece those behind which white space stays; the others take it."""
+"""Special tokens of Phi-3 with SentencePiece after which white space stays; others remove it."""
 
 
 class GGUFText(NamedTuple):
-    """What a GGUF file says of texts.
+    """What a GGUF file specifies about texts.
 
     Attributes:
         inner: the tokenizer.
         decoder_steps: names of its decoder's steps.
         special_tokens: role -> text.
-        file: where it was read.
+        file: the file that was read.
     """
 
     inner: tokenizers.Tokenizer
@@ -115,20 +116,20 @@ class GGUFText(NamedTuple):
 
 
 def read_metadata(path: Path) -> Metadata:
-    """Metadata of the checkpoint; of a split one, that of its first file."""
+    """Read the metadata of the checkpoint; for a split one, the metadata of its first file."""
     first = split_files(path)[0]
     return Metadata(read_gguf(first).metadata, str(first))
 
 
 def read_text(path: Path) -> GGUFText:
-    """The tokenizer of a GGUF file.
+    """Read the tokenizer of a GGUF file.
 
     Raises:
-        CheckpointError: its metadata contradict themselves; names the key.
-        UnsupportedModel: a tokenizer of another kind.
+        CheckpointError: the metadata are inconsistent; the error names the key.
+        UnsupportedModel: the tokenizer is of an unsupported type.
     """
     metadata = read_metadata(path)
-    # As llama.cpp has it: a token without a text cannot come of one, and there may be several.
+    # As in llama.cpp: a token without text cannot result from a text, and there may be several.
     listed = metadata.strings("tokenizer.ggml.tokens")
     tokens = [text or f"[EMPTY_{token}]" for token, text in enumerate(listed)]
     kind = metadata.raw.get("tokenizer.ggml.model")
@@ -143,7 +144,7 @@ def read_text(path: Path) -> GGUFText:
         raise UnsupportedModel(
             f"{metadata.file}: tokenizer.ggml.model {shown(kind)} is not supported; known: gpt2, llama"
         )
-    # No key says it: llama.cpp knows it by the model's name, too.
+    # No key specifies it; llama.cpp, too, decides it by the model's name.
     strips = kind == "llama" and metadata.raw.get("general.architecture") == "phi3"
     inner.add_tokens(
         [
@@ -165,7 +166,7 @@ def read_text(path: Path) -> GGUFText:
 def _byte_pairs(
     metadata: Metadata, tokens: Sequence[str]
 ) -> tuple[tokenizers.Tokenizer, tuple[str, ...], bool]:
-    """GPT-2's: words of bytes, in which pairs are merged in the order of the file."""
+    """Build GPT-2's tokenizer: words of bytes, in which pairs are merged in the order of the file."""
     pre = metadata.raw.get("tokenizer.ggml.pre", "default")
     if not isinstance(pre, str) or pre not in SPLITTINGS:
         raise UnsupportedModel(
@@ -176,7 +177,7 @@ def _byte_pairs(
     vocabulary = _vocabulary(metadata, tokens)
     merges = []
     for index, merge in enumerate(metadata.strings("tokenizer.ggml.merges")):
-        # A part may begin with a space in no known file, but a space is what separates them.
+        # In no known file does a part begin with a space; a space separates the two parts.
         left, _, right = merge.partition(" ")
         if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
             raise CheckpointError(
@@ -199,7 +200,7 @@ def _byte_pairs(
 def _sentence_pieces(
     metadata: Metadata, tokens: Sequence[str], types: Sequence[float]
 ) -> tuple[tokenizers.Tokenizer, tuple[str, ...], bool]:
-    """SentencePiece's BPE: the pair whose piece has the highest score is merged first."""
+    """Build SentencePiece's BPE: the pair whose piece has the highest score is merged first."""
     vocabulary = _vocabulary(metadata, tokens)
     scores = _numbers(metadata, "scores", len(tokens))
     merges = merges_of_scores(tokens, types, scores)
@@ -226,7 +227,7 @@ def _sentence_pieces(
 def merges_of_scores(
     tokens: Sequence[str], types: Sequence[float], scores: Sequence[float]
 ) -> list[tuple[str, str]]:
-    """All pairs of pieces that make a piece, those of the highest score first."""
+    """Return all pairs of pieces that make a piece, those of the highest score first."""
     vocabulary = {text: token for token, text in enumerate(tokens)}
     never = {t for t, role in enumerate(types) if role in (UNKNOWN, CONTROL, UNUSED, BYTE)}
     ordered = sorted((-scores[token], token) for token in range(len(tokens)) if token not in never)
@@ -234,7 +235,7 @@ def merges_of_scores(
 
 
 def _pairs(piece: str, vocabulary: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    """All pairs of pieces that make the piece, in the order of their ids."""
+    """Yield all pairs of pieces that make the piece, in the order of their ids."""
     made = [
         (piece[:at], piece[at:])
         for at in range(1, len(piece))
@@ -270,10 +271,10 @@ def _numbers(metadata: Metadata, name: str, count: int) -> list[float]:
 
 
 def named_tokens(metadata: Metadata) -> dict[str, str]:
-    """Role -> text of the token that has it, such as ``{"bos_token": "<s>"}``.
+    """Return role -> text of the token that has it, such as ``{"bos_token": "<s>"}``.
 
     Raises:
-        CheckpointError: there is no such token; names the key.
+        CheckpointError: there is no such token; the error names the key.
     """
     tokens = metadata.strings("tokenizer.ggml.tokens")
     named = {}
@@ -294,7 +295,7 @@ def named_tokens(metadata: Metadata) -> dict[str, str]:
 def _add_ends(
     inner: tokenizers.Tokenizer, metadata: Metadata, tokens: Sequence[str], begins: bool
 ) -> None:
-    """A text begins with BOS and ends with EOS, where the file says so."""
+    """Make texts begin with BOS and end with EOS, where the file requests it."""
     wanted = {}
     for role, default in (("bos", begins), ("eos", False)):
         given: Any = metadata.raw.get(f"tokenizer.ggml.add_{role}_token", default)

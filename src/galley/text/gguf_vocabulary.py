@@ -1,4 +1,7 @@
-"""A tokenizer of Hugging Face's as metadata of a GGUF file: :mod:`galley.text.gguf_tokenizer` backwards."""
+"""Conversion of a Hugging Face tokenizer to the metadata of a GGUF file.
+
+This is the inverse of :mod:`galley.text.gguf_tokenizer`.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,15 +30,16 @@ Metadata: TypeAlias = dict[str, Any]
 
 _ROLES: Final = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 _WORDS: Final = "Hello  you're 12345 naïve ΩΜΈΓΑ 你好世界!? snake_case\n\n\tx = {'a': 1.5e3}  "
-"""By which splittings are compared."""
+"""Sample text with which splittings are compared."""
 
 
 class Vocabulary(NamedTuple):
-    """What GGUF's keys say of a tokenizer.
+    """A tokenizer as GGUF metadata.
 
     Attributes:
         metadata: the keys.
-        differs: in what the tokenizer is none that llama.cpp knows, a clause each; nothing: it is the same.
+        differs: how the tokenizer differs from those that llama.cpp knows, one clause for each
+            difference; empty if it does not.
     """
 
     metadata: Metadata
@@ -43,18 +47,19 @@ class Vocabulary(NamedTuple):
 
 
 def vocabulary_of(folder: Path, rows: int) -> Vocabulary:
-    """The tokenizer of a checkpoint.
+    """Convert the tokenizer of a checkpoint.
 
-    Where llama.cpp knows none like it, the keys tell the nearest that it knows, and the tokenizer itself is
-    among them, too (``tokenizer.huggingface.json``), for programs that read it, as Galley does.
+    Where llama.cpp knows no equal tokenizer, the keys describe the nearest that it knows, and also
+    contain the tokenizer itself (``tokenizer.huggingface.json``) for programs that read it, as
+    Galley does.
 
     Args:
         folder: the checkpoint, in Hugging Face's layout.
-        rows: of the embedding; tokens are made up for those that the tokenizer does not have.
+        rows: rows of the embedding; tokens that the tokenizer lacks are filled with made-up ones.
 
     Raises:
         CheckpointError: there is no tokenizer, or it is damaged.
-        UnsupportedModel: it is no BPE of bytes or of SentencePiece's pieces.
+        UnsupportedModel: it is neither a BPE of bytes nor of SentencePiece's pieces.
     """
     tokenizer = Tokenizer.load(folder)
     tokenizer.check_vocabulary(rows, folder)
@@ -80,7 +85,7 @@ def vocabulary_of(folder: Path, rows: int) -> Vocabulary:
 def _tokens(
     tokenizer: Tokenizer, content: Mapping[str, Any], rows: int
 ) -> tuple[Metadata, list[str]]:
-    """Texts and types of all tokens, and which have which role."""
+    """Return texts, types and roles of all tokens, and how the tokens differ from llama.cpp's."""
     added = {token["id"]: token for token in content.get("added_tokens", [])}
     texts, types = [], []
     for token in range(rows):
@@ -115,7 +120,7 @@ def _odd_tokens(added: Any, normalizer: Any) -> Iterator[str]:
 
 
 def _byte_pairs(content: Mapping[str, Any]) -> Vocabulary:
-    """GPT-2's: merges, and the name of how texts are split before."""
+    """Convert a byte-level BPE: its merges, and the name of how texts are split before."""
     model = content["model"]
     merges = [" ".join(pair) for pair in _merges(model)]
     found = _splitting(content)
@@ -133,7 +138,7 @@ def _byte_pairs(content: Mapping[str, Any]) -> Vocabulary:
 
 
 def _splitting(content: Mapping[str, Any]) -> Splitting | None:
-    """How texts are split, if it is a way that GGUF files can have."""
+    """Return how texts are split; None if GGUF files cannot express it."""
     pattern, digits, ended = None, False, False
     for step in _steps(content.get("pre_tokenizer"), "pretokenizers"):
         kind = step.get("type")
@@ -157,7 +162,7 @@ def _splitting(content: Mapping[str, Any]) -> Splitting | None:
 
 
 def _nearest(content: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Of the known splittings the one that agrees with most ends of words of a short text."""
+    """Return the known splitting that agrees best on the ends of words in a short sample text."""
 
     def ends(step: Any) -> set[int]:
         return {end for _, (_, end) in step.pre_tokenize_str(_WORDS)}
@@ -167,11 +172,12 @@ def _nearest(content: Mapping[str, Any], names: Sequence[str]) -> str:
 
 
 def _pieces(content: Mapping[str, Any], metadata: Metadata) -> Vocabulary:
-    """SentencePiece's: the earlier pairs make a piece, the higher is its score."""
+    """Convert a SentencePiece BPE: the earlier pairs make a piece, the higher its score."""
     texts, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
     merges = _merges(content["model"])
     rank = {left + right: at for at, (left, right) in reversed([*enumerate(merges)])}
-    # Pieces that no pair makes come after all others: what merges them would be no pair of the tokenizer.
+    # Pieces that no pair makes come after all others: the tokenizer has no pair that would merge
+    # them.
     scores = [-float(rank.get(text, len(merges))) for text in texts]
     prefix = _prefix(content)
     made: Metadata = {
@@ -192,7 +198,7 @@ def _pieces(content: Mapping[str, Any], metadata: Metadata) -> Vocabulary:
 
 
 def _by_piece(merges: Sequence[tuple[str, str]]) -> list[tuple[str, frozenset[tuple[str, str]]]]:
-    """Runs of pairs that make the same piece, in order."""
+    """Return the runs of consecutive pairs that make the same piece, in order."""
     runs: list[tuple[str, set[tuple[str, str]]]] = []
     for pair in merges:
         piece = "".join(pair)
@@ -203,7 +209,7 @@ def _by_piece(merges: Sequence[tuple[str, str]]) -> list[tuple[str, frozenset[tu
 
 
 def _prefix(content: Mapping[str, Any]) -> bool | None:
-    """Whether a text gets a space in front; None: not as in GGUF files."""
+    """Return whether a space is put before a text; None: not in the way of GGUF files."""
     before = list(_steps(content.get("pre_tokenizer"), "pretokenizers"))
     steps = [
         (step.get("type"), step.get("prepend") or step.get("content"))
@@ -219,7 +225,7 @@ def _prefix(content: Mapping[str, Any]) -> bool | None:
 
 
 def _ends(inner: tokenizers.Tokenizer, tokenizer: Tokenizer) -> Vocabulary:
-    """What the tokenizer puts around texts."""
+    """Find the tokens that the tokenizer puts around texts."""
     inner.no_truncation()
     inner.no_padding()
     bare = inner.encode("a", add_special_tokens=False).ids
@@ -237,13 +243,13 @@ def _ends(inner: tokenizers.Tokenizer, tokenizer: Tokenizer) -> Vocabulary:
 
 
 def _merges(model: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Pairs; older files write each as one text."""
+    """Return the pairs of tokens to merge; older files write each pair as one text."""
     pairs = (pair.split(" ", 1) if isinstance(pair, str) else pair for pair in model["merges"])
     return [(left, right) for left, right in pairs]
 
 
 def _steps(step: Mapping[str, Any] | None, name: str) -> Iterator[Mapping[str, Any]]:
-    """The steps of a normalizer, pre-tokenizer or decoder, one after another."""
+    """Yield the steps of a normalizer, pre-tokenizer or decoder, with sequences flattened."""
     if step is None:
         return
     if step.get("type") == "Sequence":

@@ -1,4 +1,4 @@
-"""The environment of chat templates: transformers' own, in a sandbox, with loops and macros counted."""
+"""transformers' environment of chat templates, in a sandbox, with loops and macros counted."""
 
 import json
 import secrets
@@ -27,12 +27,12 @@ class _GenerationBlock(Extension):
 
 
 class CountSteps(Extension):
-    """Inserts a call of the variable ``NAME``, whose name templates cannot guess, into loops and macros."""
+    """Inserts calls of the variable ``NAME`` into loops and macros; templates cannot guess its name."""
 
     NAME: Final = f"step_{secrets.token_hex(8)}"
 
     def filter_stream(self, stream: TokenStream) -> Iterator[Token]:
-        """The template's tokens with those calls."""
+        """Yield the template's tokens with the calls inserted."""
         opened: str | None = None  # the block whose opening tag is being read
         previous = ""
         for token in stream:
@@ -72,7 +72,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 @jinja2.pass_eval_context
 def _as_it_is(context: nodes.EvalContext, value: Any) -> Any:
-    """A ``finalize`` that asks for the context is never called by the compiler."""
+    """Return the value; the compiler never calls a ``finalize`` that takes the context."""
     return value
 
 
@@ -91,7 +91,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """The ``tojson`` filter of transformers; unlike Jinja's own it does not escape HTML."""
+    """Apply the ``tojson`` filter of transformers, which, unlike Jinja's, does not escape HTML."""
     if isinstance(value, RawJson):
         return value
     return json.dumps(

@@ -1,13 +1,14 @@
-"""Stop strings, which may stretch over several tokens."""
+"""Stop strings, which may span several tokens."""
 
 from collections.abc import Sequence
 
 
 class StopScanner:
-    """Passes text on until a stop string is complete, in time linear in the text.
+    """Passes text through until a stop string is complete, in time linear in the text.
 
-    The stop string that is complete first ends the text; among those complete at the same character, the
-    longest. So the result does not depend on how the text was divided among calls.
+    The stop string that is complete first ends the text; among those complete at the same
+    character, the longest one does. So the result does not depend on how the text was divided among
+    calls.
 
     Attributes:
         matched: the stop string that was found.
@@ -19,13 +20,14 @@ class StopScanner:
         self._held = ""
 
     def feed(self, text: str, *, ends: bool = True) -> str:
-        """Takes more text; returns what certainly precedes any stop string.
+        """Add text; return the text that certainly precedes any stop string.
 
         The longest suffix that may still become a stop string is held back.
 
         Args:
-            text: what comes next.
-            ends: stop strings that are complete within ``text`` end it; else they are part of it.
+            text: the text that comes next.
+            ends: whether stop strings that are complete within ``text`` end it; otherwise they are
+                part of it.
         """
         if self.matched is not None or not self._patterns:
             return "" if self.matched is not None else text
@@ -46,13 +48,18 @@ class StopScanner:
         return text[:safe]
 
     def finish(self) -> str:
-        """The text still held back, which did not become a stop string. No calls may follow."""
+        """Return the text still held back, which did not become a stop string. No calls may follow."""
         held, self._held = self._held, ""
         return held
 
 
 class _Pattern:
-    """Knuth-Morris-Pratt matcher: ``matching`` first characters of ``stop`` end the text so far."""
+    """Knuth-Morris-Pratt matcher.
+
+    Attributes:
+        stop: the string that is searched for.
+        matching: length of the longest prefix of ``stop`` that ends the text so far.
+    """
 
     def __init__(self, stop: str) -> None:
         self.stop = stop
@@ -60,19 +67,25 @@ class _Pattern:
         self._borders = _borders(stop)
 
     def advance(self, char: str) -> bool:
-        """Takes the next character; whether ``stop`` is now complete, after which no calls may follow."""
+        """Add the next character; return whether ``stop`` is now complete.
+
+        No calls may follow a complete match, unless :meth:`go_on` is called.
+        """
         while self.matching and self.stop[self.matching] != char:
             self.matching = self._borders[self.matching - 1]
         self.matching += self.stop[self.matching] == char
         return self.matching == len(self.stop)
 
     def go_on(self) -> None:
-        """Calls may follow though ``stop`` is complete: it may begin anew within itself."""
+        """Continue after a complete match, which may overlap with the next one."""
         self.matching = self._borders[-1]
 
 
 def _borders(stop: str) -> list[int]:
-    """For each prefix of ``stop``: the length of its longest proper prefix that is also its suffix."""
+    """Return, for each prefix of ``stop``, the length of its longest border.
+
+    A border is a proper prefix that is also a suffix.
+    """
     borders = [0] * len(stop)
     length = 0
     for index in range(1, len(stop)):

@@ -17,11 +17,11 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     """What one engine output adds to a choice.
 
     Attributes:
-        text: text that has become certain; may lag behind ``token_ids``.
-        token_ids: new tokens, a stop token included.
-        logprobs: one for each token, if the request asked for them.
+        text: text that has become final; may lag behind ``token_ids``.
+        token_ids: new tokens, including a stop token.
+        logprobs: one for each token, if requested.
         text_offsets: for each token, where its text starts in the whole text, in characters.
-        marks: where in the whole text a marker begins that came as the token it is.
+        marks: where in the whole text markers begin that were generated as single tokens.
         finish_reason: set in the last Delta.
     """
 
@@ -34,14 +34,16 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextStream:
-    """Detokenizes one sequence's outputs, applies stop strings, and keeps all text and tokens so far.
+    """Detokenizes one sequence's outputs, applies stop strings, and keeps all text and tokens.
 
-    A stream survives a restart of the engine: outputs of the resubmitted request continue the same stream.
+    A stream survives a restart of the engine: outputs of the resubmitted request continue it.
 
     Attributes:
-        token_ids, logprobs: of all outputs so far; ``logprobs`` is None until an output has some.
+        token_ids, logprobs: tokens and log-probabilities of all outputs so far; ``logprobs`` is
+            None until an output has some.
         finish_reason: None until the end; "stop" when a stop string was found.
-        stopped: a stop string ended the text, so the caller must abort the engine's request.
+        stopped: whether a stop string ended the text, so that the caller must abort the engine's
+            request.
     """
 
     def __init__(
@@ -54,16 +56,20 @@ class TextStream:
         at_start: bool = True,
         markers: AbstractSet[int] = frozenset(),
     ) -> None:
-        """Args:
-            tokenizer: None for a model without a tokenizer, whose text is empty.
+        """Create a stream.
+
+        Args:
+            tokenizer: the tokenizer; None for a model without one, whose text is empty.
             stop: strings that end the text and are not part of it.
-            min_tokens: a ``stop`` that is complete within the text of so many first tokens is part of it.
-            hidden: end-of-sequence and stop tokens, whose text is left out where they end the sequence.
+            min_tokens: a ``stop`` that is complete within the text of this many first tokens is
+                part of it.
+            hidden: end-of-sequence and stop tokens, whose text is left out where they end the
+                sequence.
             at_start: see :func:`galley.text.detokenizer.detokenizer`.
-            markers: tokens whose text is shown, special or not, and whose places are told.
+            markers: tokens whose text is shown, special or not, and whose positions are reported.
 
         Raises:
-            RequestError: ``stop`` without a tokenizer.
+            RequestError: ``stop`` is given without a tokenizer.
         """
         if tokenizer is None and stop:
             raise RequestError("this model has no tokenizer; stop strings need one", param="stop")
@@ -91,10 +97,10 @@ class TextStream:
         *,
         markers: AbstractSet[int] = frozenset(),
     ) -> Self:
-        """A stream for one choice of a request; ``eos_token_ids`` are the model's.
+        """Create a stream for one choice of a request; ``eos_token_ids`` are the model's.
 
         Raises:
-            RequestError: stop strings without a tokenizer.
+            RequestError: stop strings are given without a tokenizer.
         """
         ends = () if params.ignore_eos else eos_token_ids
         return cls(
@@ -102,7 +108,7 @@ class TextStream:
             stop=params.stop,
             min_tokens=params.min_tokens,
             hidden=frozenset((*ends, *params.stop_token_ids)),
-            # A grammar knows of each byte.
+            # A grammar covers every byte of the text.
             at_start=params.grammar is None,
             markers=markers,
         )
@@ -119,11 +125,11 @@ class TextStream:
 
     @property
     def stopped(self) -> bool:
-        """Whether one was found."""
+        """Whether a stop string was found."""
         return self._scanner.matched is not None
 
     def feed(self, output: Output) -> Delta:
-        """Takes the next output; returns what it adds, which is nothing once the stream has finished."""
+        """Add the next output; return what it adds, which is nothing once the stream has finished."""
         if self.finish_reason is not None:
             return Delta()
         shown = len(output.tokens)
@@ -148,7 +154,10 @@ class TextStream:
         return self._commit(output, "".join(text), offsets, marks, finish_reason)
 
     def _search(self, text: str) -> str:
-        """``text`` of the newest token, and text held back before it, that no stop string can take."""
+        """Return new and held-back text that cannot become part of a stop string.
+
+        ``text`` is that of the newest token.
+        """
         self._chars += len(text)
         return self._scanner.feed(text, ends=len(self.token_ids) > self._min_tokens)
 
@@ -187,7 +196,7 @@ class TokenText(msgspec.Struct, frozen=True):
 
 
 def describe(tokenizer: Tokenizer, entry: TokenLogprob) -> tuple[TokenText, list[TokenText]]:
-    """The sampled token, and its alternatives, likeliest first."""
+    """Return the sampled token, and its alternatives in descending order of probability."""
     chosen, *top = [
         TokenText(tokenizer.token_text(token), tokenizer.token_bytes(token), logprob)
         for token, logprob in ((entry.token, entry.logprob), *entry.top)

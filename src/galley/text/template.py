@@ -25,26 +25,29 @@ TEMPLATE_FILE: Final = "chat_template.jinja"
 GGUF_TEMPLATE: Final = "tokenizer.chat_template"
 
 TOOL_USE: Final = "tool_use"
-"""Name of the template for conversations with tools, where a checkpoint names its templates."""
+"""Name of the template for conversations with tools, in a checkpoint with several templates."""
 
 MAX_PROMPT_CHARS: Final = 32 * 1024 * 1024
-"""Limit of a rendered prompt; no model's context is as long."""
+"""Limit of a rendered prompt in characters; no model has so long a context."""
 
 MAX_STEPS: Final = 250_000
-"""Limit of loop iterations and macro calls in one rendering, which take some tenths of a second."""
+"""Limit of loop iterations and macro calls in one rendering; so many take some tenths of a second."""
 
 _MOST_REASON: Final = 1000
-"""Characters of an error that a template raises itself."""
+"""Maximum number of characters kept of an error that a template raises itself."""
 
 
 class ChatTemplate:
     """A checkpoint's chat template. Safe to share between threads."""
 
     def __init__(self, source: str | None, *, file: str, tool_source: str | None = None) -> None:
-        """Args:
+        """Compile a template.
+
+        Args:
             source: Jinja source; None if the checkpoint has no template.
-            file: where the source was read from, for errors.
-            tool_source: of the template for conversations with tools, if that is another.
+            file: the file from which the source was read, for errors.
+            tool_source: source of a separate template for conversations with tools, if there is
+                one.
 
         Raises:
             CheckpointError: the source does not compile.
@@ -52,13 +55,13 @@ class ChatTemplate:
         self._template = _compiled(source, file)
         self._with_tools = self._template if tool_source is None else _compiled(tool_source, file)
         self.source = "\n".join(filter(None, (source, tool_source)))
-        # Found out by trying, with the first call and the first late system message.
+        # Determined by probing, with the first call and the first late system message.
         self._call_form: CallForm | None = None
         self._takes_late_system: bool | None = None
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Those of :func:`read_templates`; of a GGUF file those in its metadata.
+        """Load the templates of :func:`read_templates`, or those in a GGUF file's metadata.
 
         Raises:
             CheckpointError: the template cannot be read or does not compile.
@@ -81,10 +84,10 @@ class ChatTemplate:
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """Names of the variables that the template reads, or looks whether they are given."""
+        """Names of the variables that the template reads, or tests for being defined."""
         tree = Sandbox().parse(self.source)
         names = list(tree.find_all(nodes.Name))
-        # Jinja's own search compiles the template, which computes whatever is constant in it.
+        # Jinja's own search compiles the template, which evaluates its constant expressions.
         read = {name.name for name in names if name.ctx == "load"}
         own = {name.name for name in names if name.ctx != "load"}
         tested = {
@@ -105,27 +108,33 @@ class ChatTemplate:
         continue_last: bool = False,
         context: int | None = None,
     ) -> list[int]:
-        """Token ids of the conversation as the template renders it.
+        """Render a conversation with the template and encode it to token ids.
 
-        Where the template cannot take a system message behind others, it becomes part of one beside it.
+        Where the template does not accept a system message after others, its text is merged into an
+        adjacent message.
 
-        Only special tokens that the template itself writes become special ids; the same text in a message,
-        tool or variable is encoded as plain text. Messages without such text give the same ids as
-        transformers' ``apply_chat_template``. A template that splits and rejoins message text is trusted
-        not to build a special token of it.
+        Only special tokens that the template itself writes become special ids; the same text in a
+        message, tool or variable is encoded as plain text. Messages without such text give the same
+        ids as transformers' ``apply_chat_template``. A template that splits and rejoins message
+        text is trusted not to build a special token from it.
 
         Args:
-            messages: ``role``, ``content`` and whatever else the template reads; plain JSON values. The
-                ``arguments`` of ``tool_calls`` are dictionaries, or text that is no JSON object.
-            tools: functions as OpenAI's API describes them, ``{"type": "function", "function": ...}``.
+            tokenizer: the model's tokenizer.
+            messages: ``role``, ``content`` and whatever else the template reads; plain JSON values.
+                The ``arguments`` of ``tool_calls`` are dictionaries, or text that is not a JSON
+                object.
+            tools: functions as OpenAI's API describes them, ``{"type": "function", "function":
+                ...}``.
             variables: further variables of the template, such as ``enable_thinking``.
             add_generation_prompt: end with the beginning of the assistant's answer.
-            continue_last: end within the last message, behind its content, instead.
-            context: the model's context in tokens; prompts that are certainly longer are refused early.
+            continue_last: end within the last message, after its content, instead.
+            context: the model's context in tokens; prompts that are certainly longer are refused
+                early.
 
         Raises:
-            RequestError: no template, or the template refuses the messages (``param="messages"``).
-            ContextExceeded: the prompt is far longer than ``context``; the caller checks the exact length.
+            RequestError: there is no template, or it refuses the messages (``param="messages"``).
+            ContextExceeded: the prompt is far longer than ``context``; the caller checks the exact
+                length.
         """
         if not messages:
             raise RequestError("messages must not be empty", param="messages")
@@ -135,7 +144,8 @@ class ChatTemplate:
         rest: dict[str, Any] = {"tools": list(tools) or None, "variables": dict(variables or {})}
         special = _control_pattern(tokenizer.added_tokens, "")
         control = _control_pattern(tokenizer.added_tokens, self.source)
-        # Past answers may hold tokens such as </think>, which the model wrote and templates search for.
+        # Past answers may hold tokens such as </think>, which the model wrote and templates search
+        # for.
         patterns = [special if m.get("role") == "assistant" else control for m in chat]
         parts = [*zip(patterns, chat, strict=True), (control, rest)]
         quotes = any(_contains(pattern, part) for pattern, part in parts)
@@ -154,14 +164,15 @@ class ChatTemplate:
             _check_length(tokenizer, prompt, context)
             return tokenizer.encode(prompt, add_special_tokens=False)
         _check_length(tokenizer, re.sub(f"[{start}{end}]", "", prompt), context)
-        # A template that cuts texts may drop one mark of a pair: the other is removed, and still splits.
+        # A template that cuts texts may drop one mark of a pair; the other is removed, and still
+        # splits.
         pieces = re.split(f"{start}({control.pattern}){end}|[{start}{end}]", prompt)
         return _encode_pieces(tokenizer, pieces[0::2], pieces[1::2], context)
 
     def _render_up_to(
         self, tokenizer: Tokenizer, chat: list[dict[str, Any]], mark: str, **rest: Any
     ) -> str:
-        """The prompt up to the end of the last message's content, which is where ``mark`` comes out."""
+        """Render the prompt up to the end of the last message's content, which ``mark`` locates."""
         last = {**chat[-1], "content": (chat[-1].get("content") or "") + mark}
         prompt = self._render(tokenizer, [*chat[:-1], last], False, **rest)
         before, found, _ = prompt.rpartition(mark)
@@ -173,7 +184,7 @@ class ChatTemplate:
         return before.replace(mark, "")
 
     def _adapted(self, tokenizer: Tokenizer, chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The messages in the form in which this template takes calls and system messages."""
+        """Return the messages with calls and system messages in the form that this template expects."""
         if any(message.get("role") == "system" for message in chat[1:]):
             if self._takes_late_system is None:
                 self._takes_late_system = takes_late(lambda m: self._render(tokenizer, m, False))
@@ -214,7 +225,7 @@ class ChatTemplate:
             )
         except (RequestError, MemoryError):
             raise
-        except Exception as error:  # a template is a program of others: it may raise anything
+        except Exception as error:  # a template is foreign code: it may raise anything
             reason = str(error)[:_MOST_REASON]
             raise RequestError(
                 f"the model's chat template refuses these messages: {reason}", param="messages"
@@ -232,7 +243,7 @@ def _compiled(source: str | None, file: str) -> jinja2.Template | None:
 
 
 def _bounded(template: jinja2.Template, variables: dict[str, Any]) -> str:
-    """The rendered prompt. Raises RequestError if it takes too many steps, or is too long."""
+    """Render the prompt. Raise RequestError if it takes too many steps, or is too long."""
     parts: list[str] = []
     chars = 0
     steps = iter(range(MAX_STEPS))
@@ -255,9 +266,9 @@ def _bounded(template: jinja2.Template, variables: dict[str, Any]) -> str:
 
 
 def read_templates(folder: Path) -> tuple[dict[str, str], Path]:
-    """The sources of the templates "default" and :data:`TOOL_USE` that a folder has, and where they are.
+    """Read a folder's templates "default" and :data:`TOOL_USE`; return their sources and the file.
 
-    They are in files of their own, which count, or in ``tokenizer_config.json``.
+    They are in separate files, which take precedence, or in ``tokenizer_config.json``.
 
     Raises:
         CheckpointError: they cannot be read.
@@ -279,7 +290,10 @@ def _template_in(path: Path) -> str:
 
 
 def _named_templates(config: Mapping[str, Any], file: str) -> dict[str, str]:
-    """The templates in ``tokenizer_config.json``: text, a list or an object of named ones, or missing."""
+    """Return the templates of ``tokenizer_config.json``, by name.
+
+    The file has one template as a text, a list or an object of named ones, or none.
+    """
     templates = config.get("chat_template")
     if templates is None:
         return {}
@@ -304,9 +318,10 @@ def _listed(templates: list[Any]) -> dict[Any, Any]:
 
 @lru_cache(maxsize=16)
 def _control_pattern(added: tuple[AddedToken, ...], source: str) -> re.Pattern[str]:
-    """Matches the text of control tokens: special tokens, and other added tokens that ``source`` writes.
+    """Return a pattern for the text of control tokens.
 
-    All other added tokens are ordinary vocabulary, runs of spaces for example, and are not matched.
+    Control tokens are special tokens, and other added tokens that ``source`` writes. All other
+    added tokens are ordinary vocabulary, runs of spaces for example, and are not matched.
     """
     control = [t.text for t in added if t.special or (t.text in source and not t.text.isspace())]
     longest_first = sorted(filter(None, control), key=len, reverse=True)
@@ -340,7 +355,7 @@ def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _unused_chars(value: Any, count: int) -> list[str]:
-    """Private-use characters that occur in no text of ``value``."""
+    """Return private-use characters that occur in no text of ``value``."""
     used: set[str] = set().union(*_strings(value))
     free = (char for char in map(chr, range(0xF0000, 0xFFFFE)) if char not in used)
     found = list(itertools.islice(free, count))
@@ -362,9 +377,10 @@ def _encode_pieces(
     quoted: Sequence[str | None],
     context: int | None,
 ) -> list[int]:
-    """Ids of ``written[0] quoted[0] written[1] ...``.
+    """Return the ids of ``written[0] quoted[0] written[1] ...``.
 
-    Special tokens are recognised in ``written`` texts only; ``quoted`` texts are encoded as plain text.
+    Special tokens are recognized in ``written`` texts only; ``quoted`` texts are encoded as plain
+    text.
     """
     ids = _encode_written(tokenizer, written[0])
     for text, following in zip(quoted, written[1:], strict=True):
@@ -380,10 +396,10 @@ def _encode_written(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def _within(encode: Callable[[str], list[int]], text: str) -> list[int]:
-    """Ids of ``text`` in the middle of a prompt, without the space that SentencePiece puts before a text.
+    """Encode a part of a prompt, without the space that SentencePiece puts before a text.
 
-    The text is encoded with a newline in front, which gets that space, and the newline's ids are removed.
-    If the newline has merged with ``text``, the tokenizer is of a kind that adds no space.
+    The text is encoded with a newline in front, which gets that space, and the newline's ids are
+    removed. If the newline was merged with ``text``, the tokenizer is one that adds no space.
     """
     if not text:
         return []

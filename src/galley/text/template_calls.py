@@ -1,4 +1,4 @@
-"""Calls of tools in the form in which a chat template expects them, which differs between templates."""
+"""Tool calls in the form that a chat template expects, which differs between templates."""
 
 import hashlib
 import json
@@ -11,20 +11,22 @@ from galley.errors import RequestError
 _PROBE: Final = "galley_probe"
 
 _SHORT_IDS: Final = re.compile(r"length\s*!=\s*9\b")
-"""Mistral's templates refuse ids of calls that have not nine letters or digits."""
+"""Mistral's templates refuse call ids that are not nine letters or digits."""
 
 _THINKING: Final = "message.thinking"
-"""How gpt-oss's template reads what others call ``reasoning_content``."""
+"""How gpt-oss's template reads what other templates call ``reasoning_content``."""
 
 
 class CallForm(NamedTuple):
     """How a template expects calls.
 
     Attributes:
-        content: of a message with calls and no text: some templates want a text, others None.
-        as_text: arguments are JSON's text, not a dictionary.
-        any_text: arguments that are no JSON object can be written as they are. Else they are told as the
-            only argument of that name, because such templates write each argument by itself.
+        content: content of a message with calls and no text: some templates expect a text, others
+            None.
+        as_text: arguments are JSON text, not a dictionary.
+        any_text: arguments that are not a JSON object can be written as they are. Otherwise they
+            are passed as the only argument, named ``arguments``, because such templates write each
+            argument separately.
     """
 
     content: str | None = ""
@@ -33,7 +35,7 @@ class CallForm(NamedTuple):
 
 
 class RawJson(str):
-    """Text of arguments that is no JSON object, which ``tojson`` writes as it is."""
+    """Text of arguments that is not a JSON object; ``tojson`` writes it as it is."""
 
     __slots__ = ()
 
@@ -44,10 +46,10 @@ _FORMS: Final = tuple(
 
 
 def found_form(render: Callable[[list[dict[str, Any]]], str]) -> CallForm:
-    """The form in which a template writes a call: the first of all with which it does.
+    """Return the first form in which a template writes a call.
 
     Args:
-        render: what the template makes of messages. Raises RequestError if it refuses them.
+        render: renders messages with the template. Raises RequestError if it refuses them.
     """
     for form in _FORMS:
         prompt = _probed(render, form, {_PROBE + "_key": 1})
@@ -62,7 +64,7 @@ def found_form(render: Callable[[list[dict[str, Any]]], str]) -> CallForm:
 def _probed(
     render: Callable[[list[dict[str, Any]]], str], form: CallForm, arguments: dict[str, Any] | str
 ) -> str:
-    """What the template makes of a call; empty if it refuses it."""
+    """Render a call; return an empty text if the template refuses it."""
     function = {"name": _PROBE, "arguments": arguments}
     call = {"type": "function", "id": "probe0000", "function": function}
     said = {"role": "assistant", "content": None, "tool_calls": [call]}
@@ -75,15 +77,15 @@ def _probed(
 def adapted(
     messages: Sequence[Mapping[str, Any]], source: str, form: CallForm
 ) -> list[dict[str, Any]]:
-    """Messages whose calls are written as the template with this ``source`` expects them.
+    """Return messages whose calls are in the form that the template with this ``source`` expects.
 
-    The arguments of their calls are dictionaries, or text that is no JSON object.
+    On input, the arguments of calls are dictionaries, or text that is not a JSON object.
     """
     short = _SHORT_IDS.search(source) is not None
     changed = [_adapted(dict(message), form, short=short) for message in messages]
     if _THINKING in source:
         for message in changed:
-            # The template takes thinking or text beside calls, not both.
+            # With calls, the template accepts thinking or text, not both.
             if "reasoning_content" in message and not message.get("content"):
                 message["thinking"] = message["reasoning_content"]
     return changed
@@ -110,7 +112,7 @@ def _adapted(message: dict[str, Any], form: CallForm, *, short: bool) -> dict[st
 
 
 def _nine(identifier: str) -> str:
-    """Nine letters or digits that stand for an id; such an id stands for itself."""
+    """Return nine letters or digits that stand for an id; an id of that form is kept."""
     if len(identifier) == 9 and identifier.isalnum() and identifier.isascii():
         return identifier
     return hashlib.blake2b(identifier.encode("utf-8", "replace")).hexdigest()[:9]

@@ -1,4 +1,4 @@
-"""System messages where a chat template can take them, which differs between templates."""
+"""System messages where a chat template accepts them, which differs between templates."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -22,13 +22,13 @@ _TAKES_MORE: Final = ("user", "tool")
 
 
 def takes_late(render: Callable[[Messages], str]) -> bool:
-    """Whether a template writes a system message at its place, behind others.
+    """Return whether a template writes a system message in its place, after other messages.
 
-    Some refuse one that is not the first, some leave it out, and some move it to the front, where it would
-    change all that the prefix cache has.
+    Some templates refuse one that is not the first, some leave it out, and some move it to the
+    front, where it would invalidate all that the prefix cache holds.
 
     Args:
-        render: what the template makes of messages. Raises RequestError if it refuses them.
+        render: renders messages with the template. Raises RequestError if it refuses them.
     """
     try:
         prompt = render(_PROBE)
@@ -39,10 +39,11 @@ def takes_late(render: Callable[[Messages], str]) -> bool:
 
 
 def without_late(messages: Sequence[dict[str, Any]]) -> Messages:
-    """The messages with one system message at most, the first.
+    """Return the messages with at most one system message, the first.
 
-    Those at the beginning become one. A later one joins the user's or tool's message before it, or else
-    the user's behind it; where there is neither, it becomes the user's.
+    System messages at the beginning are merged into one. A later one joins the user's or tool's
+    message before it, or else the user's message after it; if there is neither, it becomes a
+    message of the user.
     """
     first = next((n for n, m in enumerate(messages) if m.get("role") != "system"), len(messages))
     placed: Messages = []
@@ -64,7 +65,7 @@ def without_late(messages: Sequence[dict[str, Any]]) -> Messages:
 
 
 def _settled(placed: Messages, waiting: Messages, message: dict[str, Any]) -> dict[str, Any]:
-    """The next message, once the system messages before it stand there or in ``placed``."""
+    """Return the next message, with waiting system messages merged into it or into ``placed``."""
     if not waiting:
         return message
     if placed and placed[-1].get("role") in _TAKES_MORE:

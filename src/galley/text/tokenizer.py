@@ -25,7 +25,10 @@ CERTAINLY_LONG: Final = 16
 """Characters per token of the context; almost no text has longer tokens on average."""
 
 MOST_TOKEN_CHARS: Final = 4096
-"""Of a token whose text is streamed; known vocabularies have runs of some hundred spaces."""
+"""Longest token, in characters, whose text is streamed.
+
+Known vocabularies have runs of some hundred spaces.
+"""
 
 _LONGEST_REASON: Final = 200
 
@@ -33,7 +36,7 @@ _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class AddedToken(NamedTuple):
-    """A token that is recognised in the text before the tokenizer's model splits the rest."""
+    """A token that is recognized in the text before the tokenizer's model splits the rest."""
 
     id: int
     text: str
@@ -46,14 +49,14 @@ class Tokenizer:
     Attributes:
         special_tokens: role -> text, such as ``{"bos_token": "<s>"}``; chat templates get them as
             variables.
-        added_tokens: sorted by id.
+        added_tokens: added tokens, sorted by id.
         special_ids: ids that :meth:`decode` skips.
         vocab_size: one more than the largest id.
         byte_level: tokens are bytes written as printable characters (GPT-2's alphabet).
         byte_fallback: tokens ``<0x00>`` to ``<0xFF>`` spell characters that the vocabulary lacks
             (SentencePiece).
-        not_streamable: why text that is being written cannot be streamed; empty if it can.
-        own_steps: see :class:`galley.text.tokenizer_steps.Steps`.
+        not_streamable: why generated text cannot be streamed; empty if it can.
+        own_steps: see ``own`` of :class:`galley.text.tokenizer_steps.Steps`.
     """
 
     def __init__(
@@ -88,11 +91,11 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """The tokenizer of a checkpoint's folder, or of a GGUF file's metadata.
+        """Load the tokenizer of a checkpoint's folder, or of a GGUF file's metadata.
 
         Raises:
-        CheckpointError: ``tokenizer.json`` is missing, or one of the files is damaged.
-        UnsupportedModel: a GGUF file's tokenizer is of a kind that is not read.
+            CheckpointError: ``tokenizer.json`` is missing, or one of the files is damaged.
+            UnsupportedModel: a GGUF file's tokenizer is of an unsupported type.
         """
         if is_gguf(folder):
             return cls._of_gguf(folder)
@@ -110,7 +113,7 @@ class Tokenizer:
         return made
 
     def _lower(self) -> None:
-        """Put texts into small letters, unless the normaliser does, before all else."""
+        """Convert texts to lower case before all else, unless the normalizer does so."""
         given = self._inner.normalizer
         several: Any = given if isinstance(given, normalizers.Sequence) else (given,)
         steps = [*several]
@@ -156,11 +159,11 @@ class Tokenizer:
 
     @staticmethod
     def is_there(model: Path) -> bool:
-        """Whether there is a tokenizer to load."""
+        """Return whether there is a tokenizer to load."""
         return is_gguf(model) or (model / TOKENIZER_FILE).exists()
 
     def check_streamable(self, folder: Path) -> None:
-        """Raises UnsupportedModel if its text cannot be streamed, or a token of it is of no sane length."""
+        """Raise UnsupportedModel if text cannot be streamed, or a token is unreasonably long."""
         if self.not_streamable:
             raise UnsupportedModel(self.not_streamable)
         if self._longest_token > MOST_TOKEN_CHARS:
@@ -170,7 +173,7 @@ class Tokenizer:
             )
 
     def check_plain(self, folder: Path) -> None:
-        """Raises UnsupportedModel if encoding a short text may take any time or memory."""
+        """Raise UnsupportedModel if the time or memory to encode a short text may be unbounded."""
         if self.own_steps:
             raise UnsupportedModel(
                 f"{folder}: its tokenizer has steps of its own ({', '.join(self.own_steps)}); Galley "
@@ -178,10 +181,10 @@ class Tokenizer:
             )
 
     def check_vocabulary(self, vocab_size: int, folder: Path) -> None:
-        """Raises CheckpointError if the vocabulary goes beyond the embedding, of ``vocab_size`` rows.
+        """Raise CheckpointError if the vocabulary exceeds the embedding, of ``vocab_size`` rows.
 
-        Added tokens may: Gemma 3's models of text have the tokenizer of those that read images. A request
-        that has such a token is refused.
+        Added tokens may exceed it: Gemma 3's text models have the tokenizer of those that read
+        images. A request that contains such a token is refused.
         """
         text, last = self.last_token
         if last >= vocab_size:
@@ -194,7 +197,7 @@ class Tokenizer:
 
     @property
     def last_token(self) -> tuple[str, int]:
-        """Text and id of the token with the largest id, added ones left out.
+        """Text and id of the token with the largest id, excluding added tokens.
 
         Takes 50 ms for 150,000 tokens, once.
         """
@@ -213,10 +216,10 @@ class Tokenizer:
         return last, max(map(len, vocabulary), default=0)
 
     def as_json(self, rows: int | None = None) -> str:
-        """``tokenizer.json``, with what the other files declare.
+        """Return ``tokenizer.json``, including what the other files declare.
 
         Args:
-            rows: of the embedding; tokens beyond it are left out. None: all tokens.
+            rows: rows of the embedding; tokens beyond it are left out. None: all tokens.
         """
         text: str = self._inner.to_str()
         if rows is None or all(token.id < rows for token in self.added_tokens):
@@ -229,15 +232,17 @@ class Tokenizer:
         return json.dumps(content)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Ids of ``text``, in which the text of a special token becomes that token.
+        """Encode ``text`` to ids; the text of a special token becomes that token.
 
         Args:
             text: any string; lone surrogates are read as U+FFFD.
-            add_special_tokens: add the special tokens that ``tokenizer.json`` prescribes, such as a BOS
-                token (``add_bos_token`` in ``tokenizer_config.json`` is ignored, as in transformers).
+            add_special_tokens: add the special tokens that ``tokenizer.json`` prescribes, such as a
+                BOS token (``add_bos_token`` in ``tokenizer_config.json`` is ignored, as in
+                transformers).
 
         Raises:
-            RequestError: a step of the tokenizer fails on the text, as on every method that encodes.
+            RequestError: a step of the tokenizer fails on the text. All methods that encode may
+                raise this.
         """
         return self._encoded(text, add_special_tokens).ids
 
@@ -247,7 +252,7 @@ class Tokenizer:
         Encoding all of such a text would take seconds. A text that passes may still be too long.
 
         Raises:
-            ContextExceeded: ``text`` has more than ``context`` tokens; names ``param``.
+            ContextExceeded: ``text`` has more than ``context`` tokens; the error names ``param``.
         """
         beginning = text[: CERTAINLY_LONG * context]
         # Twice as many, because the cut may change the tokens at the end of the beginning.
@@ -257,10 +262,11 @@ class Tokenizer:
     def encode_all(
         self, texts: Sequence[str], *, add_special_tokens: bool = True, context: int | None = None
     ) -> list[list[int]]:
-        """Ids of each text, as :meth:`encode` makes them.
+        """Encode each text as :meth:`encode` does.
 
         Raises:
-            ContextExceeded: as :meth:`check_length`, if ``context`` is given; names ``prompt``.
+            ContextExceeded: as :meth:`check_length`, if ``context`` is given; the error names
+                ``prompt``.
         """
         if context is not None:
             for text in texts:
@@ -268,10 +274,10 @@ class Tokenizer:
         return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
     def encode_cut(self, texts: Sequence[str], most: int) -> list[list[int]]:
-        """Ids of the beginning of each text, so that with special tokens there are at most ``most``.
+        """Encode the beginning of each text, at most ``most`` tokens including special tokens.
 
         Raises:
-            RequestError: special tokens alone are as many.
+            RequestError: ``most`` leaves no room for text next to the special tokens.
         """
         room = self._room(most, pair=False)
         cut = []
@@ -290,19 +296,22 @@ class Tokenizer:
         most: int | None = None,
         most_second: int | None = None,
     ) -> list[tuple[list[int], int]]:
-        """Ids of one text with each of others, as a reranker reads them, and where tokens of type 1 begin.
+        """Encode one text with each of others, as a reranker reads them.
 
         Args:
-            first: of every pair.
-            seconds: of each.
-            most: tokens of a pair; the longer text is cut, and then both. None: nothing is cut.
-            most_second: tokens of each second text, which is cut to as many before that; None: any number.
+            first: the first text of every pair.
+            seconds: the second text of each pair.
+            most: maximum number of tokens of a pair; the longer text is cut first, and then both.
+                None: nothing is cut.
+            most_second: maximum number of tokens of each second text, which is cut before ``most``
+                is applied; None: no limit.
 
         Returns:
-            For each pair its ids, and the first token of type 1, or 0 if all are of type 0.
+            For each pair its ids, and the index of the first token of type 1, or 0 if all are of
+                type 0.
 
         Raises:
-            RequestError: special tokens alone are as many.
+            RequestError: ``most`` leaves no room for text next to the special tokens.
         """
         room = None if most is None else self._room(most, pair=True)
         whole = self._encoded(first, False)
@@ -339,7 +348,7 @@ class Tokenizer:
         return most - special
 
     def encode_plain(self, text: str) -> list[int]:
-        """Ids of ``text`` with no token added or recognised: ``<s>`` is three characters here."""
+        """Encode ``text`` with no token added or recognized: ``<s>`` is three characters here."""
         text = replace_surrogates(text)
         with _own_errors():
             if self._normalizer is not None:
@@ -350,7 +359,7 @@ class Tokenizer:
             return [token for word in words for token in self._spell(word)]
 
     def _spell(self, word: str) -> list[int]:
-        """Ids of one pre-tokenized word; special tokens that are in the vocabulary, too, are broken up."""
+        """Encode one pre-tokenized word; special tokens that are also in the vocabulary are broken up."""
         ids: list[int] = []
         for token in self._model.tokenize(word):
             if token.id in self.special_ids and len(token.value) > 1 and token.value in word:
@@ -360,16 +369,16 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of ``ids``; unknown ids have no text, bytes that are not UTF-8 become U+FFFD."""
+        """Decode ``ids``; unknown ids have no text, bytes that are not UTF-8 become U+FFFD."""
         with _own_errors():
             return self._inner.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
 
     def piece(self, token: int) -> str | None:
-        """The token as the vocabulary spells it; ``None`` for an unknown id."""
+        """Return the token as the vocabulary spells it; ``None`` for an unknown id."""
         return self._inner.id_to_token(token)
 
     def join(self, pieces: Sequence[str], *, at_start: bool) -> str:
-        """Text of ``pieces``, at the start of a text or in the middle of one.
+        """Return the text of ``pieces``, at the start of a text or in the middle of one.
 
         The two differ for tokenizers that put a space before a text and remove it when decoding.
         """
@@ -378,26 +387,26 @@ class Tokenizer:
         return self._decoder.decode(["x", *pieces])[1:]
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes, UTF-8, that the token adds to a text; may end or begin within a character."""
+        """Return the UTF-8 bytes that the token adds to a text; may end or begin within a character."""
         known = self._token_bytes.get(token)
         if known is None:
             known = self._token_bytes[token] = self._bytes_of(self.piece(token))
         return known
 
     def token_text(self, token: int) -> str:
-        """:meth:`token_bytes` as text, with U+FFFD for a part of a character."""
+        """Return :meth:`token_bytes` as text, with U+FFFD for a part of a character."""
         return self.token_bytes(token).decode("utf-8", "replace")
 
     def is_byte(self, piece: str) -> bool:
-        """Whether ``piece`` is a byte-fallback token, which stands for one byte of a character."""
+        """Return whether ``piece`` is a byte-fallback token, which stands for one byte of a character."""
         return self.byte_fallback and _BYTE_TOKEN.fullmatch(piece) is not None
 
     def _bytes_of(self, piece: str | None) -> bytes:
         if piece is None:
             return b""
         if self.byte_level:
-            # As the library does: a token with a character outside the alphabet, an added one, is literal
-            # text.
+            # As in the library: a token with a character outside the alphabet, which is an added
+            # one, is literal text.
             values = [_BYTE_OF_CHAR.get(char) for char in piece]
             known = [value for value in values if value is not None]
             return bytes(known) if len(known) == len(values) else piece.encode()
@@ -407,7 +416,7 @@ class Tokenizer:
 
 
 def certainly_longer(context: int, *, param: str) -> ContextExceeded:
-    """The error for a prompt that is too long, whose tokens were not all counted."""
+    """Return the error for a prompt that is too long and whose tokens were not all counted."""
     return ContextExceeded(
         f"the prompt has at least {context + 1} tokens; the context holds {context}, output included",
         param=param,
@@ -415,12 +424,15 @@ def certainly_longer(context: int, *, param: str) -> ContextExceeded:
 
 
 def replace_surrogates(text: str) -> str:
-    """``text`` with U+FFFD for lone surrogates, which UTF-8 cannot encode."""
+    """Return ``text`` with lone surrogates, which UTF-8 cannot encode, replaced by U+FFFD."""
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
 def _longest_first(a: int, b: int, room: int) -> tuple[int, int]:
-    """Tokens left of two texts: the longer is cut to what the other leaves, at least to half of all."""
+    """Return how many tokens to keep of two texts.
+
+    The longer text is cut to the room that the other leaves, but at least to half of ``room``.
+    """
     short, long = min(a, b), max(a, b)
     long = max(short, room - short)
     if short + long > room:
@@ -429,13 +441,16 @@ def _longest_first(a: int, b: int, room: int) -> tuple[int, int]:
 
 
 def _is_the_librarys(error: BaseException) -> bool:
-    """The Rust library raises bare exceptions, or panics, whose exception is no Exception."""
+    """Return whether the Rust library raised the error.
+
+    It raises bare exceptions, or panics, which are not subclasses of Exception.
+    """
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 @contextmanager
 def _own_errors() -> Iterator[None]:
-    """What the library raises within becomes a RequestError: its steps are the checkpoint's."""
+    """Turn errors of the library into RequestError, because its steps are the checkpoint's."""
     try:
         yield
     except BaseException as error:
@@ -447,7 +462,7 @@ def _own_errors() -> Iterator[None]:
 
 
 def _declare_special(inner: tokenizers.Tokenizer, texts: Iterable[str]) -> None:
-    """Makes tokens that have roles special where a file lists them as ordinary ones."""
+    """Make tokens that have roles special where a file lists them as ordinary ones."""
     special = {t.content for t in inner.get_added_tokens_decoder().values() if t.special}
     for text in texts:
         if text not in special and inner.token_to_id(text) is not None:
@@ -455,7 +470,7 @@ def _declare_special(inner: tokenizers.Tokenizer, texts: Iterable[str]) -> None:
 
 
 def _byte_of_char() -> dict[str, int]:
-    """GPT-2's byte alphabet: printable Latin-1 is its own byte; U+0100 and up are the other bytes."""
+    """Return GPT-2's byte alphabet: printable Latin-1 is its own byte; U+0100 and up are the others."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}

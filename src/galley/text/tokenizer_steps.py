@@ -1,4 +1,4 @@
-"""What the steps of a ``tokenizer.json`` may do to a text: whether it streams, and what it may take."""
+"""Analysis of the steps of a ``tokenizer.json``: whether text streams, and the cost of encoding."""
 
 import math
 import re
@@ -7,10 +7,10 @@ from typing import Any, Final, NamedTuple, Self
 import msgspec
 
 _MOST_GROWTH: Final = 4.0
-"""Characters that a decoder may make of one."""
+"""Maximum number of characters that a decoder may make of one."""
 
 _STREAMABLE: Final = frozenset({"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"})
-"""Steps of a decoder whose result for a token does not depend on later tokens."""
+"""Decoder steps whose result for a token does not depend on later tokens."""
 
 _PLAIN: Final = frozenset(
     (
@@ -25,10 +25,10 @@ _PLAIN: Final = frozenset(
         ),
     )
 )
-"""Steps of encoding that are programs of the library's alone: linear, and a text hardly grows."""
+"""Encoding steps that the library alone implements: they are linear, and a text hardly grows."""
 
 _PARTS: Final = re.compile(r"\\p\{[^}]*\}|\\.|\[(?:\\.|[^\]\\])*\]|.", re.DOTALL)
-"""Of a regular expression: a property, an escape, a class of characters, or any other character."""
+"""Parts of a regular expression: a property, an escape, a character class, or any other character."""
 
 _MOST_OPTIONAL: Final = 4
 
@@ -50,7 +50,7 @@ class _Step(msgspec.Struct):
 
     @property
     def is_plain(self) -> bool:
-        """Whether a step of encoding takes little time and memory for a short text, whatever that is."""
+        """Whether an encoding step takes little time and memory for any short text."""
         if self.type != "Split":
             return self.type in _PLAIN
         expression = self.pattern.get("Regex") if isinstance(self.pattern, dict) else None
@@ -58,7 +58,7 @@ class _Step(msgspec.Struct):
 
     @property
     def growth(self) -> float:
-        """Characters that a decoder's step makes of one, at most; infinite where that is not known."""
+        """Maximum number of characters that a decoder step makes of one; infinite if unknown."""
         if self.type != "Replace":
             return 1.0
         literal = self.pattern.get("String") if isinstance(self.pattern, dict) else None
@@ -77,10 +77,10 @@ class Steps(NamedTuple):
     """The steps of one tokenizer.
 
     Attributes:
-        decoder: their kinds, in order.
-        not_streamable: why text that is being written cannot be streamed; empty if it can.
-        own: kinds of steps of the normaliser and pre-tokeniser that the checkpoint has programmed, by
-            replacements and regular expressions: they may take any time and memory for a short text.
+        decoder: types of the decoder's steps, in order.
+        not_streamable: why generated text cannot be streamed; empty if it can.
+        own: types of normalizer and pre-tokenizer steps that the checkpoint defines by replacements
+            and regular expressions: the time and memory they take for a short text are not bounded.
     """
 
     decoder: list[str]
@@ -89,7 +89,11 @@ class Steps(NamedTuple):
 
     @classmethod
     def read(cls, data: bytes) -> Self:
-        """The steps in the bytes of a ``tokenizer.json``. Raises msgspec.MsgspecError if there are none."""
+        """Read the steps in the bytes of a ``tokenizer.json``.
+
+        Raises:
+            msgspec.MsgspecError: the bytes contain none.
+        """
         file = msgspec.json.decode(data, type=_File)
         decoder, before = _flat(file.decoder), _flat(file.normalizer) + _flat(file.pre_tokenizer)
         return cls(
@@ -100,10 +104,11 @@ class Steps(NamedTuple):
 
 
 def is_simple(expression: str) -> bool:
-    """Whether a search for the expression cannot take long.
+    """Return whether a search for the expression is certain to be fast.
 
-    No alternative of it repeats two parts, or a group, or has more than a few that may be absent. Others
-    may take a time that grows exponentially, or by a high power, with the length of the text.
+    In such an expression, no alternative repeats two parts, or a group, or has more than a few
+    optional parts. The time of others may grow exponentially, or by a high power, with the length
+    of the text.
     """
     repeated = optional = depth = 0
     before = ""
@@ -116,7 +121,7 @@ def is_simple(expression: str) -> bool:
         group = before == ")" and part in "*+{"
         again = (
             part[0] == "\\" and part[1] in "gk123456789"
-        )  # recursion, and what a group has matched
+        )  # recursion, or a back-reference to a group's match
         if group or again or repeated > 1 or optional > _MOST_OPTIONAL:
             return False
         before = part
@@ -128,7 +133,7 @@ def _flat(step: _Step | None) -> list[_Step]:
 
 
 def _why_not(decoder: list[_Step]) -> str:
-    """Why a decoder's text cannot be streamed, or is not bounded by the number of tokens; else empty."""
+    """Return why a decoder's text cannot be streamed, or may grow too much; empty if it can be."""
     names = [step.type for step in decoder]
     if names == ["ByteLevel"]:
         return ""

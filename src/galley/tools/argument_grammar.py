@@ -1,4 +1,4 @@
-"""Grammars of arguments that are not written as one JSON object: between tags, or as Python has them."""
+"""Grammars of arguments that are not written as one JSON object: between tags, or as in Python."""
 
 import re
 from collections.abc import Mapping
@@ -15,36 +15,36 @@ _AROUND: Final = frozenset(
         *("title", "description", "$schema", "$id", "$comment", "examples"),
     )
 )
-"""Keywords of the schema of all arguments that can be followed when each is written by itself."""
+"""Keywords of the schema of all arguments that are supported when each argument is written separately."""
 
 _OF_TEXT: Final = frozenset(
     ("type", "title", "description", "default", "examples", "example", "deprecated", "$comment")
 )
-"""Keywords of text that can be followed where it is not written as JSON."""
+"""Keywords of text that are supported where it is not written as JSON."""
 
 _KEY: Final = re.compile(r"[^<>\s]+")
 
 
 class Builder(Protocol):
-    """What these grammars are made with."""
+    """What the functions here need to build a grammar."""
 
     terminals: dict[str, str]
 
     def literal(self, text: str) -> str:
-        """A text in Lark's notation."""
+        """Return a text in Lark's notation."""
 
     def schema(self, field: str, schema: dict[str, Any]) -> str:
-        """The name of a rule for JSON that satisfies ``schema``."""
+        """Return the name of a rule for JSON that satisfies ``schema``."""
 
     def rule(self, name: str, body: str) -> str:
-        """A rule of that name, with a number; returns its name."""
+        """Add a rule and return its name: ``name`` with a number."""
 
 
 def tag_arguments(builder: Builder, tool: Tool) -> str:
-    """Arguments as Qwen3-Coder writes them.
+    """Return the grammar of arguments as Qwen3-Coder writes them.
 
     Raises:
-        RequestError: the tool's schema has what cannot be written so.
+        RequestError: the tool's schema cannot be expressed in this form.
     """
     required: list[str] = []
     optional: list[str] = []
@@ -66,10 +66,10 @@ def tag_arguments(builder: Builder, tool: Tool) -> str:
 
 
 def _texts(tool: Tool, schema: Any) -> list[str] | None:
-    """Texts, one of which a value is, null among them; None: any text.
+    """Return the texts that a value may be, including null; None: any text.
 
     Raises:
-        RequestError: the schema has what cannot be written as alternatives.
+        RequestError: the schema cannot be expressed as alternatives.
     """
     if not isinstance(schema, Mapping):
         return None
@@ -98,10 +98,12 @@ def _only(tool: Tool, schema: Mapping[str, Any], words: set[str]) -> None:
 
 
 def python_arguments(builder: Builder, tool: Tool) -> str:
-    """Keyword arguments, whose values are JSON, which is Python in all but three words.
+    """Return the grammar of keyword arguments.
+
+    Their values are JSON, which is Python except for three words.
 
     Raises:
-        RequestError: the tool's schema has what cannot be written so.
+        RequestError: the tool's schema cannot be expressed in this form.
     """
     required: list[str] = []
     optional: list[str] = []
@@ -115,7 +117,7 @@ def python_arguments(builder: Builder, tool: Tool) -> str:
         return ' ", " '.join(required) + "".join(f' (", " {rule})?' for rule in optional)
     rest = ""
     for rule in reversed(optional):
-        # Those that follow, behind a comma or, without this one, by themselves.
+        # The arguments that follow, after a comma or, without this one, alone.
         following = optional[optional.index(rule) + 1 :]
         first = f"{rule} " + "".join(f'(", " {other})? ' for other in following)
         rest = f"{first} | {rest}" if rest else first
@@ -123,7 +125,7 @@ def python_arguments(builder: Builder, tool: Tool) -> str:
 
 
 def _any_text(builder: Builder) -> str:
-    """Text up to its end, without what a reader would take for its end."""
+    """Add rules for text up to its end marker, without other texts that a parser would take for it."""
     ends = "|".join(re.escape(end).replace("/", "\\/") for end in (PARAMETER, FUNCTION_END))
     builder.terminals["VALUE"] = rf"/(.|\n)*/ & ~/(.|\n)*({ends})(.|\n)*/"
     end = builder.literal(f"\n{PARAMETER_END}")
@@ -132,7 +134,7 @@ def _any_text(builder: Builder) -> str:
 
 
 def _properties(tool: Tool) -> list[tuple[str, Any, bool]]:
-    """Key, schema, and whether it must be there."""
+    """Return each property's key, schema, and whether it is required."""
     root = tool.schema
     word = next((word for word in root if word not in _AROUND), None)
     if word is not None:
@@ -147,7 +149,7 @@ def _properties(tool: Tool) -> list[tuple[str, Any, bool]]:
 
 
 def _alone(tool: Tool, schema: Any) -> dict[str, Any]:
-    """A parameter's schema with the definitions to which it may refer."""
+    """Return a parameter's schema with the definitions to which it may refer."""
     shared: dict[str, Any] = {
         key: tool.schema[key] for key in ("$defs", "definitions") if key in tool.schema
     }

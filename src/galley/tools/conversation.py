@@ -1,4 +1,4 @@
-"""A conversation with tools, as every protocol hands it to the models."""
+"""A conversation with tools, as every protocol passes it to the models."""
 
 import re
 from typing import Any, Final, Literal
@@ -10,7 +10,7 @@ from galley.errors import RequestError
 ToolChoice = Literal["auto", "none", "required"]
 
 TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,127}")
-"""What a tool may be called: OpenAI's letters, and those that separate the names of servers and tools."""
+"""Valid names of tools: OpenAI's characters, and those that separate the names of servers and tools."""
 
 
 _SYSTEM_ROLES: Final = ("system", "developer")
@@ -20,9 +20,9 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     """A function that the model may call.
 
     Attributes:
-        parameters: a JSON schema of the arguments, which are an object; None if there are none.
-        strict: calls satisfy the schema, whatever ``choice`` the conversation has.
-        field: of the request, that has the schema; errors name it.
+        parameters: JSON schema of the arguments, which are an object; None if there are none.
+        strict: whether calls must satisfy the schema, whatever ``choice`` the conversation has.
+        field: the request's field with the schema; errors name it.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     field: str = "tools"
 
     def as_templates_expect(self) -> dict[str, Any]:
-        """The tool as chat templates know it, which is OpenAI's form."""
+        """Return the tool in the form of chat templates, which is OpenAI's."""
         function: dict[str, Any] = {"name": self.name}
         if self.description is not None:
             function["description"] = self.description
@@ -46,24 +46,26 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    """Messages to be answered, and what the answer may be. Validated at construction.
+    """Messages to be answered, and constraints on the answer. Validated at construction.
 
     Attributes:
-        messages: as chat templates know them. ``role`` is system, user, assistant or tool; ``content`` is
-            text. A call in an assistant's ``tool_calls`` is ``{"type": "function", "id": ...,
-            "function": {"name": ..., "arguments": {...}}}``, with a dictionary of arguments, or with their
-            text if that is no JSON object; a message of the role tool has a ``tool_call_id``. An
-            assistant's thinking is its ``reasoning_content``.
-        tools: that the model may call.
-        choice: "auto": the model calls tools or does not; "none": it is not told of any; "required": it
-            calls at least one.
+        messages: messages in the form of chat templates. ``role`` is system, user, assistant or
+            tool; ``content`` is text. A call in an assistant's ``tool_calls`` is ``{"type":
+            "function", "id": ..., "function": {"name": ..., "arguments": {...}}}``, with a
+            dictionary of arguments, or with their text if that is not a JSON object; a message of
+            the role tool has a ``tool_call_id``. An assistant's thinking is its
+            ``reasoning_content``.
+        tools: tools that the model may call.
+        choice: "auto": the model decides whether to call tools; "none": no tools are passed to the
+            model; "required": it calls at least one.
         named: the only tool that may be called, and must be.
-        parallel: the answer may have several calls; else it ends with the first.
+        parallel: whether the answer may have several calls; otherwise it ends after the first.
         variables: further variables of the chat template, such as ``enable_thinking``.
-        continues: the last message is the assistant's, and the answer goes on with it.
-        effort: how much the model is to think; "none" is not at all. None: as the template has it.
-        effort_is_hint: a template by which it cannot be told is no error.
-        max_thinking_tokens: so many tokens of thinking are followed by its end. None: no limit.
+        continues: whether the last message is the assistant's, and the answer continues it.
+        effort: how much the model is to think; "none" is not at all. None: the template's default.
+        effort_is_hint: whether to ignore ``effort`` if the template has no variable for it;
+            otherwise that is an error.
+        max_thinking_tokens: limit of thinking in tokens, after which it is ended. None: no limit.
 
     Raises:
         RequestError: fields contradict each other; ``param`` names one.
@@ -98,7 +100,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def headed_by(self, system_prompt: str) -> "Conversation":
-        """The same with a system message at its head, if it has none and ``system_prompt`` is not empty."""
+        """Prepend a system message, unless there is one already or ``system_prompt`` is empty."""
         if not system_prompt or any(m.get("role") in _SYSTEM_ROLES for m in self.messages):
             return self
         head = {"role": "system", "content": system_prompt}
@@ -106,21 +108,21 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def must_call(self) -> bool:
-        """Whether the answer is a call."""
+        """Whether the answer must be a call."""
         return self.named is not None or self.choice == "required"
 
     @property
     def offered(self) -> tuple[Tool, ...]:
-        """The tools that the model is told of."""
+        """The tools that are passed to the model."""
         if self.named is not None:
             return tuple(tool for tool in self.tools if tool.name == self.named)
         return () if self.choice == "none" else self.tools
 
 
 def read_arguments(text: str) -> dict[str, Any] | str:
-    """A call's arguments: the object that is written, or the text itself if that is none.
+    """Parse a call's arguments; return the text itself if it is not a JSON object.
 
-    An answer that was cut off within a call comes back so, with every later turn.
+    An answer that was cut off within a call is sent back as such text with every later turn.
     """
     try:
         arguments = msgspec.json.decode(text or "{}")

@@ -1,8 +1,8 @@
 # ruff: noqa: RUF001, RUF002 - the tokens are spelled with these characters
-"""DeepSeek V3, R1 and V3.1: each call between special tokens of their own.
+"""DeepSeek V3, R1 and V3.1: each call is between special tokens made for calls.
 
-V3 and R1 write ``function<｜tool▁sep｜>name``, a line's end and the arguments between ```` ```json ```` and
-```` ``` ````; V3.1 writes ``name<｜tool▁sep｜>`` and the arguments.
+V3 and R1 write ``function<｜tool▁sep｜>name``, a line break and the arguments between
+```` ```json ```` and ```` ``` ````; V3.1 writes ``name<｜tool▁sep｜>`` and the arguments.
 """
 
 from galley.tools.parser import Parser, Steps
@@ -14,7 +14,7 @@ FENCE, FENCE_END = "```json", "```"
 
 
 def syntax(template: str) -> CallSyntax:
-    """As ``template`` writes calls."""
+    """Return the syntax in which ``template`` writes calls."""
     if FENCE in template:
         head = (BEGIN, "function", SEPARATOR, NAME, f"\n{FENCE}\n")
         call = (*head, ARGUMENTS, f"\n{FENCE_END}", END)
@@ -24,7 +24,7 @@ def syntax(template: str) -> CallSyntax:
 
 
 class DeepSeekParser(Parser):
-    """Text, then calls."""
+    """Parses text, then calls."""
 
     MARKERS = (ALL_BEGIN, ALL_END, BEGIN, SEPARATOR, END)
 

@@ -1,4 +1,4 @@
-"""What an answer is made of, piece by piece."""
+"""The parts of an answer, piece by piece."""
 
 import json
 from collections.abc import Iterable
@@ -11,8 +11,9 @@ class Text(msgspec.Struct, frozen=True):
     """A piece of the answer's text.
 
     Attributes:
-        warning: why a call, which this is, could not be read as one.
-        repeats: its beginning came as a call before, which was broken: streams have told it already.
+        warning: if this is a failed call, why it could not be parsed.
+        repeats: whether the beginning has already been reported as a call, which turned out to be
+            broken, so that streams have already sent it.
     """
 
     text: str
@@ -21,13 +22,13 @@ class Text(msgspec.Struct, frozen=True):
 
 
 class Reasoning(msgspec.Struct, frozen=True):
-    """A piece of the model's thinking, which is no part of the text."""
+    """A piece of the model's thinking, which is not part of the text."""
 
     text: str
 
 
 class CallStart(msgspec.Struct, frozen=True):
-    """A call begins. ``index`` counts the calls of the answer, ``id`` is unique."""
+    """The beginning of a call. ``index`` counts the calls of the answer, ``id`` is unique."""
 
     index: int
     id: str
@@ -42,11 +43,11 @@ class Arguments(msgspec.Struct, frozen=True):
 
 
 class CallEnd(msgspec.Struct, frozen=True):
-    """A call is complete.
+    """The end of a call.
 
     Attributes:
-        broken: it is none after all: its arguments are no JSON, or it was cut off. All of its text comes in
-            a Text with a warning behind this.
+        broken: whether it turned out not to be a call: its arguments are not JSON, or it was cut
+            off. All of its text follows in a Text with a warning.
     """
 
     index: int
@@ -64,18 +65,18 @@ class Call(msgspec.Struct, frozen=True):
     arguments: str
 
     def as_templates_expect(self) -> dict[str, Any]:
-        """The call as a message in a conversation has it."""
+        """Return the call in the form of a message in a conversation."""
         function = {"name": self.name, "arguments": json.loads(self.arguments)}
         return {"type": "function", "id": self.id, "function": function}
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """All of an answer.
+    """A complete answer.
 
     Attributes:
-        text: with the text of calls that could not be read.
-        reasoning: empty without thinking.
-        warnings: of calls that could not be read.
+        text: the text, including that of calls that could not be parsed.
+        reasoning: the thinking; empty if there is none.
+        warnings: why calls could not be parsed.
     """
 
     text: str
@@ -85,7 +86,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def whole(events: Iterable[Event]) -> Answer:
-    """An answer of all its events."""
+    """Assemble an answer from all its events."""
     text: list[str] = []
     reasoning: list[str] = []
     warnings: list[str] = []

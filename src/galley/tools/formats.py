@@ -1,4 +1,4 @@
-"""Which format a model writes: found in its chat template, or named by a setting."""
+"""Selection of the format in which a model writes calls, from its chat template or a setting."""
 
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final, NamedTuple
@@ -20,9 +20,9 @@ class Format(NamedTuple):
     """One format of calls.
 
     Attributes:
-        parser: takes answers apart.
-        syntax: how calls are written by a model with such a chat template.
-        signs: a chat template that has one of these writes the format, if it has all of its parts.
+        parser: class of parsers of answers.
+        syntax: returns how a model with the given chat template writes calls.
+        signs: a chat template writes the format if it contains all parts of one of these.
     """
 
     parser: type[Parser]
@@ -45,26 +45,27 @@ FORMATS: Final[dict[str, Format]] = {
         llama.LlamaParser, llama.syntax, ((llama.TAG,), ('"parameters"', "<|start_header_id|>"))
     ),
 }
-"""Name to format. The first one whose signs a template has is the model's."""
+"""Name to format. The first one whose signs a template contains is the model's."""
 
 THINKING: Final[dict[str, ThinkingMarkers]] = {
     "think": ThinkingMarkers("<think>", "</think>"),
     "mistral": ThinkingMarkers("[THINK]", "[/THINK]"),
     "granite": ThinkingMarkers("Here is my thought process:", "Here is my response:"),
 }
-"""Name to the markers around thinking; harmony's messages mark theirs themselves."""
+"""Name to the markers around thinking; harmony has no entry, because its messages mark it themselves."""
 
 
 class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """How one model is told of tools and how it writes calls and thinking.
+    """How tools are passed to one model, and how it writes calls and thinking.
 
     Attributes:
-        calls: a name of :data:`FORMATS`; None: it is not known how the model writes calls.
-        syntax: of these calls.
-        thinking: a name of :data:`THINKING`; None: the model does not think, or nobody wants it apart.
-        variables: that its chat template reads.
-        writes_tools: the template can tell the model of tools.
-        volatile_lines: what becomes of them in the model's prompts.
+        calls: a name of :data:`FORMATS`; None: it is unknown how the model writes calls.
+        syntax: syntax of these calls.
+        thinking: a name of :data:`THINKING`; None: the model does not think, or its thinking is not
+            to be separated.
+        variables: variables that its chat template reads.
+        writes_tools: whether the template passes tools to the model.
+        volatile_lines: how to treat volatile lines in the model's prompts.
     """
 
     calls: str | None = None
@@ -75,7 +76,7 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
     volatile_lines: VolatileLines = "keep"
 
     def marker_tokens(self, tokenizer: Tokenizer, parser: Parser) -> frozenset[int]:
-        """Tokens that are a marker of ``parser``, which wants to see their text and their places."""
+        """Return the tokens that are markers of ``parser``, which needs their texts and positions."""
         markers = {*parser.MARKERS, *(THINKING[self.thinking] if self.thinking else ())}
         known = control_tokens(tokenizer)
         return frozenset(known[text] for text in markers & known.keys())
@@ -89,14 +90,14 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
         tokens: Collection[str] = (),
         constrained: bool = False,
     ) -> Parser | None:
-        """A parser for one answer, or None if there is nothing to find in it.
+        """Create a parser for one answer; return None if there is nothing to parse in it.
 
         Args:
-            tools: that the model was told of.
-            parallel: several calls may come.
-            in_thinking: the prompt ends within the thinking.
+            tools: tools that were passed to the model.
+            parallel: whether several calls may follow each other.
+            in_thinking: whether the prompt ends within the thinking.
             tokens: texts of :func:`control_tokens`.
-            constrained: the answer follows a grammar.
+            constrained: whether the answer follows a grammar.
         """
         tools = tuple(tools)
         options: dict[str, Any] = {
@@ -114,9 +115,10 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def control_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """Text -> id of the tokens that mean more than their text, to grammars and to parsers alike.
+    """Return text -> id of the tokens that grammars and parsers treat as more than their text.
 
-    llguidance takes added tokens of the shape ``<...>`` for special ones, whose text is not their bytes.
+    llguidance takes added tokens of the shape ``<...>`` for special ones, whose text is not their
+    bytes.
     """
     return {
         t.text: t.id
@@ -132,13 +134,13 @@ def chat_format(
     reasoning_parser: ReasoningParser = "auto",
     volatile_lines: VolatileLines = "keep",
 ) -> ChatFormat:
-    """The format of a model with this chat template.
+    """Determine the format of a model with this chat template.
 
     Args:
-        template: the model's.
+        template: the model's chat template.
         tool_parser: a name of :data:`FORMATS`, "auto" or "off".
         reasoning_parser: a name of :data:`THINKING`, "auto" or "off".
-        volatile_lines: as the settings have it.
+        volatile_lines: the setting of that name.
     """
     calls = _chosen(tool_parser, _calls_of(template.source))
     return ChatFormat(

@@ -1,4 +1,4 @@
-"""The grammar of an answer that must be a call, whose calls must be valid, or that follows thinking."""
+"""Grammars of answers that must be a call, whose calls must be valid, or that follow thinking."""
 
 import re
 from typing import Any, Final, Literal
@@ -15,7 +15,7 @@ from galley.tools.syntax import ARGUMENTS, NAME, CallSyntax
 from galley.types import Grammar
 
 Thinking = Literal["begun", "possible", "over"]
-"""What the prompt's end says: the answer goes on with thinking, may begin with it, or has none."""
+"""State of thinking at the prompt's end: the answer continues it, may begin with it, or has none."""
 
 _ANY_TEXT: Final = r"/(.|\n)+/"
 
@@ -27,17 +27,17 @@ def grammar_of(
     thinking: Thinking,
     answer: Grammar | None,
 ) -> Grammar | None:
-    """What the model's answer must be like, markers and thinking included; None: any text will do.
+    """Return the grammar of the model's answer, including markers and thinking; None: any text.
 
     Args:
-        conversation: to be answered; its tools can be written in the model's format.
-        format: the model's.
-        tokenizer: the model's; says which markers are tokens.
-        thinking: as the prompt ends.
-        answer: what the text, if there is one, must be like.
+        conversation: the conversation; its tools can be written in the model's format.
+        format: the model's format.
+        tokenizer: the model's tokenizer, which determines which markers are tokens.
+        thinking: state of thinking at the prompt's end.
+        answer: grammar of the text, if there is one.
 
     Raises:
-        RequestError: a tool's schema cannot be written in the model's format; names it.
+        RequestError: a tool's schema cannot be written in the model's format; the error names it.
     """
     tools = conversation.offered
     calls = bool(tools) and (
@@ -83,25 +83,25 @@ class _Builder:
         return Grammar("chat", msgspec.json.encode(source).decode())
 
     def literal(self, text: str) -> str:
-        """A text in Lark's notation; a special token's is that token."""
+        """Return a text in Lark's notation; that of a special token is the token."""
         if text in self._special:
             return f"<[{self._special[text]}]>"
         return msgspec.json.encode(text).decode()
 
     def schema(self, field: str, schema: dict[str, Any]) -> str:
-        """The name of a rule for JSON that satisfies ``schema``, in which errors name ``field``."""
+        """Return the name of a rule for JSON that satisfies ``schema``, which errors call ``field``."""
         rule = f"json_{len(self.schemas)}"
         self.schemas[rule] = {"field": field, "schema": schema}
         return rule
 
     def rule(self, name: str, body: str) -> str:
-        """A rule of that name, with a number; returns its name."""
+        """Add a rule and return its name: ``name`` with a number."""
         name = f"{name}_{len(self.rules)}"
         self.rules.append(f"{name}: {body}")
         return name
 
     def _thinking(self, thinking: Thinking) -> str:
-        """What may stand before the answer."""
+        """Return the rule for what may precede the answer."""
         if self._format.calls == HARMONY:
             following = " ".join(map(self.literal, (harmony.START, "assistant")))
             thought = f"{self._message('analysis')} {self._up_to(harmony.END)} {following}"
@@ -113,7 +113,7 @@ class _Builder:
         return thought if thinking == "begun" else f"({self.literal(begin)} {thought})?"
 
     def _up_to(self, end: str) -> str:
-        """Any text up to a marker, and the marker."""
+        """Return the rule for any text up to a marker, and the marker."""
         if end in self._special:
             self.terminals["TEXT"] = _ANY_TEXT
             return f"TEXT? {self.literal(end)}"
@@ -121,7 +121,7 @@ class _Builder:
         return "thought"
 
     def _text(self, answer: Grammar | None) -> str:
-        """The text of the answer, which in harmony is a message of its own."""
+        """Return the rule for the text of the answer, which in harmony is a separate message."""
         text = "@answer"
         if answer is None:
             self.terminals["TEXT"] = _ANY_TEXT
@@ -134,7 +134,11 @@ class _Builder:
         return " ".join(map(self.literal, (harmony.CHANNEL, channel, harmony.MESSAGE)))
 
     def _calls(self, *, headless: bool = False) -> str:
-        """Calls. ``headless``: one or a list of them, without its first text."""
+        """Return the rule for calls.
+
+        Args:
+            headless: one call or a list of them, without its first text.
+        """
         syntax = self._syntax
         begin, call = syntax.begin, syntax.call
         if headless:
@@ -179,7 +183,7 @@ class _Builder:
         return self.schema(tool.field, _object(tool))
 
     def _free(self, text: str) -> str:
-        """Text or calls, as the model likes; but calls are valid."""
+        """Return the rule for text or calls, as the model chooses, where calls must be valid."""
         syntax = self._syntax
         if self._format.calls == HARMONY:
             return f"{self._calls()} | {text}"
@@ -198,5 +202,5 @@ class _Builder:
 
 
 def _object(tool: Tool) -> dict[str, Any]:
-    """The schema of the arguments, which are an object whether it says so or not."""
+    """Return the schema of the arguments, with the type object if it has no type."""
     return tool.schema if "type" in tool.schema else {"type": "object", **tool.schema}

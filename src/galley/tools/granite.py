@@ -7,14 +7,14 @@ BEGIN, ALSO = "<|tool_call|>", "<tool_call>"
 
 
 def syntax(template: str) -> CallSyntax:
-    """As ``template`` writes calls."""
+    """Return the syntax in which ``template`` writes calls."""
     call = ('{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}")
     marker = BEGIN if BEGIN in template else ALSO
     return CallSyntax(call, begin=(marker, "["), between=(", ",), end=("]",))
 
 
 class GraniteParser(Parser):
-    """Text, then a list of calls. Version 3.1 and later may write the marker of Hermes."""
+    """Parses text, then a list of calls. Version 3.1 and later may write the marker of Hermes."""
 
     MARKERS = (BEGIN, ALSO)
 

@@ -1,9 +1,9 @@
 """gpt-oss: messages with a channel each, in OpenAI's harmony format.
 
-An answer goes on after ``<|start|>assistant``. A message is a header, such as ``<|channel|>analysis`` or
-``<|channel|>commentary to=functions.NAME <|constrain|>json``, then ``<|message|>``, a body, and
-``<|end|>``, ``<|call|>`` or ``<|return|>``. The channel "analysis" is thinking, unless the message is to a
-function.
+An answer continues after ``<|start|>assistant``. A message is a header, such as
+``<|channel|>analysis`` or ``<|channel|>commentary to=functions.NAME <|constrain|>json``, then
+``<|message|>``, a body, and ``<|end|>``, ``<|call|>`` or ``<|return|>``. The channel "analysis" is
+thinking, unless the message is to a function.
 """
 
 import re
@@ -16,7 +16,7 @@ from galley.tools.syntax import ARGUMENTS, NAME, CallSyntax
 START, CHANNEL, CONSTRAIN = "<|start|>", "<|channel|>", "<|constrain|>"
 MESSAGE, END, CALL, RETURN = "<|message|>", "<|end|>", "<|call|>", "<|return|>"
 ANALYSIS: Final = f"{CHANNEL}analysis{MESSAGE}"
-"""What begins thinking."""
+"""The beginning of thinking."""
 
 _TO: Final = "to="
 _ENDS: Final = (END, CALL, RETURN, START, CHANNEL)
@@ -26,19 +26,19 @@ _FUNCTIONS: Final = "functions."
 
 
 def syntax(template: str) -> CallSyntax:
-    """As ``template`` writes calls."""
+    """Return the syntax in which ``template`` writes calls."""
     head = (CHANNEL, f"commentary to={_FUNCTIONS}", NAME, " ", CONSTRAIN, "json", MESSAGE)
     return CallSyntax((*head, ARGUMENTS), several=False)
 
 
 class HarmonyParser(Parser):
-    """Thinking, text and calls, a message each."""
+    """Parses thinking, text and calls, each of which is a message."""
 
     MARKERS = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
 
     def _run(self) -> Steps[None]:
         yield from self._skip_space()
-        # The prompt ends with the first header's beginning.
+        # The prompt ends with the beginning of the first header.
         marker = yield from self._expect(_TO, CHANNEL)
         if marker is None:
             self._say("".join(self._raw))

@@ -7,13 +7,13 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 
 
 def syntax(template: str) -> CallSyntax:
-    """As ``template`` writes calls."""
+    """Return the syntax in which ``template`` writes calls."""
     call = (BEGIN, '\n{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}\n", END)
     return CallSyntax(call, between=("\n",))
 
 
 class HermesParser(Parser):
-    """Text and calls in any order."""
+    """Parses text and calls in any order."""
 
     MARKERS = (BEGIN, END)
 

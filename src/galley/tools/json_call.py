@@ -1,4 +1,4 @@
-"""A call written as a JSON object with a name and arguments, read as it comes."""
+"""Incremental parser for a call written as a JSON object with a name and arguments."""
 
 import json
 from collections.abc import Collection
@@ -14,25 +14,30 @@ _LONGEST_KEY: Final = 256
 
 
 class NotACall(Exception):
-    """What was read as a call is none; the reason is for people."""
+    """Raised if text that was parsed as a call is none; the reason is meant for people."""
 
 
 class JsonCall:
-    """The object's name, and the text of its arguments.
+    """The name and the arguments' text of a call, parsed from its JSON object.
 
     Attributes:
-        name: None until it has come.
-        complete: the object has ended.
-        read: how many characters of the text last taken are part of the object, if it is none after all.
+        name: name of the tool; None until it has been read.
+        complete: whether the object has ended.
+        read: number of characters of the last text that had been read when an error was found.
     """
 
     def __init__(self, known: Collection[str] | None = None) -> None:
-        """``known``: any other name, and any other key, means that this is no call; None: all are taken."""
+        """Create a parser.
+
+        Args:
+            known: names of tools; any other name, and any unknown key, means that this is not a
+                call. None: all names and keys are accepted.
+        """
         self.name: str | None = None
         self.read = 0
         self._known = known
         self._json = JsonText()
-        self._key: list[str] = []  # of the entry at hand, in JSON's spelling
+        self._key: list[str] = []  # of the current entry, in JSON's spelling
         self._in_key = False
         self._wanted = ""  # "name", "arguments" or nothing
         self._value: list[str] = []
@@ -46,10 +51,10 @@ class JsonCall:
         return self._json.complete
 
     def take(self, text: str, start: int) -> int:
-        """Take characters from ``start`` on; returns where the object, or the text, ends.
+        """Read characters from ``start`` on; return where the object, or the text, ends.
 
         Raises:
-            NotACall: it is no JSON object with a name and arguments.
+            NotACall: it is not a JSON object with a name and arguments.
         """
         for at in range(start, len(text)):
             self.read = at - start
@@ -60,7 +65,7 @@ class JsonCall:
         return len(text)
 
     def taken(self) -> str:
-        """The text of the arguments that has come since the last call."""
+        """Return the text of the arguments that has been read since the last call."""
         text = "".join(self._pieces)
         self._pieces.clear()
         return text
@@ -139,7 +144,7 @@ class JsonCall:
 
 
 def _unpacked(value: str | None) -> str:
-    """The JSON object that is the text ``value``, or an empty one for nothing."""
+    """Return the JSON object in the text ``value``, or an empty one for null and empty text."""
     if not value or not value.strip():
         return "{}"
     text = value.strip()

@@ -1,9 +1,9 @@
-"""JSON recognised character by character (RFC 8259)."""
+"""Recognizer of JSON, character by character (RFC 8259)."""
 
 from typing import Final
 
 MAX_DEPTH: Final = 64
-"""Of brackets, as in requests, in which calls come back."""
+"""Maximum depth of brackets; that of requests, in which calls are sent back."""
 
 _SPACE: Final = frozenset(" \t\n\r")
 _DIGITS: Final = frozenset("0123456789")
@@ -24,11 +24,11 @@ _WHOLE: Final = frozenset(("zero", "int", "fraction", "exponent"))
 
 
 class JsonText:
-    """Where one JSON value stands.
+    """The state of parsing one JSON value.
 
     Attributes:
-        state: what comes next: "value", "key" (or the end of an empty object), "next key", "item" (or the
-            end of an empty list), "colon", "string" and "in key" (in the midst of one), "escape",
+        state: what is expected: "value", "key" (or the end of an empty object), "next key", "item"
+            (or the end of an empty list), "colon", "string" and "in key" (within one), "escape",
             "number", "literal", "after" (a value that another may follow) or "end".
         open: the brackets that are open, ``{`` and ``[``.
     """
@@ -43,7 +43,7 @@ class JsonText:
 
     @property
     def depth(self) -> int:
-        """How many brackets are open."""
+        """Number of open brackets."""
         return len(self.open)
 
     @property
@@ -52,7 +52,7 @@ class JsonText:
         return self.state == "end"
 
     def take(self, char: str) -> bool:
-        """Take the next character; False if JSON cannot go on so, after which no calls may follow."""
+        """Read the next character; return False if it is invalid, after which no calls may follow."""
         match self.state:
             case "string" | "in key":
                 return self._in_string(char)

@@ -1,4 +1,4 @@
-"""Llama 3: ``{"name": ..., "parameters": {...}}``, by itself or behind ``<|python_tag|>``."""
+"""Llama 3: ``{"name": ..., "parameters": {...}}``, alone or after ``<|python_tag|>``."""
 
 from galley.tools.parser import Parser, Steps
 from galley.tools.syntax import ARGUMENTS, NAME, CallSyntax
@@ -7,15 +7,16 @@ TAG = "<|python_tag|>"
 
 
 def syntax(template: str) -> CallSyntax:
-    """As ``template`` writes calls."""
+    """Return the syntax in which ``template`` writes calls."""
     call = ('{"name": "', NAME, '", "parameters": ', ARGUMENTS, "}")
     return CallSyntax(call, between=("; ",), marked=False)
 
 
 class LlamaParser(Parser):
-    """Calls at the beginning of the answer, divided by ``;`` or line ends, or all text.
+    """Parses calls at the beginning of the answer, separated by ``;`` or line breaks, or only text.
 
-    Without the tag only an object that names one of the tools is a call: a model may well answer in JSON.
+    Without the tag, only an object that names one of the tools is a call, because a model may also
+    answer in JSON.
     """
 
     MARKERS = (TAG,)

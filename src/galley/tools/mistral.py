@@ -7,7 +7,7 @@ BEGIN, ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 
 def syntax(template: str) -> CallSyntax:
-    """As ``template`` writes calls."""
+    """Return the syntax in which ``template`` writes calls."""
     if ARGS in template:
         return CallSyntax((BEGIN, NAME, ARGS, ARGUMENTS))
     call = ('{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}")
@@ -15,7 +15,7 @@ def syntax(template: str) -> CallSyntax:
 
 
 class MistralParser(Parser):
-    """Text, then calls; the newer form has the marker before each of them."""
+    """Parses text, then calls; the newer form has the marker before each call."""
 
     MARKERS = (BEGIN, ID, ARGS)
 

@@ -1,8 +1,8 @@
-"""What the parsers of all formats have in common: text in as it comes, events out once they are certain.
+"""The base of the parsers of all formats: text in as it arrives, events out once they are certain.
 
-A parser is written as a generator that reads the answer from its beginning to its end and waits where more
-text is needed. What is fed decides only when it waits, so the events do not depend on how the text was
-divided, and each character is looked at a bounded number of times.
+A parser is a generator that reads the answer from beginning to end and waits where more text is
+needed. The pieces that are fed affect only when it waits, so the events do not depend on how the
+text was divided, and each character is examined a bounded number of times.
 """
 
 import uuid
@@ -19,30 +19,32 @@ T = TypeVar("T")
 Steps: TypeAlias = Generator[None, None, T]
 
 LONGEST_NAME: Final = 256
-"""Characters of what stands where a name is expected."""
+"""Maximum number of characters where a name is expected."""
 
 _CUT: Final = "the answer ends within a call"
 
 
 class ThinkingMarkers(NamedTuple):
-    """What stands before and behind a model's thinking."""
+    """The texts before and after a model's thinking."""
 
     begin: str
     end: str
 
 
 class Parser:
-    """The events of one answer; by itself of one without calls. A format overrides :meth:`_answer`.
+    """Parses one answer to events. The base class parses answers without calls.
+
+    A format overrides :meth:`_answer`.
 
     Attributes:
-        reasoning_spans: where the text that was fed is thinking, markers included: pairs of offsets in
-            characters, in order. The last one may still grow.
-        calls: how many complete ones there were.
-        finished: no more text is wanted, as the one call that was allowed is complete.
+        reasoning_spans: which parts of the text that was fed are thinking, markers included: pairs
+            of offsets in characters, in order. The last one may still grow.
+        calls: number of complete calls.
+        finished: whether no more text is needed, because the only allowed call is complete.
     """
 
     MARKERS: ClassVar[tuple[str, ...]] = ()
-    """Of the format, which must be in the text that is fed, whether they are special tokens or not."""
+    """The format's markers, which must be in the text that is fed, special tokens or not."""
 
     def __init__(
         self,
@@ -54,13 +56,19 @@ class Parser:
         tokens: Collection[str] = (),
         constrained: bool = False,
     ) -> None:
-        """Args:
-        tools: that may be called.
-        parallel: several calls may come; else the answer ends with the first.
-        thinking: how the model marks its thinking, which may stand at the beginning; None: it does not.
-        in_thinking: the prompt ends within the thinking.
-        tokens: markers that are one token of the model's: their text counts only where that token came, as
-            in the grammars of answers. What the model spells in other tokens is text.
+        """Create a parser.
+
+        Args:
+            tools: tools that may be called.
+            parallel: whether several calls may follow each other; otherwise the answer ends after
+                the first.
+            thinking: markers of the model's thinking, which may be at the beginning; None: it does
+                not think.
+            in_thinking: whether the prompt ends within the thinking.
+            tokens: markers that are single tokens of the model: their text counts only where that
+                token was generated, as in the grammars of answers. The same text spelled with other
+                tokens is plain text.
+            constrained: whether the answer follows a grammar.
         """
         self.reasoning_spans: list[tuple[int, int]] = []
         self.calls = 0
@@ -76,20 +84,20 @@ class Parser:
         )  # positions in all of the text where a marker's token came
         self._buffer = ""
         self._at = 0
-        self._position = 0  # of `_at` in all of the text
+        self._position = 0  # position of `_at` in the whole text
         self._ended = False
         self._events: list[Event] = []
-        self._spaces: list[str] = []  # behind the text, and part of it if more text follows
-        self._raw: list[str] = []  # what has been read of the call at hand
+        self._spaces: list[str] = []  # after the text, and part of it if more text follows
+        self._raw: list[str] = []  # what has been read of the current call
         self._index = 0
         self._started = False
         self._steps = self._run()
 
     def feed(self, text: str, marks: Iterable[int] = ()) -> list[Event]:
-        """Take more of the answer; returns what has become certain.
+        """Add more of the answer; return the events that have become certain.
 
-        ``marks`` are the places in all of the text, in order, where a marker's token came. They may come
-        before the text does.
+        ``marks`` are the positions in the whole text, in order, where the token of a marker begins.
+        They may be passed before the text is.
         """
         self._marks.extend(marks)
         if not self.finished:
@@ -101,7 +109,7 @@ class Parser:
         return self._taken()
 
     def finish(self) -> list[Event]:
-        """The answer has ended. No calls may follow."""
+        """End the answer and return the remaining events. No calls may follow."""
         self._ended = True
         if not self.finished:
             next(self._steps, None)
@@ -119,13 +127,13 @@ class Parser:
             self._say_spaces()
 
     def _answer(self) -> Steps[None]:
-        """Read all that comes behind the thinking."""
+        """Read all that follows the thinking."""
         yield from self._text_until()
 
-    # Reading. What is read counts as part of the call at hand.
+    # Reading. What is read counts as part of the current call.
 
     def _more(self) -> Steps[bool]:
-        """Wait for more text; False if none will come."""
+        """Wait for more text; return False if there will be none."""
         if self._ended:
             return False
         yield
@@ -146,7 +154,7 @@ class Parser:
             self._raw[-1] = self._raw[-1][:-count]
 
     def _skip_space(self) -> Steps[str]:
-        """Read white space; returns the character behind it, which is not read; empty at the end."""
+        """Read white space; return the character after it, which is not read, or "" at the end."""
         while True:
             at = self._at
             while at < len(self._buffer) and self._buffer[at].isspace():
@@ -158,7 +166,7 @@ class Parser:
                 return ""
 
     def _expect(self, *literals: str) -> Steps[str | None]:
-        """Read the longest of ``literals`` that comes next; None, and nothing read, if none does."""
+        """Read and return the longest of ``literals`` that comes next; None if none does."""
         longest = max(map(len, literals))
         while True:
             rest = self._buffer[self._at : self._at + longest]
@@ -172,7 +180,11 @@ class Parser:
         return found
 
     def _until(self, *markers: str, most: int = LONGEST_NAME) -> Steps[tuple[str, str]]:
-        """Read up to one of ``markers``, and the marker. Raises NotACall if it is not among ``most``."""
+        """Read up to one of ``markers``, and the marker.
+
+        Raises:
+            NotACall: no marker comes within ``most`` characters.
+        """
         parts: list[str] = []
         while True:
             piece, marker = self._piece(markers)
@@ -185,7 +197,10 @@ class Parser:
                 raise NotACall(_CUT)
 
     def _piece(self, markers: Iterable[str]) -> tuple[str, str | None]:
-        """The text before the first marker, and that marker; or what can be no part of one, and None."""
+        """Return the text before the first marker, and that marker.
+
+        Without a marker, return the text that cannot be part of one, and None.
+        """
         places = [(self._find(marker), marker) for marker in markers]
         found = [(place, -len(marker), marker) for place, marker in places if place >= 0]
         if found:
@@ -195,7 +210,7 @@ class Parser:
         return self._buffer[self._at : len(self._buffer) - keep], None
 
     def _find(self, marker: str) -> int:
-        """Where the marker comes next in the buffer; -1 if it does not."""
+        """Return the marker's next position in the buffer; -1 if it does not occur."""
         if marker not in self._tokens:
             return self._buffer.find(marker, self._at)
         places = (mark - self._position + self._at for mark in self._marks)
@@ -203,13 +218,13 @@ class Parser:
         return next((place for place in here if self._buffer.startswith(marker, place)), -1)
 
     def _counts(self, marker: str) -> bool:
-        """Whether the text of a marker that comes next is the marker."""
+        """Return whether a marker's text that comes next counts as the marker."""
         return marker not in self._tokens or self._position in self._marks
 
     # Text and thinking.
 
     def _text_until(self, *markers: str) -> Steps[str | None]:
-        """Say all text up to one of ``markers``, with which a call begins; None: up to the end."""
+        """Emit all text up to one of ``markers``, with which a call begins; return None at the end."""
         while True:
             piece, marker = self._piece(markers)
             self._say(self._read(len(piece)))
@@ -220,7 +235,7 @@ class Parser:
                 return None
 
     def _say(self, text: str) -> None:
-        """White space at the end waits for what follows: it is no part of the text before a call."""
+        """Emit text, but keep white space at its end, which is not part of the text before a call."""
         if text.strip():
             words = text.rstrip()
             self._say_spaces()
@@ -247,7 +262,7 @@ class Parser:
         self._raw.clear()
 
     def _reason_until(self, begin: int, *ends: str) -> Steps[str | None]:
-        """Thinking, which began at ``begin``, up to one of ``ends``, which is read and returned."""
+        """Emit thinking, which began at ``begin``, up to one of ``ends``, which is read and returned."""
         yield from self._skip_space()
         self.reasoning_spans.append((begin, self._position))
         spaces: list[str] = []
@@ -270,10 +285,11 @@ class Parser:
     # Calls.
 
     def _attempt(self, calls: Steps[None], *, quiet: bool = False) -> Steps[None]:
-        """Read calls; where there is none after all, what has been read is text.
+        """Read calls; what has been read becomes text if it is not a call.
 
         Args:
-            quiet: text that is not even the beginning of a call needs no warning.
+            calls: the steps that read the calls.
+            quiet: whether text that is not even the beginning of a call needs no warning.
         """
         try:
             yield from calls
@@ -291,7 +307,7 @@ class Parser:
                 self._events.append(Text(text, warning, repeats))
 
     def _start(self, name: str) -> None:
-        """A call of ``name`` begins. Raises NotACall for what can be no name."""
+        """Begin a call of ``name``. Raise NotACall if the name is invalid."""
         if not TOOL_NAME.fullmatch(name):
             raise NotACall(f"{name[:64]!r} can be no tool's name")
         self._started = True
@@ -302,7 +318,7 @@ class Parser:
             self._events.append(Arguments(self._index, text))
 
     def _end(self) -> Steps[None]:
-        """The call at hand is complete. Where no other may follow, the answer ends here."""
+        """Complete the current call. If no other may follow, the answer ends here."""
         self._events.append(CallEnd(self._index))
         self._index += 1
         self.calls += 1
@@ -314,10 +330,10 @@ class Parser:
             yield
 
     def _json_call(self, *, known: bool = False) -> Steps[None]:
-        """A JSON object with a name and arguments.
+        """Read a call that is a JSON object with a name and arguments.
 
         Args:
-            known: anything but a call of one of the tools is text.
+            known: whether anything but a call of one of the tools is text.
         """
         call = JsonCall(self._schemas if known else None)
         while not call.complete:
@@ -340,7 +356,7 @@ class Parser:
             self._argue(call.taken())
 
     def _json_calls(self) -> Steps[None]:
-        """A JSON list of calls, or one call."""
+        """Read a JSON list of calls, or one call."""
         if (yield from self._skip_space()) != "[":
             yield from self._json_call()
             return
@@ -352,7 +368,7 @@ class Parser:
         self._read(1)
 
     def _arguments(self) -> Steps[None]:
-        """The arguments of a call that has started: a JSON object."""
+        """Read the arguments of a call that has started: a JSON object."""
         if (yield from self._skip_space()) != "{":
             raise NotACall("the arguments are no JSON object")
         value = JsonText()
@@ -369,7 +385,7 @@ class Parser:
 
 
 def _held_back(text: str, start: int, markers: Iterable[str]) -> int:
-    """Length of the longest end of ``text`` with which a marker may begin."""
+    """Return the length of the longest suffix of ``text`` with which a marker may begin."""
     longest = max((len(marker) for marker in markers), default=1) - 1
     for length in range(min(longest, len(text) - start), 0, -1):
         tail = text[len(text) - length :]

@@ -7,13 +7,13 @@ BEGIN, END, WORD = "<|tool_call|>", "<|/tool_call|>", "functools["
 
 
 def syntax(template: str) -> CallSyntax:
-    """As ``template`` writes calls."""
+    """Return the syntax in which ``template`` writes calls."""
     call = ('{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}")
     return CallSyntax(call, begin=(BEGIN, "["), between=(", ",), end=("]", END))
 
 
 class PhiParser(Parser):
-    """Text, then a list of calls."""
+    """Parses text, then a list of calls."""
 
     MARKERS = (BEGIN, END)
 

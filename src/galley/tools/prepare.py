@@ -1,4 +1,4 @@
-"""What a conversation asks of a model, checked and made into what its chat template and its engine take."""
+"""Validation of a conversation, and its conversion to inputs of the chat template and the engine."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,7 +20,7 @@ _SWITCHES: Final = ("enable_thinking", "thinking")
 """Variables by which chat templates turn thinking on and off."""
 
 _TAIL_TOKENS: Final = 32
-"""At a prompt's end, among which thinking begins if the template begins it."""
+"""Number of tokens at a prompt's end in which thinking begins if the template begins it."""
 
 
 def prepared(
@@ -31,18 +31,18 @@ def prepared(
     params: SamplingParams,
     markers: Sequence[list[int]] = (),
 ) -> tuple[SamplingParams, Callable[[], Parser | None]]:
-    """How to answer a conversation, and what makes a parser for each answer.
+    """Prepare the sampling parameters of a conversation's answers, and a factory of their parsers.
 
     Args:
-        conversation: that :func:`check_tools` has found to be possible.
+        conversation: a conversation that has passed :func:`check_tools`.
         format, tokenizer: the model's.
         prompt: the conversation's token ids.
-        params: as the request has them; what is returned has a grammar, not checked, and a budget of
-            thinking where these are needed.
+        params: the request's parameters; the returned ones have a grammar, not checked, and a
+            budget of thinking where these are needed.
         markers: token ids of each text of :func:`markers_of`.
 
     Raises:
-        RequestError: the model cannot do what is asked.
+        RequestError: the model does not support a request.
     """
     if conversation.continues and params.grammar is not None:
         raise RequestError(
@@ -69,7 +69,7 @@ def prepared(
 
 
 def check_tools(conversation: Conversation, format: ChatFormat) -> None:
-    """Raise RequestError if the model cannot be told of the conversation's tools."""
+    """Raise RequestError if the conversation's tools cannot be passed to the model."""
     if not conversation.offered:
         return
     if not format.writes_tools:
@@ -86,10 +86,10 @@ def check_tools(conversation: Conversation, format: ChatFormat) -> None:
 
 
 def variables_of(conversation: Conversation, format: ChatFormat) -> dict[str, Any]:
-    """Variables for the chat template.
+    """Return the variables for the chat template.
 
     Raises:
-        RequestError: the template does not have one, or has nothing by which ``effort`` could be told.
+        RequestError: the template does not have one, or has no variable for ``effort``.
     """
     known = format.variables - _NOT_VARIABLES
     for name in conversation.variables:
@@ -117,7 +117,7 @@ def variables_of(conversation: Conversation, format: ChatFormat) -> dict[str, An
 
 
 def thinking_of(prompt: list[int], tokenizer: Tokenizer, format: ChatFormat) -> Thinking:
-    """Whether the template has begun, or ended, the thinking of the answer that follows ``prompt``."""
+    """Return whether the template has begun, or ended, the thinking of the answer after ``prompt``."""
     if format.thinking is None:
         return "over" if format.calls != HARMONY else "possible"
     begin, end = THINKING[format.thinking]
@@ -128,10 +128,10 @@ def thinking_of(prompt: list[int], tokenizer: Tokenizer, format: ChatFormat) -> 
 
 
 def markers_of(conversation: Conversation, format: ChatFormat) -> ThinkingMarkers | tuple[()]:
-    """Texts around the model's thinking whose tokens a limit of thinking needs; none without a limit.
+    """Return the markers of thinking whose tokens a limit of thinking needs; empty without a limit.
 
     Raises:
-        RequestError: there is a limit, but the model marks no thinking.
+        RequestError: there is a limit, but the model has no known markers of thinking.
     """
     if conversation.max_thinking_tokens is None:
         return ()
@@ -152,7 +152,11 @@ def _thinking_budget(
     markers: Sequence[list[int]],
     thinking: Thinking,
 ) -> ThinkingBudget | None:
-    """The limit of thinking as the engine takes it. Raises RequestError if no single token ends it."""
+    """Return the limit of thinking for the engine.
+
+    Raises:
+        RequestError: no single token ends the thinking.
+    """
     most, texts = conversation.max_thinking_tokens, markers_of(conversation, format)
     if most is None or not texts:
         return None

@@ -18,7 +18,7 @@ _OPEN: Final = {"[": "]", "{": "}", "(": ")"}
 
 
 def syntax(template: str) -> CallSyntax:
-    """As ``template`` writes calls."""
+    """Return the syntax in which ``template`` writes calls."""
     call = (NAME, "(", ARGUMENTS, ")")
     return CallSyntax(
         call, begin=("[",), between=(", ",), end=("]",), arguments="python", marked=False
@@ -26,9 +26,10 @@ def syntax(template: str) -> CallSyntax:
 
 
 class PythonicParser(Parser):
-    """A list of calls at the beginning of the answer or behind its marker, or text.
+    """Parses a list of calls at the beginning of the answer or after its marker, or text.
 
-    Without the marker only calls of the tools are calls. Each argument comes as a whole.
+    Without the marker, only calls of the given tools are calls. Each argument is emitted as a
+    whole.
     """
 
     MARKERS = (BEGIN, END)
@@ -74,7 +75,7 @@ class PythonicParser(Parser):
         yield from self._end()
 
     def _literal(self) -> Steps[str]:
-        """A Python literal up to the comma or bracket behind it, as JSON."""
+        """Read a Python literal up to the comma or bracket after it; return it as JSON."""
         parts: list[str] = []
         closing: list[str] = []
         quote = ""
@@ -102,7 +103,7 @@ class PythonicParser(Parser):
 
 
 def python_as_json(literal: str) -> str:
-    """A Python literal, or JSON, as JSON. Raises NotACall for anything else."""
+    """Convert a Python literal, or JSON, to JSON. Raises NotACall for anything else."""
     literal = literal.strip()
     value = JsonText()
     # The space ends a number.
@@ -136,7 +137,7 @@ def _key(node: ast.AST | None) -> str:
 
 
 def _json(value: Any) -> str:
-    """JSON's text; characters that are none, such as half of a pair, are escaped."""
+    """Return JSON text; characters that cannot be encoded, such as half of a pair, are escaped."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return text if text.isascii() or _encodable(text) else json.dumps(value)
 

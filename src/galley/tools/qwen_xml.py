@@ -22,24 +22,24 @@ FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 
 _VALUE_ENDS: Final = (PARAMETER_END, PARAMETER, FUNCTION_END)
-"""Models forget the first of these now and then."""
+"""Models sometimes omit the first of these."""
 
 _LONGEST_VALUE: Final = 2**20
 
 
 def syntax(template: str) -> CallSyntax:
-    """As ``template`` writes calls."""
+    """Return the syntax in which ``template`` writes calls."""
     call = (BEGIN, f"\n{FUNCTION}", NAME, ">\n", ARGUMENTS, f"{FUNCTION_END}\n", END)
     return CallSyntax(call, between=("\n",), arguments="tags")
 
 
 class QwenXmlParser(Parser):
-    """Text and calls. Text of a parameter streams; values of other types come as a whole."""
+    """Parses text and calls. Parameters that are text stream; other values are emitted as a whole."""
 
     MARKERS = (BEGIN, END)
 
     def _answer(self) -> Steps[None]:
-        # Models forget the first of these now and then, but not where a grammar asks for its token.
+        # Models sometimes omit the first of these, but not where a grammar requires its token.
         whole = self._constrained and BEGIN in self._tokens
         begins = (BEGIN,) if whole else (BEGIN, FUNCTION)
         while (marker := (yield from self._text_until(*begins))) is not None:
@@ -91,7 +91,7 @@ class QwenXmlParser(Parser):
             self._unread(len(end))
 
     def _stream_text(self) -> Steps[None]:
-        """The text of a value up to its end, without a line's end before that."""
+        """Emit the text of a value up to its end, without the line break before that."""
         ends = tuple(newline + end for end in _VALUE_ENDS for newline in ("\n", ""))
         while True:
             piece, end = self._piece(ends)

@@ -1,4 +1,4 @@
-"""How calls are written, as data: a grammar is made of it, where calls must come or must be valid."""
+"""How calls are written, as data, from which a grammar is made where calls must come or be valid."""
 
 from typing import Final, Literal, NamedTuple
 
@@ -7,15 +7,15 @@ ARGUMENTS: Final = "{arguments}"
 
 
 class CallSyntax(NamedTuple):
-    """The texts of calls. A text that is a special token's stands for that token.
+    """The texts of calls. A text that is that of a special token stands for the token.
 
     Attributes:
-        call: the parts of a call; :data:`NAME` and :data:`ARGUMENTS` stand for these.
-        begin, between, end: what stands before all calls, between two, and behind the last.
-        arguments: how they are written: as a JSON object, as Qwen3-Coder's parameters, or as Python's
-            keyword arguments.
-        several: more than one call may come.
-        marked: calls begin with a text that nothing else begins with.
+        call: the parts of a call; :data:`NAME` and :data:`ARGUMENTS` are placeholders.
+        begin, between, end: texts before all calls, between two, and after the last.
+        arguments: how they are written: as a JSON object, as Qwen3-Coder's parameters, or as
+            Python's keyword arguments.
+        several: whether an answer may have more than one call.
+        marked: whether calls begin with a text that begins nothing else.
     """
 
     call: tuple[str, ...]

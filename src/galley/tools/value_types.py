@@ -1,4 +1,4 @@
-"""Values that are written without quotes between tags, as the types of their schemas have them."""
+"""Conversion of values written without quotes between tags to the types of their schemas."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -11,19 +11,19 @@ from galley.tools.pythonic import python_as_json
 ALL: Final = frozenset(("string", "number", "integer", "boolean", "null", "object", "array"))
 _EITHER: Final = ("anyOf", "oneOf")
 _MOST_SCHEMAS: Final = 256
-"""Schemas that are looked at for one parameter's types; one that has more may have any."""
+"""Maximum number of schemas examined for one parameter's types; with more, it may have any type."""
 
 _LONGEST_LITERAL: Final = 64 * 1024
-"""Characters that are read as Python."""
+"""Maximum number of characters that are parsed as Python."""
 
 _CONSTANTS: Final = {"True": "true", "False": "false", "None": "null"}
 
 
 def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
-    """The JSON types that a parameter's values may have; of a schema that names none, text.
+    """Return the JSON types that a parameter's values may have; without a type in the schema, text.
 
     Args:
-        schema: of the parameter.
+        schema: schema of the parameter.
         root: the schema of all arguments, to which it may refer.
     """
     found = _types(schema, root, iter(range(_MOST_SCHEMAS)))
@@ -31,7 +31,10 @@ def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _types(schema: Any, root: Mapping[str, Any], steps: Iterator[int]) -> frozenset[str] | None:
-    """None: the schema says nothing of types. ``steps`` are the schemas that are looked at yet."""
+    """Return the types; None if the schema does not specify any.
+
+    ``steps`` limits how many more schemas are examined.
+    """
     if not isinstance(schema, Mapping):
         return None
     if next(steps, None) is None:
@@ -66,7 +69,7 @@ def _is_list(schema: Mapping[str, Any], word: str) -> bool:
 
 
 def referred(reference: Any, root: Mapping[str, Any]) -> Any:
-    """What a reference within the document stands for; None if it stands for nothing there."""
+    """Resolve a reference within the document; return None if its target does not exist."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     at: Any = root
@@ -77,10 +80,11 @@ def referred(reference: Any, root: Mapping[str, Any]) -> Any:
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """A value as JSON: of the type that fits both the text and the schema, else what is written.
+    """Return a value as JSON, of a type that fits text and schema, or else as it is written.
 
-    Text beside nothing but null is text whatever it looks like; beside other types it is what fits none of
-    them, or what stands between quotes.
+    Where a schema allows text and at most null besides, any value but null is text whatever it
+    looks like; where it allows other types as well, text is what fits none of them, or is in
+    quotes.
     """
     written = text.strip()
     told = _CONSTANTS.get(written, written)

@@ -1,4 +1,4 @@
-"""Lines at a system prompt's head that differ from request to request, which no prefix cache can serve."""
+"""Lines at the start of a system prompt that differ between requests and defeat the prefix cache."""
 
 import re
 from collections.abc import Sequence
@@ -7,16 +7,17 @@ from typing import Any, Final
 from galley.settings.engine import VolatileLines
 
 _KNOWN: Final = re.compile(r"x-anthropic-billing-header:.*", re.IGNORECASE)
-"""Claude Code's, in front of all else that it says."""
+"""The line that Claude Code puts at the start of its system prompt."""
 
 
 def settle(messages: Sequence[dict[str, Any]], how: VolatileLines) -> list[dict[str, Any]]:
-    """The messages with the known volatile lines of the first system message where a setting wants them.
+    """Move or remove the known volatile lines of the first system message.
 
     Args:
-        messages: as :class:`galley.tools.conversation.Conversation` has them.
-        how: "keep": as they are; "move": behind all that a later request may share, in a system message
-            behind the last message, or before it where the answer continues that; "drop": nowhere.
+        messages: in the form of :class:`galley.tools.conversation.Conversation`.
+        how: "keep": leave the lines in place; "move": put them after all that a later request may
+            share, in a system message after the last message, or before it where the answer
+            continues that message; "drop": remove them.
     """
     settled = list(messages)
     first = messages[0] if messages else {}

@@ -1,8 +1,8 @@
-"""Fake quantisation: while it is trained, a model computes with what its integers will stand for.
+"""Fake quantization: during training, a model computes with the values that its integers will represent.
 
-Gradients pass the rounding as if it were not there (straight-through estimator: Y. Bengio et al.,
-"Estimating or Propagating Gradients Through Stochastic Neurons", arXiv:1308.3432). The rounding is no
-imitation: it is that by which the checkpoint is written, or by which an executor rounds it at load.
+Gradients pass the rounding unchanged (straight-through estimator: Y. Bengio et al., "Estimating or
+Propagating Gradients Through Stochastic Neurons", arXiv:1308.3432). The rounding is exact: it is the one
+by which the checkpoint is written, or by which an executor rounds it at load.
 """
 
 from collections.abc import Callable
@@ -21,23 +21,24 @@ Rounding = Callable[[str, Floats], IntWeight]
 
 
 def on_grid(scheme: Scheme) -> Rounding:
-    """As ``galley quantize --method rtn`` writes integers (:mod:`galley.quant.grid`)."""
+    """Return the rounding of ``galley quantize --method rtn`` (:mod:`galley.quant.grid`)."""
     return lambda name, values: nearest(name, values, scheme)
 
 
 def at_load(quantize: str, dtype: WeightType) -> Rounding:
-    """Round as executors round a dense checkpoint by ``--weight-dtype`` (:mod:`galley.quant.rtn`).
+    """Return the rounding of a dense checkpoint by ``--weight-dtype`` (:mod:`galley.quant.rtn`).
 
     Args:
         quantize: "int8" or "int4".
-        dtype: of the tensors in the checkpoint ("BF16", "F16", "F32"), in which values are rounded first.
+        dtype: type of the tensors in the checkpoint ("BF16", "F16", "F32"), to which values are rounded
+            first.
     """
     rounds: Quantize = quantize_int8 if quantize == "int8" else quantize_int4
     return lambda name, values: rounds(as_dense(name, dtype, values))
 
 
 class _StraightThrough(torch.autograd.Function):
-    """Forward: other values. Backward: the gradient as it is."""
+    """Forward: other values. Backward: the unchanged gradient."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, rounded: Tensor) -> Tensor:
@@ -49,7 +50,7 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def fake_quantized(name: str, values: Tensor, rounding: Rounding) -> Tensor:
-    """[outputs, depth]: what the matrix will be once it is integers; its gradient is that of ``values``.
+    """Return the matrix [outputs, depth] as its integers represent it, with the gradient of ``values``.
 
     Raises:
         UnsupportedModel: a value is infinite or NaN.
@@ -59,7 +60,7 @@ def fake_quantized(name: str, values: Tensor, rounding: Rounding) -> Tensor:
 
 
 def fake_stored(values: Tensor, dtype: WeightType) -> Tensor:
-    """What the checkpoint will hold in its own type; the gradient is that of ``values``."""
+    """Return the values as the checkpoint's type will store them, with the gradient of ``values``."""
     stored: DenseWeight = as_dense("", dtype, values.detach().cpu().numpy())
     return _straight(values, torch.from_numpy(to_float32(stored)))
 

@@ -1,6 +1,6 @@
-"""A traced program that gradients flow through: the ops of dense decoders in torch, whole texts at once.
+"""A traced program with gradients: the ops of dense decoders in torch, on whole texts.
 
-The same list of ops that executors run (:mod:`galley.graph.signatures` says what each computes), so a
+It interprets the same list of ops that executors run (:mod:`galley.graph.signatures` defines each), so a
 family that can be served can be trained. Texts are the rows of a matrix, padded at the end: attention is
 causal, so no token sees the padding.
 """
@@ -21,14 +21,14 @@ Angles = dict[tuple[tuple[float, ...], float], tuple[Tensor, Tensor]]
 
 @dataclass(slots=True)
 class _Step:
-    """Texts on their way through a program.
+    """The state of texts that run through a program.
 
     Attributes:
         weights: tensor name -> values.
         ids: [texts, tokens].
         wanted: [texts, tokens] whether logits are wanted there.
         angles: (cos, sin) of rotations, [tokens, 1, len(inv_freq)]; shared by all layers.
-        masks: window -> [tokens, tokens] who sees whom.
+        masks: window -> [tokens, tokens] which tokens see which.
     """
 
     weights: Mapping[str, Tensor]
@@ -38,12 +38,12 @@ class _Step:
     masks: dict[int, Tensor] = field(default_factory=dict)
 
     def weight(self, op: Op, role: str = "weight") -> Tensor:
-        """The tensor of an op that has one in this role."""
+        """Return the tensor that an op has in a role."""
         return self.weights[op.tensor(role)]
 
 
 def check_trainable(program: Program) -> None:
-    """Raises UnsupportedModel if the program has an op that cannot be trained through."""
+    """Raise UnsupportedModel if the program has an op that cannot be trained through."""
     unknown = sorted({op.name for op in program.ops} - OPS.keys())
     if any(kv.chunked for kv in program.kv):
         unknown.append("attention in chunks")
@@ -57,12 +57,12 @@ def check_trainable(program: Program) -> None:
 def logits_of(
     program: Program, weights: Mapping[str, Tensor], ids: Tensor, wanted: Tensor
 ) -> Tensor:
-    """[wanted rows, vocab]: what the program says at the wanted tokens, text after text.
+    """Return the program's logits [wanted rows, vocab] at the selected tokens, text after text.
 
     Args:
-        program: of a text model, as traced (:func:`check_trainable`).
+        program: a text model's program, as traced (:func:`check_trainable`).
         weights: its tensors by name, in float32.
-        ids: [texts, tokens] int64; each text from its beginning, whatever id behind its end.
+        ids: [texts, tokens] int64; each text from its beginning, with any ids after its end.
         wanted: [texts, tokens] bool.
     """
     step = _Step(weights, ids, wanted)
@@ -87,7 +87,7 @@ def _linear(op: Op, step: _Step, inputs: list[Tensor]) -> Tensor:
 
 
 def _heads(x: Tensor, dim: int) -> Tensor:
-    """[texts, tokens, width] as [texts, tokens, heads, dim]."""
+    """Return [texts, tokens, width] as [texts, tokens, heads, dim]."""
     return x.view(*x.shape[:-1], -1, dim)
 
 
@@ -101,7 +101,7 @@ def _rms_norm(op: Op, step: _Step, inputs: list[Tensor]) -> Tensor:
 def _layer_norm(op: Op, step: _Step, inputs: list[Tensor]) -> Tensor:
     (x,), dim = inputs, op.attrs["head_dim"]
     normed = functional.layer_norm(_heads(x, dim), (dim,), eps=op.attrs["eps"]).flatten(-2)
-    # Heads with weights of their own keep them as a matrix.
+    # Heads with separate weights store them as a matrix.
     scaled = normed * step.weight(op).flatten()
     return scaled + step.weight(op, "bias").flatten() if "bias" in op.weights else scaled
 
@@ -145,7 +145,7 @@ def _attention(op: Op, step: _Step, inputs: list[Tensor]) -> Tensor:
 
 
 def _mask(step: _Step, window: int) -> Tensor:
-    """[tokens, tokens]: whether a row's token sees a column's."""
+    """Return the mask [tokens, tokens]: whether a row's token sees a column's."""
     if window not in step.masks:
         at = torch.arange(step.ids.shape[1], device=step.ids.device)
         behind = at[:, None] - at
@@ -213,4 +213,4 @@ OPS: Final[Mapping[str, Callable[[Op, _Step, list[Tensor]], Tensor]]] = {
     "head_columns": _head_columns,
     "select_rows": _select_rows,
 }
-"""What can be trained through: the ops of dense decoders."""
+"""Ops that can be trained through: those of dense decoders."""

@@ -1,4 +1,4 @@
-"""What a student is trained on: to say what its teacher says, and what the text says.
+"""The training loss: a student learns its teacher's distribution and the text itself.
 
 Source: G. Hinton, O. Vinyals, J. Dean, "Distilling the Knowledge in a Neural Network", arXiv:1503.02531.
 """
@@ -9,25 +9,25 @@ import torch
 from torch import Tensor
 
 _LEAST_REST: Final = 1e-6
-"""A student's probability of all tokens that are not among the teacher's likeliest; less counts as this."""
+"""Lower bound on a student's probability of all tokens that are not among the teacher's likeliest."""
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """[rows] in nats: ``logits`` [rows, vocab] against the tokens that follow."""
+    """Return the cross-entropy [rows] in nats of ``logits`` [rows, vocab] with the tokens that follow."""
     return logits.logsumexp(-1) - logits.gather(-1, targets[:, None])[:, 0]
 
 
 def divergence(logits: Tensor, tokens: Tensor, log_probs: Tensor, temperature: float) -> Tensor:
-    """[rows] KL divergence of the student from the teacher in nats, both at the temperature.
+    """Return the KL divergence [rows] of the student from the teacher in nats, both at the temperature.
 
-    The outcomes are the teacher's likeliest tokens, and all others together: a lower bound of the
+    The outcomes are the teacher's likeliest tokens, and all others together. This is a lower bound of the
     divergence over all tokens, and 0 only if the student agrees on each of the likeliest.
 
     Args:
-        logits: [rows, vocab] the student's.
+        logits: [rows, vocab] the student's logits.
         tokens: [rows, k] the teacher's likeliest tokens.
-        log_probs: [rows, k] the teacher's, at the temperature.
-        temperature: by which logits are divided.
+        log_probs: [rows, k] the teacher's log-probabilities, at the temperature.
+        temperature: the divisor of the logits.
     """
     soft = logits if temperature == 1 else logits / temperature
     own = soft.gather(-1, tokens) - soft.logsumexp(-1, keepdim=True)
@@ -48,9 +48,14 @@ def distillation(
     temperature: float,
     kl_weight: float,
 ) -> Tensor:
-    """[rows]: ``kl_weight`` * T^2 * divergence + (1 - ``kl_weight``) * cross-entropy.
+    """Return [rows]: ``kl_weight`` * T^2 * divergence + (1 - ``kl_weight``) * cross-entropy.
 
-    T^2 gives gradients of the first part one size at any temperature. Arguments as above.
+    T^2 keeps the gradients of the first part at the same scale at any temperature.
+
+    Args:
+        logits, targets: as for :func:`cross_entropy`.
+        tokens, log_probs, temperature: as for :func:`divergence`.
+        kl_weight: weight of the divergence.
     """
     loss = torch.zeros_like(logits[:, 0])
     if kl_weight:

@@ -1,4 +1,4 @@
-"""From a teacher and texts to a checkpoint, in a folder in which an interrupted run goes on."""
+"""From a teacher and texts to a checkpoint, in a folder in which an interrupted run continues."""
 
 import hashlib
 import json
@@ -31,38 +31,38 @@ from galley.train.trainer import AdamW, Example, Loss, MakeOptimiser, Options, T
 _STATE_FOLDER: Final = ".galley-train"
 _SMOOTH: Final = 0.95
 _MEASURED_TOKENS: Final = 16384
-"""Of the texts that are held out."""
+"""Tokens of the held-out texts."""
 
 
 class Bar(Protocol):
-    """What shows progress.
+    """A progress display.
 
     Attributes:
-        label: of the work.
+        label: label of the work.
     """
 
     label: str
 
     def update(self, n: int) -> None:
-        """So many steps more are done."""
+        """Record that ``n`` more steps are done."""
         ...
 
 
 class Progress(Protocol):
-    """Makes what shows progress."""
+    """Creates a progress display."""
 
     def __call__(self, label: str, total: int, *, done: int) -> AbstractContextManager[Bar]:
-        """Of a label, the steps in all, and those that were done before."""
+        """Return the display for a label, the total number of steps, and those that were done before."""
         ...
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a run came to, on texts that were held out.
+    """The results of a run on held-out texts.
 
     Attributes:
-        before, after: the student's loss beside its teacher at the first and the last step.
-        served: the written checkpoint as the engine runs it, beside the teacher, at temperature 1.
+        before, after: the student's loss against its teacher at the first and the last step.
+        served: the written checkpoint as the engine runs it, compared with the teacher at temperature 1.
     """
 
     before: Loss
@@ -72,13 +72,13 @@ class Report:
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be trained beside what.
+    """A training task: the student, its teacher, and how both are run.
 
     Attributes:
-        teacher: as its checkpoint was read.
-        settings: how the teacher runs.
-        student: before its first step, the same for each run.
-        serve: how the student is to be served.
+        teacher: the teacher as read from its checkpoint.
+        settings: settings with which the teacher runs.
+        student: the student before its first step, the same for each run.
+        serve: settings with which the student is to be served.
     """
 
     teacher: Model
@@ -90,17 +90,17 @@ class Task:
 def qat_student(
     model: Model, quantize: str, *, scheme: Scheme | None, ignore: Sequence[str] = ()
 ) -> Student:
-    """A model that computes with what its matrices will be as integers.
+    """Return a student that computes with the values that its matrices will have as integers.
 
     Args:
-        model: with dense weights.
+        model: a model with dense weights.
         quantize: "int8" or "int4".
-        scheme: of the linear layers' integers, which the checkpoint has; None: the checkpoint has floats,
+        scheme: scheme of the linear layers' integers in the checkpoint; None: the checkpoint has floats,
             and all matrices become integers when it is served with ``--weight-dtype``.
         ignore: parts of names of layers that stay floats; only with a scheme.
 
     Raises:
-        UnsupportedModel: the model is quantised already, or cannot be trained.
+        UnsupportedModel: the model is quantized already, or cannot be trained.
     """
     check_dense(model)
     parameters, types = read_parameters(model)
@@ -132,20 +132,20 @@ def train(
     progress: Progress,
     make_optimiser: MakeOptimiser = AdamW,
 ) -> Report:
-    """Train a student and write its checkpoint; one text in eight is not trained with, but measured on.
+    """Train a student and write its checkpoint; one text in eight is held out for measurement.
 
     Args:
-        task: what.
+        task: the training task.
         examples: texts.
-        options: how.
+        options: how to train.
         out: a new folder, or one in which an equal run was interrupted.
-        progress: shows how far it is.
-        make_optimiser: of the parameters.
+        progress: displays the progress.
+        make_optimiser: creates the optimizer of the parameters.
 
     Raises:
         SettingsError: the folder holds something else.
         RequestError: there is no text to train with, or one is too long for the student.
-        UnsupportedModel: the teacher hears speech, or has no tokenizer files for the student.
+        UnsupportedModel: the teacher is a speech model, or has no tokenizer files for the student.
         OSError: the folder cannot be written to.
     """
     texts = [example.tokens for example in examples]
@@ -207,7 +207,7 @@ def _check(task: Task, texts: Sequence[Sequence[int]]) -> None:
 
 
 def _shown(bar: Bar) -> Callable[[float], None]:
-    """Shows each step, and the mean of the latest losses."""
+    """Return a function that displays each step and the mean of the latest losses."""
     mean: float | None = None
 
     def show(loss: float) -> None:
@@ -227,7 +227,7 @@ def _first_loss(
     options: Options,
     held_out: Sequence[int],
 ) -> Loss:
-    """Of the student before its first step, kept for a run that goes on."""
+    """Return the loss of the student before its first step, which is stored for a continued run."""
     path = state / "first-loss.json"
     if not path.exists():
         loss = Trainer(student, examples, cache, options, state).loss(held_out)
@@ -236,7 +236,7 @@ def _first_loss(
 
 
 def _within(texts: Sequence[Sequence[int]], chosen: Sequence[int], tokens: int) -> list[int]:
-    """The first of the chosen texts that have so many tokens together; one at least."""
+    """Return the first of the chosen texts with at most ``tokens`` tokens together; at least one."""
     found: list[int] = []
     for i in chosen:
         tokens -= len(texts[i])
@@ -247,7 +247,7 @@ def _within(texts: Sequence[Sequence[int]], chosen: Sequence[int], tokens: int) 
 
 
 def _served(task: Task, out: Path, texts: Sequence[Sequence[int]]) -> Divergences:
-    """The checkpoint beside the teacher, both as the engine runs them."""
+    """Return the divergences of the checkpoint from the teacher, both as the engine runs them."""
     longest = max(map(len, texts))
     divergence = Divergence()
     with (
@@ -268,7 +268,7 @@ def _text_digest(examples: Sequence[Example]) -> str:
 
 
 def _digest(task: Task, examples: Sequence[Example], options: Options) -> str:
-    """Of all that the result depends on."""
+    """Return a digest of everything that the result depends on."""
     student = hashlib.sha256()
     for name, values in task.student.parameters.items():
         student.update(name.encode())
@@ -286,7 +286,7 @@ def _digest(task: Task, examples: Sequence[Example], options: Options) -> str:
 
 
 def on_device(student: Student, device: str, threads: int) -> Student:
-    """The student where it is trained.
+    """Return the student on the device where it is trained.
 
     Raises:
         SettingsError: torch has no such device.

@@ -1,4 +1,4 @@
-"""What is trained: a traced program, its tensors as parameters, and the checkpoint that they become."""
+"""The model to train: a traced program, its tensors as parameters, and the checkpoint that they become."""
 
 import json
 import shutil
@@ -37,12 +37,12 @@ class Student:
 
     Attributes:
         config: its ``config.json``.
-        program: as traced from that.
+        program: the program traced from ``config``.
         parameters: tensor name -> values in float32.
         types: tensor name -> element type in the checkpoint.
-        roundings: matrix -> the integers that it becomes; the others stay floats.
-        packed: whether the checkpoint has these integers; else it has floats that become these when it is
-            loaded.
+        roundings: matrix -> rounding to the integers that it becomes; the others stay floats.
+        packed: whether the checkpoint has these integers; otherwise it has floats that become these
+            integers when it is loaded.
     """
 
     config: Mapping[str, Any]
@@ -58,10 +58,10 @@ class Student:
             values.requires_grad_()
 
     def weights(self, *, stored: bool = False) -> dict[str, Tensor]:
-        """The tensors that it computes with: rounded as they will be once it is served, where it matters.
+        """Return the tensors that it computes with: rounded, where relevant, as they will be when served.
 
         Args:
-            stored: also those that are only rounded to the checkpoint's type.
+            stored: whether to include those that are only rounded to the checkpoint's type.
         """
         stored = stored or bool(self.roundings)
         return {
@@ -74,26 +74,26 @@ class Student:
         }
 
     def write(self, out: Path, source: Model) -> None:
-        """An ordinary checkpoint folder.
+        """Write an ordinary checkpoint folder.
 
         Args:
             out: the folder, which exists.
-            source: whose tokenizer and other files it has.
+            source: the model whose tokenizer and other files are copied.
 
         Raises:
-            OSError: it cannot be written to.
+            OSError: the folder cannot be written to.
         """
         raw: dict[str, Raw] = {}
         for weight in self._written():
             raw |= tensors_of(weight)
         write_tensors(out / SINGLE_FILE, raw)
         copy_others(source.checkpoint.folder, out)
-        # What is said of the source is not true of this.
+        # Statements about the source do not apply to this model.
         (out / "README.md").unlink(missing_ok=True)
         self.write_config(out, {})
 
     def write_config(self, out: Path, more: Mapping[str, Any]) -> None:
-        """``config.json``, with further fields."""
+        """Write ``config.json`` with further fields."""
         text = json.dumps({**self.config, **more}, indent=2)
         (out / "config.json").write_text(text + "\n", encoding="utf-8")
 
@@ -107,7 +107,11 @@ class Student:
 
 
 def read_parameters(model: Model) -> tuple[dict[str, Tensor], dict[str, WeightType]]:
-    """The tensors of a model that passes :func:`galley.calibration.quantize.check_dense`; their types."""
+    """Return a model's tensors and their types.
+
+    Args:
+        model: a model that passes :func:`galley.calibration.quantize.check_dense`.
+    """
     parameters: dict[str, Tensor] = {}
     types: dict[str, WeightType] = {}
     for name in model.program.shapes:
@@ -119,18 +123,18 @@ def read_parameters(model: Model) -> tuple[dict[str, Tensor], dict[str, WeightTy
 
 
 def from_config(path: Path, teacher: Model, seed: int) -> Student:
-    """A new model of random weights.
+    """Create a new model with random weights.
 
-    Matrices begin with a standard deviation of 1 / sqrt(inputs), embeddings with ``initializer_range``,
-    norms as if they were not there, biases with 0.
+    Matrices are initialized with a standard deviation of 1 / sqrt(inputs), embeddings with
+    ``initializer_range``, norms as the identity, biases with 0.
 
     Args:
-        path: its ``config.json``; ids of special tokens that it leaves out are the teacher's.
-        teacher: whose vocabulary it has.
-        seed: of the weights.
+        path: its ``config.json``; ids of special tokens that it leaves out are taken from the teacher.
+        teacher: the model whose vocabulary it has.
+        seed: seed of the weights.
 
     Raises:
-        ModelError: the file cannot be read, or is of no model that can be trained.
+        ModelError: the file cannot be read, or does not describe a model that can be trained.
         SettingsError: it has another vocabulary.
     """
     known = {name: value for name, value in teacher.checkpoint.config.items() if name in _TOKENS}
@@ -167,15 +171,15 @@ def _initial(
 
 
 def from_model(model: Model, teacher: Model) -> Student:
-    """A model that exists, to be trained further.
+    """Return an existing model as a student, to be trained further.
 
     Args:
-        model: of dense weights.
-        teacher: whose tokens it knows by the same ids; the number of rows of their embeddings may differ.
+        model: a model of dense weights.
+        teacher: a model with the same tokens under the same ids; the number of embedding rows may differ.
 
     Raises:
         SettingsError: a token has another id.
-        UnsupportedModel: the model is quantised, or cannot be trained.
+        UnsupportedModel: the model is quantized, or cannot be trained.
     """
     check_dense(model)
     folder = model.checkpoint.folder
@@ -187,11 +191,11 @@ def from_model(model: Model, teacher: Model) -> Student:
 
 
 def from_layers(teacher: Model, layers: Sequence[int]) -> Student:
-    """The teacher with some of its layers alone.
+    """Return the teacher with only some of its layers as a student.
 
     Args:
         teacher: a dense text model.
-        layers: their numbers, ascending.
+        layers: numbers of the layers, ascending.
 
     Raises:
         SettingsError: the teacher lacks one, or one would not be the same at its new place.
@@ -227,13 +231,13 @@ def from_layers(teacher: Model, layers: Sequence[int]) -> Student:
 
 
 def _layer_of(name: str) -> int | None:
-    """3 of ``model.layers.3.mlp.down_proj.weight``."""
+    """Return the layer number in a name, such as 3 in ``model.layers.3.mlp.down_proj.weight``."""
     parts = name.split(".")
     return next((int(part) for part in parts if part.isdigit()), None)
 
 
 def _renamed(name: str, places: Mapping[int, int]) -> str:
-    """The name at the layer's new place; empty if the layer is left out."""
+    """Return the name at the layer's new place; empty if the layer is left out."""
     layer = _layer_of(name)
     if layer is None:
         return name
@@ -241,7 +245,13 @@ def _renamed(name: str, places: Mapping[int, int]) -> str:
 
 
 def _check_same(teacher: Program, student: Program, places: Mapping[int, int]) -> None:
-    """What a layer does may follow from its number; config.json cannot always say otherwise."""
+    """Check that each layer does the same at its new place.
+
+    What a layer does may follow from its number, and config.json cannot always override that.
+
+    Raises:
+        SettingsError: a layer would do something else.
+    """
     before, after = (_by_layer(program) for program in (teacher, student))
     for old, new in places.items():
         if before[old] != after[new]:
@@ -252,7 +262,7 @@ def _check_same(teacher: Program, student: Program, places: Mapping[int, int]) -
 
 
 def _by_layer(program: Program) -> dict[int, list[tuple[Any, ...]]]:
-    """Layer -> its ops without names and places of the layer."""
+    """Return layer -> its ops, without names and the layer's number."""
     found: dict[int, list[tuple[Any, ...]]] = {}
     layer: int | None = None
     for op in program.ops:
@@ -268,10 +278,12 @@ def _by_layer(program: Program) -> dict[int, list[tuple[Any, ...]]]:
 
 
 def begin(out: Path, state: Path, digest: str) -> bool:
-    """Whether a run of this digest began in the folder, which else must be new or empty.
+    """Begin a run in the folder, or return True if a run of this digest began there before.
+
+    Otherwise the folder must be new or empty.
 
     Raises:
-        SettingsError: it holds something else.
+        SettingsError: the folder holds something else.
     """
     note = state / "digest"
     if note.exists():

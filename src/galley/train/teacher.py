@@ -1,4 +1,4 @@
-"""A teacher's likeliest tokens at every position of the data, on disk: it is asked once for all steps."""
+"""A teacher's likeliest tokens at every position of the data, on disk, computed once for all steps."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -14,27 +14,27 @@ from galley.ops.sampling import Logits
 
 _STATE: Final = "teacher.json"
 _KEEP_TOKENS: Final = 1 << 16
-"""So many tokens between two notes of how far it has come."""
+"""Number of tokens between two saves of the progress."""
 
 
 class TeacherCache:
     """Two arrays in a folder: [tokens, k] the likeliest tokens, and their log-probabilities in float16.
 
     Attributes:
-        done: texts that are there.
+        done: number of texts that are complete.
     """
 
     def __init__(
         self, folder: Path, texts: Sequence[Tokens], *, vocab_size: int, k: int, temperature: float
     ) -> None:
-        """Open what is there, or make room.
+        """Open the existing arrays, or create new ones.
 
         Args:
-            folder: which belongs to these texts, this teacher, ``k`` and ``temperature``.
+            folder: a folder that belongs to these texts, this teacher, ``k`` and ``temperature``.
             texts: token ids.
-            vocab_size: tokens that the student has; the teacher may have more, which do not count.
-            k: how many tokens of each position.
-            temperature: at which probabilities are meant.
+            vocab_size: number of the student's tokens; further tokens of the teacher are ignored.
+            k: number of tokens kept for each position.
+            temperature: the temperature of the probabilities.
         """
         self._folder, self._texts, self._temperature = folder, texts, temperature
         self._k, self._vocab_size = min(k, vocab_size), vocab_size
@@ -53,7 +53,7 @@ class TeacherCache:
         return np.lib.format.open_memmap(path, mode="w+", dtype=kind, shape=shape)
 
     def fill(self, teacher: TeacherForced, on_text: Callable[[], None]) -> None:
-        """Ask the teacher for what is not there yet; ``on_text`` is told of each text.
+        """Run the teacher on the texts that are still missing; ``on_text`` is called after each text.
 
         Raises:
             OSError: the folder cannot be written to.
@@ -86,6 +86,6 @@ class TeacherCache:
         partial.rename(self._folder / _STATE)
 
     def rows(self, text: int) -> tuple[npt.NDArray[np.int64], Floats]:
-        """Of one text: [tokens, k] tokens and their log-probabilities at the temperature."""
+        """Return one text's tokens [tokens, k] and their log-probabilities at the temperature."""
         rows = slice(int(self._starts[text]), int(self._starts[text + 1]))
         return self._tokens[rows].astype(np.int64), self._log_probs[rows].astype(np.float32)

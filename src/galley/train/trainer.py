@@ -1,4 +1,4 @@
-"""The loop: batches of texts, the loss beside the teacher, the optimiser, and a state to go on from."""
+"""The training loop: batches of texts, the loss against the teacher, the optimizer, and resumable state."""
 
 import dataclasses
 import itertools
@@ -19,16 +19,16 @@ from galley.train.teacher import TeacherCache
 
 _STATE: Final = "training.pt"
 _WARM_UP: Final = 0.05
-"""Share of the steps in which the rate rises; then it falls linearly to zero."""
+"""Share of the steps in which the learning rate rises; then it falls linearly to zero."""
 
 _LEAST_WEIGHT: Final = 1e-6
-"""Of a batch: one in which no token counts changes nothing."""
+"""Minimum weight of a batch: one in which no token counts changes nothing."""
 
 _LIKE: Final = 1.25
-"""Texts of a batch differ in length by this factor at most, so little of it is padding."""
+"""Maximum ratio of the lengths of texts in a batch, which keeps padding small."""
 
 _POOL: Final = 64
-"""Batches whose texts are sorted by length among themselves."""
+"""Number of batches whose texts are sorted by length together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,14 @@ class Options:
     """How a student is trained.
 
     Attributes:
-        steps: updates in all.
-        batch_tokens: of an update, padding included; a longer text is a batch of its own.
-        learning_rate: at its peak.
-        temperature: by which the logits of both models are divided.
-        kl_weight: share of the teacher in the loss; the rest is the text's own next token.
-        top_k: likeliest tokens of the teacher that are kept for each position.
-        seed: of the order of texts, and of a new model's weights.
-        save_every: steps between two notes of the state.
+        steps: total number of updates.
+        batch_tokens: tokens of an update, padding included; a longer text is a batch of its own.
+        learning_rate: the peak learning rate.
+        temperature: the divisor of the logits of both models.
+        kl_weight: share of the teacher in the loss; the rest is the text's next token.
+        top_k: number of the teacher's likeliest tokens that are kept for each position.
+        seed: seed of the order of texts, and of a new model's weights.
+        save_every: number of steps between two saves of the state.
     """
 
     steps: int = 1000
@@ -66,8 +66,8 @@ class Example(NamedTuple):
     """A text.
 
     Attributes:
-        tokens: from its beginning.
-        weights: of the loss of each token as what follows those before it; None: 1 each.
+        tokens: the tokens from its beginning.
+        weights: weight of the loss of predicting each token from those before it; None: 1 each.
     """
 
     tokens: Sequence[int]
@@ -75,10 +75,10 @@ class Example(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """Of a student on texts, by weight: nats a token.
+    """The weighted loss of a student on texts, in nats per token.
 
     Attributes:
-        cross_entropy: of the text.
+        cross_entropy: cross-entropy with the text.
         kl: divergence from the teacher at its temperature.
     """
 
@@ -87,23 +87,23 @@ class Loss(NamedTuple):
 
 
 class Optimiser(Protocol):
-    """What updates the parameters it was made for."""
+    """Updates the parameters it was created for."""
 
     def step(self, factor: float) -> None:
         """Apply the clipped gradients at ``factor`` of the peak rate, and clear them."""
         ...
 
     def state(self) -> Any:
-        """For :meth:`load`."""
+        """Return the state for :meth:`load`."""
         ...
 
     def load(self, state: Any) -> None:
-        """Continue from what :meth:`state` gave."""
+        """Continue from the result of :meth:`state`."""
         ...
 
 
 MakeOptimiser = Callable[[Sequence[tuple[str, Tensor]], float], Optimiser]
-"""Of named parameters and the peak rate."""
+"""Creates an optimizer from named parameters and the peak rate."""
 
 
 class AdamW:
@@ -120,7 +120,7 @@ class AdamW:
         self._optimiser = torch.optim.AdamW(filled, lr=rate, betas=(0.9, 0.98))
 
     def step(self, factor: float) -> None:
-        """See :class:`Optimiser`."""
+        """Apply and clear the gradients: see :class:`Optimiser`."""
         torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
         for group in self._optimiser.param_groups:
             group["lr"] = self._rate * factor
@@ -128,20 +128,20 @@ class AdamW:
         self._optimiser.zero_grad()
 
     def state(self) -> Any:
-        """See :class:`Optimiser`."""
+        """Return the state: see :class:`Optimiser`."""
         return self._optimiser.state_dict()
 
     def load(self, state: Any) -> None:
-        """See :class:`Optimiser`."""
+        """Continue from a state: see :class:`Optimiser`."""
         self._optimiser.load_state_dict(state)
 
 
 class Trainer:
-    """A student on its way.
+    """A student in training.
 
     Attributes:
-        student: whose parameters change.
-        step: updates so far.
+        student: the student whose parameters change.
+        step: number of updates so far.
     """
 
     def __init__(
@@ -153,15 +153,15 @@ class Trainer:
         state: Path,
         make_optimiser: MakeOptimiser = AdamW,
     ) -> None:
-        """Begin, or go on from the state in its folder.
+        """Begin, or continue from the state in its folder.
 
         Args:
-            student: on the device on which it is trained.
-            examples: texts of two tokens at least.
-            teacher: what it says of the same texts, complete.
-            options: how.
+            student: the student, on the device on which it is trained.
+            examples: texts of at least two tokens.
+            teacher: the teacher's results for the same texts, complete.
+            options: how to train.
             state: folder of the state.
-            make_optimiser: of the parameters.
+            make_optimiser: creates the optimizer of the parameters.
         """
         self.student, self.step = student, 0
         self._examples, self._teacher, self._options = examples, teacher, options
@@ -172,11 +172,11 @@ class Trainer:
             self._load()
 
     def run(self, training: Sequence[int], on_step: Callable[[float], None]) -> None:
-        """Take the steps that are left.
+        """Take the remaining steps.
 
         Args:
             training: numbers of the texts to train with.
-            on_step: told the loss of each step.
+            on_step: called with the loss of each step.
         """
         lengths = [len(self._examples[i].tokens) for i in training]
         order = batches(lengths, self._options.batch_tokens, self._options.seed)
@@ -205,7 +205,7 @@ class Trainer:
 
     @torch.no_grad()
     def loss(self, texts: Sequence[int]) -> Loss:
-        """Of the student as it will be served, on texts of these numbers."""
+        """Return the loss of the student as it will be served, on texts of these numbers."""
         sums = torch.zeros(3, dtype=torch.float64)
         weights = self.student.weights(stored=True)
         for text in texts:
@@ -227,7 +227,7 @@ class Trainer:
         for row, example in enumerate(examples):
             count = len(example.tokens)
             ids[row, :count] = example.tokens
-            # What follows the last token is not known.
+            # The token that follows the last one is not known.
             told = example.weights
             weights[row, : count - 1] = 1.0 if told is None else told[1:]
         wanted = weights > 0
@@ -242,7 +242,7 @@ class Trainer:
         return _Batch(*(torch.from_numpy(array).to(self._device) for array in arrays))
 
     def _save(self) -> None:
-        """A killed write leaves the old file whole."""
+        """Save the state atomically: a killed write leaves the old file whole."""
         partial = self._path.with_suffix(".partial")
         parameters = {name: p.detach() for name, p in self.student.parameters.items()}
         state = {"step": self.step, "model": parameters, "optimiser": self._optimiser.state()}
@@ -259,15 +259,15 @@ class Trainer:
 
 
 class _Batch(NamedTuple):
-    """Texts padded to one length, and what is known of the rows that count.
+    """Texts padded to one length, and the data of the rows that count.
 
     Attributes:
         ids: [texts, tokens].
         wanted: [texts, tokens] which rows count.
         targets: [rows] the tokens that follow them.
-        weights: [rows] of their losses.
-        tokens: [rows, k] the teacher's likeliest.
-        log_probs: [rows, k] the teacher's.
+        weights: [rows] weights of their losses.
+        tokens: [rows, k] the teacher's likeliest tokens.
+        log_probs: [rows, k] the teacher's log-probabilities.
     """
 
     ids: Tensor
@@ -279,15 +279,15 @@ class _Batch(NamedTuple):
 
 
 def rate_factor(step: int, steps: int) -> float:
-    """Share of the peak rate."""
+    """Return the share of the peak rate in a step."""
     warm_up = max(1, round(_WARM_UP * steps))
     return min((step + 1) / warm_up, (steps - step) / max(1, steps - warm_up))
 
 
 def batches(lengths: Sequence[int], batch_tokens: int, seed: int) -> Iterator[list[int]]:
-    """Numbers of texts, for ever: every text once before any comes again, in another order each time.
+    """Yield batches of text numbers endlessly: every text once per epoch, in another order each time.
 
-    A batch has texts of similar length, ``batch_tokens`` with their padding at most.
+    A batch has texts of similar length, with at most ``batch_tokens`` tokens including padding.
     """
     for epoch in itertools.count():
         random = np.random.default_rng([seed, epoch])
@@ -304,7 +304,7 @@ def batches(lengths: Sequence[int], batch_tokens: int, seed: int) -> Iterator[li
 
 
 def _cut(texts: Sequence[int], lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """``texts`` by length, shortest first."""
+    """Yield batches of ``texts``, which are sorted by length, shortest first."""
     batch: list[int] = []
     for text in texts:
         width = lengths[text]
@@ -318,5 +318,5 @@ def _cut(texts: Sequence[int], lengths: Sequence[int], batch_tokens: int) -> Ite
 
 
 def told(options: Options) -> str:
-    """All of the options but how often the state is saved, the same for equal ones."""
+    """Return a text of all options except ``save_every``, the same for equal options."""
     return repr(dataclasses.replace(options, save_every=0))

@@ -1,4 +1,4 @@
-"""The vocabulary every package shares: what is asked of the engine and what it answers.
+"""Types shared by every package: requests to the engine and the outputs it returns.
 
 These structs cross the process boundary as msgpack (see ``service/frames.py``), so they hold plain
 values only: no tensors, no callables.

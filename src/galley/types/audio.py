@@ -9,7 +9,7 @@ from galley.errors import RequestError
 FLOAT_BYTES: Final = 4
 
 SampleType: TypeAlias = Literal["s16le", "s24le", "s32le", "f32le", "u8", "mulaw", "alaw"]
-"""FFmpeg's names of samples without a header."""
+"""FFmpeg's names of headerless sample formats."""
 
 
 class EncoderInput(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +63,7 @@ class TimestampRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpeechRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which tokens a transcript may have, and what is reported about its audio.
+    """Restrictions on a transcript's tokens, and values to report about its audio.
 
     Attributes:
         suppress_tokens: never chosen.
@@ -90,9 +90,9 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True, tag="alignment"):
     """Cross-attention weights of the decoder's alignment heads over a text.
 
     Attributes:
-        tokens: of the request's prompt, which holds the text.
-        heads: alignment heads.
-        rows: of the encoder's output.
+        tokens: number of tokens of the request's prompt, which contains the text.
+        heads: number of alignment heads.
+        rows: number of rows of the encoder's output.
         data: ``[tokens, heads, rows]``, float32, little-endian; the weights of a token and head sum to 1.
     """
 
@@ -107,7 +107,7 @@ class SpeechInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         mels: mel bands of a frame.
-        max_frames: of the longest encoder input.
+        max_frames: frames of the longest encoder input.
         stride: input frames for each row of the encoder's output.
         start_token: ``<|startoftranscript|>``, which begins every transcript.
         previous_token: ``<|startofprev|>``, in front of earlier text; None if the checkpoint names none.
@@ -119,7 +119,7 @@ class SpeechInfo(msgspec.Struct, frozen=True, kw_only=True):
         max_initial_timestamp: see :class:`TimestampRules`.
         alignment_heads: (decoder layer, head) of the heads whose cross-attention follows the speech; empty
             for a large model whose checkpoint names none.
-        low_confidence: mean token probability below which a transcript is told to be doubtful; None for a
+        low_confidence: mean token probability below which a transcript is reported as doubtful; None for a
             checkpoint that names none (Galley's own field of generation_config.json).
     """
 
@@ -143,12 +143,12 @@ class SpeechInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.rows_of(self.max_frames)
 
     def rows_of(self, frames: int) -> int:
-        """Rows of the encoder's output for an encoder input of ``frames``; each takes a KV position."""
+        """Return the rows of the encoder's output for ``frames`` input frames; each takes a KV position."""
         return -(-frames // self.stride)
 
     @property
     def tasks_done(self) -> tuple[Literal["transcribe", "translate", "align"], ...]:
-        """What the model does (see ``types.Task``)."""
+        """Tasks that the model performs (see ``types.Task``)."""
         done: list[Literal["transcribe", "translate", "align"]] = ["transcribe"]
         if "translate" in self.tasks:
             done.append("translate")

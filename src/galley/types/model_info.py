@@ -1,4 +1,4 @@
-"""What an engine tells of itself and of the model that it runs.
+"""Information that an engine reports about itself and the model it runs.
 
 These structs cross the process boundary as msgpack, as those of :mod:`galley.types` do.
 """
@@ -14,27 +14,27 @@ from galley.types.sampling import SamplingDefaults
 from galley.types.sizes import BLOCK_TOKENS, blocks_for
 
 EngineState = Literal["starting", "ready", "stalled", "recovering", "failed", "closed"]
-"""Whether an engine takes requests, as its client sees it."""
+"""State of an engine, as its client sees it: whether it accepts requests."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot after a step. Counters only grow; gauges are as of now.
+    """A snapshot after a step. Counters only grow; gauges hold the current value.
 
     Attributes:
         batch_sequences, batch_tokens: gauges: sequences of the latest step, and rows as the token budget
             counts them.
-        prompt_proposed_tokens and so on: counters: guesses that were verified, by proposer.
-        prompt_accepted_tokens and so on: counters: those of them that were right.
+        prompt_proposed_tokens and so on: counters: draft tokens that were verified, by proposer.
+        prompt_accepted_tokens and so on: counters: those of them that were accepted.
         busy_seconds: counter: time that was divided among requests; see ``engine/step_meter.py``.
-        adapters_loaded: gauge: LoRA adapters in memory, or on their way there.
-        adapter_loads, adapter_evictions: counters: of these, and of those that made room for others.
+        adapters_loaded: gauge: LoRA adapters loaded or being loaded.
+        adapter_loads, adapter_evictions: counters: adapters loaded, and adapters evicted to make room.
         expert_cache_bytes: gauge: memory for experts that are on disk.
         expert_hits, expert_misses: counters: experts that a step's rows chose in a layer, by whether they
             were in memory or had to be read.
-        expert_evictions, expert_read_bytes, expert_read_seconds: counters: experts that made room for
-            those, and what reading took.
-        schedule_seconds, forward_seconds, sample_seconds, emit_seconds: counters: where the time of steps
-            went. What ``forward_seconds`` counts includes ``sample_seconds``, and steps of a draft model.
+        expert_evictions, expert_read_bytes, expert_read_seconds: counters: experts evicted to make room for
+            those read, and the bytes and time of the reads.
+        schedule_seconds, forward_seconds, sample_seconds, emit_seconds: counters: time spent in each part
+            of the steps. ``forward_seconds`` includes ``sample_seconds`` and the steps of a draft model.
     """
 
     running: int = 0
@@ -76,25 +76,25 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExpertCosts(msgspec.Struct, frozen=True):
-    """Of a mixture of experts: ``bytes`` of all its experts, of which a row reads the share ``share``."""
+    """Costs of a mixture of experts: ``bytes`` of all its experts, of which a row reads ``share``."""
 
     bytes: int = 0
     share: float = 0.0
 
     def further(self, rows: int) -> int:
-        """Bytes that a step of so many rows reads beyond those of one row, if all experts are as likely."""
+        """Return the bytes read beyond those of one row by ``rows`` rows, all experts equally likely."""
         return round(self.bytes * (1 - self.share - (1 - self.share) ** rows))
 
 
 class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step of a model reads and computes, apart from attention's own arithmetic.
+    """The data that a step of a model reads and its operations, attention's own arithmetic excluded.
 
     Attributes:
-        weight_bytes: read by a step of one row, in the executor's layout.
-        kv_bytes_per_token: keys and values that are read for each token of a sequence's context.
-        row_operations: of linear layers for each token; a product and its addition are two.
-        logit_operations: the same for each token whose logits are wanted, on top.
-        experts: of which further rows read more.
+        weight_bytes: bytes of weights that a step of one row reads, in the executor's layout.
+        kv_bytes_per_token: bytes of keys and values read for each token of a sequence's context.
+        row_operations: operations of linear layers for each token; a multiply-add counts as two.
+        logit_operations: additional operations for each token whose logits are requested.
+        experts: costs of the experts, of which further rows read more.
     """
 
     weight_bytes: int
@@ -104,29 +104,29 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
     experts: ExpertCosts = ExpertCosts()
 
     def weights_read(self, rows: int) -> int:
-        """Bytes of weights that a step of so many rows reads."""
+        """Return the bytes of weights that a step of ``rows`` rows reads."""
         return self.weight_bytes + self.experts.further(rows)
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model takes of the memory and how it runs, by arithmetic, before its weights are loaded.
+    """A model's memory use and how it runs, computed before its weights are loaded.
 
     Attributes:
-        family: of the model, such as "llama".
-        parameters: numbers in the checkpoint.
+        family: the model's family, such as "llama".
+        parameters: number of values in the checkpoint.
         executor, isa, device, threads: what runs it; ``isa`` is empty where there is no choice of kernels.
-        quantize, inputs, kv_dtype: types of weights, of what is multiplied with them, and of the KV cache.
+        quantize, inputs, kv_dtype: types of weights, of the inputs multiplied by them, and of the KV cache.
         max_model_len: longest context, in tokens.
-        step_tokens: token budget of a step, which the buffers are for.
-        weights, buffers: bytes of weights, and of all that lies between ops.
-        kv_per_token: bytes of keys and values that a token takes.
-        kv_tokens, kv: tokens that the KV cache holds, and its bytes.
-        state_slots, states: how many states of recurrent layers there is room for, and their bytes.
+        step_tokens: token budget of a step, for which the buffers are sized.
+        weights, buffers: bytes of weights, and of all buffers between ops.
+        kv_per_token: bytes of a token's keys and values.
+        kv_tokens, kv: capacity of the KV cache in tokens, and its bytes.
+        state_slots, states: number of states of recurrent layers that fit, and their bytes.
         reserve: bytes kept for the server, text workers and unread answers.
         adapters: bytes of the slots for LoRA adapters, when all are taken.
-        experts: bytes for experts that are on disk; 0: ``weights`` includes all there are.
-        experts_on_disk, experts_of_token: bytes of all of them, and of those that a token goes to.
-        available: bytes that can still be taken, of the machine, the container or the device.
+        experts: bytes of the memory for experts that are on disk; 0: ``weights`` includes all experts.
+        experts_on_disk, experts_of_token: bytes of all experts on disk, and of those a token is routed to.
+        available: bytes still available on the machine, in the container or on the device.
         requests: (tokens of a request, prompt and output; how many such requests run at a time).
     """
 
@@ -158,31 +158,31 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total(self) -> int:
-        """Bytes of all parts."""
+        """Total bytes of all parts."""
         held = self.weights + self.experts + self.adapters
         cache = self.kv + self.states
         return held + cache + self.buffers + self.reserve
 
     @property
     def fits(self) -> bool:
-        """Whether as much is available."""
+        """Whether the total fits in the available memory."""
         return self.total <= self.available
 
 
 OnLedger: TypeAlias = Callable[[Ledger], None]
-"""Told what a model will take of the memory, before its weights are loaded."""
+"""Called with a model's memory ledger before its weights are loaded."""
 
 
 class WeightReceipt(msgspec.Struct, frozen=True, kw_only=True):
-    """What a served model's weights are, and what making them so cost.
+    """The weight types of a served model, how they were made, and the measured loss of quality.
 
     Attributes:
-        kind: of the matrices, such as "int4 (group 128, BF16 scales)"; several with their shares.
-        method: how they were made: "none", "rtn", what the checkpoint says, such as
-            "gptq", or "gguf" for a file of integers that does not say.
-        calibration: digest of the data that the method saw; empty if it saw none.
-        kl, kl99: mean and 99 % KL divergence from unquantised weights, in nats; None: not measured.
-        top1: share of positions at which both think the same token the likeliest.
+        kind: type of the matrices, such as "int4 (group 128, BF16 scales)"; several with their shares.
+        method: how they were made: "none", "rtn", the method that the checkpoint names, such as
+            "gptq", or "gguf" for a file of integers that names none.
+        calibration: digest of the data that the method used; empty if it used none.
+        kl, kl99: mean and 99 % KL divergence from unquantized weights, in nats; None: not measured.
+        top1: share of positions at which both models rank the same token first.
     """
 
     kind: str
@@ -194,16 +194,16 @@ class WeightReceipt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EmbeddingInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model says of the vectors or scores that it makes.
+    """Properties of the vectors or scores that a model produces.
 
     Attributes:
-        pooling: how, such as "mean".
-        normalized: vectors have length 1.
-        width: numbers of a vector; 1 for scores.
-        dimensions: to which a vector may be cut; empty: to any.
-        prompts: name -> what is put before a text.
-        default_prompt: the name of the one that is put before texts without a name; None: none is.
-        pair_types: the second text of a pair has tokens of type 1.
+        pooling: method of pooling, such as "mean".
+        normalized: whether vectors have length 1.
+        width: number of elements of a vector; 1 for scores.
+        dimensions: lengths to which a vector may be cut; empty: any.
+        prompts: name -> prefix that is put before a text.
+        default_prompt: name of the prompt used for texts that name none; None: no prompt is used.
+        pair_types: whether the second text of a pair has tokens of type 1.
     """
 
     pooling: str
@@ -216,17 +216,17 @@ class EmbeddingInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a ready engine says of itself.
+    """Properties that a ready engine reports.
 
     Attributes:
-        tasks: what the model does; a request for anything else is refused.
-        speech: what a model that transcribes says of its audio; None for all others.
-        ledger: of the memory; None from an engine that keeps none.
-        grammars: whether texts can be made to follow one (``SamplingParams.grammar``).
+        tasks: tasks that the model performs; a request for any other is refused.
+        speech: input format and special tokens of a model that transcribes; None for all others.
+        ledger: ledger of the memory; None from an engine that keeps none.
+        grammars: whether texts can be constrained by a grammar (``SamplingParams.grammar``).
         adapters: slots for LoRA adapters in memory; 0: the model takes none.
-        recurrent: it keeps a state for each sequence, which cannot be forked for a beam search.
-        weights: their kinds and what these cost; None from an engine that does not tell.
-        embedding: of a model that embeds or reranks; it has no KV cache. None for all others.
+        recurrent: whether it keeps a state for each sequence, which cannot be forked for a beam search.
+        weights: types of the weights and their measured loss; None from an engine that reports none.
+        embedding: properties of a model that embeds or reranks, which has no KV cache. None for all others.
     """
 
     name: str
@@ -255,11 +255,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_request_tokens(self) -> int:
-        """The most tokens, prompt plus output, that one request can ever hold beside its audio."""
+        """Maximum tokens, prompt plus output, that one request can hold in addition to its audio."""
         return self.max_beam_tokens(1)
 
     def max_beam_tokens(self, beams: int) -> int:
-        """The most tokens of each of so many hypotheses, in the worst case that they share no block."""
+        """Return the maximum tokens of each of ``beams`` hypotheses if they share no block (worst case)."""
         if self.embedding is not None:
             return self.max_model_len
         audio = 0 if self.speech is None else blocks_for(self.speech.max_rows)

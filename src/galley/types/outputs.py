@@ -1,4 +1,4 @@
-"""What an engine answers to a request."""
+"""The output of an engine for a request."""
 
 from typing import Literal, TypeAlias
 
@@ -21,11 +21,11 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Timing(msgspec.Struct, frozen=True, array_like=True):
-    """Seconds since the request's arrival, on the engine's clock, as of the Output that carries it.
+    """Times in seconds since the request's arrival, on the engine's clock, at the Output that carries them.
 
     Attributes:
         engine_seconds: the request's share of the engine's time so far; see ``engine/step_meter.py``.
-        proposed, accepted: guessed tokens that were verified so far, and those of them that were right.
+        proposed, accepted: draft tokens verified so far, and those of them that were accepted.
     """
 
     queued: float = 0.0
@@ -38,7 +38,7 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tokens"):
-    """What a step adds to a text or a transcript.
+    """The tokens that a step adds to a text or a transcript.
 
     Attributes:
         tokens: new since the last Output. A stop token is the last of them.
@@ -66,21 +66,21 @@ class Vector(msgspec.Struct, frozen=True, tag="vector"):
 
 
 Result: TypeAlias = Tokens | Vector | Alignment
-"""What a request brings, by its kind. A new kind is a tagged struct and its name here."""
+"""The result of a request, by its kind. A new kind is a tagged struct that is added to this union."""
 
 _NO_TOKENS = Tokens()
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one engine step produced for one request: an envelope, and a result of the request's kind.
+    """The output of one engine step for one request: an envelope, and a result of the request's kind.
 
     Attributes:
-        request_id: whose it is.
-        result: what it brings; None if there is nothing to bring, as of a request that failed.
+        request_id: id of the request.
+        result: the result; None if there is none, as for a request that failed.
         cached_tokens: prompt tokens that the prefix cache supplied.
-        finish_reason: in the last Output of a request.
-        error: what happened, where ``finish_reason`` is "error".
-        timing: comes with the first and the last Output, and with each that may be the last because the
+        finish_reason: set in the last Output of a request.
+        error: description of the failure, where ``finish_reason`` is "error".
+        timing: set in the first and the last Output, and in each that may be the last because the
             request has stop strings.
     """
 
@@ -93,10 +93,10 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def generated(self) -> Tokens:
-        """The result of a request for tokens; no tokens if it is of another kind."""
+        """Return the result of a request for tokens; empty Tokens if the result is of another kind."""
         return self.result if isinstance(self.result, Tokens) else _NO_TOKENS
 
     @property
     def tokens(self) -> list[int]:
-        """The new tokens of a request for tokens."""
+        """New tokens of a request that generates tokens."""
         return self.generated.tokens

@@ -1,4 +1,4 @@
-"""What is asked of an engine: an envelope, and a payload for each kind of request."""
+"""A request to an engine: an envelope, and a payload for each kind of request."""
 
 from typing import Final, Literal, Self, TypeAlias
 
@@ -8,21 +8,22 @@ from galley.types.audio import NO_RULES, EncoderInput, SpeechRules
 from galley.types.sampling import SamplingParams
 
 LIVE_PRIORITY: Final = -1000
-"""Of audio that is spoken now: before all that an API request may ask for."""
+"""Priority of live audio: ahead of every priority that an API request may set."""
 
 Task = Literal["generate", "score", "transcribe", "translate", "align", "embed", "rerank"]
-"""What a model can be asked for: to continue a text, to tell the log-probabilities of a given text's
-tokens, to write down speech in its language or in English, to time the tokens of a given transcript, to
-make a vector of a text, and to score how well a text answers another."""
+"""Tasks of a model: to continue a text, to report the log-probabilities of a given text's tokens, to
+transcribe speech in its language or translate it into English, to time the tokens of a given transcript, to
+embed a text as a vector, and to score how well a text answers another."""
 
 
 class Adapter(msgspec.Struct, frozen=True):
     """A LoRA adapter that a request may name.
 
     Attributes:
-        name: in the API.
-        path: of its folder, in PEFT's layout.
-        digest: of the state of its files: adapters of the same name never share keys and values.
+        name: its name in the API.
+        path: path of its folder, in PEFT's layout.
+        digest: digest of the state of its files: different adapters of the same name never share keys and
+            values.
     """
 
     name: str
@@ -31,24 +32,24 @@ class Adapter(msgspec.Struct, frozen=True):
 
 
 class Payload(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What admission and recovery need to know of any kind of request."""
+    """Properties of every kind of request that admission and recovery need."""
 
     @property
     def reads(self) -> int:
-        """Tokens, or what else the kind counts, that are computed before the first output."""
+        """Return the tokens, or other units of the kind, that are computed before the first output."""
         return 0
 
     @property
     def writes(self) -> int:
-        """Most output tokens."""
+        """Return the maximum number of output tokens."""
         return 0
 
     def resumed(self, tokens: list[int], *, answered: bool) -> Self:
-        """What a new engine needs, after the last one died.
+        """Return the payload to submit to a new engine after the last one died.
 
         Args:
-            tokens: delivered so far.
-            answered: an Output has come; what comes with the first one is not computed twice.
+            tokens: tokens delivered so far.
+            answered: whether an Output has arrived; the contents of the first one are not computed again.
         """
         return self
 
@@ -58,7 +59,7 @@ class Generate(Payload, frozen=True, kw_only=True, tag="generate"):
 
     Attributes:
         prompt: token ids, at least one.
-        sampling: resolved; ``seed`` and ``max_tokens`` are set; ``stop`` strings are for others to find.
+        sampling: resolved; ``seed`` and ``max_tokens`` are set; others look for ``stop`` strings.
         output: tokens already delivered, when a request is resubmitted to a new engine.
     """
 
@@ -68,21 +69,21 @@ class Generate(Payload, frozen=True, kw_only=True, tag="generate"):
 
     @property
     def rules(self) -> SpeechRules:
-        """None: only transcripts have any."""
+        """Return the empty rules: only transcripts have any."""
         return NO_RULES
 
     @property
     def reads(self) -> int:
-        """The prompt."""
+        """Return the number of prompt tokens."""
         return len(self.prompt)
 
     @property
     def writes(self) -> int:
-        """``max_tokens``."""
+        """Return ``max_tokens``."""
         return self.sampling.max_tokens or 0
 
     def resumed(self, tokens: list[int], *, answered: bool) -> Self:
-        """With the tokens that were delivered as its output."""
+        """Return the payload with the delivered tokens as its output."""
         sampling = self.sampling
         if answered:
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
@@ -90,13 +91,13 @@ class Generate(Payload, frozen=True, kw_only=True, tag="generate"):
 
 
 class Transcribe(Payload, frozen=True, kw_only=True, tag="transcribe"):
-    """Audio to write down, or to tell the language of.
+    """Audio to transcribe, or whose language is to be detected.
 
     Attributes:
         prompt: token ids, at least one.
         encoder_input: the audio.
-        sampling, output: as of :class:`Generate`.
-        rules: which tokens may be chosen.
+        sampling, output: as for :class:`Generate`.
+        rules: restrictions on the tokens that may be chosen.
     """
 
     prompt: list[int]
@@ -107,16 +108,16 @@ class Transcribe(Payload, frozen=True, kw_only=True, tag="transcribe"):
 
     @property
     def reads(self) -> int:
-        """The prompt."""
+        """Return the number of prompt tokens."""
         return len(self.prompt)
 
     @property
     def writes(self) -> int:
-        """``max_tokens``."""
+        """Return ``max_tokens``."""
         return self.sampling.max_tokens or 0
 
     def resumed(self, tokens: list[int], *, answered: bool) -> Self:
-        """With the tokens that were delivered as its output."""
+        """Return the payload with the delivered tokens as its output."""
         sampling, rules = self.sampling, self.rules
         if answered:
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
@@ -125,10 +126,10 @@ class Transcribe(Payload, frozen=True, kw_only=True, tag="transcribe"):
 
 
 class Align(Payload, frozen=True, kw_only=True, tag="align"):
-    """Where the alignment heads of a speech model look at each token of a given text.
+    """A text to align with audio by the attention of a speech model's alignment heads to each token.
 
     Attributes:
-        prompt: token ids of the text, those that begin a transcript included.
+        prompt: token ids of the text, including those that begin a transcript.
         encoder_input: the audio.
     """
 
@@ -137,17 +138,17 @@ class Align(Payload, frozen=True, kw_only=True, tag="align"):
 
     @property
     def reads(self) -> int:
-        """The prompt."""
+        """Return the number of prompt tokens."""
         return len(self.prompt)
 
 
 class Embed(Payload, frozen=True, kw_only=True, tag="embed"):
-    """The vector of a text, or the score of a pair of texts.
+    """A text to embed as a vector, or a pair of texts to score.
 
     Attributes:
         prompt: token ids of the text, or of both texts of a pair; at least one.
         second: the first token of the pair's second text, whose tokens are of type 1; 0: all are of type 0.
-        dimensions: of the vector; 0: as many as the checkpoint says.
+        dimensions: length of the vector; 0: the checkpoint's default.
     """
 
     prompt: list[int]
@@ -156,32 +157,32 @@ class Embed(Payload, frozen=True, kw_only=True, tag="embed"):
 
     @property
     def reads(self) -> int:
-        """All of the text."""
+        """Return the number of tokens of the whole text."""
         return len(self.prompt)
 
 
 Written: TypeAlias = Generate | Transcribe
-"""What brings tokens, drawn one after another."""
+"""Payloads that produce tokens, sampled one after another."""
 
 Decoded: TypeAlias = Written | Align
-"""What a decoder runs for: a sequence of tokens with keys and values."""
+"""Payloads that a decoder runs for: a sequence of tokens with keys and values."""
 
 AnyPayload: TypeAlias = Generate | Transcribe | Align | Embed
-"""A new kind of request is a tagged struct above, and its name here."""
+"""Any payload. A new kind of request is a tagged struct above that is added to this union."""
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The envelope of a request: who it is of and when its turn comes, whatever the payload.
+    """The envelope of a request: who sent it and when it is scheduled, whatever the payload.
 
     Attributes:
         id: unique among live requests.
-        payload: what is asked.
-        priority: lower is sooner; see ``engine/scheduler.py`` for how waiting makes up for it.
+        payload: the work that is requested.
+        priority: lower is sooner; see ``engine/scheduler.py`` for how waiting offsets it.
         cache_salt: requests share cached prefixes only with the same salt (tenant).
-        tenant: who asks; tenants that compete for the engine share its token budget by ``weight``.
-        weight: of the tenant, positive.
+        tenant: who sent the request; tenants that compete share the engine's token budget by ``weight``.
+        weight: weight of the tenant, positive.
         tenant_priority: of the tenant among tenants, lower is sooner; ``priority`` orders a tenant's own.
-        adapter: that is added to the model; None: the model alone.
+        adapter: LoRA adapter that is added to the model; None: the model alone.
     """
 
     id: str

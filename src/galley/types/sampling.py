@@ -1,4 +1,4 @@
-"""How the tokens of one request are chosen."""
+"""Sampling parameters: how the tokens of one request are chosen."""
 
 import math
 from typing import Final, Literal
@@ -9,7 +9,7 @@ from galley.errors import RequestError
 from galley.types.sizes import MAX_COUNT
 
 MAX_LOGPROBS: Final = 20
-"""Most alternatives per token that ``logprobs`` may ask for (OpenAI's limit)."""
+"""Maximum alternatives per token that ``logprobs`` may request (OpenAI's limit)."""
 
 MAX_STOP_STRINGS: Final = 16
 MAX_STOP_CHARS: Final = 1024
@@ -20,13 +20,13 @@ MAX_LOGIT_BIAS: Final = 1024
 
 
 class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a text must be like; see ``docs/operations/structured-output.md``.
+    """A grammar that a text must follow; see ``docs/operations/structured-output.md``.
 
     Attributes:
-        kind: how ``source`` says it. "compiled" is llguidance's own notation, which
+        kind: notation of ``source``. "compiled" is llguidance's own notation, which
             :func:`galley.grammar.check.check` makes of the others; an engine takes no other.
         source: a JSON schema, a regular expression, a JSON array of texts, or a grammar in Lark's notation
-            or in GBNF; of the kind "chat" what :func:`galley.tools.grammar.grammar_of` makes.
+            or in GBNF; for the kind "chat", the result of :func:`galley.tools.grammar.grammar_of`.
     """
 
     kind: Literal["json_schema", "regex", "choice", "grammar", "chat", "compiled"]
@@ -34,12 +34,12 @@ class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many tokens of thinking an output may have; then the token that ends it is chosen.
+    """Limit of the thinking tokens in an output, after which the token that ends thinking is chosen.
 
     Attributes:
         end: the token that ends thinking.
-        begin: tokens that begin it, one after the other.
-        begun: the prompt ends within the thinking.
+        begin: sequence of tokens that begins it.
+        begun: whether the prompt ends within the thinking.
     """
 
     max_tokens: int
@@ -64,20 +64,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     Attributes:
         temperature: 0 is greedy and exact.
-        top_p: nucleus mass kept, in [0, 1]; of 0 the likeliest token is left.
+        top_p: nucleus mass kept, in [0, 1]; 0 keeps only the likeliest token.
         top_k: candidates kept; 0 or -1 keeps all.
         min_p: keeps candidates with at least this share of the best one's probability.
         repetition_penalty: in [0.01, 100]; divides positive and multiplies negative logits of tokens that
-            prompt or output have (CTRL, arXiv:1909.05858).
-        presence_penalty, frequency_penalty: in [-2, 2], subtracted from the logits of tokens that the
-            output has, once or per occurrence (OpenAI API).
-        penalty_window: these penalties see so many of the last tokens; -1: all, 0: none.
+            occur in the prompt or the output (CTRL, arXiv:1909.05858).
+        presence_penalty, frequency_penalty: in [-2, 2], subtracted from the logits of tokens that occur in
+            the output, once or per occurrence (OpenAI API).
+        penalty_window: number of latest tokens that these penalties consider; -1: all, 0: none.
         logit_bias: token id -> value in [-100, 100] added to its logit.
         seed: 64-bit; the same seed gives the same text at any load. ``None`` draws one, and so does -1,
-            which is made ``None``.
+            which is converted to ``None``.
         n: independent choices for each prompt.
         max_tokens: ``None`` means the model's default, or the rest of the context.
-        min_tokens: end-of-sequence, stop tokens and stop strings are held off until then.
+        min_tokens: end-of-sequence, stop tokens and stop strings have no effect before this many tokens.
         stop: strings that end the text; they are not part of it.
         stop_token_ids: token ids that end the text like an end-of-sequence token.
         ignore_eos: do not end at the model's end-of-sequence tokens.
@@ -85,15 +85,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         prompt_logprobs: the same for the prompt's tokens after the first.
         scores: report the log-probability of each chosen token among those that penalties and rules left,
             at temperature 1. Whisper's average log-probability is the mean of these.
-        num_beams: above 1, a beam search of so many hypotheses instead of a choice at each token (see
-            ``engine/tasks/beam_search.py``); needs temperature 0 and nothing that changes logits but a
-            transcript's rules. The best hypothesis comes at the end, in one Output; its ``scores`` are as
-            those of ``scores``.
-        speculation: "auto" lets the engine verify guesses of the next tokens, as its setting says;
-            "off" none. The text is the same.
-        grammar: tokens that would leave it are not chosen, and the text ends with it at the latest.
-        thinking: how much of the output may be thinking; None: no limit.
-        length_penalty: a finished hypothesis counts with its log-probability divided by its length to this
+        num_beams: above 1, a beam search with this many hypotheses instead of a choice at each token (see
+            ``engine/tasks/beam_search.py``); needs temperature 0 and nothing that changes logits except a
+            transcript's rules. The best hypothesis is returned at the end, in one Output; its ``scores``
+            are defined like those of ``scores``.
+        speculation: "auto" lets the engine verify draft tokens, as its setting specifies; "off" disables
+            this. The text is the same.
+        grammar: tokens that would violate it are not chosen, and the text ends with it at the latest.
+        thinking: limit of the output's thinking tokens; None: no limit.
+        length_penalty: a finished hypothesis is ranked by its log-probability divided by its length to this
             power.
 
     Raises:
@@ -154,7 +154,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         self._check_grammar()
 
     def _coerce_sequences(self) -> None:
-        """A single stop string is what it looks like; lists are as good as tuples."""
+        """Convert a single stop string to a tuple of one, and lists to tuples."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         msgspec.structs.force_setattr(self, "stop", stop)
         msgspec.structs.force_setattr(self, "stop_token_ids", tuple(self.stop_token_ids))
@@ -227,7 +227,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             )
 
     def _check_grammar(self) -> None:
-        """Where a text ends is the grammar's business; a beam search would need one for each hypothesis."""
+        """Check that only the grammar decides where the text ends, and that no beam search is requested.
+
+        A beam search would need a grammar for each hypothesis.
+        """
         if self.grammar is None:
             return
         for name in ("num_beams", "min_tokens", "ignore_eos"):
@@ -240,10 +243,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 )
 
     def resolved(self, defaults: "SamplingDefaults") -> "SamplingParams":
-        """The same parameters with every ``None`` that stands for a model default replaced."""
+        """Return the parameters with every ``None`` that stands for a model default replaced."""
         changes: dict[str, float | int] = {}
         for name in defaults.__struct_fields__:
-            # How many tokens there is room for is not known here.
+            # The room for output tokens is not known here.
             if name != "max_tokens" and getattr(self, name) is None:
                 changes[name] = getattr(defaults, name)
         return msgspec.structs.replace(self, **changes) if changes else self
@@ -259,7 +262,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
     """A model's default sampling, from ``generation_config.json`` or the settings.
 
     Attributes:
-        max_tokens: of an output, as far as the context has room; None: all the room.
+        max_tokens: maximum tokens of an output, limited by the context; None: the rest of the context.
     """
 
     temperature: float = 1.0

@@ -7,12 +7,12 @@ BLOCK_TOKENS: Final = 16
 """Tokens in one KV block. Also the row tile of the reference executor (see ``ops/tiles.py``)."""
 
 MAX_COUNT: Final = 2**31 - 1
-"""Bound of plain counts: far beyond use, and small enough for every encoding."""
+"""Bound of plain counts: far above any practical value, and small enough for every encoding."""
 
 OnPhase: TypeAlias = Callable[[str, float], None]
-"""Told the name and the seconds of each start-up phase as it ends."""
+"""Called with the name and the seconds of each start-up phase as it ends."""
 
 
 def blocks_for(positions: int) -> int:
-    """KV blocks that many tokens or encoder rows take."""
+    """Return the number of KV blocks that ``positions`` tokens or encoder rows take."""
     return -(-positions // BLOCK_TOKENS)

@@ -5,27 +5,27 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 WeightDtypeName = Literal["float32", "bf16", "f16", "int8", "int4"]
-"""What dense matrices may become when a model is loaded: the types that an executor has."""
+"""Types that dense matrices may be converted to when a model is loaded: those that an executor has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightDtype:
-    """One type of weights.
+    """One weight type.
 
     Attributes:
         name: as settings, kernels and reports spell it.
-        bits: of one weight, without scales.
-        aliases: other spellings that are accepted where a type of weights is named.
+        bits: bits of one weight, without scales.
+        aliases: other spellings that are accepted where a weight type is named.
         element: safetensors' name of it for a dense tensor; empty for integers and FP8.
         is_integer: whether weights are integers with scales.
         scales: element type of the scales, if there are any: of integers rounded at load, and of FP8.
-        grouped: whether a row rounded at load has a scale for each group of columns; else for all of it.
+        grouped: whether a row rounded at load has a scale for each group of columns, rather than one.
         zero_points: whether checkpoints may have a zero point for each group.
-        executors: those that run it.
-        inputs: what executor "cpu" multiplies it with, first what some instruction set is fastest with.
-        products: kind of machine -> input types that it is multiplied with in a plan, of which the first
-            that the machine has counts; "" stands for the kinds that are not named.
-        layout: type whose bytes it has in a plan, where that is another.
+        executors: executors that run it.
+        inputs: input types that executor "cpu" multiplies it by; the fastest on some instruction set first.
+        products: machine type -> input types that it is multiplied by in a plan, of which the first that
+            the machine supports is used; "" stands for the machine types that are not named.
+        layout: type whose bytes it has in a plan, if that is a different one.
     """
 
     name: str
@@ -43,11 +43,11 @@ class WeightDtype:
 
     @property
     def bytes(self) -> float:
-        """Of one weight, without scales."""
+        """Bytes of one weight, without scales."""
         return self.bits / 8
 
     def products_on(self, machine: str) -> tuple[str, ...]:
-        """Input types on a kind of machine, preferred first; none if it does not run there."""
+        """Return the input types on a machine type, preferred first; none if it does not run there."""
         return self.products.get(machine, self.products.get("", ()))
 
 
@@ -113,18 +113,18 @@ RUNNABLE: Final = tuple(name for name, one in WEIGHT_DTYPES.items() if one.execu
 """Names of the types that some executor runs: the members of :data:`WeightDtypeName`."""
 
 INTEGERS: Final = tuple(name for name, one in WEIGHT_DTYPES.items() if one.is_integer)
-"""Names of the types of integers, the largest first."""
+"""Names of the integer types, the largest first."""
 
 HALVES: Final = tuple(
     name for name, one in WEIGHT_DTYPES.items() if one.bits == 16 and not one.scales
 )
-"""Names of the floats of 16 bits."""
+"""Names of the 16-bit float types."""
 
 COMPARED: Final = ("bf16", "int8", "int4")
-"""What a plan compares unless it is told otherwise."""
+"""Types that a plan compares by default."""
 
 SMALLEST: Final = min(RUNNABLE, key=lambda name: WEIGHT_DTYPES[name].bits)
-"""Name of the type of the fewest bits that some executor runs."""
+"""Name of the type with the fewest bits that some executor runs."""
 
 SPELLINGS: Final[Mapping[str, str]] = {
     alias: name for name, one in WEIGHT_DTYPES.items() for alias in one.aliases
@@ -132,10 +132,10 @@ SPELLINGS: Final[Mapping[str, str]] = {
 """Other spelling -> name."""
 
 ACTIVATION_SPELLINGS: Final[Mapping[str, str]] = {"bf16": "bfloat16", "f32": "float32"}
-"""Other spelling -> name of a type of inputs, keys, values or arithmetic, which has the long name."""
+"""Other spelling -> long name of a type of inputs, keys, values or arithmetic."""
 
 
 def smaller_than(name: str) -> tuple[str, ...]:
-    """Names of the types with fewer bits that some executor runs, the largest first."""
+    """Return the names of the types with fewer bits that some executor runs, the largest first."""
     bits = WEIGHT_DTYPES[name].bits
     return tuple(other for other in RUNNABLE if WEIGHT_DTYPES[other].bits < bits)

@@ -1,1 +1,1 @@
-"""Load on a server with OpenAI's API, ours or another's, and what it makes of it, as a client sees it."""
+"""Load tests of any server with OpenAI's API, ours or another's, measured from the client's side."""

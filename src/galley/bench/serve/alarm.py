@@ -1,4 +1,4 @@
-"""Waits until a time to the microsecond: the event loop's own timers are rounded up to milliseconds."""
+"""Timers with microsecond precision: the event loop's own timers are rounded up to milliseconds."""
 
 import asyncio
 import ctypes
@@ -13,9 +13,9 @@ _FLAGS: Final = os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Alarm:
-    """A timer of the kernel's (timerfd_create(2)); where there is none, the event loop's.
+    """A kernel timer (timerfd_create(2)); where there is none, the event loop's timer.
 
-    For one task of the running event loop, which enters it.
+    Serves one task of the running event loop, which enters it as a context manager.
     """
 
     _CREATE = "timerfd_create"

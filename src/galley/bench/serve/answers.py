@@ -1,4 +1,4 @@
-"""Reads answers of OpenAI's API while they come."""
+"""Readers of responses in OpenAI's format, parsed as they arrive."""
 
 from typing import Any, Final
 
@@ -31,7 +31,7 @@ class _Choice(msgspec.Struct):
     delta: _Delta | None = None
 
     def says(self) -> bool:
-        """Whether it carries something generated; the first event of a chat has a role alone."""
+        """Return whether the event carries generated output; the first event of a chat has a role alone."""
         delta = self.delta
         if delta is None:
             return bool(self.text)
@@ -39,7 +39,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """An event of a stream, or a whole answer, whose ``message`` is of no interest."""
+    """An event of a stream, or a whole response, whose ``message`` is ignored."""
 
     choices: list[_Choice] = []
     usage: _Usage | None = None
@@ -51,16 +51,16 @@ _DECODER: Final = msgspec.json.Decoder(_Event)
 
 
 class AnswerReader:
-    """Fills a :class:`Sample` with what comes."""
+    """Fills a :class:`Sample` from a response as it arrives."""
 
     def __init__(self, sample: Sample, *, streamed: bool) -> None:
-        """``streamed``: the request asked for server-sent events."""
+        """Create the reader; ``streamed``: the request asked for server-sent events."""
         self._sample = sample
         self._streamed = streamed
         self._status = 0
         self._rest = b""
         self.done = False
-        """The stream said its end, ``[DONE]``."""
+        """The stream ended with ``[DONE]``."""
 
     def begun(self, status: int) -> None:
         """See :class:`~galley.bench.serve.client.Reader`."""
@@ -77,7 +77,7 @@ class AnswerReader:
                     self._event(line[5:].strip(), now)
 
     def ended(self) -> None:
-        """The answer is whole: notes its usage, or what was wrong with it."""
+        """Record the usage of the complete response, or what was wrong with it."""
         sample = self._sample
         if self._status != 200:
             self._fail(f"http {self._status}", self._rest)

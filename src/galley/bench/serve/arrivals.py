@@ -1,4 +1,4 @@
-"""When requests of an open loop are sent, in seconds since its start, whatever became of earlier ones."""
+"""Send times of an open loop, in seconds since its start, independent of how earlier requests went."""
 
 import itertools
 from collections.abc import Iterator
@@ -9,7 +9,9 @@ import numpy as np
 def poisson(
     rate: float, *, seed: int, requests: int | None = None, seconds: float | None = None
 ) -> list[float]:
-    """Times of a Poisson process: gaps are independent and exponential, as those of many independent users.
+    """Return the times of a Poisson process, which models many independent users.
+
+    The gaps are independent and exponentially distributed.
 
     Args:
         rate: requests a second on average.

@@ -1,4 +1,4 @@
-"""Line charts as SVG, without scripts: colours are classes of the page, so that it can be light or dark."""
+"""Line charts as SVG without scripts; colours are CSS classes of the page, for light and dark themes."""
 
 import math
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ class Line:
     """One line of a chart.
 
     Attributes:
-        name: in the legend and beside the pointer.
+        name: shown in the legend and next to the pointer.
         xs, ys: points; where y is None the line is interrupted.
-        colour: a number of the palette, of :data:`COLOURS`.
-        dashed: drawn so, to be told from another of the same colour.
+        colour: an index into the palette of :data:`COLOURS`.
+        dashed: draw a dashed line, to distinguish it from another of the same colour.
         dots: mark every point.
-        labels: beside the pointer, for each point.
+        labels: text shown next to the pointer, for each point.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Line:
 
 
 def chart(title: str, x_label: str, y_label: str, lines: Sequence[Line]) -> str:
-    """A figure with its legend; empty if no line has a point."""
+    """Return a figure with its legend; empty if no line has a point."""
     drawn = [
         (x, y) for line in lines for x, y in zip(line.xs, line.ys, strict=True) if y is not None
     ]
@@ -64,7 +64,7 @@ def chart(title: str, x_label: str, y_label: str, lines: Sequence[Line]) -> str:
 
 
 def ticks(most: float) -> list[float]:
-    """Round numbers from 0 to ``most`` or a little more, by 1, 2 or 5 times a power of ten."""
+    """Return round numbers from 0 to ``most`` or a little more, by 1, 2 or 5 times a power of ten."""
     if most <= 0:
         return [0.0, 1.0]
     step = 10.0 ** math.floor(math.log10(most / 5))
@@ -75,7 +75,7 @@ def ticks(most: float) -> list[float]:
 
 
 class _Place:
-    """From values to points of the picture."""
+    """The mapping from values to points of the picture."""
 
     def __init__(self, most_x: float, most_y: float) -> None:
         self._x_scale = (_WIDTH - _LEFT - _RIGHT) / most_x

@@ -1,6 +1,6 @@
-"""An HTTP/1.1 client that costs little, so that it does not bound or delay what it measures.
+"""A lightweight HTTP/1.1 client, so that it does not limit or delay what it measures.
 
-Connections are kept and used again. A reader gets an answer's bytes as they come, and when they came.
+Connections are kept and reused. A reader gets a response's bytes as they arrive, with the arrival time.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 
 class CallFailed(GalleyError):
-    """No whole answer came. ``kind`` is ``connect``, ``connection lost``, ``no HTTP`` or ``timeout``."""
+    """No complete response. ``kind`` is ``connect``, ``connection lost``, ``no HTTP`` or ``timeout``."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(f"{kind}: {detail}")
@@ -26,28 +26,28 @@ class CallFailed(GalleyError):
 
 
 class Reader(Protocol):
-    """What takes an answer."""
+    """A consumer of one response."""
 
     def begun(self, status: int) -> None:
-        """The head of the answer came."""
+        """Handle the head of the response."""
 
     def received(self, data: bytes, now: float) -> None:
-        """A part of the body came at ``now``, by the event loop's clock."""
+        """Handle a part of the body that arrived at ``now``, by the event loop's clock."""
 
 
 class Client:
-    """A pool of connections to one server; as large as the number of requests at a time."""
+    """A pool of connections to one server, which grows to the number of concurrent requests."""
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout: float = 600.0) -> None:
-        """Connects to nothing yet.
+        """Create the client without connecting yet.
 
         Args:
-            url: of the server; a path of it is put before each request's, and its ``/v1`` is not needed.
+            url: of the server; its path is prepended to each request's, and its ``/v1`` is not needed.
             api_key: sent as bearer token.
             timeout: seconds for one request, connecting included.
 
         Raises:
-            SettingsError: the URL is none of HTTP.
+            SettingsError: the URL is not an HTTP URL.
         """
         place = urlsplit(url)
         try:
@@ -68,19 +68,22 @@ class Client:
         self._open: set[_Connection] = set()
 
     async def post(self, path: str, content: bytes, content_type: str, reader: Reader) -> None:
-        """Sends one request and reads its whole answer, whatever its status.
+        """Send one request and read its complete response, whatever its status.
 
         Raises:
-            CallFailed: no whole answer came.
+            CallFailed: no complete response arrived.
         """
         head = f"Content-Type: {content_type}\r\nContent-Length: {len(content)}\r\n\r\n"
         await self._send("POST", path, head.encode() + content, reader)
 
     async def json(self, path: str, body: object = None) -> tuple[int, Any]:
-        """GETs ``path``, or POSTs ``body`` to it; the status, and the answer, None if it is no JSON.
+        """Send a GET to ``path``, or POST ``body`` to it.
+
+        Returns:
+            The status, and the response, None if it is not JSON.
 
         Raises:
-            CallFailed: no whole answer came.
+            CallFailed: no complete response arrived.
         """
         reader = _Whole()
         if body is None:
@@ -93,7 +96,7 @@ class Client:
             return reader.status, None
 
     def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         for connection in tuple(self._open):
             connection.close()
 
@@ -125,7 +128,7 @@ class Client:
 
 
 class _Whole:
-    """Reads an answer of moderate size."""
+    """Reads a response of moderate size."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -139,7 +142,7 @@ class _Whole:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection, one request at a time."""
+    """One connection, which serves one request at a time."""
 
     def __init__(self, register: "set[_Connection]") -> None:
         self.closed = False
@@ -150,7 +153,7 @@ class _Connection(asyncio.Protocol):
         self._now = 0.0
 
     async def ask(self, request: bytes, reader: Reader) -> None:
-        """Writes a request; returns when its answer is whole."""
+        """Write a request; return when its response is complete."""
         if self._transport is None or self.closed:
             raise CallFailed("connection lost", "the server closed it before the request")
         self._parser = httptools.HttpResponseParser(self)
@@ -160,12 +163,12 @@ class _Connection(asyncio.Protocol):
         await self._done
 
     def close(self) -> None:
-        """Hangs up."""
+        """Close the connection."""
         self.closed = True
         if self._transport:
             self._transport.abort()
 
-    # What asyncio calls.
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -174,7 +177,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._now = self._loop.time()
-        if self._done is None or self._done.done():  # an answer to no question
+        if self._done is None or self._done.done():  # data that no request has asked for
             self.close()
             return
         try:
@@ -191,7 +194,7 @@ class _Connection(asyncio.Protocol):
                 CallFailed("connection lost", str(exc or "the server closed it"))
             )
 
-    # What the parser calls.
+    # Called by the parser.
 
     def on_headers_complete(self) -> None:
         self.closed = not self._parser.should_keep_alive()

@@ -1,4 +1,4 @@
-"""Figures as text, of one run or of two beside each other."""
+"""Figures as text, of one run or of two side by side."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,7 +7,7 @@ from galley.errors import SettingsError
 
 
 def figures(point: Point) -> dict[str, str]:
-    """What a person reads of a run: name with unit -> text."""
+    """Return the figures of a run for people: name with unit -> text."""
     told = {
         "requests": f"{point.completed} of {point.requests}",
         "errors": ", ".join(f"{n} x {kind}" for kind, n in point.errors.items()) or "none",
@@ -39,7 +39,7 @@ def figures(point: Point) -> dict[str, str]:
 
 
 def beside(points: Sequence[Point]) -> list[tuple[str, ...]]:
-    """Rows of a figure's name and its text for each run."""
+    """Return rows of a figure's name and its text for each run."""
     columns = [figures(point) for point in points]
     names = dict.fromkeys(name for column in columns for name in column)
     return [(name, *(column.get(name, "-") for column in columns)) for name in names]
@@ -53,7 +53,7 @@ def _milliseconds(quantiles: Quantiles | None) -> str:
 
 
 def compared(before: Report, after: Report) -> list[tuple[str, str, str, str, str]]:
-    """Rows of load, figure, both values and their ratio, for the loads that both reports have.
+    """Return rows of load, figure, both values and their ratio, for the loads that both reports have.
 
     Raises:
         SettingsError: the reports have no load in common.

@@ -33,11 +33,11 @@ class Lengths:
 
     @classmethod
     def parse(cls, text: str, name: str) -> Self:
-        """Reads ``512``, ``64-256``, ``normal:512,128`` (mean, deviation) or ``lognormal:256,0.8``.
+        """Parse ``512``, ``64-256``, ``normal:512,128`` (mean, deviation) or ``lognormal:256,0.8``.
 
         Args:
             text: the distribution; a log-normal one is given by median and deviation of the logarithm.
-            name: of the option, for the error.
+            name: name of the option, for the error.
 
         Raises:
             SettingsError: the text is none of these forms, or a length would be 0.
@@ -53,7 +53,7 @@ class Lengths:
         )
 
     def draw(self, random: np.random.Generator) -> int:
-        """One length."""
+        """Return one random length."""
         match self.kind:
             case "fixed":
                 return int(self.first)

@@ -1,4 +1,4 @@
-"""Sends requests in an open loop, at times set before, or in a closed one, each after another's answer."""
+"""Load generators: an open loop, with send times set in advance, and a closed loop of fixed concurrency."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from galley.bench.serve.client import CallFailed, Client
 from galley.bench.serve.samples import Sample
 from galley.bench.serve.workload import Prepared
 
-_DELAY_EVERY: Final = 0.01  # seconds between looks at the event loop's own delay
+_DELAY_EVERY: Final = 0.01  # seconds between checks of the event loop's own delay
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Run:
     """A run and how well the client kept up.
 
     Attributes:
-        samples: of every request.
+        samples: one for every request.
         delays: by how many seconds the event loop was late for a timer, every 10 ms.
     """
 
@@ -38,10 +38,10 @@ async def open_loop(
     times: Sequence[float],
     on_end: Callable[[], None] = lambda: None,
 ) -> Run:
-    """Sends a request at each of ``times``, whatever became of earlier ones.
+    """Send a request at each of ``times``, whatever became of earlier ones.
 
     Args:
-        client: to the server.
+        client: client of the server.
         requests: one is taken for each time, all before the first is sent.
         times: seconds since the start, ascending.
         on_end: called at the end of each request.
@@ -69,10 +69,10 @@ async def closed_loop(
     seconds: float | None = None,
     on_end: Callable[[], None] = lambda: None,
 ) -> Run:
-    """Keeps ``concurrency`` requests going: each end is another's start.
+    """Keep ``concurrency`` requests in flight: when one ends, the next starts.
 
     Args:
-        client: to the server.
+        client: client of the server.
         requests: taken one by one.
         concurrency: how many at a time.
         count: how many in all; None is no bound.
@@ -112,7 +112,7 @@ async def _one(client: Client, request: Prepared, due: float, on_end: Callable[[
         reader.ended()
     except CallFailed as error:
         sample.ended = loop.time()
-        if not reader.done:  # else all of the stream came, and then the connection was closed
+        if not reader.done:  # else the whole stream arrived, and then the connection was closed
             sample.error, sample.detail = error.kind, error.detail
         else:
             reader.ended()
@@ -122,7 +122,7 @@ async def _one(client: Client, request: Prepared, due: float, on_end: Callable[[
 
 @contextlib.asynccontextmanager
 async def _quiet() -> AsyncIterator[None]:
-    """Nothing holds the client up meanwhile that can be helped, as garbage collection would."""
+    """Avoid pauses of the client, such as garbage collection, inside the ``with``."""
     gc.collect()
     gc.disable()
     try:
@@ -134,9 +134,9 @@ async def _quiet() -> AsyncIterator[None]:
 
 @contextlib.contextmanager
 def _before_others() -> Iterator[None]:
-    """Where the user and the system let it, this thread runs as soon as it can (sched(7), SCHED_RR).
+    """Run this thread as soon as it is ready (sched(7), SCHED_RR), where the user and the system allow it.
 
-    Beside a server on the same cores a lower niceness is not enough: whoever runs keeps the core for
+    Next to a server on the same cores, a lower niceness is not enough: a running thread keeps the core for
     milliseconds.
     """
     if sys.platform != "linux":

@@ -21,14 +21,14 @@ def summarise(
     objective: Mapping[str, float],
     price_per_hour: float | None = None,
 ) -> Point:
-    """The figures of a run.
+    """Compute the figures of a run.
 
     Args:
         run: at least one request.
         kind: see :class:`Point`.
         load: see :class:`Point`.
         objective: "ttft", "tpot" or "latency" -> most seconds; empty is none.
-        price_per_hour: of the server's machine, US dollars.
+        price_per_hour: price of the server's machine, US dollars.
     """
     samples = run.samples
     done = [sample for sample in samples if not sample.error]
@@ -72,7 +72,7 @@ def summarise(
 
 
 def quantiles_of(values: Sequence[float]) -> Quantiles | None:
-    """Mean and quantiles; None of nothing."""
+    """Return mean and quantiles; None if there are no values."""
     if not len(values):
         return None
     p50, p95, p99 = (float(x) for x in np.percentile(values, (50, 95, 99)))
@@ -80,12 +80,12 @@ def quantiles_of(values: Sequence[float]) -> Quantiles | None:
 
 
 def cdf(values: Sequence[float]) -> list[float]:
-    """Quantiles at 0, 1, ... 100 %, of at least one value."""
+    """Return the quantiles at 0, 1, ... 100 %, of at least one value."""
     return [float(x) for x in np.percentile(values, range(101))]
 
 
 def meets(sample: Sample, objective: Mapping[str, float]) -> bool:
-    """Whether an answer was as fast as wanted. One without the figure (an answer of one token) is."""
+    """Return whether a response met the objective; one without the figure (of one token) does."""
     return all(
         (value := getattr(sample, name)) is None or value <= most
         for name, most in objective.items()
@@ -93,18 +93,18 @@ def meets(sample: Sample, objective: Mapping[str, float]) -> bool:
 
 
 def timeline(samples: Sequence[Sample], slices: int) -> Timeline:
-    """The run from the first request sent to the last answer, in ``slices`` of equal length."""
+    """Divide the run, from the first request sent to the last answer, into ``slices`` of equal length."""
     began = min(sample.started for sample in samples)
     width = max(max(sample.ended for sample in samples) - began, 1e-9) / slices
     edges = width * np.arange(slices + 1)
     starts = np.array([s.started for s in samples]) - began
     ends = np.array([s.ended for s in samples]) - began
-    # Seconds of requests in each slice: of each request the part of it that lies in the slice.
+    # Seconds of requests in each slice: for each request, the part of it that lies in the slice.
     inside = np.zeros(slices)
     for start, end in zip(starts, ends, strict=True):
         inside += np.clip(np.minimum(end, edges[1:]) - np.maximum(start, edges[:-1]), 0, None)
     streamed = [s for s in samples if s.chunks]
-    # A piece of text may be several tokens; each of an answer's pieces is taken for equally many.
+    # A piece of text may be several tokens; an answer's tokens are divided equally among its pieces.
     times = np.array([t for s in streamed for t in s.chunks]) - began
     tokens = np.array([s.output_tokens / len(s.chunks) for s in streamed for _ in s.chunks])
     came, _ = np.histogram(times, bins=edges, weights=tokens)
@@ -130,7 +130,7 @@ def _metrics(samples: Sequence[Sample]) -> dict[str, list[float]]:
 
 
 def _cost(price_per_hour: float | None, tokens_per_s: float) -> float | None:
-    """US dollars for a million tokens, as ``galley plan`` has it."""
+    """Return US dollars for a million tokens, computed as in ``galley plan``."""
     if price_per_hour is None or not tokens_per_s:
         return None
     return price_per_hour / 3600 / tokens_per_s * 1e6

@@ -1,4 +1,4 @@
-"""The report of runs as one HTML file that needs nothing else: no scripts, no network."""
+"""The report of runs as one self-contained HTML file: no scripts, no network."""
 
 from collections.abc import Callable, Sequence
 from html import escape
@@ -43,14 +43,14 @@ _CDFS: Final = (
 )
 _Named: TypeAlias = tuple[str, Report]
 _Axis: TypeAlias = Callable[[Point, str], float | None]
-"""Reads a coordinate of a run for a quantile: ``p50``, ``p95`` or ``p99``."""
+"""Returns a coordinate of a run for a quantile: ``p50``, ``p95`` or ``p99``."""
 
 
 def page(reports: Sequence[_Named]) -> str:
-    """One report, or two beside each other: of the second all lines are dashed.
+    """Render one report, or two side by side; the second's lines are all dashed.
 
     Args:
-        reports: what each is called, and its figures.
+        reports: the name and the figures of each report.
     """
     title = "galley bench serve: " + " and ".join(name for name, _ in reports)
     charts = [
@@ -111,7 +111,7 @@ def _prefix(reports: Sequence[_Named], name: str) -> str:
 def _curves(
     reports: Sequence[_Named], x: _Axis, y: _Axis, parts: Sequence[tuple[str, str]]
 ) -> list[Line]:
-    """A line for each report and quantile through its points, in the order of the runs."""
+    """Return a line for each report and quantile through its points, in the order of the runs."""
     lines = []
     for number, (name, report) in enumerate(reports):
         for colour, (part, label) in enumerate(parts):
@@ -130,7 +130,7 @@ def _curves(
 
 
 def _quantile(field: str, unit: float) -> _Axis:
-    """Reads a quantile of a metric, times ``unit``."""
+    """Return a function that reads a quantile of a metric, times ``unit``."""
 
     def read(point: Point, part: str) -> float | None:
         quantiles: Quantiles | None = getattr(point, field)

@@ -1,4 +1,4 @@
-"""The figures of runs, as they stand in the JSON file and come back from it."""
+"""The figures of runs, as they are written to the JSON file and read back."""
 
 from pathlib import Path
 
@@ -8,13 +8,13 @@ from galley.errors import SettingsError
 
 VERSION = 1
 METRICS = ("ttft_s", "tpot_s", "inter_token_s", "latency_s")
-"""Fields of :class:`Point` with quantiles of what users wait for."""
+"""Fields of :class:`Point` with quantiles of the latencies that users see."""
 
 
 class Quantiles(msgspec.Struct, frozen=True):
-    """Of one figure over requests; interpolated linearly between the two nearest, as numpy does.
+    """Quantiles of one figure over requests, interpolated linearly between the two nearest, as in numpy.
 
-    ``count`` is the number of values; 0 in reports that were written before it was.
+    ``count`` is the number of values; 0 in reports written before the field existed.
     """
 
     mean: float
@@ -27,8 +27,8 @@ class Quantiles(msgspec.Struct, frozen=True):
     def shown(self, part: str) -> float | None:
         """Return ``p50``, ``p95``, ``p99`` or ``max``; None for a quantile of too few values.
 
-        The 99th percentile of ten values is the largest in disguise: a quantile is shown where at least one
-        value is expected beyond it.
+        The 99th percentile of ten values is effectively their maximum: a quantile is shown only where at
+        least one value is expected beyond it.
         """
         beyond = {"p95": 20, "p99": 100}.get(part, 1)
         return None if 0 < self.count < beyond else float(getattr(self, part))
@@ -39,9 +39,9 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         slice_s: seconds of a slice.
-        running: mean number of requests under way in each slice.
-        output_tokens_per_s: tokens that came in each slice.
-        ttft_s: mean over the requests whose first token came in the slice; None where there was none.
+        running: mean number of requests in flight in each slice.
+        output_tokens_per_s: tokens that arrived in each slice.
+        ttft_s: mean over the requests whose first token arrived in the slice; None where there was none.
     """
 
     slice_s: float
@@ -55,11 +55,11 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         kind: "rate", "concurrency" or "trace".
-        load: requests a second, or requests at a time; of a trace its mean rate.
+        load: requests a second, or requests at a time; for a trace, its mean rate.
         requests: sent in the run, without warm-up.
-        completed: of these answered in full.
+        completed: the number of these that were answered in full.
         errors: number of each kind of error.
-        details: what the server said with the first error of each kind.
+        details: the server's message with the first error of each kind.
         duration_s: from the first request sent to the last answer.
         counted: every completed answer came with the server's usage; else pieces of text were counted as
             output tokens, and prompts are not counted.
@@ -70,7 +70,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         inter_token_s: between two pieces of text, over all answers.
         latency_s: to the end of the answer.
         goodput_per_s, goodput_share: requests that met the objective, a second, and as a share of all.
-        audio_seconds_per_s: transcribed, when the server says how long recordings are.
+        audio_seconds_per_s: transcribed, when the server reports how long recordings are.
         cost_per_million_output, cost_per_million: US dollars, by output tokens and by all tokens.
         lag_s: by how much requests were sent late.
         loop_delay_s: by how much the client's event loop was late for its timers.
@@ -120,14 +120,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """All runs of one command.
 
     Attributes:
-        version: of this form.
+        version: version of this format.
         galley: version of the client.
-        started: when, ISO 8601 in UTC.
+        started: start time, ISO 8601 in UTC.
         target: URL, or model of the server that was started for it.
         model: the served name.
-        workload: options that say what was asked.
+        workload: options that describe the requests.
         objective: metric -> seconds; what counts as goodput.
-        price_per_hour: of the machine, US dollars.
+        price_per_hour: price of the machine, US dollars.
         client: CPU and cores of the machine that sent the load.
     """
 
@@ -144,10 +144,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_report(file: Path) -> Report:
-    """A report of ``galley bench serve --json``.
+    """Read a report of ``galley bench serve --json``.
 
     Raises:
-        SettingsError: the file cannot be read, or is none, or is of another version.
+        SettingsError: the file cannot be read, is not a report, or is of another version.
     """
     try:
         report = msgspec.json.decode(file.read_bytes(), type=Report)

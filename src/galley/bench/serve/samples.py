@@ -1,4 +1,4 @@
-"""What the client saw of one request."""
+"""The client's measurements of one request."""
 
 from array import array
 from dataclasses import dataclass, field
@@ -6,20 +6,20 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Sample:
-    """One request. Times are of the event loop's monotonic clock, in seconds.
+    """One request. Times are on the event loop's monotonic clock, in seconds.
 
     Attributes:
-        due: when the schedule wanted it sent; of a closed loop, when its predecessor was answered.
+        due: when the schedule wanted it sent; in a closed loop, when its predecessor was answered.
         started: when it was sent; a connection that had to be opened for it is opened after this.
-        ended: when its answer was whole, or the error came.
-        chunks: when each streamed piece of text came.
+        ended: when its answer was complete, or the error occurred.
+        chunks: when each streamed piece of text arrived.
         prompt_tokens, output_tokens: as in the server's usage; without one, pieces of text are counted as
             output tokens.
-        cached_tokens: of the prompt, from the server's prefix cache.
-        counted: whether the server said its usage.
-        audio_seconds: of a transcribed recording, as the server says.
+        cached_tokens: prompt tokens from the server's prefix cache.
+        counted: whether the server reported its usage.
+        audio_seconds: length of a transcribed recording, as the server reports it.
         error: kind of error, such as ``connect`` or ``http 429``; empty is success.
-        detail: what the server said of the error, cut.
+        detail: the server's message for the error, truncated.
     """
 
     due: float

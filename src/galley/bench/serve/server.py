@@ -1,4 +1,4 @@
-"""A server of our own to measure, as a process."""
+"""A Galley server to measure, run as a process."""
 
 import contextlib
 import re
@@ -12,7 +12,7 @@ from galley.errors import EngineError
 
 @contextlib.contextmanager
 def started(*arguments: str) -> Iterator[tuple[str, int]]:
-    """Starts ``galley serve`` on a free port, and ends it at the end of the ``with``.
+    """Start ``galley serve`` on a free port, and stop it at the end of the ``with``.
 
     Args:
         arguments: the model and further flags of ``galley serve``.
@@ -21,7 +21,7 @@ def started(*arguments: str) -> Iterator[tuple[str, int]]:
         URL and process id, once every model is ready.
 
     Raises:
-        EngineError: the server ended before; it has said why on stderr.
+        EngineError: the server exited before that; the reason is on its stderr.
     """
     command = [sys.executable, "-m", "galley", "serve", *arguments]
     command += ["--port", "0", "--log-level", "warning"]
@@ -53,6 +53,6 @@ def _wait(lines: Iterator[str]) -> str | None:
 
 
 def _drain(lines: Sequence[str] | Iterator[str]) -> None:
-    """Reads what nobody wants, so that the server never waits for room in the pipe."""
+    """Read and discard the output, so that the server never waits for room in the pipe."""
     for _ in lines:
         pass

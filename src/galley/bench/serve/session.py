@@ -1,4 +1,4 @@
-"""All runs of one command against a server that is there."""
+"""All runs of one command against a running server."""
 
 import asyncio
 import dataclasses
@@ -24,12 +24,12 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-_TICK: Final = 0.25  # seconds between two looks of the progress bar
+_TICK: Final = 0.25  # seconds between two updates of the progress bar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Which runs.
+    """The runs of one command.
 
     Attributes:
         kind: "rate" and "concurrency" are swept over ``loads``; a "trace" has the times of its lines.
@@ -53,13 +53,13 @@ class Plan:
     price_per_hour: float | None = None
 
     def arrivals(self, load: float) -> Sequence[float]:
-        """When requests of an open loop are sent, in seconds."""
+        """Return the times at which requests of an open loop are sent, in seconds."""
         if self.kind == "trace":
             return [t for t in self.times if self.seconds is None or t < self.seconds]
         return poisson(load, seed=self.seed, requests=self.requests, seconds=self.seconds)
 
     def size(self, load: float) -> int:
-        """Length of a run for the progress bar: requests, or seconds of a closed loop by time."""
+        """Return a run's length for the progress bar: requests, or seconds of a closed loop by time."""
         if self.kind == "concurrency":
             return self.requests or math.ceil(self.seconds or 0)
         return len(self.arrivals(load))
@@ -80,16 +80,16 @@ async def run_all(
     machine: str,
     on_progress: Progress = lambda name, position: None,
 ) -> Report:
-    """Runs every load, with a warm-up before each.
+    """Run every load, with a warm-up before each.
 
     Args:
-        client: to the server; closed at the end.
+        client: client of the server; closed at the end.
         plan: the runs.
         workload: the requests.
-        model: name that the server knows; None is the first that it lists.
+        model: the served name; None is the first model that the server lists.
         target: what is measured, for the report.
         told: the workload in words, for the report.
-        machine: the client's, for the report.
+        machine: the client's machine, for the report.
         on_progress: called four times a second.
 
     Raises:
@@ -107,7 +107,7 @@ async def run_all(
         position = 0
         for number, load in enumerate(plan.loads):
             if plan.warm_up:
-                # Prompts of its own, so that no prompt of --data is in the prefix cache.
+                # Separate prompts for the warm-up, so that no prompt of --data is in the prefix cache.
                 others = dataclasses.replace(workload, lines=(), seed=workload.seed + 1)
                 warm_up = others.requests(model, words, run=number)
                 lanes = min(plan.warm_up, int(load)) if plan.kind == "concurrency" else 1
@@ -187,7 +187,7 @@ async def _point(
 
 
 def _check(warm_up: Run) -> None:
-    """Raises EngineError when no request of a warm-up succeeded: all others would fail, too."""
+    """Raise EngineError if no request of a warm-up succeeded: all others would fail, too."""
     first = warm_up.samples[0]
     if all(sample.error for sample in warm_up.samples):
         raise EngineError(f"no request of the warm-up succeeded: {first.error}: {first.detail}")
@@ -209,7 +209,7 @@ async def _first_model(client: Client) -> str:
 
 
 def _allow_files() -> None:
-    """Takes as many open files, that is connections, as the system allows this process."""
+    """Raise the limit of open files, and so of connections, as far as the system allows."""
     if resource is None:
         return
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

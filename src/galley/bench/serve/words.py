@@ -1,4 +1,4 @@
-"""Texts of a wanted number of tokens, made of words that are one token each where the server can count."""
+"""Texts with a given number of tokens, made of one-token words where the server can count tokens."""
 
 import asyncio
 import random
@@ -18,7 +18,7 @@ _TEXT: Final = (
 )
 _CANDIDATES: Final = tuple(_TEXT.split())
 _STARTER: Final = "Now"
-_FEWEST: Final = 8  # words: a KV block of 16 tokens, drawn of 8, is hardly ever drawn twice
+_FEWEST: Final = 8  # words: a KV block of 16 tokens, drawn from 8, is hardly ever drawn twice
 _CHECKED: Final = 200
 _AT_ONCE: Final = 4
 
@@ -29,9 +29,9 @@ class Words:
 
     Attributes:
         words: each adds one token to a prompt, if ``exact``.
-        overhead: tokens of a prompt with the first word alone; for chat, of its template, too.
-        exact: whether the server counted, so that prompts have their number of tokens exactly. Else a word
-            is taken for a token.
+        overhead: tokens of a prompt with the first word alone; for chat, its template included.
+        exact: whether the server counted, so that prompts have exactly the wanted number of tokens.
+            Otherwise a word is counted as one token.
     """
 
     words: Sequence[str] = _CANDIDATES
@@ -40,7 +40,7 @@ class Words:
 
     @classmethod
     async def learn(cls, client: Client, model: str, *, chat: bool) -> Self:
-        """Asks the server's ``/tokenize`` (as vLLM has it) which words are one token.
+        """Use the server's ``/tokenize`` (the same route as in vLLM) to find words of one token.
 
         Without such a route, or with a tokenizer whose counts do not add up, the words are not exact.
 
@@ -68,12 +68,12 @@ class Words:
         return learned if await count(check) == _CHECKED else cls()
 
     def text(self, tokens: int, own: random.Random, shared: float = 0.0) -> str:
-        """A text of ``tokens`` tokens, or of ``overhead`` tokens if that is more.
+        """Return a text of ``tokens`` tokens, or of ``overhead`` tokens if that is more.
 
         Args:
             tokens: how many.
             own: draws the words; equal states give equal texts.
-            shared: this share of the words is the same, from the beginning, in all texts.
+            shared: this share of the words, counted from the beginning, is the same in all texts.
         """
         count = max(0, tokens - self.overhead)
         common = round(shared * count)

@@ -1,4 +1,4 @@
-"""What requests say: bodies made before they are due, so that making them delays none."""
+"""Request bodies, built before they are due, so that building them delays no request."""
 
 import json
 import mimetypes
@@ -31,8 +31,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A line of a JSONL file of prompts, or of a trace.
 
     Attributes:
-        timestamp: seconds; of a trace, in which it must be there and may not decrease.
-        prompt, messages: what is said; without either, a synthetic prompt.
+        timestamp: seconds; required in a trace, where it may not decrease.
+        prompt, messages: the prompt; without either, a synthetic prompt.
         prompt_tokens, output_tokens: lengths in place of the workload's.
     """
 
@@ -55,14 +55,14 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What is asked of the server.
+    """The requests that are sent to the server.
 
     Attributes:
         endpoint: which route.
         prompt_tokens: lengths of synthetic prompts.
         output_tokens: lengths of answers.
         shared_prefix: share of each synthetic prompt, from its beginning, that all of them have in common.
-        ignore_eos: asks the server to go on until the answer has its length.
+        ignore_eos: asks the server to continue until the answer has its length.
         body: further fields of each request, such as ``{"temperature": 0}``.
         lines: prompts to take in order, again from the first when they are used up.
         recordings: audio files to take in order; for transcriptions.
@@ -84,12 +84,12 @@ class Workload:
             raise SettingsError("transcriptions need --data with recordings, and nothing else does")
 
     def requests(self, model: str, words: Words, *, run: int) -> Iterator[Prepared]:
-        """Requests without end.
+        """Yield requests without end.
 
         Args:
-            model: name that the server knows.
-            words: of synthetic prompts.
-            run: number of the run; prompts of another run are others, so that no run finds an earlier one's
+            model: the served name.
+            words: words of synthetic prompts.
+            run: number of the run; each run has different prompts, so that none finds an earlier run's
                 in the server's prefix cache.
 
         Raises:
@@ -103,7 +103,7 @@ class Workload:
         while True:
             line = self.lines[index % len(self.lines)] if self.lines else Line()
             index += 1
-            # Both are drawn for every line, so that a line with a length of its own changes no other's.
+            # Both are drawn for every line, so that a line with its own length changes no other's.
             drawn = self.prompt_tokens.draw(lengths), self.output_tokens.draw(lengths)
             text = line.prompt
             if text is None and line.messages is None:
@@ -137,7 +137,7 @@ class Workload:
 
 
 def _form(fields: Mapping[str, Any], file: Path) -> Prepared:
-    """A multipart form (RFC 7578)."""
+    """Encode a multipart form (RFC 7578)."""
     boundary = uuid.uuid4().hex
     kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
     parts = [
@@ -159,10 +159,10 @@ def _form(fields: Mapping[str, Any], file: Path) -> Prepared:
 
 
 def read_lines(file: Path, *, trace: bool = False) -> list[Line]:
-    """The lines of a JSONL file; of a trace, with times that begin at 0.
+    """Read the lines of a JSONL file; for a trace, with times that begin at 0.
 
     Raises:
-        SettingsError: the file cannot be read, or a line is not as :class:`Line` says.
+        SettingsError: the file cannot be read, or a line does not have the form of :class:`Line`.
     """
     option = f"--{'trace' if trace else 'data'} {file}"
     lines: list[Line] = []
@@ -198,7 +198,7 @@ _AUDIO: Final = (".wav", ".flac", ".mp3", ".m4a", ".ogg", ".opus", ".webm", ".mp
 
 
 def find_recordings(place: Path) -> list[Path]:
-    """An audio file, or all of a folder by name.
+    """Return an audio file, or all in a folder, ordered by name.
 
     Raises:
         SettingsError: there is none.

@@ -1,4 +1,4 @@
-"""The bundled speech model: callers' sentences said by espeak-ng, over a telephone line."""
+"""The bundled speech model, for callers' sentences spoken by espeak-ng over a telephone line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sequence wants of the rows that are computed for it: one file for each kind of task."""
+"""What a sequence's computed rows are used for: one file for each type of task."""
 
 from collections.abc import Collection
 
@@ -16,12 +16,12 @@ __all__ = ["AlignTask", "BeamTask", "SampleTask", "ScoreTask", "Task", "task_of"
 def task_of(
     payload: Decoded, stop_ids: Collection[int], grammar: GrammarMatcher | None = None
 ) -> Task:
-    """Return the task that a payload asks for.
+    """Return the task that a payload requests.
 
     Args:
-        payload: of the request.
-        stop_ids: end its text.
-        grammar: says how it goes on.
+        payload: the request's payload.
+        stop_ids: tokens that end its text.
+        grammar: constrains the output that follows.
     """
     if isinstance(payload, Align):
         return AlignTask()

@@ -1,4 +1,4 @@
-"""Where a speech model's alignment heads look while it reads a given text."""
+"""Where a speech model's alignment heads attend while it reads a given text."""
 
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class AlignTask(Task):
-    """Runs the aligner over all of the prompt's tokens and wants no logits."""
+    """Runs the aligner over all of the prompt's tokens, without logits."""
 
     program = "aligner"
 
@@ -25,23 +25,23 @@ class AlignTask(Task):
         self._rows = range(0)
 
     def reusable(self, sequence: "Sequence") -> int:
-        """None: every row is wanted."""
+        """Return 0: every row is needed."""
         return 0
 
     def shares(self, sequence: "Sequence") -> bool:
-        """Never: the aligner does not compute all layers."""
+        """Return False: the aligner does not compute all layers."""
         return False
 
     def wanted(self, sequence: "Sequence", work: "Work") -> int:
-        """All."""
+        """Return the number of the work's rows, all of which are needed."""
         return work.count
 
     def ask(self, sequence: "Sequence", work: "Work", rows: range, sampling: SamplingBatch) -> None:
-        """The aligner's weights come back anyway."""
+        """Remember the rows; the aligner's weights are returned in any case."""
         self._rows = rows
 
     def consume(self, sequence: "Sequence", work: "Work", result: StepResult) -> Output | None:
-        """The weights of all heads, once the last token is computed."""
+        """Collect the attention weights; return those of all heads once the last token is computed."""
         features, attention = sequence.features, result.attention
         assert features is not None
         assert attention is not None
@@ -59,5 +59,5 @@ class AlignTask(Task):
         )
 
     def restart(self, sequence: "Sequence") -> None:
-        """From the first token."""
+        """Discard the collected weights and start over from the first token."""
         self._parts.clear()

@@ -1,4 +1,4 @@
-"""What the scheduler, the assembly of a batch and the engine's commit ask of a task."""
+"""The interface of a task to the scheduler, the assembly of a batch and the engine's commit."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Tokens
@@ -17,9 +17,9 @@ NO_CHOICE: Final = "the logits leave no token to choose: NaN, infinite, or all o
 
 
 class Task(ABC):
-    """Consumes the rows of one sequence, and says what that takes.
+    """Uses the computed rows of one sequence and determines which of them are needed.
 
-    By default a task runs the decoder, advances a single hypothesis and verifies no guesses.
+    By default a task runs the decoder, advances a single hypothesis and verifies no draft tokens.
     """
 
     program: Literal["decoder", "aligner"] = "decoder"
@@ -32,55 +32,55 @@ class Task(ABC):
 
     @property
     def width(self) -> int:
-        """How many hypotheses advance together, each with block tables and a row of its own."""
+        """How many hypotheses advance together, each with its block tables and one row."""
         return 1
 
     @abstractmethod
     def reusable(self, sequence: "Sequence") -> int:
-        """How many leading tokens the prefix cache may supply: no row that the task wants."""
+        """Return how many leading tokens the prefix cache may supply: none whose row the task needs."""
 
     @abstractmethod
     def shares(self, sequence: "Sequence") -> bool:
-        """Whether others may use the sequence's blocks: all layers are computed, of tokens that stay."""
+        """Return whether others may use the blocks, that is, all layers of final tokens are computed."""
 
     @abstractmethod
     def wanted(self, sequence: "Sequence", work: "Work") -> int:
-        """Of how many of the work's rows, the last ones, logits (or the aligner's weights) are wanted."""
+        """Return how many of the work's last rows need logits (or the aligner's weights)."""
 
     def guessable(self, sequence: "Sequence") -> int:
-        """How many guessed tokens the task can verify in one step, behind the last known token."""
+        """Return how many draft tokens the task can verify in one step, after the last known token."""
         return 0
 
     @property
     def sampling_record(self) -> bytes:
-        """How its tokens are drawn (see :func:`galley.ops.draws.sampling_record`)."""
+        """How its tokens are sampled (see :func:`galley.ops.draws.sampling_record`)."""
         return GREEDY
 
     def adjustment(self, guesses: Tokens[int]) -> LogitsAdjustment | None:
-        """What the task would change about the logits behind these guesses, a grammar aside."""
+        """Return the task's changes to the logits after these draft tokens, except for a grammar's."""
         return None
 
     @property
     def grammar(self) -> GrammarMatcher | None:
-        """Where its output stands in the request's grammar, if there is one."""
+        """State of its output in the request's grammar, if there is one."""
         return None
 
     def last_tokens(self, sequence: "Sequence") -> list[int]:
-        """For each hypothesis the token whose row is computed next."""
+        """Return, for each hypothesis, the token whose row is computed next."""
         return sequence.tokens[-1:]
 
     @abstractmethod
     def ask(self, sequence: "Sequence", work: "Work", rows: range, sampling: SamplingBatch) -> None:
-        """Say what is to be made of the wanted ``rows`` of the step's logits."""
+        """Request what the task needs from the selected ``rows`` of the step's logits."""
 
     @abstractmethod
     def consume(self, sequence: "Sequence", work: "Work", result: StepResult) -> Output | None:
-        """Take what was asked for; the work's tokens count as computed already.
+        """Use the requested results; the work's tokens already count as computed.
 
         Returns:
-            What came out for the caller, without timing; None if nothing did.
+            The output for the caller, without timing; None if there is none.
         """
 
     @abstractmethod
     def restart(self, sequence: "Sequence") -> None:
-        """The sequence has lost its keys and values and computes all its tokens again."""
+        """Reset the task after the sequence lost its keys and values; all its tokens are computed again."""

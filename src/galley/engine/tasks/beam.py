@@ -14,48 +14,48 @@ if TYPE_CHECKING:
 
 
 class BeamTask(Task):
-    """Brings one Output, at the end of the search.
+    """Returns one Output, at the end of the search.
 
-    The sequence's ``tokens`` are those of the best running hypothesis. A preempted search begins anew:
-    nothing of it has been output.
+    The sequence's ``tokens`` are those of the best running hypothesis. A preempted search starts over,
+    because nothing of it has been output.
     """
 
     def __init__(self, payload: Written, stop_ids: Collection[int]) -> None:
-        """``stop_ids`` end a hypothesis."""
+        """Create the task; ``stop_ids`` end a hypothesis."""
         self._payload = payload
         self._stop_ids = stop_ids
         self.search = BeamSearch(payload.sampling, stop_ids, payload.rules)
         self._first = 0
-        """The step's first entry in ``SamplingBatch.candidates``."""
+        """Index of the step's first entry in ``SamplingBatch.candidates``."""
 
     @property
     def seats(self) -> int:
-        """As many hypotheses as may run at once."""
+        """The maximum number of hypotheses that run at once."""
         return self._payload.sampling.num_beams
 
     @property
     def width(self) -> int:
-        """The running hypotheses."""
+        """The number of running hypotheses."""
         return len(self.search.running)
 
     def reusable(self, sequence: "Sequence") -> int:
-        """All but the prompt's last token."""
+        """Return all tokens but the last."""
         return len(sequence.tokens) - 1
 
     def shares(self, sequence: "Sequence") -> bool:
-        """The prompt alone."""
+        """Return whether the sequence is still at its prompt."""
         return sequence.generated == 0
 
     def wanted(self, sequence: "Sequence", work: "Work") -> int:
-        """The last row of each hypothesis."""
+        """Return the number of hypotheses, each of which needs its last row."""
         return self.width if work.completes and self._payload.sampling.max_tokens else 0
 
     def last_tokens(self, sequence: "Sequence") -> list[int]:
-        """Each hypothesis' own."""
+        """Return the last token of each hypothesis."""
         return [hypothesis.tokens[-1] for hypothesis in self.search.running]
 
     def ask(self, sequence: "Sequence", work: "Work", rows: range, sampling: SamplingBatch) -> None:
-        """The likeliest continuations of each hypothesis."""
+        """Request the likeliest continuations of each hypothesis."""
         self._first = len(sampling.candidates)
         for row, hypothesis in zip(rows, self.search.running, strict=False):
             rules = hypothesis.rules
@@ -63,7 +63,7 @@ class BeamTask(Task):
             sampling.candidates.append(RowCandidates(row, self.search.candidates, adjustment))
 
     def consume(self, sequence: "Sequence", work: "Work", result: StepResult) -> Output | None:
-        """Advance all hypotheses by a token; the best one, once the search is over."""
+        """Advance all hypotheses by a token; return the best one once the search is over."""
         if not work.completes:
             return None
         if not self._payload.sampling.max_tokens:
@@ -99,6 +99,6 @@ class BeamTask(Task):
         )
 
     def restart(self, sequence: "Sequence") -> None:
-        """From the prompt."""
+        """Start the search over from the prompt."""
         sequence.tokens = list(self._payload.prompt)
         self.search = BeamSearch(self._payload.sampling, self._stop_ids, self._payload.rules)

@@ -1,10 +1,10 @@
-"""Beam search: several hypotheses of one request advance together, a token each a step.
+"""Beam search: several hypotheses of one request advance together, one token per step.
 
-As transformers does it (``early_stopping`` false, ``renormalize_logits`` true): scores are sums of
-log-probabilities among the tokens that lists and rules left; a finished hypothesis counts with its sum
-divided by its length to the ``length_penalty``, if it is among the best ``num_beams`` continuations of its
-step; and the search ends when no running hypothesis would beat the worst of ``num_beams`` finished ones at
-its present length.
+It follows transformers (``early_stopping`` false, ``renormalize_logits`` true): scores are sums of
+log-probabilities among the tokens that lists and rules leave. A finished hypothesis counts with its sum
+divided by its length to the power of ``length_penalty``, if it is among the best ``num_beams``
+continuations of its step. The search ends when no running hypothesis would beat the worst of
+``num_beams`` finished ones at its present length.
 """
 
 import copy
@@ -28,7 +28,7 @@ class Hypothesis:
     rules: TokenRules | None = None
 
     def extended(self, token: int, score: float) -> "Hypothesis":
-        """With one token more."""
+        """Return the hypothesis extended by one token."""
         rules = copy.copy(self.rules)
         if rules is not None:
             rules.accept(token)
@@ -37,7 +37,7 @@ class Hypothesis:
 
 
 class Continuation(NamedTuple):
-    """The ``total`` of hypothesis ``parent`` with ``token``, whose log-probability is ``score``."""
+    """Hypothesis ``parent`` with one more ``token`` of log-probability ``score``; ``total`` is the sum."""
 
     total: float
     score: float
@@ -46,17 +46,17 @@ class Continuation(NamedTuple):
 
 
 class BeamSearch:
-    """One request's search.
+    """The search of one request.
 
     Attributes:
-        running: hypotheses to go on with, best first; one without tokens to begin with.
+        running: hypotheses to continue, best first; at the beginning, one without tokens.
         finished: (score, hypothesis), best first.
     """
 
     def __init__(
         self, params: SamplingParams, stop_ids: Collection[int], rules: SpeechRules = NO_RULES
     ) -> None:
-        """``max_tokens`` is set and at least 1; ``rules`` are a transcript's."""
+        """Create the search; ``max_tokens`` is set and at least 1, and ``rules`` are a transcript's."""
         self._params = params
         self._stop_ids = stop_ids
         self.running = [Hypothesis(rules=TokenRules.of(rules, (), params.thinking))]
@@ -64,18 +64,18 @@ class BeamSearch:
 
     @property
     def candidates(self) -> int:
-        """How many next tokens of each hypothesis count: enough go on if all stop tokens are among them."""
+        """Next tokens considered per hypothesis: enough continue even if all stop tokens are among them."""
         return max(2, 1 + len(self._stop_ids)) * self._params.num_beams
 
     def advance(self, candidates: Sequence[Sequence[Candidate]]) -> list[int] | None:
-        """Choose each hypothesis' next token.
+        """Choose the next token of each hypothesis.
 
         Args:
-            candidates: for each running hypothesis its likeliest next tokens, best first.
+            candidates: for each running hypothesis, its likeliest next tokens, best first.
 
         Returns:
-            For each of the new ``running`` ones the place its beginning had among the old; None if the
-            search is over.
+            For each of the new ``running`` hypotheses, the index of its parent among the old ones; None
+            if the search is over.
         """
         width, length = self._params.num_beams, len(self.running[0].tokens) + 1
         is_last = length == self._params.max_tokens
@@ -92,7 +92,7 @@ class BeamSearch:
         return parents if running and self._may_improve() else None
 
     def _continuations(self, candidates: Sequence[Sequence[Candidate]]) -> list[Continuation]:
-        """The best of all, best first."""
+        """Return the best continuations of all hypotheses, best first."""
         found = [
             Continuation(hypothesis.total + score, score, parent, token)
             for parent, hypothesis in enumerate(self.running)

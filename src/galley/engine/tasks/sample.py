@@ -1,4 +1,4 @@
-"""Draw one token after another."""
+"""Samples one token after another."""
 
 from collections.abc import Collection
 from collections.abc import Sequence as Ids
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 
 _LEAST_NUCLEUS = 1e-300
-"""What 0 stands for: the likeliest token alone is left."""
+"""Substitute for a ``top_p`` of 0: only the likeliest token is left."""
 
 
 class SampleTask(Task):
     """Ends at a stop token, where the grammar ends, or at the request's ``max_tokens``.
 
-    Tokens that were guessed for a step are verified in it: the token drawn at each guess's row is the
-    one that would have been drawn without guesses, because noise depends on seed and position alone.
-    The draws up to the first one that differs from its guess are kept.
+    A step verifies its draft tokens: the token sampled at a draft token's row is the one that would have
+    been sampled without speculation, because the noise depends only on seed and position. Sampled tokens
+    are kept up to the first one that differs from its draft token.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class SampleTask(Task):
         stop_ids: Collection[int],
         grammar: GrammarMatcher | None = None,
     ) -> None:
-        """``stop_ids`` end the text; ``grammar`` stands behind the request's output."""
+        """Create the task; ``stop_ids`` end the text, and ``grammar`` has consumed the request's output."""
         params = payload.sampling
         assert params.max_tokens is not None
         self._stop_ids = stop_ids
@@ -56,31 +56,31 @@ class SampleTask(Task):
         self._grammar = grammar
         self._details = any((self._adjuster, grammar, self._logprobs is not None, self._scores))
         self._draw = 0
-        """Number of the first draw of the step at hand."""
+        """Index of the first draw of the current step."""
 
     def reusable(self, sequence: "Sequence") -> int:
-        """All but the last token, whose row brings the next one."""
+        """Return all tokens but the last, whose row yields the next one."""
         return len(sequence.tokens) - 1
 
     def shares(self, sequence: "Sequence") -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def wanted(self, sequence: "Sequence", work: "Work") -> int:
-        """The last known token's row, and one for each guess."""
+        """Return the number of rows to sample from: the last known token's and one per draft token."""
         return 1 + len(work.guesses) if work.completes and self._room(sequence) else 0
 
     def guessable(self, sequence: "Sequence") -> int:
-        """All tokens that may still come but one: the last draw needs no row behind its own."""
+        """Return the number of tokens still allowed, less one: the last draw needs no row after its own."""
         return self._room(sequence) - 1
 
     @property
     def sampling_record(self) -> bytes:
-        """As the request wishes."""
+        """The request's sampling parameters."""
         return self._record
 
     def adjustment(self, guesses: Ids[int]) -> LogitsAdjustment | None:
-        """Of penalties, bias, lists and rules."""
+        """Return the changes of penalties, bias, lists and rules."""
         if self._adjuster is None:
             return None
         adjuster = self._adjuster.copy()
@@ -90,15 +90,15 @@ class SampleTask(Task):
 
     @property
     def grammar(self) -> GrammarMatcher | None:
-        """Behind the tokens that were accepted."""
+        """State of the grammar after the accepted tokens."""
         return self._grammar
 
     def _room(self, sequence: "Sequence") -> int:
-        """How many tokens may still come."""
+        """Return how many more tokens are allowed."""
         return self._most - len(sequence.tokens)
 
     def ask(self, sequence: "Sequence", work: "Work", rows: range, sampling: SamplingBatch) -> None:
-        """A draw from each wanted row."""
+        """Request a draw from each selected row."""
         self._draw = len(sampling.rows)
         known = len(sequence.tokens)
         for i, row in enumerate(rows):
@@ -122,7 +122,7 @@ class SampleTask(Task):
                 sampling.adjustments[draw] = adjustment
                 if self._grammar is not None:
                     forced.append(adjuster.forced)
-                if i < len(guesses):  # the row after a guess sees it as output
+                if i < len(guesses):  # the row after a draft token treats it as output
                     adjuster = adjuster.copy()
                     adjuster.accept(guesses[i])
             if self._grammar is not None:
@@ -134,7 +134,7 @@ class SampleTask(Task):
                 sampling.drawn_scores.append(draw)
 
     def consume(self, sequence: "Sequence", work: "Work", result: StepResult) -> Output | None:
-        """The next token, and one for each guess that was right."""
+        """Return the next token, and one more for each accepted draft token."""
         if not work.completes:
             return None
         if not self._room(sequence):
@@ -164,7 +164,7 @@ class SampleTask(Task):
     def _accept(
         self, sequence: "Sequence", guesses: Ids[int], drawn: Ids[int]
     ) -> tuple[list[int], FinishReason | None]:
-        """Append the drawn tokens that follow from what is known; say whether the text ends with them."""
+        """Append the drawn tokens that are valid; return them and the reason if the text ends with them."""
         accepted: list[int] = []
         for i in range(1 + len(guesses)):
             token = drawn[self._draw + i]
@@ -185,11 +185,11 @@ class SampleTask(Task):
         return accepted, None
 
     def restart(self, sequence: "Sequence") -> None:
-        """Its tokens stay: some of them have been delivered."""
+        """Do nothing: the tokens stay, because some of them have been delivered."""
 
 
 def record_of(params: SamplingParams) -> bytes:
-    """The sampling record of resolved parameters."""
+    """Return the sampling record of resolved parameters."""
     assert params.seed is not None
     assert params.temperature is not None
     return sampling_record(

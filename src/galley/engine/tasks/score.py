@@ -1,4 +1,4 @@
-"""Log-probabilities of the prompt's own tokens, before another task goes on after it."""
+"""Log-probabilities of the prompt's tokens, before another task continues after it."""
 
 import math
 from collections.abc import Sequence as Tokens
@@ -17,15 +17,14 @@ if TYPE_CHECKING:
 
 
 class ScoreTask(Task):
-    """Adds to the first Output of another task what the prompt's rows say.
+    """Adds results from the prompt's rows to the first Output of another task.
 
-    That is the log-probability of each token after the first (``prompt_logprobs``; row i scores token i
-    + 1), and Whisper's probability of no speech: that of one given token at one given row
-    (``no_speech``).
+    These are the log-probability of each token after the first (``prompt_logprobs``; row i scores token i
+    + 1), and Whisper's no-speech probability: that of one given token at one given row (``no_speech``).
     """
 
     def __init__(self, payload: Written, then: Task) -> None:
-        """``then``: the task that consumes the last row."""
+        """Create the task; ``then`` is the task that consumes the last row."""
         params = payload.sampling
         self._then = then
         self._prompt = payload.prompt
@@ -35,21 +34,21 @@ class ScoreTask(Task):
         self._no_speech_prob: float | None = None
         self._told = False
         self._asked = (0, 0)
-        """The step's first entry in ``SamplingBatch.logprobs``, and how many are of the prompt's tokens."""
+        """Index of the step's first entry in ``SamplingBatch.logprobs``, and number of prompt entries."""
         self._asked_no_speech = False
 
     @property
     def seats(self) -> int:
-        """The other task's."""
+        """The seats of the other task."""
         return self._then.seats
 
     @property
     def width(self) -> int:
-        """The other task's."""
+        """The width of the other task."""
         return self._then.width
 
     def reusable(self, sequence: "Sequence") -> int:
-        """No token whose row is wanted."""
+        """Return how many leading tokens precede every row that is needed."""
         if self._top is not None:
             return 0
         reusable = self._then.reusable(sequence)
@@ -58,11 +57,11 @@ class ScoreTask(Task):
         return reusable
 
     def shares(self, sequence: "Sequence") -> bool:
-        """As the other task."""
+        """Return whether the other task shares blocks."""
         return self._then.shares(sequence)
 
     def _first_wanted(self) -> int | None:
-        """The first row still to be scored; rows scored before a preemption are not wanted again."""
+        """Return the first row still to be scored; rows scored before a preemption are not needed again."""
         first: int | None = None
         if self._top is not None and len(self._scored) < len(self._prompt) - 1:
             first = len(self._scored)
@@ -72,36 +71,36 @@ class ScoreTask(Task):
         return first
 
     def wanted(self, sequence: "Sequence", work: "Work") -> int:
-        """From the first row that is still to be scored on."""
+        """Return the number of rows still to be scored, or that the other task needs if those are more."""
         own, first = 0, self._first_wanted()
         if first is not None:
             own = max(0, sequence.computed + work.count - max(first, sequence.computed))
         return max(own, self._then.wanted(sequence, work))
 
     def guessable(self, sequence: "Sequence") -> int:
-        """As many as the other task."""
+        """Return as many as the other task can verify."""
         return self._then.guessable(sequence)
 
     @property
     def sampling_record(self) -> bytes:
-        """As the request wishes."""
+        """The sampling parameters of the other task."""
         return self._then.sampling_record
 
     def adjustment(self, guesses: Tokens[int]) -> LogitsAdjustment | None:
-        """As the other task."""
+        """Return the changes of the other task."""
         return self._then.adjustment(guesses)
 
     @property
     def grammar(self) -> GrammarMatcher | None:
-        """Of the text that follows."""
+        """State of the grammar of the text that follows."""
         return self._then.grammar
 
     def last_tokens(self, sequence: "Sequence") -> list[int]:
-        """The other task's."""
+        """Return the last tokens of the other task."""
         return self._then.last_tokens(sequence)
 
     def ask(self, sequence: "Sequence", work: "Work", rows: range, sampling: SamplingBatch) -> None:
-        """A log-probability for each row of the prompt, and what the other task asks of the last rows."""
+        """Request a log-probability for each prompt row, and the other task's results for the last rows."""
         after = sequence.computed + work.count
         first = after - len(rows)  # position of the first wanted row
         begin = len(sampling.logprobs)
@@ -120,7 +119,7 @@ class ScoreTask(Task):
         )
 
     def consume(self, sequence: "Sequence", work: "Work", result: StepResult) -> Output | None:
-        """The other task's Output; the first one carries the scores."""
+        """Return the other task's Output; the first one carries the scores."""
         begin, count = self._asked
         self._scored += result.logprobs[begin : begin + count]
         if self._asked_no_speech:
@@ -136,5 +135,5 @@ class ScoreTask(Task):
         return msgspec.structs.replace(output, result=first)
 
     def restart(self, sequence: "Sequence") -> None:
-        """What is scored stays."""
+        """Restart the other task; scores are kept."""
         self._then.restart(sequence)

@@ -34,7 +34,7 @@ _NAMES: Final = {
     "reasoning_effort": "thinking",
     "stop": "stop_sequences",
 }
-"""Fields as errors of the core name them -> as this protocol does."""
+"""Field names in the core's errors -> this protocol's names."""
 
 named_as_given: Final = partial(renamed, _NAMES)
 """A context in which errors name the fields of this protocol."""
@@ -45,27 +45,27 @@ StopReason = Literal[
 
 
 class ErrorDetail(TypedDict):
-    """What went wrong."""
+    """The error's type and message."""
 
     type: str
     message: str
 
 
 class AnthropicError(TypedDict):
-    """Every answer but 2xx."""
+    """Body of every answer with a status other than 2xx."""
 
     type: Literal["error"]
     error: ErrorDetail
 
 
 class ThinkingTokens(TypedDict):
-    """How many of the generated tokens were thinking."""
+    """Number of generated tokens that were thinking."""
 
     thinking_tokens: int
 
 
 class AnthropicUsage(TypedDict):
-    """Tokens. Those of the prompt that the prefix cache supplied are not among ``input_tokens``."""
+    """Token counts. ``input_tokens`` excludes prompt tokens that the prefix cache supplied."""
 
     input_tokens: int
     cache_read_input_tokens: int
@@ -76,7 +76,7 @@ class AnthropicUsage(TypedDict):
 
 
 class AppliedEdits(TypedDict):
-    """What was left out of the conversation: nothing ever is."""
+    """What was dropped from the conversation: always nothing."""
 
     applied_edits: list[dict[str, Any]]
 
@@ -96,13 +96,13 @@ class AnthropicAnswer(TypedDict):
 
 
 class InputTokens(TypedDict):
-    """How many tokens a conversation has, as the model's chat template writes it."""
+    """Number of tokens of a conversation, as rendered by the model's chat template."""
 
     input_tokens: int
 
 
 class MessageEvent(TypedDict):
-    """An event of a stream; which fields it has follows from its type."""
+    """An event of a stream; its type determines its fields."""
 
     type: str
     message: NotRequired[AnthropicAnswer]
@@ -114,27 +114,27 @@ class MessageEvent(TypedDict):
 
 
 def envelope(error: Exception) -> AnthropicError:
-    """The body that Anthropic's clients read."""
+    """Return the error body in Anthropic's format."""
     told = to_api_error(error)
     kind = _ERRORS.get(told.status, "api_error" if told.status >= 500 else "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": naming_message(error)}}
 
 
 class MessageAnswer:
-    """The answer to one request, on its way; ask for it whole or in events, once."""
+    """The answer to one request in progress; read it once, either whole or as events."""
 
     def __init__(self, call: Call, asked: MessagesRequest, generation: Generation) -> None:
-        """Made by :meth:`start`."""
+        """Create the answer; :meth:`start` calls this."""
         self._call = call
         self._asked = asked
         self._generation = generation
 
     @classmethod
     async def start(cls, served: ServedModel, asked: MessagesRequest, caller: Caller) -> Self:
-        """Hand the request to the engine; ``asked.stream`` is not looked at.
+        """Submit the request to the engine; ``asked.stream`` is ignored.
 
         Raises:
-            GalleyError: as ``errors.to_api_error`` tells clients.
+            GalleyError: the request is refused or fails (mapped by ``errors.to_api_error``).
         """
         with named_as_given(), opened(Call(served, ENDPOINT, caller)) as call:
             params, conversation = asked.sampling(), asked.conversation()
@@ -149,11 +149,16 @@ class MessageAnswer:
         return cls(call, asked, generation)
 
     def close(self) -> None:
-        """Cancel what still runs. Idempotent."""
+        """Cancel the generation if it still runs. Idempotent."""
         self._generation.close()
 
     async def whole(self) -> AnthropicAnswer:
-        """The complete answer. Raises EngineError or Draining if there is none."""
+        """Return the complete answer.
+
+        Raises:
+            EngineError: the engine failed.
+            Draining: the server is shutting down.
+        """
         answer, finish = await whole_answer(self._generation)
         content: list[dict[str, Any]] = []
         if answer.reasoning:
@@ -173,12 +178,12 @@ class MessageAnswer:
         return self._message(content, self._reason(finish))
 
     async def events(self) -> AsyncGenerator[MessageEvent, None]:
-        """The streamed answer, as Anthropic's clients put it together. Raises as :meth:`whole`."""
+        """Yield the answer as Anthropic's stream events. Raises as :meth:`whole`."""
         blocks = _Blocks(omits_thinking=self._asked.omits_thinking)
         begun, finish = False, None
         async with aclosing(self._generation.pieces()) as pieces:
             async for piece in pieces:
-                if not begun:  # what the prefix cache supplied is known only now
+                if not begun:  # the number of cached tokens is known only now
                     begun = True
                     yield {"type": "message_start", "message": self._message([], None)}
                 for event in piece.events:
@@ -234,7 +239,7 @@ class MessageAnswer:
 
 
 class _Blocks:
-    """Content blocks one after another: each begins, grows and stops before the next."""
+    """Builds events of consecutive content blocks: each starts, grows and stops before the next."""
 
     def __init__(self, *, omits_thinking: bool = False) -> None:
         self._omits_thinking = omits_thinking

@@ -1,4 +1,4 @@
-"""Messages of Anthropic's API, block by block, and what they are to the models."""
+"""Messages of Anthropic's API, block by block, and their form for the models."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
@@ -11,7 +11,7 @@ from galley.protocols.common.messages import MAX_PARTS, TOOL_NAME_PATTERN, Stric
 
 
 class CacheControl(Strict, frozen=True, kw_only=True):
-    """Taken and not used."""
+    """Accepted and not used."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -19,7 +19,7 @@ class CacheControl(Strict, frozen=True, kw_only=True):
 
 
 class DirectCaller(Strict, frozen=True, kw_only=True):
-    """Who called a tool: the model itself."""
+    """The caller of a tool: the model itself."""
 
     type: Literal["direct"]
 
@@ -43,14 +43,14 @@ class ThinkingBlock(Strict, frozen=True, kw_only=True, tag_field="type", tag="th
 class RedactedThinkingBlock(
     Strict, frozen=True, kw_only=True, tag_field="type", tag="redacted_thinking"
 ):
-    """Another server's thinking, sent back; only that one can read it, so it is left out."""
+    """Another server's thinking, sent back; only that server can read it, so it is left out."""
 
     data: str
     cache_control: CacheControl | None = None
 
 
 class ToolUseBlock(Strict, frozen=True, kw_only=True, tag_field="type", tag="tool_use"):
-    """An assistant's call of a tool."""
+    """A tool call by the assistant."""
 
     id: Annotated[str, Meta(max_length=256)]
     name: Annotated[str, Meta(pattern=TOOL_NAME_PATTERN)]
@@ -64,14 +64,14 @@ class ToolUseBlock(Strict, frozen=True, kw_only=True, tag_field="type", tag="too
 
 
 class FoundToolBlock(Strict, frozen=True, kw_only=True, tag_field="type", tag="tool_reference"):
-    """A tool that another one has found; the model is told its name, and of all tools anyway."""
+    """A tool that another tool found; the model sees its name, and has all tools anyway."""
 
     tool_name: Annotated[str, Meta(pattern=TOOL_NAME_PATTERN)]
     cache_control: CacheControl | None = None
 
     @property
     def text(self) -> str:
-        """What the model is told."""
+        """The text that the model sees."""
         return self.tool_name
 
 
@@ -83,21 +83,21 @@ class ChangedTool(Strict, frozen=True, kw_only=True):
 
 
 class ToolAdditionBlock(Strict, frozen=True, kw_only=True, tag_field="type", tag="tool_addition"):
-    """A tool may be called from here on; the model is told of it from the beginning."""
+    """Allows calls of a tool from this point on; the model sees the tool from the beginning."""
 
     tool: ChangedTool
     cache_control: CacheControl | None = None
 
 
 class ToolRemovalBlock(Strict, frozen=True, kw_only=True, tag_field="type", tag="tool_removal"):
-    """A tool may not be called from here on."""
+    """Forbids calls of a tool from this point on."""
 
     tool: ChangedTool
     cache_control: CacheControl | None = None
 
 
 class ToolResultBlock(Strict, frozen=True, kw_only=True, tag_field="type", tag="tool_result"):
-    """What a tool answered."""
+    """The result of a tool call."""
 
     tool_use_id: Annotated[str, Meta(max_length=256)]
     content: (
@@ -128,7 +128,7 @@ _OF_ROLE: dict[str, tuple[type[msgspec.Struct], ...]] = {
 
 
 class AnthropicMessage(Strict, frozen=True, kw_only=True):
-    """One turn of a conversation. One of the role `system` may stand anywhere."""
+    """One turn of a conversation. A message with the role `system` may appear anywhere."""
 
     role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[Block], Meta(max_length=MAX_PARTS)]
@@ -148,7 +148,7 @@ class AnthropicMessage(Strict, frozen=True, kw_only=True):
                 )
 
     def plain(self) -> list[dict[str, Any]]:
-        """The message as Conversation has it, behind one for each result of a tool."""
+        """Return the message in Conversation's form, after one message for each tool result."""
         blocks = [TextBlock(text=self.content)] if isinstance(self.content, str) else self.content
         plain: list[dict[str, Any]] = [
             {
@@ -183,7 +183,7 @@ class AnthropicMessage(Strict, frozen=True, kw_only=True):
 
 
 def kept_messages(messages: Sequence[AnthropicMessage]) -> Iterator[AnthropicMessage]:
-    """The messages without those that a later user's has taken away."""
+    """Yield the messages except those that a later user message has cleared."""
     last = max((n for n, m in enumerate(messages) if m.role == "user"), default=-1)
     for index, message in enumerate(messages):
         if message.clear_at != "next_user_message" or index > last:
@@ -191,7 +191,7 @@ def kept_messages(messages: Sequence[AnthropicMessage]) -> Iterator[AnthropicMes
 
 
 def removed_tools(messages: Sequence[AnthropicMessage]) -> set[str]:
-    """Names of the tools that may not be called behind these messages."""
+    """Return the names of the tools that may not be called after these messages."""
     removed: set[str] = set()
     for message in messages:
         for block in message.content if isinstance(message.content, list) else ():
@@ -203,7 +203,7 @@ def removed_tools(messages: Sequence[AnthropicMessage]) -> set[str]:
 
 
 def text_of(content: str | Sequence[TextBlock | FoundToolBlock], between: str = "") -> str:
-    """The content as one text."""
+    """Return the content as one string."""
     return content if isinstance(content, str) else between.join(block.text for block in content)
 
 

@@ -1,4 +1,4 @@
-"""The served models as Anthropic's API lists them."""
+"""The served models, as Anthropic's API lists them."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -12,7 +12,7 @@ from galley.protocols.openai.models.answers import ModelCard
 
 
 class ModelsQuery(Strict, frozen=True, kw_only=True):
-    """A page of models; of requests with the header `anthropic-version`."""
+    """Query for a page of models, in requests with the header `anthropic-version`."""
 
     limit: Annotated[int, Meta(ge=1, le=1000)] = 20
     after_id: Annotated[str, Meta(description="A model's id: the page begins behind it.")] = ""
@@ -41,7 +41,10 @@ class AnthropicModels(TypedDict):
 
 
 def model_of(card: ModelCard) -> AnthropicModel:
-    """The model of a card. ``created_at`` is when it became ready, to the second, in UTC."""
+    """Return a card as Anthropic's model.
+
+    ``created_at`` is the time at which the model became ready, to the second, in UTC.
+    """
     created = datetime.fromtimestamp(card["created"], UTC)
     return {
         "type": "model",
@@ -55,10 +58,10 @@ def model_of(card: ModelCard) -> AnthropicModel:
 
 
 def page_of(cards: Sequence[ModelCard], query: ModelsQuery) -> AnthropicModels:
-    """The page that is asked for.
+    """Return the requested page.
 
     Raises:
-        RequestError: there is no model of that id.
+        RequestError: no model has the id ``after_id`` or ``before_id``.
     """
     ids = [card["id"] for card in cards]
     first = _place(ids, query.after_id, "after_id") + 1 if query.after_id else 0

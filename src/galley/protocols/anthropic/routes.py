@@ -26,7 +26,7 @@ class _Operation(Operation):
 
 
 def routes(models: Registry) -> list[Operation]:
-    """The routes, answered by ``models``."""
+    """Return the routes, served by ``models``."""
 
     async def messages(request: Request) -> Response:
         """Answer a conversation, as Anthropic's Messages API does."""
@@ -38,7 +38,7 @@ def routes(models: Registry) -> list[Operation]:
         return await respond(request, answer, _Events if asked.stream else None)
 
     async def count_tokens(request: Request) -> Response:
-        """How many tokens a conversation has."""
+        """Count the tokens of a conversation."""
         asked, caller, served = await admit_unqueued(models, request, CountRequest, "generate")
         with named_as_given():
             prompt = await prompt_of(served.backend(), asked.conversation(), caller.share)
@@ -69,5 +69,5 @@ def routes(models: Registry) -> list[Operation]:
 
 class _Events(NamedEventStream):
     def encoded_error(self, error: Exception) -> bytes:
-        """See :class:`galley.protocols.http.sse.EventStream`."""
+        """Encode ``error`` as the last event, in Anthropic's form."""
         return self.encoded(envelope(error))

@@ -1,10 +1,10 @@
-"""Anthropic's Messages API: what requests hold, field by field, and what they are to the models.
+"""Anthropic's Messages API: requests, field by field, and their form for the models.
 
-Fields that are taken and change nothing: ``metadata``, ``service_tier`` (one of ``auto`` and
-``standard_only``: there is one), ``speed`` (``standard``), ``cache_control`` (prefixes are cached anyway),
-``eager_input_streaming`` (all input of tools streams) and the ``signature`` of thinking that is sent back.
-``context_management`` is taken, and answers say that no edit was applied. Images, documents and tools that
-a server would run are refused by name.
+Fields that are accepted and have no effect: ``metadata``, ``service_tier`` (``auto`` or
+``standard_only``: there is only one), ``speed`` (``standard``), ``cache_control`` (prefixes are
+cached anyway), ``eager_input_streaming`` (all tool input streams) and the ``signature`` of thinking
+that is sent back. ``context_management`` is accepted, and answers report that no edit was applied.
+Images, documents and tools that a server would run are refused by name.
 """
 
 from typing import Annotated, Any, Final, Literal
@@ -59,7 +59,7 @@ class AnthropicTool(Strict, frozen=True, kw_only=True):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The schema of the input, with the examples."""
+        """The input's JSON schema, with the examples."""
         if not self.input_examples:
             return self.input_schema
         return {**self.input_schema, "examples": self.input_examples}
@@ -74,7 +74,7 @@ class AnthropicTool(Strict, frozen=True, kw_only=True):
 
 
 class ToolChoice(Strict, frozen=True, kw_only=True):
-    """Whether tools are called."""
+    """Whether tools may or must be called, and which."""
 
     type: Literal["auto", "any", "none", "tool"]
     name: Annotated[str | None, Meta(description="With the type `tool`.")] = None
@@ -86,7 +86,7 @@ class ToolChoice(Strict, frozen=True, kw_only=True):
 
 
 class Thinking(Strict, frozen=True, kw_only=True):
-    """Whether the model thinks before it answers, and how long."""
+    """Whether the model thinks before it answers, and for how many tokens."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[
@@ -105,27 +105,27 @@ class Thinking(Strict, frozen=True, kw_only=True):
 
 
 class OutputFormat(Strict, frozen=True, kw_only=True):
-    """The form of the answer."""
+    """The required form of the answer."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
 class OutputConfig(Strict, frozen=True, kw_only=True):
-    """The form of the answer, and how much thinking goes into it."""
+    """The form of the answer, and the reasoning effort."""
 
     format: OutputFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
 class Metadata(Strict, frozen=True, kw_only=True):
-    """Taken and not used."""
+    """Accepted and not used."""
 
     user_id: str | None = None
 
 
 class ContextManagement(Strict, frozen=True, kw_only=True):
-    """What may be left out of a long conversation. Nothing is: answers tell no ``applied_edits``."""
+    """What may be dropped from a long conversation; nothing is, so ``applied_edits`` is empty."""
 
     edits: Annotated[list[dict[str, Any]], Meta(max_length=MAX_PARTS)] | None = None
 
@@ -149,10 +149,10 @@ class CountRequest(Strict, frozen=True, kw_only=True):
     mcp_servers: Annotated[list[Any], Meta(max_length=0)] | None = None
 
     def conversation(self) -> Conversation:
-        """What is to be answered, and how.
+        """Return the conversation to answer, with its tools and thinking options.
 
         Raises:
-            RequestError: fields contradict each other, or ask for what is not supported.
+            RequestError: fields contradict each other, or request something unsupported.
         """
         kept = kept_messages(self.messages)
         messages = [turn for message in kept for turn in message.plain()]
@@ -218,14 +218,14 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
 
     @property
     def constrained_by(self) -> str:
-        """The field that says what form the answer has; empty if none does."""
+        """Name of the field that constrains the answer's form; empty if none does."""
         if self.output_format is not None:
             return "output_format.schema"
         return "" if self._schema is None else "output_config.format.schema"
 
     @property
     def omits_thinking(self) -> bool:
-        """Whether thinking is told without its text."""
+        """Whether thinking is reported without its text."""
         return self.thinking is not None and self.thinking.display == "omitted"
 
     @property
@@ -235,7 +235,7 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
         return None if chosen is None else chosen.schema
 
     def sampling(self) -> SamplingParams:
-        """How to generate.
+        """Return the sampling parameters.
 
         Raises:
             RequestError: a value is out of range.

@@ -1,1 +1,1 @@
-"""What all protocols share and is not HTTP: bodies as JSON, validation, messages, errors."""
+"""Code shared by all protocols other than HTTP: JSON bodies, validation, messages, errors."""

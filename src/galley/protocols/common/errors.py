@@ -1,4 +1,4 @@
-"""Every exception as OpenAI's error envelope, ``{"error": {message, type, param, code}}``, and status."""
+"""Exceptions as statuses and OpenAI's envelope: ``{"error": {message, type, param, code}}``."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -21,12 +21,12 @@ from galley.errors import (
 )
 
 MAX_MESSAGE: Final = 480
-"""Characters of an error's message: it quotes values of the request, which may be long."""
+"""Characters of an error's message, which quotes values of the request that may be long."""
 _MAX_BEGINNING: Final = 320
 
 
 class ErrorDetail(TypedDict):
-    """What went wrong, and in which field."""
+    """The error, and the field that caused it."""
 
     message: str
     type: str
@@ -35,17 +35,17 @@ class ErrorDetail(TypedDict):
 
 
 class ErrorBody(TypedDict):
-    """Every answer but 2xx."""
+    """Body of every answer with a status other than 2xx."""
 
     error: ErrorDetail
 
 
 class ApiError(GalleyError):
-    """What a client is told.
+    """An error as it is reported to the client.
 
     Attributes:
-        status: of the HTTP answer, or of the line in a file of results.
-        headers: of the HTTP answer.
+        status: status of the HTTP answer, or of the line in a results file.
+        headers: headers of the HTTP answer.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ _UNAVAILABLE: Final = {Draining: "draining", MemoryPressure: "memory_pressure"}
 
 
 def to_api_error(error: Exception) -> ApiError:
-    """What the client is told about ``error``; anything unforeseen keeps its details to the log."""
+    """Return ``error`` as reported to the client; details of unforeseen errors stay in the log."""
     match error:
         case ApiError():
             return error
@@ -94,7 +94,7 @@ def to_api_error(error: Exception) -> ApiError:
             return ApiError(
                 429,
                 str(error),
-                # OpenAI's types are those of its two limits.
+                # OpenAI's error types are named after its two limits.
                 type="tokens" if error.limit == "tokens" else "requests",
                 code="rate_limit_exceeded",
                 headers=_retry_after(error),
@@ -124,7 +124,7 @@ def to_api_error(error: Exception) -> ApiError:
 
 
 def _shortened(message: str) -> str:
-    """A message of bearable length: its beginning says what is wrong, its end what to do."""
+    """Shorten a message, keeping its beginning (the error) and its end (the remedy)."""
     if len(message) <= MAX_MESSAGE:
         return message
     beginning = f"{message[:_MAX_BEGINNING]} [...] "
@@ -132,7 +132,7 @@ def _shortened(message: str) -> str:
 
 
 def naming_message(error: Exception) -> str:
-    """An error's message for protocols that have no field for what it is about: it names that itself."""
+    """Return an error's message with its field named, for protocols without a field for that."""
     told = to_api_error(error)
     message = str(told)
     if told.param is not None and told.param not in message:
@@ -142,7 +142,11 @@ def naming_message(error: Exception) -> str:
 
 @contextmanager
 def renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """Raise errors within by a protocol's own names of fields. ``names``: the core's -> the protocol's."""
+    """Re-raise errors of the context with a protocol's own field names.
+
+    Args:
+        names: the core's field name -> the protocol's.
+    """
     try:
         yield
     except RequestError as error:
@@ -154,7 +158,7 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def envelope(error: Exception) -> dict[str, dict[str, str | None]]:
-    """The body that OpenAI's clients read."""
+    """Return the error body in OpenAI's format."""
     told = to_api_error(error)
     return {
         "error": {

@@ -1,4 +1,4 @@
-"""The whole of a generated answer."""
+"""Complete generated answers."""
 
 from contextlib import aclosing
 
@@ -7,7 +7,12 @@ from galley.tools.events import Answer, Event, whole
 
 
 async def whole_answer(generation: Generation) -> tuple[Answer, Finish | None]:
-    """The only choice of ``generation``, and why it ended. Raises EngineError or Draining."""
+    """Return the only choice of ``generation`` when complete, and its finish reason.
+
+    Raises:
+        EngineError: the engine failed.
+        Draining: the server is shutting down.
+    """
     events: list[Event] = []
     finish: Finish | None = None
     async with aclosing(generation.pieces()) as pieces:

@@ -1,7 +1,7 @@
-"""JSON objects from outside: strict, bounded in depth, and with errors that name the field.
+"""Parsing of untrusted JSON objects: strict, bounded in depth, with errors that name the field.
 
-Stricter than JSON parsers usually are, because what is ambiguous here is somebody's bug or attack:
-duplicate keys, ``NaN`` and nesting beyond :data:`MAX_DEPTH` are refused.
+It is stricter than most JSON parsers, because ambiguous input is either a bug or an attack:
+duplicate keys, ``NaN`` and nesting deeper than :data:`MAX_DEPTH` are refused.
 """
 
 import json
@@ -27,14 +27,14 @@ _KINDS: Final = {
 
 
 def parse_json(body: bytes, *, what: str = "The body") -> dict[str, Any]:
-    """A JSON object, under the rules of this module; lone surrogates become U+FFFD.
+    """Parse a JSON object under this module's rules; lone surrogates become U+FFFD.
 
     Args:
-        body: in UTF-8.
-        what: begins an error's message.
+        body: the text, in UTF-8.
+        what: name of the text, with which an error's message begins.
 
     Raises:
-        RequestError: it is none, or breaks a rule.
+        RequestError: the text is not a JSON object, or breaks a rule.
     """
     constants = _Constants()
     try:
@@ -64,21 +64,25 @@ def parse_json(body: bytes, *, what: str = "The body") -> dict[str, Any]:
     if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
         _check_depth(value, what)
     if _ESCAPED_SURROGATE.search(body):
-        # No tokenizer takes half a character, which JSON's escapes let through.
+        # Tokenizers reject lone surrogates, which JSON's escapes allow.
         return {replace_surrogates(key): _whole(item) for key, item in value.items()}
     return value
 
 
 class _Constants(list[str]):
-    """``NaN`` and the infinities that a text holds; this list stands for each of them in its value."""
+    """The ``NaN`` and infinities of a text; this list replaces each of them in the value."""
 
     def add(self, name: str) -> "_Constants":
-        """One more, and its place holder."""
+        """Record a constant and return its placeholder, this list."""
         self.append(name)
         return self
 
     def object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        """An object of the text. Raises RequestError naming the key of a value that is a constant."""
+        """Build an object of the text.
+
+        Raises:
+            RequestError: a value is a constant, whose key ``param`` names, or a key appears twice.
+        """
         if self:
             for key, value in pairs:
                 if value is self:

@@ -1,4 +1,4 @@
-"""Messages and tools of chat requests, field by field, and what they are to the models."""
+"""Messages and tools of chat requests, field by field, and their form for the models."""
 
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -8,19 +8,19 @@ from msgspec import Meta
 from galley.errors import RequestError
 from galley.tools.conversation import TOOL_NAME, Conversation, Tool, read_arguments
 
-# Bounds far beyond use, which keep the work that a hostile body can ask for small.
+# Limits far above practical use, which bound the work that a hostile body can cause.
 MAX_MESSAGES: Final = 4096
 MAX_PARTS: Final = 256
 MAX_CALLS: Final = 128
 MAX_TOOLS: Final = 512
 MAX_TOOL_BYTES: Final = 64 * 1024
-"""Of the JSON of one tool."""
+"""Size limit of the JSON of one tool."""
 
 TOOL_NAME_PATTERN: Final = rf"^{TOOL_NAME.pattern}\Z"
 
 
 class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """No conversions, no unknown fields."""
+    """Base of request structs: no type conversions, no unknown fields."""
 
 
 class TextPart(Strict, frozen=True, kw_only=True):
@@ -40,12 +40,12 @@ class FunctionCall(Strict, frozen=True, kw_only=True):
     ]
 
     def plain(self) -> dict[str, Any]:
-        """The function as chat templates know it."""
+        """Return the function in the form that chat templates expect."""
         return {"name": self.name, "arguments": read_arguments(self.arguments)}
 
 
 class ToolCall(Strict, frozen=True, kw_only=True):
-    """A call in an assistant's message, as an answer had it."""
+    """A call in an assistant's message, as it was in an answer."""
 
     id: Annotated[str, Meta(max_length=256)]
     function: FunctionCall
@@ -53,7 +53,7 @@ class ToolCall(Strict, frozen=True, kw_only=True):
     index: Annotated[int | None, Meta(description="Taken and not used.")] = None
 
     def plain(self) -> dict[str, Any]:
-        """The call as chat templates know it."""
+        """Return the call in the form that chat templates expect."""
         return {"type": "function", "id": self.id, "function": self.function.plain()}
 
 
@@ -94,15 +94,15 @@ class Message(Strict, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str | None:
-        """The content as one text."""
+        """The content as one string."""
         if self.content is None or isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content)
 
     def plain(self) -> dict[str, Any]:
-        """The message as :class:`galley.tools.conversation.Conversation` has it.
+        """Return the message in the form of :class:`galley.tools.conversation.Conversation`.
 
-        Chat templates do not know ``developer``, OpenAI's newer name of ``system``.
+        Chat templates do not know ``developer``, OpenAI's newer name for ``system``.
         """
         message: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
@@ -166,7 +166,7 @@ Choice: TypeAlias = Literal["none", "auto", "required"] | NamedTool
 def conversation_of(
     messages: list[Message], tools: list[ToolField] | None, choice: Choice | None, **fields: Any
 ) -> Conversation:
-    """The conversation that a request describes.
+    """Return the conversation that a request describes.
 
     Raises:
         RequestError: fields contradict each other.

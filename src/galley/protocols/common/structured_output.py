@@ -1,4 +1,4 @@
-"""Fields that ask for a text of a certain form: OpenAI's ``response_format``, vLLM's names for the rest."""
+"""Structured output fields: OpenAI's ``response_format``, and vLLM's names for the others."""
 
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -32,7 +32,7 @@ GrammarField: TypeAlias = Annotated[
 
 
 class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """No conversions, no unknown fields."""
+    """Base of request structs: no type conversions, no unknown fields."""
 
 
 class JsonSchemaFormat(_Strict, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class JsonSchemaFormat(_Strict, frozen=True, kw_only=True):
 
 
 class ResponseFormat(_Strict, frozen=True, kw_only=True):
-    """``response_format``: any text, any JSON object, or what a schema describes."""
+    """``response_format``: any text, any JSON object, or JSON that a schema describes."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
@@ -61,7 +61,7 @@ class ResponseFormat(_Strict, frozen=True, kw_only=True):
 
 
 class StructuredOutputs(_Strict, frozen=True, kw_only=True):
-    """``structured_outputs``: one of its fields, as vLLM names them."""
+    """``structured_outputs``: exactly one of its fields, with vLLM's names."""
 
     json: JsonField = None
     json_object: Annotated[bool | None, Meta(description="Any JSON object.")] = None
@@ -71,20 +71,20 @@ class StructuredOutputs(_Strict, frozen=True, kw_only=True):
 
 
 class Constraint(NamedTuple):
-    """A grammar, and the field of the request that has it."""
+    """A grammar, and the request field that specifies it."""
 
     field: str
     grammar: Grammar
 
 
 def constraint_of(request: msgspec.Struct) -> Constraint | None:
-    """What form the answer is to have; None for any text.
+    """Return the constraint on the answer's form; None for any text.
 
     Args:
-        request: with the fields ``structured_outputs`` and ``guided_*``, perhaps ``response_format``.
+        request: has the fields ``structured_outputs`` and ``guided_*``, maybe ``response_format``.
 
     Raises:
-        RequestError: it asks for two forms; names the field of the second.
+        RequestError: the request specifies two forms; ``param`` names the field of the second.
     """
     found = _of_format(getattr(request, "response_format", None))
     outputs: StructuredOutputs | None = getattr(request, "structured_outputs", None)
@@ -118,12 +118,15 @@ def _of_format(asked: ResponseFormat | None) -> list[Constraint]:
 
 
 def schema_grammar(schema: Any) -> Grammar:
-    """The grammar of JSON texts that satisfy ``schema``."""
+    """Return the grammar of JSON texts that satisfy ``schema``."""
     return Grammar("json_schema", _json(schema))
 
 
 def _of_fields(fields: msgspec.Struct, prefix: str, names: tuple[str, ...]) -> list[Constraint]:
-    """Those of ``names`` that have a value; in a request their names begin with the prefix themselves."""
+    """Return constraints of those ``names`` that have a value.
+
+    A request's own fields include the prefix in their names.
+    """
     start = "" if prefix.endswith(".") else prefix
     found = []
     for name in names:

@@ -1,4 +1,4 @@
-"""Values of a request as structs, with errors that name the offending field."""
+"""Conversion of request values to structs, with errors that name the offending field."""
 
 import re
 from collections.abc import Sequence
@@ -20,17 +20,17 @@ _BOUND: Final = re.compile(r"Expected `\w+` (<=|>=) (\S+)")
 
 _UNITS: Final = {"array": "items", "object": "entries", "str": "characters"}
 _NAMES: Final = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
-"""msgspec's names of JSON's types, which are Python's, as JSON has them."""
+"""msgspec's names of JSON types, which are Python's -> JSON's names."""
 
 
 def validate(model: type[Model], value: dict[str, Any], *, text: bool = False) -> Model:
-    """``value`` as ``model``.
+    """Convert ``value`` to ``model``.
 
     Args:
-        text: numbers and booleans are written as text, as in a form.
+        text: whether numbers and booleans are written as text, as in a form.
 
     Raises:
-        RequestError: ``model`` refuses a field; ``param`` names the first such field.
+        RequestError: ``model`` rejects a field; ``param`` names the first such field.
     """
     try:
         return msgspec.convert(value, model, strict=not text)
@@ -41,11 +41,11 @@ def validate(model: type[Model], value: dict[str, Any], *, text: bool = False) -
 def _request_error(model: type, value: Any, error: msgspec.ValidationError) -> RequestError:
     message, path = str(error), Path()
     field = _FIELD.fullmatch(message)
-    # A field's name, which is the client's text, may look like a place.
+    # A field's name, which the client chooses, may look like a path.
     if not (field and field[2] in value) and (at := _AT.search(message)):
         message = message[: at.start()]
         path = _path(value, at[1], message)
-    if isinstance(error.__cause__, RequestError):  # a check of the struct's own
+    if isinstance(error.__cause__, RequestError):  # raised by the struct's own __post_init__
         inner = error.__cause__
         return RequestError(
             str(inner), param=_dotted([*path, *filter(None, [inner.param])]), code=inner.code
@@ -59,7 +59,10 @@ def _request_error(model: type, value: Any, error: msgspec.ValidationError) -> R
 
 
 def _path(value: Any, steps: str, message: str) -> Path:
-    """Where msgspec found the error. ``[...]`` is some value of a mapping: the first of the wrong type."""
+    """Return where msgspec found the error.
+
+    ``[...]`` stands for some value of a mapping: the first value of the wrong type is meant.
+    """
     path: list[str | int] = []
     for name, index, _ in _STEP.findall(steps):
         if name or index:
@@ -113,7 +116,7 @@ def _explained(message: str, model: type, path: Path) -> str:
 
 
 def _choices(model: type, path: Path) -> tuple[Any, ...]:
-    """What the Literal at ``path`` allows."""
+    """Return the values that the Literal at ``path`` allows."""
     kinds: list[msgspec.inspect.Type] = [msgspec.inspect.type_info(model)]
     for step in path:
         kinds = [inner for kind in _members(kinds) for inner in _inside(kind, step)]
@@ -122,7 +125,7 @@ def _choices(model: type, path: Path) -> tuple[Any, ...]:
 
 
 def _members(kinds: Sequence[msgspec.inspect.Type]) -> list[msgspec.inspect.Type]:
-    """The types themselves, with the members of each union in its place."""
+    """Return the types, with each union replaced by its members."""
     members: list[msgspec.inspect.Type] = []
     for kind in kinds:
         while isinstance(kind, msgspec.inspect.Metadata):
@@ -145,7 +148,7 @@ def _inside(kind: msgspec.inspect.Type, step: str | int) -> list[msgspec.inspect
 
 
 def _dotted(path: Sequence[str | int]) -> str:
-    """``messages[0].content``, as OpenAI writes it; cut to a sane length."""
+    """Write a path as OpenAI does, like ``messages[0].content``, cut to 200 characters."""
     text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
     return text.removeprefix(".")[:200]
 

@@ -1,1 +1,1 @@
-"""What the routes of all protocols share: bodies and forms read, answers and events sent, errors told."""
+"""HTTP code shared by the routes of all protocols: bodies, forms, answers, events, errors."""

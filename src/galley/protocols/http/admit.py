@@ -1,4 +1,4 @@
-"""What every request to a model goes through before it is answered."""
+"""Steps that every request to a model goes through before it is answered."""
 
 from collections.abc import Callable
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -19,7 +19,7 @@ class Body(Protocol):
 
     @property
     def model(self) -> str | None:
-        """The model's name; None for the only one."""
+        """Name of the model; None for the only one served."""
 
 
 Schema = TypeVar("Schema")
@@ -27,7 +27,7 @@ Named = TypeVar("Named", bound=Body)
 
 
 class Admitted(NamedTuple, Generic[Named]):
-    """A request that its model may answer."""
+    """A parsed request, its caller, and the model that may answer it."""
 
     asked: Named
     caller: Caller
@@ -45,15 +45,15 @@ async def admit(
     """Read a request and find the model that it names.
 
     Args:
-        models: those that are served.
-        request: nothing of its body has been read.
-        schema: what its body must be.
-        task: what the model must do.
-        prompt: the part of the body that is logged where prompts are.
+        models: the served models.
+        request: none of its body may have been read yet.
+        schema: the type that its body must parse as.
+        task: the task that the model must support.
+        prompt: returns the part of the body to log where prompts are logged.
 
     Raises:
-        GalleyError: the body is not of ``schema``, no such model can answer now, or the client hung up.
-            What does not depend on the body is refused before it is read.
+        GalleyError: the body does not match ``schema``, no such model can answer now, or the client
+            hung up. Checks that do not depend on the body run before it is read.
     """
     asked, caller = await read(models, request, schema, task, prompt=prompt)
     return Admitted(asked, caller, await find(models, request, asked, task, caller))
@@ -67,7 +67,10 @@ async def read(
     *,
     prompt: Callable[[Schema], object],
 ) -> tuple[Schema, Caller]:
-    """The first half of :func:`admit`, for bodies whose model takes more to find."""
+    """Read and check a request: the first half of :func:`admit`.
+
+    Called directly for bodies from which the model takes more work to find.
+    """
     settings = models.settings
     caller = caller_of(request, timeout=settings.request_timeout)
     models.expect(task, caller)
@@ -79,7 +82,7 @@ async def read(
 async def find(
     models: Registry, request: Request, asked: Body, task: Task | None, caller: Caller
 ) -> ServedModel:
-    """The second half of :func:`admit`: the model that the body names, loaded if it was not."""
+    """Return the model that the body names, loaded if needed: the second half of :func:`admit`."""
     priority: int = getattr(asked, "priority", None) or 0
     found = models.find(asked.model, task, caller, priority=priority)
     return await while_connected(request.receive, found)
@@ -88,7 +91,7 @@ async def find(
 async def admit_unqueued(
     models: Registry, request: Request, schema: type[Named], task: Task | None = None
 ) -> Admitted[Named]:
-    """:func:`admit` for work that is not the engine's, like counting tokens: no limits apply to it."""
+    """Admit work that does not use the engine, such as counting tokens: no limits apply to it."""
     caller = caller_of(request)
     models.expect(task)
     asked = await body.read(request, schema, max_bytes=models.settings.max_body_bytes)

@@ -1,4 +1,4 @@
-"""Reading a request's JSON body, up to a limit; a protocol's ``schemas`` say what may be in it."""
+"""Reading of JSON request bodies up to a limit; each protocol's ``schemas`` define the fields."""
 
 import asyncio
 import re
@@ -14,29 +14,30 @@ from galley.protocols.http.budget import ByteBudget
 from galley.protocols.http.errors import TOO_LARGE, ClientGone
 
 LARGE: Final = 256 * 1024
-"""Bytes from which on a body takes so long that it is read in a thread."""
+"""Size in bytes above which a body takes so long to parse that a thread does it."""
 
 _UNDECLARED: Final = frozenset(("", "application/x-www-form-urlencoded"))
-"""Types that clients send which were not told of any."""
+"""Content types sent by clients that were not configured to declare one."""
 
 _BROWSER_HEADERS: Final = ("origin", "sec-fetch-site")
-"""Browsers send one of these with every POST, and no page can take it away (Fetch standard)."""
+"""Browsers send one of these with every POST, and no page can remove it (Fetch standard)."""
 
 _CHARSET = re.compile(r"""charset=["']?([\w-]*)""", re.IGNORECASE)
 
 _CHARSETS: Final = ("utf-8", "utf8", "us-ascii")
-"""UTF-8, what many write for it, and a part of it."""
+"""UTF-8, a common spelling of it, and a subset of it."""
 
 Model = TypeVar("Model")
 
 
 async def read(request: Request, model: type[Model], *, max_bytes: int) -> Model:
-    """The request's body as ``model``.
+    """Read the request's body and parse it as ``model``.
 
     Raises:
-        ApiError: 415 for a body that is declared as something else than JSON in UTF-8, 413 for one over
-            ``max_bytes``, 503 while too many bodies are on their way; reading stops there.
-        RequestError: not JSON, not an object, or a field that ``model`` refuses; ``param`` names it.
+        ApiError: 415 for a body declared as anything other than JSON in UTF-8, 413 for one over
+            ``max_bytes``, 503 while too many bodies are being received; reading stops there.
+        RequestError: the body is not JSON or not an object, or ``model`` rejects a field, which
+            ``param`` names.
         ClientGone: the client hung up before the body was complete.
     """
     _check_content_type(request.headers)
@@ -53,8 +54,9 @@ def _parse(model: type[Model], data: bytes) -> Model:
 def _check_content_type(headers: Headers) -> None:
     """Raise ApiError unless the body may be read as JSON.
 
-    Any page may have a browser send other types than JSON here without asking first, so browsers have to
-    declare it. ``curl -d``, which says that it sends a form, is taken at its body's word.
+    Any web page can make a browser send content types other than JSON here without a preflight
+    request, so browsers have to declare JSON. For ``curl -d``, which declares a form, the body
+    itself decides.
     """
     header = headers.get("content-type", "")
     kind = header.partition(";")[0].strip().lower()

@@ -1,4 +1,4 @@
-"""A bound on what the bodies of all requests hold together."""
+"""A limit on the bytes that the bodies of all requests hold together."""
 
 from typing import Final
 
@@ -8,21 +8,25 @@ _RETRY_SECONDS: Final = "5"
 
 
 class ByteBudget:
-    """Bytes that requests may hold together."""
+    """A shared limit on the bytes that requests may hold together."""
 
     def __init__(self, limit: int, *, of: str, setting: str, code: str) -> None:
         """
         Args:
-            limit: in bytes.
-            of: what is held, for the error.
+            limit: the total, in bytes.
+            of: name of what holds the bytes, for the error.
             setting: the flag that sets the limit, for the error.
-            code: the error's.
+            code: the error's code.
         """
         self._limit = self._left = limit
         self._of, self._setting, self._code = of, setting, code
 
     def take(self, size: int) -> None:
-        """Count ``size`` bytes more. Raises ApiError (503), and counts nothing, if that is too much."""
+        """Reserve ``size`` more bytes.
+
+        Raises:
+            ApiError: 503, and nothing is reserved, if that exceeds the limit.
+        """
         if size > self._left:
             raise ApiError(
                 503,
@@ -35,5 +39,5 @@ class ByteBudget:
         self._left -= size
 
     def give_back(self, size: int) -> None:
-        """Bytes taken before are free again."""
+        """Release ``size`` bytes reserved before."""
         self._left += size

@@ -1,4 +1,4 @@
-"""Who asks, and until when the answer is of use."""
+"""The caller of a request, and the deadline for its answer."""
 
 import math
 from typing import Final
@@ -11,23 +11,23 @@ from galley.gateway.caller import Caller
 from galley.settings.config import MOST_TIMEOUT, Settings
 
 TIMEOUT_HEADER: Final = "x-request-timeout"
-"""Seconds from its arrival after which a request's answer is of no use."""
+"""Seconds after a request's arrival when its answer is no longer of use."""
 
 _TIMEOUT_CHARACTERS: Final = 32
 
 _LOGGED_BYTES: Final = 16 * 1024
-"""Of a prompt that is logged."""
+"""Bytes of a prompt that are logged."""
 
 
 def caller_of(request: HTTPConnection, *, timeout: float = math.inf) -> Caller:
-    """Who asks, as the middlewares found out, and until when the answer is of use.
+    """Return the caller, as the middlewares identified it, with the request's deadline.
 
     Args:
-        request: whose header ``x-request-timeout`` says how many seconds after its arrival that is.
-        timeout: what holds without the header, in seconds.
+        request: its header ``x-request-timeout`` sets the deadline, in seconds after its arrival.
+        timeout: seconds that apply without the header.
 
     Raises:
-        RequestError: the header is no number of seconds.
+        RequestError: the header is not a valid number of seconds.
     """
     state = request.state
     deadline = state.arrived + _timeout(request.headers.get(TIMEOUT_HEADER), timeout)
@@ -37,7 +37,7 @@ def caller_of(request: HTTPConnection, *, timeout: float = math.inf) -> Caller:
 
 
 def note_prompt(caller: Caller, prompt: object, settings: Settings) -> None:
-    """Put the beginning of a prompt into the log record, where prompts are logged."""
+    """Add the beginning of a prompt to the log record, where prompts are logged."""
     if settings.log_prompts:
         text = msgspec.json.encode(prompt)[:_LOGGED_BYTES]
         caller.record["prompt_text"] = text.decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Errors as HTTP answers, with the envelope of ``galley.protocols.common.errors``."""
+"""Errors as HTTP responses, with the envelope of ``galley.protocols.common.errors``."""
 
 import asyncio
 import re
@@ -20,24 +20,24 @@ from galley.protocols.common.messages import Strict
 from galley.protocols.ollama import answers as ollama_answer
 
 CLIENT_GONE: Final = 499
-"""Status of a request whose client hung up, in logs and metrics; it is never sent."""
+"""Status in logs and metrics of a request whose client hung up; it is never sent."""
 
 BEGINNINGS: Final = ("http.response.start", "websocket.http.response.start", "websocket.accept")
-"""ASGI messages that have an answer's headers."""
+"""ASGI messages that carry a response's headers."""
 
 TOO_LARGE: Final = "request_too_large"
-"""The code of a body over the cap, of which some may be on its way still."""
+"""Error code of a body over the limit, part of which may still be arriving."""
 
 _ENVELOPES: Final[Mapping[str, Callable[[Exception], Mapping[str, Any]]]] = {
     anthropic_answer.ENDPOINT: anthropic_answer.envelope,
     ollama_answer.PREFIX: ollama_answer.envelope,
 }
-"""Beginning of paths -> errors of that protocol; those of all others are OpenAI's."""
+"""Path prefix -> error envelope of that protocol; all other paths use OpenAI's."""
 
 _FIELD: Final = re.compile(r"\w+", re.ASCII)
 
 _SHOWN: Final = 100
-"""Characters of a client's text that an error repeats."""
+"""Characters of a client's text that an error quotes."""
 
 _DISCARD_BYTES: Final = 64 << 20
 _DISCARD_SECONDS: Final = 2.0
@@ -52,7 +52,7 @@ class ClientGone(ApiError):
 
 
 class ErrorResponse(Response):
-    """An error in the envelope of the protocol that the path belongs to; the access log is told of it."""
+    """An error in the envelope of the path's protocol; it is also noted in the access log."""
 
     media_type = "application/json"
 
@@ -61,7 +61,7 @@ class ErrorResponse(Response):
         self._error = error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Note the error for the access log and send the response."""
         note_error(scope, self._error)
         self.body = msgspec.json.encode(envelope_of(scope["path"])(self._error))
         self.headers["content-length"] = str(len(self.body))
@@ -69,7 +69,7 @@ class ErrorResponse(Response):
 
 
 def envelope_of(path: str) -> Callable[[Exception], Mapping[str, Any]]:
-    """What writes errors in the form of the protocol that the path belongs to."""
+    """Return the function that builds error bodies for the protocol that ``path`` belongs to."""
     for prefix, other in _ENVELOPES.items():
         if path.startswith(prefix):
             return other
@@ -77,14 +77,14 @@ def envelope_of(path: str) -> Callable[[Exception], Mapping[str, Any]]:
 
 
 def error_response(error: Exception) -> Response:
-    """The full HTTP response for ``error``."""
+    """Return the full HTTP response for ``error``."""
     return ErrorResponse(to_api_error(error))
 
 
 def note_error(scope: Scope, error: ApiError) -> None:
-    """Tell the access log why: the error's code and field, whose name must be one of ours.
+    """Note an error for the access log: its code, and its field if that is a known field name.
 
-    The message, which may quote the request, only where prompts are logged, too.
+    The message, which may quote the request, is added only where prompts are logged.
     """
     state = scope.get("state", {})
     record: dict[str, Any] | None = state.get("record")
@@ -100,7 +100,7 @@ def note_error(scope: Scope, error: ApiError) -> None:
 
 @cache
 def _known_fields() -> frozenset[str]:
-    """Names of all fields of requests."""
+    """Return the names of all request fields."""
     names, kinds = {"file"}, [Strict]
     for kind in kinds:
         names.update(kind.__struct_fields__)
@@ -109,9 +109,9 @@ def _known_fields() -> frozenset[str]:
 
 
 async def answer_error(request: Request, error: Exception) -> Response:
-    """The answer to a request whose handler, or whose way to one, raised an exception that is expected.
+    """Return the response for an expected exception, raised by a handler or before one was reached.
 
-    The others are bugs; they pass through to :class:`galley.server.access.AccessLog`.
+    Other exceptions are bugs; they propagate to :class:`galley.server.access.AccessLog`.
     """
     if isinstance(error, HTTPException):
         error = _of_starlette(request, error)
@@ -141,13 +141,13 @@ def _of_starlette(request: Request, error: HTTPException) -> ApiError:
 
 
 async def _discard_body(request: Request) -> None:
-    """Read what the client still sends, within limits.
+    """Read and discard what the client still sends, within limits.
 
-    Closing on unread bytes resets the connection, and the client may never see the answer (RFC 9112,
-    section 9.6).
+    Closing a connection with unread bytes resets it, and the client may never see the response
+    (RFC 9112, section 9.6).
     """
     if "expect" in request.headers:
-        return  # the client waits for leave to send, and takes the answer as a no
+        return  # the client waits for permission to send, and the response denies it
     left = _DISCARD_BYTES
     with suppress(TimeoutError):
         async with asyncio.timeout(_DISCARD_SECONDS):

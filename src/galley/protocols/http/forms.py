@@ -1,4 +1,4 @@
-"""Reading a multipart form with one file: bounded, strict, and with errors that name the field."""
+"""Reading of multipart forms with one file: bounded, strict, with errors that name the field."""
 
 import logging
 import os
@@ -23,15 +23,15 @@ log = logging.getLogger("galley.server")
 _MAX_FIELDS: Final = 64
 _MAX_FIELD_BYTES: Final = 64 * 1024
 _RETRY_SECONDS: Final = "30"
-"""When to come back to a server whose temporary folder is full."""
+"""Seconds after which to retry on a server whose temporary folder is full."""
 
 Model = TypeVar("Model", bound=msgspec.Struct)
 
 
 class Upload(NamedTuple):
-    """A file that came with a form: in memory, or in the temporary folder if it is large.
+    """A file uploaded with a form: in memory, or in the temporary folder if it is large.
 
-    Whoever got it calls ``close``, which removes the file and gives its bytes back to the budget.
+    The receiver must call ``close``, which removes the file and returns its bytes to the budget.
     """
 
     name: str
@@ -42,20 +42,20 @@ class Upload(NamedTuple):
 async def read_form(
     request: Request, model: type[Model], *, max_bytes: int, budget: ByteBudget
 ) -> tuple[Model, Upload]:
-    """The form's fields as ``model``, and its field ``file``.
+    """Read a form and return its fields as ``model``, and its field ``file``.
 
-    A field that ``model`` has as a sequence may be sent as ``name[]``, and several times.
+    A field that is a sequence in ``model`` may be sent as ``name[]``, and several times.
 
     Args:
-        request: whose body is read.
-        model: what the fields are.
-        max_bytes: that the body may have.
-        budget: for the bytes of all uploads that are not closed yet.
+        request: the request whose body is read.
+        model: the type that the fields are parsed as.
+        max_bytes: limit on the size of the body.
+        budget: covers the bytes of all uploads that are not closed yet.
 
     Raises:
-        ApiError: 415 for a body that is no multipart form, 413 for one over ``max_bytes``, 503 while the
-            budget is spent or the temporary folder takes nothing; reading stops there.
-        RequestError: not a form, or a field that ``model`` refuses; ``param`` names it.
+        ApiError: 415 for a body that is not a multipart form, 413 for one over ``max_bytes``, 503
+            while the budget is used up or the temporary folder is unusable; reading stops there.
+        RequestError: the body is not a valid form, or ``model`` rejects the field in ``param``.
         ClientGone: the client hung up before the body was complete.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -80,7 +80,7 @@ async def read_form(
 
 
 async def _parsed(request: Request) -> FormData:
-    """The request's form. An error leaves no file open (see starlette's parser)."""
+    """Parse the request's form. An error leaves no file open (see starlette's parser)."""
     try:
         return await request.form(
             max_files=1, max_fields=_MAX_FIELDS, max_part_size=_MAX_FIELD_BYTES
@@ -108,7 +108,7 @@ async def _parsed(request: Request) -> FormData:
 
 
 class _Bounded:
-    """Receives a body up to a limit, and counts it on a budget."""
+    """Receives a body up to a limit, and counts it against a budget."""
 
     def __init__(self, request: Request, limit: int, budget: ByteBudget) -> None:
         self._receive = request.receive
@@ -129,7 +129,7 @@ class _Bounded:
         return message
 
     def give_back(self) -> None:
-        """The body is needed no more."""
+        """Return the body's bytes to the budget; the body is no longer needed."""
         self._budget.give_back(self._taken)
         self._taken = 0
 
@@ -144,7 +144,7 @@ class _Bounded:
 
 
 def _values(form: FormData, lists: Set[str]) -> dict[str, Any]:
-    """Field name -> its text; a list of texts for those in ``lists``."""
+    """Return field name -> its text; for those in ``lists``, a list of texts."""
     values: dict[str, Any] = {}
     for key in form:
         if key == "file":

@@ -1,4 +1,4 @@
-"""Answers in JSON, however large."""
+"""JSON responses of any size."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -10,11 +10,11 @@ from starlette.types import Receive, Scope, Send
 
 _PIECE: Final = 64 * 1024
 _WHOLE: Final = 1024 * 1024
-"""Bytes up to which an answer is sent with its length."""
+"""Size in bytes up to which a response is sent with its length."""
 
 
 class Json(Response):
-    """A plain object, as JSON in UTF-8."""
+    """A response holding a plain object, as JSON in UTF-8."""
 
     media_type = "application/json"
 
@@ -23,9 +23,9 @@ class Json(Response):
 
 
 class LargeJson(Response):
-    """A plain object, encoded and sent piece by piece, so that others are served meanwhile.
+    """A response holding a plain object, encoded and sent in pieces so that others are served.
 
-    Each item of its lists is encoded by itself, while the client takes what comes before.
+    Each item of its lists is encoded separately, while the client receives what precedes it.
     """
 
     media_type = "application/json"
@@ -36,7 +36,7 @@ class LargeJson(Response):
         self._value = value
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it; at once, and with its length, if it is small."""
+        """Send the response: at once and with its length if small, otherwise in pieces."""
         parts = _parts(self._value)
         begun = b""
         for part in parts:
@@ -54,7 +54,7 @@ class LargeJson(Response):
 
 
 def _parts(value: Mapping[str, Any]) -> Iterator[bytes]:
-    """``value`` as JSON, in parts as large as an item of its lists."""
+    """Yield ``value`` as JSON, in parts no larger than one item of its lists."""
     before = b"{"
     for name, field in value.items():
         yield before + msgspec.json.encode(name) + b":"
@@ -73,5 +73,5 @@ async def _send_pieces(send: Send, data: bytes) -> None:
     for first in range(0, len(data), _PIECE):
         piece = data[first : first + _PIECE]
         await send({"type": "http.response.body", "body": piece, "more_body": True})
-        # A client that reads fast never makes send wait, and others would have to.
+        # With a client that reads fast, send never waits, and other requests would be starved.
         await asyncio.sleep(0)

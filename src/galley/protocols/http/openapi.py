@@ -1,4 +1,4 @@
-"""The OpenAPI document (version 3.1), made of the routes and of the types that they read and answer."""
+"""The OpenAPI document (version 3.1), built from the routes and their request and answer types."""
 
 import inspect
 import re
@@ -16,7 +16,7 @@ from galley.protocols.common.errors import ErrorBody
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 Schema: TypeAlias = dict[str, Any]
 Answer: TypeAlias = Any
-"""A type that is answered as JSON, or media type -> such a type or a schema."""
+"""A type that is sent as JSON, or media type -> such a type or a schema."""
 
 _REFERENCE: Final = "#/components/schemas/{name}"
 _JSON: Final = "application/json"
@@ -40,7 +40,7 @@ _ERRORS: Final = {
 _EVERYWHERE: Final = frozenset({400, 401, 403, 408, 429, 431, 500, 503})
 _WITH_BODY: Final = frozenset({404, 413, 415, 504})
 _LATER: Final = frozenset({429, 503})
-"""Statuses that come with ``Retry-After``."""
+"""Statuses that are sent with ``Retry-After``."""
 
 _RETRY_AFTER: Final = {
     "description": "Seconds until another try has a chance",
@@ -51,13 +51,13 @@ _PATH_PARAMETER: Final = re.compile(r"\{(\w+)(?::\w+)?\}")
 
 
 class Operation(Route):
-    """A route that the document describes. Its summary is the first line of its handler's docstring."""
+    """A route in the document, summarized by the first line of its handler's docstring."""
 
     error: ClassVar[type] = ErrorBody
-    """What comes with errors."""
+    """Body of errors."""
 
     query: ClassVar[type[msgspec.Struct] | None] = None
-    """What the handler reads behind the path; every field has a default."""
+    """Query parameters that the handler reads; every field has a default."""
 
     def __init__(
         self,
@@ -72,14 +72,14 @@ class Operation(Route):
         form: type[msgspec.Struct] | None = None,
         errors: Collection[int] = (),
     ) -> None:
-        """What is asked and answered.
+        """Describe the operation's request and its answers.
 
         Args:
-            answers: status -> what comes with it.
-            errors: statuses of errors beside those that follow from what the operation reads.
-            about: what an answer with status 200 is.
-            body: what the handler reads as JSON.
-            form: the fields that the handler reads beside a file.
+            answers: status -> body of the answer.
+            errors: error statuses in addition to those that follow from what the operation reads.
+            about: description of an answer with status 200.
+            body: type that the handler reads as JSON.
+            form: fields that the handler reads in addition to a file.
         """
         super().__init__(path, handler, methods=[method])
         self.method = method
@@ -92,14 +92,14 @@ class Operation(Route):
 
     @property
     def types(self) -> list[Any]:
-        """All types that the operation's schemas are made of."""
+        """All types that the operation's schemas are built from."""
         answered = [part for answer in self.answers.values() for part in _media(answer).values()]
         named = [kind for part in answered for kind in _kinds(part)]
         return [*named, *(part for part in (self.body, self.form, self.error) if part is not None)]
 
 
 def document(routes: Sequence[BaseRoute]) -> Schema:
-    """The document of those ``routes`` that are operations, as plain JSON values."""
+    """Return the document of those ``routes`` that are operations, as plain JSON values."""
     operations = [route for route in routes if isinstance(route, Operation)]
     types = [kind for operation in operations for kind in operation.types]
     unique = list(dict.fromkeys(types))
@@ -123,7 +123,7 @@ def document(routes: Sequence[BaseRoute]) -> Schema:
         "paths": paths,
         "components": {"schemas": schemas},
     }
-    # Patterns of JSON Schema are JavaScript's, where $ is the very end, as \Z is in Python's.
+    # JSON Schema uses JavaScript's patterns, where $ is the very end, as \Z is in Python's.
     plain: Schema = msgspec.json.decode(msgspec.json.encode(page).replace(rb'\\Z"', b'$"'))
     return plain
 
@@ -168,7 +168,7 @@ def _described(operation: Operation, named: Mapping[Any, Schema]) -> Schema:
 
 
 def _errors_of(operation: Operation) -> set[int]:
-    """The statuses of errors that follow from what an operation reads."""
+    """Return the error statuses that follow from what an operation reads."""
     errors = set(_EVERYWHERE)
     if operation.body is not None or operation.form is not None:
         errors |= _WITH_BODY
@@ -184,7 +184,7 @@ def _media(answer: Answer) -> Mapping[str, Any]:
 
 
 def _kinds(part: Any) -> tuple[Any, ...]:
-    """The types of an answer, which are one or several; none if it is a schema already."""
+    """Return the one or several types of an answer; none if it is a schema already."""
     if isinstance(part, dict):
         return ()
     return part if isinstance(part, tuple) else (part,)

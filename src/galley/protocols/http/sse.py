@@ -1,4 +1,4 @@
-"""Answers sent whole or as events, and work that ends when its client hangs up."""
+"""Answers sent whole or as events, and work that is cancelled when its client hangs up."""
 
 import asyncio
 import json
@@ -27,12 +27,12 @@ T = TypeVar("T")
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, which is cancelled as soon as the client hangs up.
+    """Return the result of ``work``, which is cancelled as soon as the client hangs up.
 
-    The request's body must have been read.
+    The request's body must already have been read.
 
     Raises:
-        ClientGone: it hung up first.
+        ClientGone: the client hung up first.
     """
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(_disconnected(receive))
@@ -48,36 +48,39 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 
 
 class EventStream(Response):
-    """``events``, each as one ``data:`` line, then ``[DONE]``; an error on the way is an event too.
+    """``events``, each as one ``data:`` line, then ``[DONE]``; an error midway is sent as an event.
 
-    ``close`` is called in every case, even if the client hung up before the first event. Other protocols'
-    streams override how events are written.
+    ``close`` is always called, even if the client hung up before the first event. Subclasses for
+    other protocols override how events are encoded.
     """
 
     media_type = "text/event-stream"
     probe = b":\n\n"
-    """What clients ignore; see :meth:`galley.server.http_protocol.BoundedHttpProtocol.eof_received`."""
+    """Bytes that clients ignore.
+
+    See :meth:`galley.server.http_protocol.BoundedHttpProtocol.eof_received`.
+    """
     ending = DONE
 
     def encoded(self, event: Mapping[str, Any]) -> bytes:
-        """One event as it is sent."""
+        """Encode one event."""
         return data_event(event)
 
     def encoded_error(self, error: Exception) -> bytes:
-        """The last event, if the stream cannot go on."""
+        """Encode ``error`` as the last event of a stream that cannot continue."""
         return data_event(envelope(error))
 
     def __init__(
         self, events: AsyncGenerator[Mapping[str, Any], None], close: Callable[[], None]
     ) -> None:
-        # X-Accel-Buffering: nginx would otherwise collect events before it passes them on.
+        # X-Accel-Buffering: nginx would otherwise buffer events before passing them on.
         super().__init__(headers={"X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream; returns when it is complete or the client gone."""
+        """Send the stream; return when it is complete or the client has hung up."""
         scope["state"]["probe"] = self.probe
         try:
             await while_connected(receive, self._send_all(send, scope))
@@ -95,7 +98,7 @@ class EventStream(Response):
                     await _send_body(send, self.encoded(event))
                 if self.ending:
                     await _send_body(send, self.ending)
-            except Exception as error:  # the status line is gone: this is the only place to tell it
+            except Exception as error:  # the status line has been sent: only an event can report it
                 if not isinstance(error, GalleyError):
                     log.exception("stream %s failed", scope["state"]["request_id"])
                 told = to_api_error(error)
@@ -106,38 +109,38 @@ class EventStream(Response):
 
 
 class NamedEventStream(EventStream):
-    """Events whose names are their types; nothing stands behind the last.
+    """Events whose names are their types; no marker follows the last.
 
     Attributes:
-        sent: how many there were.
+        sent: number of events sent.
     """
 
     ending = b""
     sent = 0
 
     def encoded(self, event: Mapping[str, Any]) -> bytes:
-        """See :class:`EventStream`."""
+        """Encode one event, preceded by its name."""
         self.sent += 1
         return b"event: " + str(event["type"]).encode() + b"\n" + data_event(event)
 
 
 class Answer(Protocol):
-    """What is told of a request's work, and ends it."""
+    """The answer to a request, and the way to end the work on it."""
 
     def events(self) -> AsyncGenerator[Mapping[str, Any], None]:
-        """The answer as it comes."""
+        """Yield the answer as it is generated."""
 
     async def whole(self) -> Mapping[str, Any]:
-        """The answer when it is complete."""
+        """Return the answer when it is complete."""
 
     def close(self) -> None:
-        """Cancel what still runs. Idempotent."""
+        """Cancel any work still running. Idempotent."""
 
 
 async def respond(
     request: Request, answer: Answer, stream: type[EventStream] | None = None
 ) -> Response:
-    """Send an answer as ``stream``, or whole if that is None. The answer is closed in every case."""
+    """Return an answer as ``stream``, or whole if that is None; the answer is always closed."""
     if stream is not None:
         return stream(answer.events(), answer.close)
     try:
@@ -147,10 +150,10 @@ async def respond(
 
 
 def data_event(value: Mapping[str, Any]) -> bytes:
-    """A server-sent event without a name."""
+    """Encode ``value`` as a server-sent event without a name."""
     data = msgspec.json.encode(value)
-    # No line ends in an event stream, but Python clients that split text with str.splitlines (httpx's
-    # iter_lines is one) would see half an event. JSON has them only within strings.
+    # These do not end lines in an event stream, but Python clients that split text with
+    # str.splitlines (httpx's iter_lines does) would see half an event. They occur only in strings.
     for character, escaped in _LINE_ENDS:
         data = data.replace(character, escaped)
     return b"data: " + data + b"\n\n"

@@ -1,4 +1,4 @@
-"""WebSockets on which both sides send JSON objects: bounded, strict."""
+"""WebSockets on which both sides send JSON objects: bounded and strict."""
 
 import asyncio
 from collections.abc import Mapping
@@ -13,10 +13,10 @@ from galley.protocols.http.body import LARGE
 from galley.protocols.http.errors import ClientGone
 
 _SEND_SECONDS: Final = 10.0
-"""A client that does not read for so long is given up."""
+"""A client that reads nothing for this many seconds is given up."""
 
 _CLOSED: Final = (1000, 1001, 1005)
-"""Codes of a client that is through: none given, normal, going away."""
+"""Close codes of a client that is done: normal, going away, none given."""
 
 
 class EventSocket:
@@ -26,18 +26,18 @@ class EventSocket:
         self._socket = socket
 
     async def receive(self, seconds: float) -> dict[str, Any] | None:
-        """The next object; None if the client has closed the connection.
+        """Return the next object; None if the client has closed the connection.
 
         Raises:
-            RequestError: something else came.
-            TimeoutError: nothing came for so long.
+            RequestError: the client sent something else.
+            TimeoutError: nothing arrived within ``seconds``.
             ClientGone: the connection is lost.
         """
-        # wait_for would swallow a cancellation that comes together with a message (Python 3.11).
+        # wait_for would swallow a cancellation that arrives together with a message (Python 3.11).
         async with asyncio.timeout(seconds):
             message = await self._socket.receive()
         if message["type"] == "websocket.disconnect":
-            # A connection that is lost has a code, too, but no reason, not even an empty one.
+            # A lost connection has a code too, but no reason, not even an empty one.
             if message["code"] in _CLOSED and "reason" in message:
                 return None
             raise ClientGone("client hung up")
@@ -50,21 +50,26 @@ class EventSocket:
         return parse_json(data, what="The event")
 
     async def send(self, event: Mapping[str, Any]) -> None:
-        """Send an object; waits while the client reads slowly.
+        """Send an object, waiting while the client reads slowly.
 
         Raises:
-            ClientGone: it is gone, or has not read for a while.
+            ClientGone: the client hung up, or has not read for a while.
         """
         try:
             async with asyncio.timeout(_SEND_SECONDS):
                 await self._socket.send_text(msgspec.json.encode(event).decode())
         except TimeoutError:
             raise ClientGone("client reads too slowly") from None
-        except (WebSocketDisconnect, RuntimeError) as error:  # starlette's ways to say it
+        except (WebSocketDisconnect, RuntimeError) as error:  # starlette raises either
             raise ClientGone("client hung up") from error
 
     async def close(self, code: int, reason: str) -> None:
-        """End it; ``reason`` has at most 123 bytes. Harmless when it has ended."""
+        """Close the connection; harmless if it is already closed.
+
+        Args:
+            code: the WebSocket close code.
+            reason: at most 123 bytes.
+        """
         try:
             async with asyncio.timeout(_SEND_SECONDS):
                 await self._socket.close(code, reason)

@@ -36,27 +36,27 @@ _NAMES: Final = {
         )
     },
 }
-"""Fields as errors of the core name them -> as this protocol does."""
+"""Field names in the core's errors -> this protocol's names."""
 
 named_as_given: Final = partial(renamed, _NAMES)
 """A context in which errors name the fields of this protocol."""
 
 
 class OllamaError(TypedDict):
-    """Every answer but 2xx."""
+    """Body of every answer with a status other than 2xx."""
 
     error: str
 
 
 class OllamaCalled(TypedDict):
-    """The function of a call."""
+    """The function of a call, and its arguments."""
 
     name: str
     arguments: dict[str, Any]
 
 
 class OllamaCall(TypedDict):
-    """A call of a tool."""
+    """A tool call."""
 
     function: OllamaCalled
 
@@ -71,9 +71,9 @@ class OllamaSaid(TypedDict):
 
 
 class OllamaAnswer(TypedDict):
-    """An answer, or a piece of it; the last piece has the counts, and durations in nanoseconds.
+    """An answer, or a piece of it; the last piece has token counts, and durations in nanoseconds.
 
-    ``warnings`` tell what of the request is not as it asked.
+    ``warnings`` report the parts of the request that were not honoured.
     """
 
     model: str
@@ -93,7 +93,7 @@ class OllamaAnswer(TypedDict):
 
 
 def envelope(error: Exception) -> OllamaError:
-    """The body that Ollama's clients read."""
+    """Return the error body in Ollama's format."""
     return {"error": naming_message(error)}
 
 
@@ -102,7 +102,7 @@ def without_prompt(
     reason: Literal["load", "unload"],
     warnings: list[str],
 ) -> OllamaAnswer:
-    """The answer to a request that asks for nothing but that the model be loaded, or unloaded."""
+    """Return the answer to a request that only loads or unloads the model."""
     chat = isinstance(asked, OllamaChatRequest)
     said: dict[str, Any] = (
         {"message": {"role": "assistant", "content": ""}} if chat else {"response": ""}
@@ -120,7 +120,7 @@ def without_prompt(
 
 
 class OllamaGeneration:
-    """The answer to one request, on its way; ask for it whole or in lines, once."""
+    """The answer to one request in progress; read it once, either whole or as lines."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class OllamaGeneration:
         asked: OllamaChatRequest | OllamaGenerateRequest,
         generation: Generation,
     ) -> None:
-        """Made by :meth:`start`."""
+        """Create the answer; :meth:`start` calls this."""
         self._call = call
         self._name = asked.model
         self._warnings = asked.warnings(call.info.max_model_len)
@@ -139,10 +139,10 @@ class OllamaGeneration:
     async def start(
         cls, served: ServedModel, asked: OllamaChatRequest | OllamaGenerateRequest, caller: Caller
     ) -> Self:
-        """Hand the request to the engine; ``asked.stream`` is not looked at.
+        """Submit the request to the engine; ``asked.stream`` is ignored.
 
         Raises:
-            GalleyError: as ``errors.to_api_error`` tells clients.
+            GalleyError: the request is refused or fails (mapped by ``errors.to_api_error``).
         """
         endpoint = CHAT if isinstance(asked, OllamaChatRequest) else GENERATE
         with named_as_given(), opened(Call(served, endpoint, caller)) as call:
@@ -161,17 +161,22 @@ class OllamaGeneration:
         return cls(call, asked, generation)
 
     def close(self) -> None:
-        """Cancel what still runs. Idempotent."""
+        """Cancel the generation if it still runs. Idempotent."""
         self._generation.close()
 
     async def whole(self) -> OllamaAnswer:
-        """The complete answer. Raises EngineError or Draining if there is none."""
+        """Return the complete answer.
+
+        Raises:
+            EngineError: the engine failed.
+            Draining: the server is shutting down.
+        """
         answer, finish = await whole_answer(self._generation)
         calls = [_called(call.name, call.arguments) for call in answer.calls]
         return self._last(self._piece(answer.text, answer.reasoning, calls), finish)
 
     async def events(self) -> AsyncGenerator[OllamaAnswer, None]:
-        """The streamed answer; calls come when they are complete. Raises as :meth:`whole`."""
+        """Yield the answer in pieces, with calls once complete. Raises as :meth:`whole`."""
         calls: dict[int, tuple[str, list[str]]] = {}
         finish: Finish | None = None
         async with aclosing(self._generation.pieces()) as pieces:
@@ -219,7 +224,7 @@ class OllamaGeneration:
         answer["prompt_eval_count"] = counts.prompt
         prefill, decode = receipt.prefill_seconds, receipt.decode_seconds
         if not decode and counts.generated:
-            # A first token comes with the prompt's last: it gets a token's share of that time.
+            # The first token comes with the prompt's last: it gets one token's share of that time.
             decode = prefill / (counts.prompt + 1)
             prefill -= decode
         answer["prompt_eval_duration"] = int(_BILLION * prefill)

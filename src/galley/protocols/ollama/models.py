@@ -1,4 +1,4 @@
-"""Ollama's API: what it tells of models."""
+"""Ollama's API: lists and descriptions of models."""
 
 import hashlib
 import time
@@ -17,7 +17,7 @@ _STARTED: Final = int(time.time())
 
 
 class OllamaDetails(TypedDict):
-    """What a model is."""
+    """Format, family and size of a model."""
 
     parent_model: str
     format: str
@@ -28,7 +28,7 @@ class OllamaDetails(TypedDict):
 
 
 class OllamaModel(TypedDict, total=False):
-    """One model of a list. Bytes of ``size`` are those of its weights in memory."""
+    """One model of a list. ``size`` is that of its weights in memory, in bytes."""
 
     name: str
     model: str
@@ -48,7 +48,7 @@ class OllamaModels(TypedDict):
 
 
 class OllamaShown(TypedDict):
-    """What is known of a model."""
+    """Details of a model."""
 
     modified_at: str
     details: OllamaDetails
@@ -72,7 +72,7 @@ def _details(served: ServedModel) -> OllamaDetails:
 
 
 def listed(served: ServedModel) -> OllamaModel:
-    """A served model, as lists have it."""
+    """Return a served model's entry in lists."""
     if served.on_request and not served.is_loaded:
         return _unloaded(served)
     backend = served.backend()
@@ -88,7 +88,7 @@ def listed(served: ServedModel) -> OllamaModel:
 
 
 def listed_as(derived: Derived, models: Registry) -> OllamaModel:
-    """A further name of a model."""
+    """Return the list entry of an additional name of a model."""
     base = listed(models.served(derived.base))
     details: OllamaDetails = {**base["details"], "parent_model": derived.base}
     digest = hashlib.sha256(repr(derived).encode()).hexdigest()
@@ -102,7 +102,7 @@ def listed_as(derived: Derived, models: Registry) -> OllamaModel:
 
 
 def _unloaded(served: ServedModel) -> OllamaModel:
-    """A model that waits for a request: no more than its name is known."""
+    """Return the list entry of a model not loaded yet, of which only the name is known."""
     details: OllamaDetails = {
         "parent_model": "",
         "format": "",
@@ -122,7 +122,7 @@ def _unloaded(served: ServedModel) -> OllamaModel:
 
 
 def shown(served: ServedModel, derived: Derived | None) -> OllamaShown:
-    """What is known of a model, and of the further name by which it was asked for."""
+    """Return the details of a model, and of the additional name under which it was requested."""
     backend = served.backend()
     info, chat_format = backend.engine.info, backend.format
     known: dict[str, str | int] = {
@@ -153,7 +153,7 @@ def shown(served: ServedModel, derived: Derived | None) -> OllamaShown:
 
 
 def _size(parameters: int) -> str:
-    """As Ollama writes it: ``1.2B``, ``25.3M``."""
+    """Format a parameter count as Ollama does: ``1.2B``, ``25.3M``."""
     for letter, unit in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
         if parameters >= unit:
             return f"{parameters / unit:.1f}{letter}"
@@ -161,5 +161,5 @@ def _size(parameters: int) -> str:
 
 
 def time_text(unix: int) -> str:
-    """A Unix time as Ollama writes it."""
+    """Format a Unix time as Ollama does."""
     return datetime.fromtimestamp(unix, UTC).isoformat().replace("+00:00", "Z")

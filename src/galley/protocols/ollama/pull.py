@@ -1,4 +1,4 @@
-"""Ollama's API: models downloaded into the hub library's cache, and removed from it."""
+"""Ollama's API: downloading models to the hub library's cache, and removing them from it."""
 
 import asyncio
 import hashlib
@@ -31,7 +31,7 @@ class OllamaPullRequest(Strict, frozen=True, kw_only=True):
 
     @property
     def streamed(self) -> bool:
-        """Whether progress is told as it comes."""
+        """Whether progress is reported while it is made."""
         return self.stream is not False
 
 
@@ -43,7 +43,7 @@ class OllamaDeleteRequest(Strict, frozen=True, kw_only=True):
 
 
 class OllamaProgress(TypedDict):
-    """What is being done; ``completed`` and ``total`` are bytes of the files that were not here."""
+    """Progress; ``completed`` and ``total`` count bytes of the files that were not cached."""
 
     status: str
     digest: NotRequired[str]
@@ -52,20 +52,20 @@ class OllamaProgress(TypedDict):
 
 
 class _Stopped(Exception):
-    """Nobody waits for a download any more."""
+    """The client no longer waits for a download."""
 
 
 class OllamaPull:
-    """A download on its way."""
+    """A download in progress."""
 
     def __init__(self, models: Registry, asked: str) -> None:
         """
         Args:
-            models: served ones are known by their names here, others by those of the hub.
+            models: registry, which resolves served names; other names are the hub's.
             asked: the name in the request.
 
         Raises:
-            RequestError: it names no model that could be at the hub.
+            RequestError: the name cannot be that of a model at the hub.
         """
         self._name, self._revision = _meant(models, asked)
         self._served = _serving(models, self._name)
@@ -73,7 +73,11 @@ class OllamaPull:
         self._progress = (0, 0)
 
     async def events(self) -> AsyncGenerator[OllamaProgress, None]:
-        """Progress, until it is complete. Raises ApiError if the model cannot be had."""
+        """Yield progress until the download is complete.
+
+        Raises:
+            ApiError: the model cannot be downloaded.
+        """
         yield {"status": "pulling manifest"}
         work = asyncio.ensure_future(in_daemon_thread(self._download))
         told = self._progress
@@ -93,13 +97,13 @@ class OllamaPull:
         yield {"status": _SUCCESS}
 
     async def whole(self) -> OllamaProgress:
-        """The last line. Raises as :meth:`lines`."""
+        """Return the last event. Raises as :meth:`events`."""
         async for line in self.events():
             last = line
         return last
 
     def close(self) -> None:
-        """Stop it; what is complete is kept. Idempotent."""
+        """Stop the download; completed files are kept. Idempotent."""
         self._stopped = True
 
     def _download(self) -> None:
@@ -114,7 +118,7 @@ class OllamaPull:
         completed, total = self._progress
         return {
             "status": f"pulling {self._name}",
-            # Ollama's clients show a bar for each; here all files are one.
+            # Ollama's clients show a progress bar per digest; here one stands for all files.
             "digest": f"sha256:{hashlib.sha256(self._name.encode()).hexdigest()}",
             "total": max(completed, total),
             "completed": completed,
@@ -122,12 +126,12 @@ class OllamaPull:
 
 
 async def delete(models: Registry, asked: str) -> OllamaProgress:
-    """Remove a further name of a model, or a model, all its revisions, from the hub library's cache.
+    """Remove an additional name of a model, or a model from the hub library's cache, all revisions.
 
     Raises:
-        RequestError: it comes with Galley, or names no model that could be at the hub.
-        Conflict: it is served.
-        ApiError: it is not there.
+        RequestError: the model is bundled with Galley, or the name cannot be one at the hub.
+        Conflict: the model is being served.
+        ApiError: 404, the model is not in the cache.
     """
     own = asked if asked in models.derived else asked.removesuffix(":latest")
     if models.derived.pop(own, None) is not None:
@@ -145,7 +149,7 @@ async def delete(models: Registry, asked: str) -> OllamaProgress:
 
 
 def _meant(models: Registry, asked: str) -> tuple[str, str]:
-    """The model that a name means, as the settings name models, and its revision."""
+    """Return the model, as settings name it, and the revision that a name refers to."""
     for served in models:
         if asked.removesuffix(":latest") == served.name:
             return served.settings.model, served.settings.revision
@@ -162,7 +166,7 @@ def _meant(models: Registry, asked: str) -> tuple[str, str]:
 
 
 def _serving(models: Registry, name: str) -> str:
-    """The name in the API of a model that is served from ``name``; empty if none is."""
+    """Return the API name of the model that is served from ``name``; empty if there is none."""
     for served in models:
         model = served.settings.model
         model = hub_name(model) or model

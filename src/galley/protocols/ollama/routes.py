@@ -1,4 +1,4 @@
-"""Ollama's API: ``/api/chat``, ``/api/generate``, and what clients ask and want of models."""
+"""Ollama's API: ``/api/chat``, ``/api/generate``, and the listing and management of models."""
 
 from collections.abc import Mapping
 from typing import Any, Final, Literal, TypedDict
@@ -46,26 +46,26 @@ from galley.protocols.ollama.schemas import (
 )
 
 _LATEST: Final = ":latest"
-"""Ollama's clients add it to names without a tag."""
+"""Tag that Ollama's clients add to names without one."""
 
 _FOREVER: Final = "9999-12-31T23:59:59Z"
-"""Until when a model stays loaded that was not loaded on request."""
+"""``expires_at`` of models that were not loaded on request, which stay loaded."""
 
 
 class OllamaVersion(TypedDict):
-    """Of this server."""
+    """The version of this server."""
 
     version: str
 
 
 class OllamaOperation(Operation):
-    """A route whose errors are Ollama's."""
+    """A route whose errors are in Ollama's form."""
 
     error = OllamaError
 
 
 def routes(models: Registry) -> list[Operation]:
-    """The routes, answered by ``models``."""
+    """Return the routes, served by ``models``."""
     max_bytes = models.settings.max_body_bytes
 
     async def chat(request: Request) -> Response:
@@ -83,7 +83,7 @@ def routes(models: Registry) -> list[Operation]:
         return await _answer(models, request, asked, caller, asks=bool(asked.prompt))
 
     async def tags(_: Request) -> Response:
-        """The served models, as Ollama lists them."""
+        """List the served models, as Ollama does."""
         answer: OllamaModels = {
             "models": [
                 *(listed(served) for served in models),
@@ -93,7 +93,7 @@ def routes(models: Registry) -> list[Operation]:
         return Json(answer)
 
     async def running(_: Request) -> Response:
-        """The loaded models."""
+        """List the loaded models."""
         answer: OllamaModels = {
             "models": [
                 {
@@ -111,7 +111,7 @@ def routes(models: Registry) -> list[Operation]:
         return Json(answer)
 
     async def show(request: Request) -> Response:
-        """What is known of a model."""
+        """Show details of a model."""
         asked = await body.read(request, OllamaShowRequest, max_bytes=max_bytes)
         name = name_of(models, _named(asked))
         served = await while_connected(request.receive, models.find(name))
@@ -129,7 +129,7 @@ def routes(models: Registry) -> list[Operation]:
         return Json(await delete(models, _named(asked)))
 
     async def version(_: Request) -> Response:
-        """The server's version."""
+        """Return the server's version."""
         answer: OllamaVersion = {"version": __version__}
         return Json(answer)
 
@@ -201,7 +201,7 @@ def _named(asked: OllamaShowRequest | OllamaPullRequest | OllamaDeleteRequest) -
 
 
 def name_of(models: Registry, asked: str) -> str:
-    """The model's name here; Ollama's clients may have added a tag to it."""
+    """Return the model's name here, without the tag that Ollama's clients may have added."""
     return asked if models.knows(asked) else asked.removesuffix(_LATEST)
 
 
@@ -213,7 +213,7 @@ async def _answer(
     *,
     asks: bool,
 ) -> Response:
-    """Answer what is asked; a request that asks nothing has the model loaded, or unloaded."""
+    """Answer a request; one without a prompt only has the model loaded or unloaded."""
     name, seconds = name_of(models, asked.model), asked.kept_seconds
     if not asks and seconds == 0:
         served = models.unload_soon(name, "generate", caller)
@@ -232,23 +232,23 @@ async def _answer(
 
 
 def respond_at_once(answer: Mapping[str, Any], *, streamed: bool) -> Response:
-    """An answer that is there: a JSON, or the only line of a stream."""
+    """Return the response for a complete answer: JSON, or the only line of a stream."""
     if not streamed:
         return Json(answer)
     return Response(msgspec.json.encode(answer) + b"\n", media_type=_Lines.media_type)
 
 
 class _Lines(EventStream):
-    """One JSON in a line; nothing stands behind the last."""
+    """One JSON object per line; no marker follows the last."""
 
     media_type = "application/x-ndjson"
     probe = b" "
     ending = b""
 
     def encoded(self, event: Mapping[str, Any]) -> bytes:
-        """See :class:`EventStream`."""
+        """Encode one event as a line."""
         return msgspec.json.encode(event) + b"\n"
 
     def encoded_error(self, error: Exception) -> bytes:
-        """See :class:`EventStream`."""
+        """Encode ``error`` as the last line, in Ollama's form."""
         return self.encoded(envelope(error))

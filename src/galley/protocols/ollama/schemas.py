@@ -1,7 +1,7 @@
-"""Ollama's API: what requests hold, field by field, and what they are to the models.
+"""Ollama's API: requests, field by field, and their form for the models.
 
-Fields that are taken and change nothing: the options by which Ollama's server loads a model (``num_gpu``,
-``num_thread`` and the like), since settings say how that is done.
+Fields that are accepted and have no effect: the options that control how Ollama's server loads a
+model (``num_gpu``, ``num_thread`` and the like), since the server's settings determine that here.
 """
 
 import re
@@ -28,11 +28,11 @@ from galley.types import MAX_COUNT, Grammar, SamplingParams
 MAX_STOPS: Final = 2048
 
 _MOST_NAMED: Final = 8
-"""Unknown options that a warning names."""
+"""Number of unknown options that a warning names."""
 
 _PART: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|)", re.ASCII)
 _DURATION: Final = re.compile(r"(-?)(0|(?:\d{1,9}(?:\.\d{1,9})?(?:ms|s|m|h)){1,4})", re.ASCII)
-"""As Go writes durations, which Ollama takes."""
+"""Durations in Go's notation, which Ollama accepts."""
 _UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 _WITHOUT_LIMIT: Final = (-1, -2)
@@ -49,7 +49,7 @@ _PASSED_ON: Final = {
     "frequency_penalty": "frequency_penalty",
     "repeat_last_n": "penalty_window",
 }
-"""Options -> fields of SamplingParams."""
+"""Ollama's options -> fields of SamplingParams."""
 
 NoImages: TypeAlias = Annotated[
     Annotated[list[str], Meta(max_length=0)] | None, Meta(description="Not supported.")
@@ -74,7 +74,7 @@ Format: TypeAlias = Annotated[
 
 
 class OllamaOptions(Strict, frozen=True, kw_only=True):
-    """How to generate, as far as it is known here. What the model says holds where nothing is given."""
+    """The options supported here. The model's defaults apply where none is given."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -113,7 +113,7 @@ class OllamaOptions(Strict, frozen=True, kw_only=True):
 
     @property
     def given(self) -> dict[str, Any]:
-        """Fields of SamplingParams that the options ask for."""
+        """Fields of SamplingParams that the options set."""
         given: dict[str, Any] = {
             field: value
             for name, field in _PASSED_ON.items()
@@ -126,7 +126,7 @@ class OllamaOptions(Strict, frozen=True, kw_only=True):
         return given
 
     def sampling(self, grammar: Grammar | None) -> SamplingParams:
-        """The options as parameters.
+        """Return the options as sampling parameters.
 
         Raises:
             RequestError: a value is out of range.
@@ -135,7 +135,7 @@ class OllamaOptions(Strict, frozen=True, kw_only=True):
 
 
 class _WithOptions(Strict, frozen=True, kw_only=True):
-    """For errors that name an option as requests have it: ``options.temperature``."""
+    """Wraps options so that errors name them as requests do: ``options.temperature``."""
 
     options: OllamaOptions = OllamaOptions()
 
@@ -153,17 +153,17 @@ Options: TypeAlias = Annotated[
 
 
 def known_options(given: dict[str, Any] | None) -> OllamaOptions:
-    """The options that are known here and ask for something.
+    """Return the options that are supported here and are not null.
 
     Raises:
-        RequestError: one has a value that it cannot have; names it.
+        RequestError: an option has an invalid value; ``param`` names the option.
     """
     known = {n: v for n, v in (given or {}).items() if n in _KNOWN and v is not None}
     return validate(_WithOptions, {"options": known}).options
 
 
 def option_warnings(given: dict[str, Any] | None) -> list[str]:
-    """A sentence that names options which are not known here and ask for something, if there are any."""
+    """Return a warning that names the unsupported options that are not null, or an empty list."""
     unknown = [n for n, v in (given or {}).items() if n not in _KNOWN and v is not None]
     if not unknown:
         return []
@@ -223,7 +223,11 @@ class OllamaTool(Strict, frozen=True, kw_only=True):
 
 
 def kept_seconds(keep_alive: float | str | None) -> float | None:
-    """``keep_alive`` in seconds, below 0 for ever; None: as the settings say. Raises RequestError."""
+    """Return ``keep_alive`` in seconds; below 0: forever; None: as in the settings.
+
+    Raises:
+        RequestError: it is not a duration.
+    """
     if keep_alive is None or isinstance(keep_alive, int | float):
         return keep_alive
     match = _DURATION.fullmatch(keep_alive)
@@ -239,7 +243,7 @@ def kept_seconds(keep_alive: float | str | None) -> float | None:
 
 
 class _Request(Strict, frozen=True, kw_only=True):
-    """What both ways to generate have."""
+    """Fields common to chat and generate requests."""
 
     model: str
     stream: Annotated[bool | None, Meta(description="Default: true.")] = None
@@ -253,28 +257,32 @@ class _Request(Strict, frozen=True, kw_only=True):
 
     @property
     def kept_seconds(self) -> float | None:
-        """``keep_alive`` in seconds, below 0 for ever; None: as the settings say. Raises RequestError."""
+        """``keep_alive`` in seconds; below 0: forever; None: as in the settings.
+
+        Raises:
+            RequestError: it is not a duration.
+        """
         return kept_seconds(self.keep_alive)
 
     @property
     def streamed(self) -> bool:
-        """Whether the answer comes in lines."""
+        """Whether the answer is sent as lines of a stream."""
         return self.stream is not False
 
     @property
     def constrained_by(self) -> str:
-        """The field that says what form the answer has; empty if none does."""
+        """Name of the field that constrains the answer's form; empty if none does."""
         return "format" if self.format else ""
 
     @property
     def effort(self) -> str | None:
-        """How much to think."""
+        """The reasoning effort; None: the chat template's default."""
         if isinstance(self.think, bool):
             return "medium" if self.think else "none"
         return self.think
 
     def sampling(self) -> SamplingParams:
-        """How to generate.
+        """Return the sampling parameters.
 
         Raises:
             RequestError: a value is out of range.
@@ -285,7 +293,11 @@ class _Request(Strict, frozen=True, kw_only=True):
         )
 
     def warnings(self, context: int = MAX_COUNT) -> list[str]:
-        """What of the options is not as was asked, for a model whose context holds ``context`` tokens."""
+        """Return warnings of options that are not honoured.
+
+        Args:
+            context: size of the model's context, in tokens.
+        """
         warnings = option_warnings(self.options)
         wanted = known_options(self.options).num_ctx
         if wanted is not None and wanted > context:
@@ -303,7 +315,11 @@ class OllamaChatRequest(_Request, frozen=True, kw_only=True):
     tools: Annotated[list[OllamaTool], Meta(max_length=MAX_TOOLS)] | None = None
 
     def conversation(self) -> Conversation:
-        """What is to be answered. Raises RequestError if two tools have one name."""
+        """Return the conversation to answer.
+
+        Raises:
+            RequestError: two tools have the same name.
+        """
         return Conversation(
             messages=_plain(self.messages or ()),
             tools=tuple(
@@ -342,7 +358,7 @@ class OllamaGenerateRequest(_Request, frozen=True, kw_only=True):
             raise RequestError("system does not go with raw", param="system")
 
     def conversation(self) -> Conversation:
-        """The prompt as a conversation."""
+        """Return the prompt as a conversation."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         user = {"role": "user", "content": self.prompt or ""}
         return Conversation(messages=[*system, user], effort=self.effort)
@@ -358,9 +374,9 @@ class OllamaShowRequest(Strict, frozen=True, kw_only=True):
 
 
 def _plain(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
-    """Messages as :class:`galley.tools.conversation.Conversation` has them.
+    """Return messages in the form of :class:`galley.tools.conversation.Conversation`.
 
-    Calls have no ids here: an answer of a tool belongs to the first call of that tool which has none yet.
+    Calls have no ids here: a tool's answer is assigned to the first unanswered call of that tool.
     """
     plain: list[dict[str, Any]] = []
     waiting: list[tuple[str, str]] = []  # name of the tool, and id of the call

@@ -1,1 +1,1 @@
-"""OpenAI's API, and what vLLM, Cohere and Jina add to it: a package for each kind of request."""
+"""OpenAI's API, with vLLM's, Cohere's and Jina's additions: a package for each type of request."""

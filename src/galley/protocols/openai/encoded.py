@@ -1,4 +1,4 @@
-"""Parts of an answer that are kept as the JSON they will be."""
+"""Parts of an answer that are stored already encoded as JSON."""
 
 from typing import TypeVar, cast
 
@@ -8,10 +8,10 @@ T = TypeVar("T")
 
 
 def encoded(value: T) -> T:
-    """``value`` as JSON, for :func:`msgspec.json.encode` to copy into what it is a part of.
+    """Encode ``value`` as JSON that :func:`msgspec.json.encode` copies into the enclosing value.
 
-    A token with twenty candidates is 60 objects, and 2 KB as JSON. Whoever collects many of them for one
-    answer would hold ten times the memory, and encode all of them at a stroke in the end. The type is a
-    fiction: only the encoder may look at the result.
+    A token with twenty candidates is 60 objects, and 2 KB as JSON. Collecting many of them for
+    one answer unencoded would take ten times the memory, and encode all of them at once at the
+    end. The return type is nominal: only the encoder may read the result.
     """
     return cast(T, msgspec.Raw(msgspec.json.encode(value)))

@@ -1,13 +1,15 @@
-"""What chat completions and completions both take, field by field.
+"""Request fields common to chat completions and completions.
 
-A field that is not here is refused by name. Types are strict: ``true`` is no integer and ``"1"`` no
-number. Ranges are checked by :class:`galley.types.SamplingParams`, the one place that knows them.
+Unknown fields are refused by name. Types are strict: ``true`` is not an integer and ``"1"`` is
+not a number. Ranges are checked by :class:`galley.types.SamplingParams`, the only place that
+knows them.
 
-Fields of OpenAI's API that are taken and change nothing, because nothing here could depend on them:
-``user``, ``safety_identifier``, ``prompt_cache_key`` (prefixes are cached anyway), ``metadata``, ``store``
-(nothing is stored), ``service_tier`` (only ``auto`` and ``default``: there is one), and, in assistant
-messages sent back as they were received, ``null`` for what this server never fills (``refusal``,
-``function_call``, ``audio``, ``annotations``). Fields of what it does not do may ask for nothing.
+Fields of OpenAI's API that are accepted and have no effect, because nothing here could depend on
+them: ``user``, ``safety_identifier``, ``prompt_cache_key`` (prefixes are cached anyway),
+``metadata``, ``store`` (nothing is stored), ``service_tier`` (only ``auto`` and ``default``: there
+is only one tier), and, in assistant messages sent back as they were received, ``null`` for fields
+that this server never fills (``refusal``, ``function_call``, ``audio``, ``annotations``). Fields of
+unsupported features are accepted only with values that request nothing.
 """
 
 import re
@@ -142,7 +144,7 @@ class GenerationRequest(Strict, frozen=True, kw_only=True):
 
     @property
     def constrained_by(self) -> str:
-        """The field that says what form the answer has; empty if none does."""
+        """Name of the field that constrains the answer's form; empty if none does."""
         constraint = constraint_of(self)
         return "" if constraint is None else constraint.field
 
@@ -153,7 +155,7 @@ class GenerationRequest(Strict, frozen=True, kw_only=True):
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether each chunk of a stream tells the tokens so far."""
+        """Whether each chunk of a stream reports the tokens so far."""
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def _sampling(self, **fields: Any) -> SamplingParams:

@@ -1,4 +1,4 @@
-"""Texts and token ids as requests give them, one or several, within bounds."""
+"""Texts and token ids of requests, one or several, within limits."""
 
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -6,7 +6,7 @@ from msgspec import Meta
 
 from galley.errors import RequestError
 
-# Bounds far beyond use, which keep the work that a hostile body can ask for small.
+# Limits far above practical use, which bound the work that a hostile body can cause.
 MAX_PROMPTS: Final = 2048
 MAX_PROMPT_IDS: Final = 2**20
 
@@ -22,7 +22,7 @@ _ID_LISTS: Final = {
 
 Prompt: TypeAlias = Annotated[
     str | Annotated[list[str | int | TokenIds], Meta(max_length=MAX_PROMPT_IDS)],
-    # One kind of items in a list, which msgspec has no type for.
+    # All items of a list have one type, which msgspec's types cannot express.
     Meta(
         description="A text, token ids, or a list of either.",
         extra_json_schema={
@@ -42,7 +42,7 @@ Prompt: TypeAlias = Annotated[
 
 
 def check_items(items: list[Any], param: str) -> None:
-    """Raise RequestError unless the items are of one kind, and no more than of that kind are taken."""
+    """Raise RequestError if items are of mixed types, or too many for their type."""
     kinds = {type(item) for item in items}
     if len(kinds) > 1:
         raise RequestError(

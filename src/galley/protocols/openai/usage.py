@@ -1,4 +1,4 @@
-"""``usage`` of answers: tokens or seconds of audio, and what the request took."""
+"""``usage`` of answers: tokens or seconds of audio, and the request's time and cost."""
 
 from typing import Literal, NotRequired, TypedDict
 
@@ -7,15 +7,15 @@ from galley.gateway.receipt import Receipt
 
 
 class PromptTokensDetails(TypedDict):
-    """Where the prompt's tokens came from."""
+    """Number of the prompt's tokens that came from the prefix cache."""
 
     cached_tokens: int
 
 
 class ReceiptFields(TypedDict, total=False):
-    """What a request took: milliseconds, and with `price_per_hour` its cost in that currency.
+    """A request's time in milliseconds and, with `price_per_hour`, its cost in that currency.
 
-    Where tokens were guessed also how many guesses were verified, and how many of them were right.
+    With speculation, it also has the numbers of draft tokens that were verified and accepted.
     """
 
     queue_ms: float
@@ -27,15 +27,15 @@ class ReceiptFields(TypedDict, total=False):
 
 
 class CompletionTokensDetails(TypedDict):
-    """What the generated tokens were."""
+    """Number of the generated tokens that were reasoning."""
 
     reasoning_tokens: int
 
 
 class Usage(ReceiptFields):
-    """Tokens of one request, all choices together; the receipt is there when it is complete.
+    """Token counts of one request, over all choices; the receipt is present once it is complete.
 
-    The details of completion tokens are told where answers are searched for calls or thinking.
+    Completion token details are present where answers are parsed for calls or thinking.
     """
 
     prompt_tokens: int
@@ -53,7 +53,12 @@ class AudioUsage(ReceiptFields):
 
 
 def usage(counts: TokenCounts, receipt: Receipt | None = None) -> Usage:
-    """The answer's ``usage``. ``receipt``: of a request that is complete."""
+    """Return the answer's ``usage``.
+
+    Args:
+        counts: the request's token counts.
+        receipt: the receipt of a complete request.
+    """
     tokens: Usage = {
         "prompt_tokens": counts.prompt,
         "completion_tokens": counts.generated,
@@ -66,16 +71,16 @@ def usage(counts: TokenCounts, receipt: Receipt | None = None) -> Usage:
 
 
 def audio_usage(seconds: float, receipt: Receipt) -> AudioUsage:
-    """The ``usage`` of a transcript."""
+    """Return the ``usage`` of a transcript of ``seconds`` of audio."""
     return {"type": "duration", "seconds": round(seconds, 2), **told_receipt(receipt)}
 
 
 def told_receipt(receipt: Receipt) -> ReceiptFields:
-    """The receipt of a complete request, as answers tell it."""
-    return receipt.fields()  # type: ignore[return-value]  # its names are those of the class
+    """Return the receipt of a complete request in the form of answers."""
+    return receipt.fields()  # type: ignore[return-value]  # its field names are those of the class
 
 
 class ChunkUsage(TypedDict, total=False):
-    """The part of a streamed chunk that says what it took."""
+    """The part of a streamed chunk that reports usage."""
 
     usage: Usage | None

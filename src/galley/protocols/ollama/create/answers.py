@@ -1,4 +1,4 @@
-"""Ollama's ``/api/create`` and ``/api/copy``: further names of served models, until the server ends."""
+"""Ollama's ``/api/create`` and ``/api/copy``: more names of models, until the server ends."""
 
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
@@ -17,7 +17,7 @@ from galley.protocols.ollama.schemas import Options, known_options, option_warni
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,127}(:[A-Za-z0-9_.-]{1,64})?\Z"
 
 MAX_SYSTEM: Final = 64 * 1024
-"""Characters of a system prompt, which is kept."""
+"""Limit on the characters of a system prompt, which is kept in memory."""
 
 _LATEST: Final = ":latest"
 
@@ -27,7 +27,7 @@ Empty = Annotated[
 
 
 class OllamaCreateRequest(Strict, frozen=True, kw_only=True):
-    """Body of `POST /api/create`: what a Modelfile says, as Ollama's clients send it."""
+    """Body of `POST /api/create`: the contents of a Modelfile, as Ollama's clients send them."""
 
     model: Annotated[str, Meta(pattern=NAME_PATTERN)] | None = None
     name: Annotated[
@@ -62,7 +62,7 @@ class OllamaCreateRequest(Strict, frozen=True, kw_only=True):
 
     @property
     def streamed(self) -> bool:
-        """Whether the answer comes in lines."""
+        """Whether the answer is sent as lines of a stream."""
         return self.stream is not False
 
 
@@ -74,18 +74,18 @@ class OllamaCopyRequest(Strict, frozen=True, kw_only=True):
 
 
 class OllamaCreated(OllamaProgress, total=False):
-    """That it is done; ``warnings`` tell what of the request is not used."""
+    """Confirmation; ``warnings`` name the parts of the request that are not used."""
 
     warnings: list[str]
 
 
 def create(models: Registry, asked: OllamaCreateRequest) -> OllamaCreated:
-    """Serve a model under a further name.
+    """Serve a model under another name.
 
     Raises:
-        RequestError: a field is missing, or a parameter has a value that it cannot have.
-        UnknownModel: there is no such model.
-        Conflict: the name is taken.
+        RequestError: a field is missing, or a parameter has an invalid value.
+        UnknownModel: the base model does not exist.
+        Conflict: the name is already in use.
     """
     name = asked.model or asked.name
     if not name or not asked.base:
@@ -114,14 +114,19 @@ def create(models: Registry, asked: OllamaCreateRequest) -> OllamaCreated:
 
 
 def copy(models: Registry, asked: OllamaCopyRequest) -> OllamaCreated:
-    """Serve what has one name under another, too. Raises UnknownModel or Conflict."""
+    """Serve a model under another name too, with the same system prompt and sampling.
+
+    Raises:
+        UnknownModel: the source does not exist.
+        Conflict: the new name is already in use.
+    """
     source = _derived_of(models, asked.source)
     models.derive(replace(source, name=asked.destination.removesuffix(_LATEST)))
     return {"status": "success"}
 
 
 def _derived_of(models: Registry, asked: str) -> Derived:
-    """What a name stands for: that of a model, of an adapter, or one that was made here before."""
+    """Return the model, adapter or previously created name that a name refers to."""
     name = asked if models.knows(asked) else asked.removesuffix(_LATEST)
     models.served(models.derived[name].base if name in models.derived else name)
     return models.derived.get(name) or Derived("", name)

@@ -18,16 +18,16 @@ from galley.protocols.ollama.routes import OllamaOperation, respond_at_once
 
 
 def routes(models: Registry) -> list[Operation]:
-    """The routes, for further names of ``models``."""
+    """Return the routes that add names to ``models``."""
     max_bytes = models.settings.max_body_bytes
 
     async def create_model(request: Request) -> Response:
-        """Serve a model under a further name, with a system prompt and sampling of its own."""
+        """Serve a model under another name, with its own system prompt and sampling."""
         asked = await body.read(request, OllamaCreateRequest, max_bytes=max_bytes)
         return respond_at_once(create(models, asked), streamed=asked.streamed)
 
     async def copy_model(request: Request) -> Response:
-        """Serve a model under a further name."""
+        """Serve a model under another name."""
         asked = await body.read(request, OllamaCopyRequest, max_bytes=max_bytes)
         return Json(copy(models, asked))
 

@@ -1,4 +1,4 @@
-"""Ollama's ``/api/embed``: what is asked, and the answer."""
+"""Ollama's ``/api/embed`` and ``/api/embeddings``: requests and answers."""
 
 from typing import Annotated, Final, NotRequired, TypedDict
 
@@ -44,11 +44,15 @@ class OllamaEmbedRequest(Strict, frozen=True, kw_only=True):
 
     @property
     def kept_seconds(self) -> float | None:
-        """See :func:`galley.protocols.ollama.schemas.kept_seconds`."""
+        """``keep_alive`` in seconds; see :func:`galley.protocols.ollama.schemas.kept_seconds`."""
         return kept_seconds(self.keep_alive)
 
     def texts(self) -> list[str]:
-        """None asks for nothing but that the model be loaded. Raises RequestError if one is empty."""
+        """Return the texts; a request without any only has the model loaded.
+
+        Raises:
+            RequestError: a text is empty.
+        """
         if not self.input:
             return []
         texts = [self.input] if isinstance(self.input, str) else self.input
@@ -59,7 +63,7 @@ class OllamaEmbedRequest(Strict, frozen=True, kw_only=True):
 
 
 class OllamaEmbeddingRequest(Strict, frozen=True, kw_only=True):
-    """Body of `POST /api/embeddings`, which is older than `/api/embed` and takes one text."""
+    """Body of `POST /api/embeddings`, which is older than `/api/embed` and accepts one text."""
 
     model: str
     prompt: Annotated[str | None, Meta(description="Cut to what the model takes.")] = None
@@ -69,7 +73,11 @@ class OllamaEmbeddingRequest(Strict, frozen=True, kw_only=True):
     keep_alive: KeepAlive = None
 
     def newer(self) -> OllamaEmbedRequest:
-        """The same for `/api/embed`. Raises RequestError."""
+        """Return the equivalent request for `/api/embed`.
+
+        Raises:
+            RequestError: an option has an invalid value.
+        """
         return OllamaEmbedRequest(
             model=self.model,
             input=self.prompt or "",
@@ -97,7 +105,7 @@ class OllamaEmbeddings(TypedDict):
 
 
 def empty(asked: OllamaEmbedRequest) -> OllamaEmbeddings:
-    """The answer to a request without texts."""
+    """Return the answer to a request without texts."""
     answer: OllamaEmbeddings = {
         "model": asked.model,
         "embeddings": [],
@@ -111,7 +119,7 @@ def empty(asked: OllamaEmbedRequest) -> OllamaEmbeddings:
 
 
 def older(answer: OllamaEmbeddings) -> OllamaEmbedding:
-    """An answer as ``/api/embeddings`` has it."""
+    """Convert an answer to the form of ``/api/embeddings``."""
     embedding: OllamaEmbedding = {"embedding": next(iter(answer["embeddings"]), [])}
     if "warnings" in answer:
         embedding["warnings"] = answer["warnings"]
@@ -121,7 +129,11 @@ def older(answer: OllamaEmbeddings) -> OllamaEmbedding:
 async def embed(
     served: ServedModel, asked: OllamaEmbedRequest, caller: Caller, *, endpoint: str = EMBED
 ) -> OllamaEmbeddings:
-    """The answer to one request. Raises GalleyError as ``errors.to_api_error`` tells clients."""
+    """Return the answer to one request.
+
+    Raises:
+        GalleyError: the request is refused or fails; ``errors.to_api_error`` maps it for clients.
+    """
     texts, answer = asked.texts(), empty(asked)
     if not texts:
         return answer

@@ -20,17 +20,17 @@ from galley.protocols.ollama.routes import OllamaOperation, name_of
 
 
 def routes(models: Registry) -> list[Operation]:
-    """The route, answered by ``models``."""
+    """Return the routes, served by ``models``."""
 
     async def embed(request: Request) -> Response:
-        """The vectors of texts, as Ollama gives them."""
+        """Embed texts, as Ollama does."""
         asked, caller = await read(
             models, request, OllamaEmbedRequest, "embed", prompt=lambda asked: asked.input
         )
         return LargeJson(await answered(request, asked, caller, ollama_embed.EMBED))
 
     async def embeddings(request: Request) -> Response:
-        """The vector of a text, as Ollama gave it before it took several."""
+        """Embed one text, as Ollama did before it accepted several."""
         asked, caller = await read(
             models,
             request,

@@ -1,4 +1,4 @@
-"""Transcriptions and translations: a recording in, what is said in it out."""
+"""Transcriptions and translations: transcripts of recordings, whole and as events."""
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 TRANSCRIPTIONS: Final = "/v1/audio/transcriptions"
 TRANSLATIONS: Final = "/v1/audio/translations"
 ENDPOINTS: Final = {"transcribe": TRANSCRIPTIONS, "translate": TRANSLATIONS}
-"""Task -> the route that does it."""
+"""Task -> path of its route."""
 
 Event: TypeAlias = Mapping[str, Any]
 _CHUNKS_IN_FLIGHT: Final = 8
-"""Chunks of one recording; the engine is shared with all other requests."""
+"""Limit on a recording's chunks in the engine, which is shared with all other requests."""
 
 
 class Transcript:
-    """One recording on its way to text; ask for it whole or as events, once."""
+    """The transcript of one recording in progress; read it once, either whole or as events."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Transcript:
         session: "Session",
         chunks: "ChunkSource",
     ) -> None:
-        """Made by :meth:`begin`."""
+        """Create the transcript; :meth:`begin` calls this."""
         self._call = call
         self._session = session
         self._chunks = chunks
@@ -45,15 +45,15 @@ class Transcript:
         file: BinaryIO,
         name: str,
     ) -> Self:
-        """Open the recording and find out whether it can be transcribed. Takes a while.
+        """Open the recording and check that it can be transcribed. Takes a while.
 
         Args:
-            call: closed with the transcript; whoever made it closes it if there is none.
+            call: closed with the transcript; if this method raises, the caller closes it.
             file: the recording; the caller closes it, after the transcript.
-            name: of the file, for errors.
+            name: the file's name, for errors.
 
         Raises:
-            ModelError, AudioError, RequestError: the recording or the request is wrong for this model.
+            ModelError, AudioError, RequestError: the recording or request does not suit the model.
         """
         from galley.speech.session import Session
 
@@ -69,12 +69,12 @@ class Transcript:
         )
         most = call.served.settings.max_audio_seconds
         decoder = call.backend.decoder
-        assert decoder is not None  # the model hears
+        assert decoder is not None  # it is a speech model
         recording = decoder.open(file, raw=raw, name=name, max_seconds=most, track=asked.track)
         return cls(call, session, model.chunks(recording, options))
 
     async def page(self, asked: TranslationRequest) -> bytes:
-        """The whole transcript as it was asked for."""
+        """Return the whole transcript in the requested format."""
         from galley.speech import captions
 
         segments = [segment async for segment in self._segments()]
@@ -93,7 +93,7 @@ class Transcript:
                 )
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """OpenAI's events: each segment's text as it becomes certain, and all of it at the end."""
+        """Yield OpenAI's events: each segment's text when final, and the whole text at the end."""
         from galley.speech.captions import text_of
 
         segments: list[Segment] = []
@@ -107,7 +107,7 @@ class Transcript:
         yield {**done, **({"warnings": warnings} if warnings else {}), "usage": self._usage()}
 
     def close(self) -> None:
-        """Close the recording, and cancel what still runs. Idempotent."""
+        """Close the recording, and cancel any work still running. Idempotent."""
         self._call.close()
         self._chunks.close()
 

@@ -1,4 +1,4 @@
-"""``POST /v1/audio/transcriptions`` and ``/v1/audio/translations``: a recording, and what is said in it."""
+"""``POST /v1/audio/transcriptions`` and ``/v1/audio/translations``: transcripts of recordings."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -38,7 +38,7 @@ _ANSWER: Final[dict[str, Any]] = {
 
 
 def routes(models: Registry) -> list[Operation]:
-    """The routes, answered by ``models``."""
+    """Return the routes, served by ``models``."""
     settings = models.settings
     budget = ByteBudget(
         settings.max_upload_bytes or 4 * settings.max_audio_bytes,
@@ -48,11 +48,11 @@ def routes(models: Registry) -> list[Operation]:
     )
 
     async def transcriptions(request: Request) -> Response:
-        """What is said in a recording, in its language."""
+        """Transcribe a recording in its language."""
         return await _answer(models, budget, request, TranscriptionRequest, "transcribe")
 
     async def translations(request: Request) -> Response:
-        """What is said in a recording, in English."""
+        """Translate a recording's speech to English text."""
         return await _answer(models, budget, request, TranslationRequest, "translate")
 
     about = "The transcript in `response_format`; with `stream`, as events"
@@ -89,7 +89,7 @@ async def _answer(
         held.callback(transcript.close)
         if asked.stream:
             events = transcript.events()
-            # What is wrong from the beginning still has a status line to say so.
+            # An error before the first event can still be reported by the status line.
             first = await while_connected(request.receive, _next(events))
             return EventStream(_from(first, events), held.pop_all().close)
         page = await while_connected(request.receive, transcript.page(asked))
@@ -97,7 +97,7 @@ async def _answer(
 
 
 async def _begun(call: Call, asked: TranslationRequest, upload: Upload) -> Transcript:
-    """:meth:`Transcript.begin` in a thread. When cancelled it waits for the thread, which has the file."""
+    """Run :meth:`Transcript.begin` in a thread, and wait for it if cancelled: it uses the file."""
     begin = asyncio.to_thread(Transcript.begin, call, asked, upload.file, upload.name)
     work = asyncio.ensure_future(begin)
     try:
@@ -109,7 +109,7 @@ async def _begun(call: Call, asked: TranslationRequest, upload: Upload) -> Trans
 
 
 def require_extra() -> None:
-    """Raises ApiError 501 if a package of the extra ``speech`` is missing. Slow the first time."""
+    """Raise ApiError 501 if a package of the extra ``speech`` is missing. Slow the first time."""
     from galley import speech
 
     try:

@@ -1,4 +1,4 @@
-"""What transcriptions and translations take, field by field."""
+"""Requests of transcriptions and translations, field by field."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -17,7 +17,7 @@ Granularity = Literal["segment", "word"]
 
 
 class TranslationRequest(Strict, frozen=True, kw_only=True):
-    """``POST /v1/audio/translations``, beside the ``file``. A form's fields are text, and read as such."""
+    """Form of ``POST /v1/audio/translations``, without ``file``; fields are parsed from text."""
 
     model: str | None = None
     prompt: str = ""
@@ -55,17 +55,21 @@ class TranslationRequest(Strict, frozen=True, kw_only=True):
 
     @property
     def raw(self) -> "RawPcm | None":
-        """The format of a file without a header; None: its header has it.
+        """The format of a file without a header; None: the file has one.
 
         Raises:
-            RequestError: a field is missing, or does not go with the others.
+            RequestError: a field is missing, or conflicts with the others.
         """
         from galley.speech.sources import raw_pcm
 
         return raw_pcm(self.raw_format, self.sample_rate, self.channels)
 
     def _speech(self) -> "SpeechOptions | None":
-        """How speech is found. Raises RequestError for values out of range, or without ``vad``."""
+        """Return the options of speech detection; None if it is off.
+
+        Raises:
+            RequestError: a value is out of range, or given without ``vad``.
+        """
         from galley.speech.options import SpeechOptions
 
         names = ("threshold", "neg_threshold", "min_speech_ms", "min_silence_ms", "pad_ms")
@@ -80,7 +84,7 @@ class TranslationRequest(Strict, frozen=True, kw_only=True):
             raise RequestError(f"vad_{error}", param=f"vad_{error.param}") from None
 
     def options(self) -> "TranscribeOptions":
-        """What is wanted, as ``galley.speech`` has it.
+        """Return the request as ``galley.speech``'s options.
 
         Raises:
             RequestError: fields contradict each other.
@@ -92,7 +96,7 @@ class TranslationRequest(Strict, frozen=True, kw_only=True):
                 f"stream goes with response_format json or text, not {self.response_format}",
                 param="stream",
             )
-        # As OpenAI has it: from 0 on it rises by itself where a transcript is bad.
+        # As in OpenAI's API: 0 is raised automatically where a transcript is bad.
         rules = (
             QualityRules(temperatures=(self.temperature,)) if self.temperature else QualityRules()
         )
@@ -106,12 +110,12 @@ class TranslationRequest(Strict, frozen=True, kw_only=True):
 
     @property
     def granularities(self) -> tuple[Granularity, ...]:
-        """What has times in verbose_json."""
+        """The units that have timestamps in verbose_json."""
         return ("segment",)
 
 
 class TranscriptionRequest(TranslationRequest, frozen=True, kw_only=True):
-    """``POST /v1/audio/transcriptions``, beside the ``file``."""
+    """Form of ``POST /v1/audio/transcriptions``, without ``file``."""
 
     language: str | None = None
     chunking_strategy: Annotated[
@@ -120,7 +124,7 @@ class TranscriptionRequest(TranslationRequest, frozen=True, kw_only=True):
     timestamp_granularities: tuple[Granularity, ...] = ()
 
     def options(self) -> "TranscribeOptions":
-        """See :meth:`TranslationRequest.options`."""
+        """Return ``galley.speech``'s options; see :meth:`TranslationRequest.options`."""
         if self.timestamp_granularities and self.response_format != "verbose_json":
             raise RequestError(
                 "timestamp_granularities goes with response_format verbose_json",
@@ -135,5 +139,5 @@ class TranscriptionRequest(TranslationRequest, frozen=True, kw_only=True):
 
     @property
     def granularities(self) -> tuple[Granularity, ...]:
-        """See :attr:`TranslationRequest.granularities`."""
+        """The units that have timestamps; see :attr:`TranslationRequest.granularities`."""
         return self.timestamp_granularities or super().granularities

@@ -1,4 +1,4 @@
-"""Chat completions: a conversation in, an answer out."""
+"""Chat completions: answers to conversations, whole and as chunks."""
 
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -26,11 +26,11 @@ from galley.types import TokenLogprob
 ENDPOINT: Final = "/v1/chat/completions"
 
 LOWEST_LOGPROB: Final = -9999.0
-"""What OpenAI's API says for minus infinity, which JSON cannot."""
+"""Value by which OpenAI's API represents minus infinity, which JSON cannot express."""
 
 
 class TopLogprob(TypedDict):
-    """One alternative; ``bytes`` is exact where ``token`` is not valid UTF-8."""
+    """One alternative token; ``bytes`` is exact where ``token`` is not valid UTF-8."""
 
     token: str
     logprob: float
@@ -51,14 +51,14 @@ class ChatLogprobs(TypedDict):
 
 
 class CalledFunction(TypedDict, total=False):
-    """A function that is called; ``arguments`` is the text of a JSON object, in a stream a piece of it."""
+    """A called function; ``arguments`` is JSON object text, or in a stream a piece of that text."""
 
     name: str
     arguments: str
 
 
 class ToolCallDetails(TypedDict):
-    """A call of a tool."""
+    """A tool call."""
 
     id: str
     type: Literal["function"]
@@ -66,7 +66,7 @@ class ToolCallDetails(TypedDict):
 
 
 class ToolCallDelta(TypedDict):
-    """What a chunk adds to the call ``index``; id, type and name come with the first."""
+    """The part of call ``index`` that a chunk adds; the first part has id, type and name."""
 
     index: int
     id: NotRequired[str]
@@ -75,9 +75,10 @@ class ToolCallDelta(TypedDict):
 
 
 class ChatMessage(TypedDict):
-    """The answer. Without text beside calls ``content`` is null.
+    """The answer. ``content`` is null if there are calls and no text.
 
-    ``reasoning_content`` is the model's thinking; ``warning`` says why calls in the text were not read.
+    ``reasoning_content`` is the model's thinking; ``warning`` explains why calls in the text could
+    not be parsed.
     """
 
     role: Literal["assistant"]
@@ -109,7 +110,7 @@ class ChatCompletion(TypedDict):
 
 
 class ChatDelta(TypedDict, total=False):
-    """What a chunk adds."""
+    """The part of a message that a chunk adds."""
 
     role: Literal["assistant"]
     content: str
@@ -119,7 +120,7 @@ class ChatDelta(TypedDict, total=False):
 
 
 class ChatChunkChoice(TypedDict):
-    """What a chunk adds to one choice."""
+    """The part of one choice that a chunk adds."""
 
     index: int
     delta: ChatDelta
@@ -128,7 +129,7 @@ class ChatChunkChoice(TypedDict):
 
 
 class ChatChunk(ChunkUsage):
-    """One event of a streamed chat answer; ``usage`` is there as `stream_options` ask for it."""
+    """One event of a streamed chat answer; `stream_options` determine if ``usage`` is present."""
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -138,10 +139,10 @@ class ChatChunk(ChunkUsage):
 
 
 class ChatAnswer:
-    """The answer to one request, on its way; ask for it whole or in chunks, once."""
+    """The answer to one request in progress; read it once, either whole or as chunks."""
 
     def __init__(self, call: Call, asked: ChatRequest, generation: Generation) -> None:
-        """Made by :meth:`start`."""
+        """Create the answer; :meth:`start` calls this."""
         self._model = call.model
         self._asked = asked
         self._caller = call.caller
@@ -150,12 +151,12 @@ class ChatAnswer:
 
     @classmethod
     async def start(cls, served: ServedModel, asked: ChatRequest, caller: Caller) -> Self:
-        """Hand the request to the engine; ``asked.stream`` is not looked at.
+        """Submit the request to the engine; ``asked.stream`` is ignored.
 
         Raises:
-            GalleyError: as ``errors.to_api_error`` tells clients.
+            GalleyError: the request is refused or fails (mapped by ``errors.to_api_error``).
         """
-        # It has two names in chat; errors use the one that the request used.
+        # The token limit has two names in chat; errors use the one that the request used.
         names = {"max_tokens": asked.limit_name}
         with renamed(names), opened(Call(served, ENDPOINT, caller)) as call:
             params = asked.sampling()
@@ -173,11 +174,16 @@ class ChatAnswer:
         return cls(call, asked, generation)
 
     def close(self) -> None:
-        """Cancel what still runs. Idempotent."""
+        """Cancel the generation if it still runs. Idempotent."""
         self._generation.close()
 
     async def whole(self) -> ChatCompletion:
-        """The complete answer. Raises EngineError or Draining if there is none."""
+        """Return the complete answer.
+
+        Raises:
+            EngineError: the engine failed.
+            Draining: the server is shutting down.
+        """
         choices = [_Whole(index) for index in range(self._generation.choices)]
         async with aclosing(self._generation.pieces()) as pieces:
             async for piece in pieces:
@@ -192,7 +198,7 @@ class ChatAnswer:
         }
 
     async def events(self) -> AsyncGenerator[ChatChunk, None]:
-        """The streamed answer. Raises as :meth:`whole`."""
+        """Yield the answer in chunks. Raises as :meth:`whole`."""
         asked, created = self._asked, int(time.time())
 
         def chunk(*choices: ChatChunkChoice) -> ChatChunk:
@@ -216,7 +222,7 @@ class ChatAnswer:
                 if asked.logprobs:
                     logprobs = {"content": entries, "refusal": None}
                 deltas = list(filter(None, map(_delta, piece.events)))
-                # Log-probabilities come with what their tokens add, or by themselves.
+                # Log-probabilities are sent with the delta of their tokens, or with an empty one.
                 for delta in deltas or ([{"content": ""}] if entries else ()):
                     yield chunk(_choice(piece.choice, delta, logprobs))
                     logprobs = {"content": [], "refusal": None} if asked.logprobs else None
@@ -228,7 +234,10 @@ class ChatAnswer:
 
 
 class _Whole:
-    """A choice that grows piece by piece; log-probabilities, of which there may be millions, as JSON."""
+    """A choice that grows piece by piece.
+
+    Log-probabilities, of which there may be millions, are kept as JSON.
+    """
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -270,7 +279,7 @@ class _Whole:
 
 
 def _delta(event: Event) -> ChatDelta | None:
-    """What a chunk tells of an event; None if it tells nothing."""
+    """Return the part of a chunk that represents an event; None if there is none."""
     match event:
         case Text(warning=None):
             return {"content": event.text}

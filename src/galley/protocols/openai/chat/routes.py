@@ -12,7 +12,7 @@ from galley.protocols.openai.chat.schemas import ChatRequest
 
 
 def routes(models: Registry) -> list[Operation]:
-    """The route, answered by ``models``."""
+    """Return the route, served by ``models``."""
 
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""

@@ -1,4 +1,4 @@
-"""What chat completions take, field by field."""
+"""Requests of chat completions, field by field."""
 
 from typing import Annotated, Any, Literal
 
@@ -58,7 +58,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     ] = None
 
     def conversation(self) -> Conversation:
-        """What is to be answered, and how.
+        """Return the conversation to answer, with its tools and thinking options.
 
         Raises:
             RequestError: fields contradict each other.
@@ -74,7 +74,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
         )
 
     def sampling(self) -> SamplingParams:
-        """How to generate.
+        """Return the sampling parameters.
 
         Raises:
             RequestError: a value is out of range, or fields contradict each other.
@@ -94,5 +94,5 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
 
     @property
     def limit_name(self) -> str:
-        """The name by which the request gave its token limit."""
+        """Name of the field in which the request gave its token limit."""
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"

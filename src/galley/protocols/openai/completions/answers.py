@@ -1,4 +1,4 @@
-"""Completions: a prompt, or several, as text or token ids, and what comes after."""
+"""Completions of one or several prompts, given as text or token ids."""
 
 import asyncio
 import time
@@ -28,11 +28,11 @@ from galley.types import Output, TokenLogprob, Tokens
 ENDPOINT: Final = "/v1/completions"
 
 DEFAULT_TOKENS: Final = 16
-"""Of a completion, as OpenAI has it."""
+"""Default ``max_tokens`` of a completion, as in OpenAI's API."""
 
 
 class CompletionLogprobs(TypedDict):
-    """Parallel lists, an entry for each token; ``text_offset`` counts characters."""
+    """Parallel lists with one entry for each token; ``text_offset`` counts characters."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -41,7 +41,7 @@ class CompletionLogprobs(TypedDict):
 
 
 class CompletionChoice(TypedDict):
-    """One completion, or what a chunk adds to one."""
+    """One completion, or the part of one that a chunk adds."""
 
     index: int
     text: str
@@ -50,7 +50,7 @@ class CompletionChoice(TypedDict):
 
 
 class Completion(ChunkUsage):
-    """Answer, or one event of a streamed answer, of `POST /v1/completions`."""
+    """Answer of `POST /v1/completions`, or one event of a streamed answer."""
 
     id: str
     object: Literal["text_completion"]
@@ -68,10 +68,10 @@ async def _token_ids(given: Sequence[str | list[int]], call: Call) -> list[list[
 
 @dataclass(frozen=True)
 class _Echo:
-    """A prompt as ``echo`` shows it.
+    """A prompt as ``echo`` returns it.
 
     Attributes:
-        offsets: where each token starts in ``text``.
+        offsets: character at which each token starts in ``text``.
     """
 
     token_ids: list[int]
@@ -85,7 +85,7 @@ def _echoes(
     asked: CompletionRequest,
     tokenizer: Tokenizer,
 ) -> list[_Echo]:
-    """One for each prompt; none if ``asked`` wants no echo."""
+    """Return the echo of each prompt; an empty list if ``asked`` wants no echo."""
     if not asked.echo:
         return []
     return [
@@ -97,7 +97,7 @@ def _echoes(
 def _echo(prompt: str | list[int], token_ids: list[int], tokenizer: Tokenizer) -> _Echo:
     output = Output(request_id="", result=Tokens(tokens=token_ids), finish_reason="length")
     if isinstance(prompt, str):
-        # Special tokens may be written in the prompt, or added around it.
+        # Special tokens may be spelled out in the prompt, or added around it.
         whole = TextStream(tokenizer, markers=tokenizer.special_ids).feed(output)
         begin = whole.text.find(prompt)
         if begin >= 0:
@@ -108,7 +108,7 @@ def _echo(prompt: str | list[int], token_ids: list[int], tokenizer: Tokenizer) -
 
 
 class CompletionAnswer:
-    """The answer to one request, on its way; ask for it whole or in chunks, once."""
+    """The answer to one request in progress; read it once, either whole or as chunks."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class CompletionAnswer:
         echoes: Sequence[_Echo],
         generation: Generation,
     ) -> None:
-        """Made by :meth:`start`."""
+        """Create the answer; :meth:`start` calls this."""
         self._generation = generation
         self._asked = asked
         self._tokenizer = call.backend.tokenizer
@@ -133,10 +133,10 @@ class CompletionAnswer:
 
     @classmethod
     async def start(cls, served: ServedModel, asked: CompletionRequest, caller: Caller) -> Self:
-        """Hand the request to the engine; ``asked.stream`` is not looked at.
+        """Submit the request to the engine; ``asked.stream`` is ignored.
 
         Raises:
-            GalleyError: as ``errors.to_api_error`` tells clients.
+            GalleyError: the request is refused or fails (mapped by ``errors.to_api_error``).
         """
         params = asked.sampling()
         given = asked.prompts()
@@ -163,11 +163,16 @@ class CompletionAnswer:
         return cls(call, asked, echoes, generation)
 
     def close(self) -> None:
-        """Cancel what still runs. Idempotent."""
+        """Cancel the generation if it still runs. Idempotent."""
         self._generation.close()
 
     async def whole(self) -> Completion:
-        """The complete answer. Raises EngineError or Draining if there is none."""
+        """Return the complete answer.
+
+        Raises:
+            EngineError: the engine failed.
+            Draining: the server is shutting down.
+        """
         parts: list[list[CompletionChoice]] = [[] for _ in range(self._generation.choices)]
         async with aclosing(self._pieces()) as pieces:
             async for piece in pieces:
@@ -180,7 +185,7 @@ class CompletionAnswer:
         return {**self._answer(choices), "usage": self._usage()}
 
     async def events(self) -> AsyncGenerator[Completion, None]:
-        """The streamed answer. Raises as :meth:`whole`."""
+        """Yield the answer in chunks. Raises as :meth:`whole`."""
         asked = self._asked
         async with aclosing(self._pieces()) as pieces:
             async for piece in pieces:
@@ -199,9 +204,10 @@ class CompletionAnswer:
         return usage(self._generation.usage(), self._generation.receipt)
 
     async def _pieces(self) -> AsyncGenerator[Piece, None]:
-        """The generation's.
+        """Yield the generation's pieces, held back until their prompt's scores are known if needed.
 
-        A prompt is scored once, by its first choice; where an echo tells the scores, the others wait.
+        A prompt is scored once, by its first choice; if an echo reports the scores, the other
+        choices wait for them.
         """
         scored = self._asked.echo and self._asked.logprobs is not None
         held: dict[int, list[Piece]] = {}
@@ -216,11 +222,11 @@ class CompletionAnswer:
                         yield ready
 
     def _answer(self, choices: list[CompletionChoice]) -> Completion:
-        """``choices`` in the frame of the answer, without usage."""
+        """Return ``choices`` in the frame of the answer, without usage."""
         return {**self._frame, "choices": choices}  # type: ignore[typeddict-item]
 
     def _choice(self, piece: Piece) -> CompletionChoice:
-        """What ``piece`` adds to its choice; the first one of each brings the echo."""
+        """Return the part of a choice that ``piece`` adds; a choice's first piece has the echo."""
         prompt = self._prompt_of(piece)
         echo = self._echoes[prompt] if self._echoes else None
         text, logprobs = piece.delta.text, None
@@ -244,7 +250,7 @@ class CompletionAnswer:
         return piece.choice // (self._asked.n or 1)
 
     def _echoed(self, echo: _Echo, scores: Sequence[TokenLogprob]) -> CompletionLogprobs:
-        """The prompt's own; nothing comes before its first token, so that one has none."""
+        """Return the prompt's log-probabilities; its first token follows nothing and has none."""
         rest = self._logprobs(scores, echo.offsets[1:])
         token = echo.token_ids[0]
         text, spelling = self._tokenizer.token_text(token), self._tokenizer.token_bytes(token)
@@ -261,7 +267,7 @@ class CompletionAnswer:
         return {
             "tokens": [_spelt(chosen) for chosen, _ in described],
             "token_logprobs": [max(chosen.logprob, LOWEST_LOGPROB) for chosen, _ in described],
-            # The chosen token is always among them, even where k others are likelier.
+            # The chosen token is always included, even if k others are more likely.
             "top_logprobs": [
                 {_spelt(t): max(t.logprob, LOWEST_LOGPROB) for t in [*top, chosen]}
                 for chosen, top in described
@@ -271,14 +277,14 @@ class CompletionAnswer:
 
 
 def _spelt(token: TokenText) -> str:
-    """The token's text; as OpenAI does, ``bytes:`` and hex where it is part of a character."""
+    """Return the token's text, or ``bytes:`` and hex for partial characters, as OpenAI does."""
     if token.text.encode() == token.bytes:
         return token.text
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.bytes)
 
 
 def _joined(parts: Sequence[CompletionChoice]) -> CompletionChoice:
-    """The pieces of one choice as one."""
+    """Join the pieces of one choice."""
     finish: Finish | None = parts[-1]["finish_reason"]
     logprobs = [part["logprobs"] for part in parts if part["logprobs"] is not None]
     return {

@@ -12,10 +12,10 @@ from galley.protocols.openai.completions.schemas import CompletionRequest
 
 
 def routes(models: Registry) -> list[Operation]:
-    """The route, answered by ``models``."""
+    """Return the route, served by ``models``."""
 
     async def plain_completions(request: Request) -> Response:
-        """Continue prompts. In a text, special tokens' text means those tokens."""
+        """Continue prompts. In a text prompt, special tokens' text is encoded as those tokens."""
         asked, caller, served = await admit(
             models, request, CompletionRequest, "generate", prompt=lambda asked: asked.prompt
         )

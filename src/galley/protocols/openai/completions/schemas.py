@@ -1,4 +1,4 @@
-"""What completions take, field by field."""
+"""Requests of completions, field by field."""
 
 from typing import Annotated, Any, Literal
 
@@ -26,7 +26,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
             check_items(self.prompt, "prompt")
 
     def sampling(self) -> SamplingParams:
-        """How to generate.
+        """Return the sampling parameters.
 
         Raises:
             RequestError: a value is out of range, or fields contradict each other.
@@ -36,10 +36,10 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
         )
 
     def prompts(self) -> list[str] | list[list[int]]:
-        """The prompts, as a list in every case.
+        """Return the prompts, always as a list.
 
         Raises:
-            RequestError: there is none, or one is empty.
+            RequestError: there are no prompts, or one is empty.
         """
         prompts: Any = self.prompt
         if isinstance(prompts, str) or isinstance(next(iter(prompts), None), int):

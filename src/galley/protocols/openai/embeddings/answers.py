@@ -1,4 +1,4 @@
-"""Embeddings, rerank and score: texts in, vectors or scores out."""
+"""Embeddings, rerank and score: vectors and scores of texts."""
 
 import base64
 import sys
@@ -29,7 +29,7 @@ SCORE: Final = "/v1/score"
 
 
 class VectorUsage(ReceiptFields):
-    """Tokens of one request, special tokens included, and its receipt."""
+    """Token counts of one request, including special tokens, and its receipt."""
 
     prompt_tokens: int
     total_tokens: int
@@ -44,7 +44,7 @@ class Embedding(TypedDict):
 
 
 class Embeddings(TypedDict):
-    """The vectors of all texts, in their order."""
+    """The vectors of all texts, in the order of the texts."""
 
     object: Literal["list"]
     data: list[Embedding]
@@ -53,7 +53,7 @@ class Embeddings(TypedDict):
 
 
 class Ranked(TypedDict):
-    """A document by its index, and how well it answers the query."""
+    """A document, by its index, with its relevance to the query."""
 
     index: int
     relevance_score: float
@@ -61,20 +61,20 @@ class Ranked(TypedDict):
 
 
 class ApiVersion(TypedDict):
-    """Of Cohere's API."""
+    """The version of Cohere's API."""
 
     version: Literal["1", "2"]
 
 
 class RankingTokens(TypedDict):
-    """Of a query with its documents, special tokens included."""
+    """Token counts of a query with its documents, including special tokens."""
 
     input_tokens: int
     output_tokens: int
 
 
 class RankingMeta(TypedDict):
-    """What Cohere's answers say of themselves. ``billed_units`` are tokens, not its search units."""
+    """Metadata of Cohere's answers. ``billed_units`` are tokens, not Cohere's search units."""
 
     api_version: ApiVersion
     billed_units: RankingTokens
@@ -82,7 +82,7 @@ class RankingMeta(TypedDict):
 
 
 class Ranking(TypedDict):
-    """The documents, best first. ``usage`` is Jina's and vLLM's, ``meta`` Cohere's."""
+    """The documents, best first. ``usage`` is as in Jina's and vLLM's API, ``meta`` in Cohere's."""
 
     id: str
     model: str
@@ -92,7 +92,7 @@ class Ranking(TypedDict):
 
 
 class Score(TypedDict):
-    """Of one pair."""
+    """The score of one pair."""
 
     object: Literal["score"]
     index: int
@@ -100,7 +100,7 @@ class Score(TypedDict):
 
 
 class Scores(TypedDict):
-    """Of all pairs, in their order."""
+    """The scores of all pairs, in the order of the pairs."""
 
     id: str
     object: Literal["list"]
@@ -112,17 +112,17 @@ class Scores(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What is wanted of texts, whatever the protocol.
+    """An embedding request, independent of the protocol.
 
     Attributes:
-        texts: or token ids, as they are.
-        params: names of the fields that have the texts, for errors.
-        endpoint: the route.
+        texts: the texts, or token ids, which are used as they are.
+        params: names of the fields that hold the texts, for errors.
+        endpoint: path of the route.
         truncate: see :func:`galley.gateway.vectors.cut_to`.
-        dimensions: of the vectors; None: all.
-        input_type: name of a prompt of the model.
+        dimensions: number of dimensions of the vectors; None: all.
+        input_type: name of one of the model's prompts.
         priority: lower is sooner.
-        remedy: for a text that is too long.
+        remedy: advice in the error for a text that is too long.
     """
 
     texts: Sequence[str | list[int]]
@@ -136,12 +136,16 @@ class Asked:
 
 
 def names_of(field: str, count: int) -> list[str]:
-    """How errors call each text of a field that has so many."""
+    """Return the names that errors use for each of a field's ``count`` texts."""
     return [field] if count == 1 else [f"{field}[{index}]" for index in range(count)]
 
 
 async def embeddings(served: ServedModel, asked: EmbeddingsRequest, caller: Caller) -> Embeddings:
-    """The answer to one request. Raises GalleyError as ``errors.to_api_error`` tells clients."""
+    """Return the answer to one request.
+
+    Raises:
+        GalleyError: the request is refused or fails; ``errors.to_api_error`` maps it for clients.
+    """
     given = asked.inputs()
     wanted = Asked(
         texts=given,
@@ -168,10 +172,10 @@ async def embeddings(served: ServedModel, asked: EmbeddingsRequest, caller: Call
 async def vectors_of(
     served: ServedModel, asked: Asked, caller: Caller
 ) -> tuple[list[bytes], int, Receipt]:
-    """The vectors, float32, of texts, their tokens and what they took.
+    """Return the vectors of texts (float32), their number of tokens and the receipt.
 
     Raises:
-        GalleyError: as ``errors.to_api_error`` tells clients.
+        GalleyError: the request is refused or fails; ``errors.to_api_error`` maps it for clients.
     """
     with opened(Call(served, asked.endpoint, caller)) as call:
         call.check_early(asked.priority)
@@ -198,10 +202,10 @@ async def vectors_of(
 async def rerank(
     served: ServedModel, asked: RerankRequest, caller: Caller, version: Literal["1", "2"]
 ) -> Ranking:
-    """The answer to one request, by a version of Cohere's API.
+    """Return the answer to one request, in the form of a version of Cohere's API.
 
     Raises:
-        GalleyError: as ``errors.to_api_error`` tells clients.
+        GalleyError: the request is refused or fails; ``errors.to_api_error`` maps it for clients.
     """
     texts = asked.texts()
     pairs = [(asked.query, text) for text in texts]
@@ -230,10 +234,10 @@ async def rerank(
 
 
 async def score(served: ServedModel, asked: ScoreRequest, caller: Caller) -> Scores:
-    """The answer to one request: a reranker's scores, or cosines of the vectors of other models.
+    """Return the scores of a reranker, or for other models the cosines of vectors.
 
     Raises:
-        GalleyError: as ``errors.to_api_error`` tells clients.
+        GalleyError: the request is refused or fails; ``errors.to_api_error`` maps it for clients.
     """
     pairs = asked.pairs()
     if "rerank" in (served.tasks or ()):
@@ -275,7 +279,16 @@ async def _pair_scores(
     priority: int | None,
     most_second: int | None = None,
 ) -> tuple[list[float], VectorUsage]:
-    """Scores of pairs, which are cut as ``truncate_prompt_tokens`` says, after the second texts."""
+    """Return scores of pairs and usage.
+
+    Args:
+        call: the call to run the pairs in.
+        pairs: first and second texts.
+        params: names of the pairs, for errors.
+        cut: limit on a pair's tokens, in the form of ``truncate_prompt_tokens``.
+        priority: lower is sooner; None: 0.
+        most_second: limit on the tokens of the second text, applied before ``cut``; None: no limit.
+    """
     priority = priority or 0
     with opened(call):
         call.check_early(priority)
@@ -296,7 +309,7 @@ async def _pair_scores(
 async def _encoded(
     call: Call, pairs: Sequence[tuple[str, str]], most: int | None, most_second: int | None
 ) -> list[tuple[list[int], int]]:
-    """Neighbours with the same first text go to the tokenizer together."""
+    """Encode pairs; consecutive pairs with the same first text are tokenized together."""
     encoded: list[tuple[list[int], int]] = []
     while len(encoded) < len(pairs):
         first = pairs[len(encoded)][0]
@@ -310,7 +323,7 @@ async def _encoded(
 
 
 def check_task_of_score(served: ServedModel) -> None:
-    """Raises RequestError for a model that neither reranks nor embeds."""
+    """Raise RequestError if a model neither reranks nor embeds."""
     tasks = served.tasks or ()
     if not {"embed", "rerank"} & set(tasks):
         raise RequestError(
@@ -320,7 +333,7 @@ def check_task_of_score(served: ServedModel) -> None:
 
 
 def floats(vector: bytes) -> list[float]:
-    """The numbers of a vector."""
+    """Return the numbers of a float32 vector."""
     return array("f", vector).tolist()
 
 

@@ -28,10 +28,10 @@ RERANK_2: Final = "/v2/rerank"
 
 
 def routes(models: Registry) -> list[Operation]:
-    """The routes, answered by ``models``."""
+    """Return the routes, served by ``models``."""
 
     async def embed(request: Request) -> Response:
-        """The vectors of texts."""
+        """Embed texts."""
         asked, caller, served = await admit(
             models, request, EmbeddingsRequest, "embed", prompt=lambda asked: asked.input
         )
@@ -39,7 +39,7 @@ def routes(models: Registry) -> list[Operation]:
         return LargeJson(await while_connected(request.receive, work))
 
     async def rerank(request: Request) -> Response:
-        """Documents by how well they answer a query."""
+        """Rank documents by how well they answer a query."""
         asked, caller, served = await admit(
             models, request, RerankRequest, "rerank", prompt=lambda asked: asked.query
         )
@@ -48,7 +48,7 @@ def routes(models: Registry) -> list[Operation]:
         return LargeJson(await while_connected(request.receive, work))
 
     async def score(request: Request) -> Response:
-        """How well texts go together: a reranker's score of each pair, or the cosine of their vectors."""
+        """Score pairs of texts: by a reranker, or by the cosine of their vectors."""
         asked, caller = await read(
             models, request, ScoreRequest, None, prompt=lambda asked: asked.text_1
         )

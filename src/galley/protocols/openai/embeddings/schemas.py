@@ -1,4 +1,4 @@
-"""What is asked of models that embed and rerank, as by OpenAI, Cohere, Jina and vLLM."""
+"""Requests to models that embed and rerank, as in OpenAI's, Cohere's, Jina's and vLLM's APIs."""
 
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -56,10 +56,10 @@ class EmbeddingsRequest(Strict, frozen=True, kw_only=True):
             check_items(self.input, "input")
 
     def inputs(self) -> list[str] | list[list[int]]:
-        """The texts, or token ids of each, as a list in every case.
+        """Return the texts, or the token ids of each, always as a list.
 
         Raises:
-            RequestError: there is none, or one is empty.
+            RequestError: there are no inputs, or one is empty.
         """
         given: Any = self.input
         if isinstance(given, str) or isinstance(next(iter(given), None), int):
@@ -73,7 +73,7 @@ class EmbeddingsRequest(Strict, frozen=True, kw_only=True):
 
 
 class RerankRequest(Strict, frozen=True, kw_only=True):
-    """Body of `POST /v1/rerank`: the fields of Cohere's versions 1 and 2, of Jina's and of vLLM's."""
+    """Body of `POST /v1/rerank`: the fields of Cohere's APIs 1 and 2, Jina's and vLLM's."""
 
     query: str
     documents: Annotated[
@@ -139,27 +139,30 @@ class RerankRequest(Strict, frozen=True, kw_only=True):
 
     @property
     def cut(self) -> int | None:
-        """Tokens that pairs are cut to, as ``truncate_prompt_tokens`` has them."""
+        """Tokens that pairs are cut to, in the form of ``truncate_prompt_tokens``."""
         if self.truncate_prompt_tokens is None and (self.truncation or self.max_chunks_per_doc):
             return -1
         return self.truncate_prompt_tokens
 
     def objects(self) -> list[dict[str, Any]]:
-        """The documents as objects: a text is one with the field ``text`` alone."""
+        """Return the documents as objects; a text becomes the field ``text`` of one."""
         return [{"text": doc} if isinstance(doc, str) else doc for doc in self.documents]
 
     def texts(self) -> list[str]:
-        """What is ranked of the documents.
+        """Return the text of each document that is ranked.
 
         Raises:
-            RequestError: a document has none of the fields, or one is neither text, number nor boolean.
+            RequestError: a document has none of the fields, or one is not text, number or boolean.
         """
         fields = self.rank_fields or ["text"]
         return [_ranked(index, doc, fields) for index, doc in enumerate(self.objects())]
 
 
 def _ranked(index: int, document: dict[str, Any], fields: list[str]) -> str:
-    """The value of the only field; of several fields those that the document has, as lines of YAML."""
+    """Return the text of a document to rank.
+
+    It is the value of the only field, or the document's own among several fields as lines of YAML.
+    """
     values: dict[str, str] = {}
     for name in fields:
         if name not in document:
@@ -193,7 +196,11 @@ class ScoreRequest(Strict, frozen=True, kw_only=True):
     user: User = None
 
     def pairs(self) -> list[tuple[str, str]]:
-        """One text with each of others, or as many with as many. Raises RequestError for other numbers."""
+        """Return the pairs: one text with each of the others, or texts at the same index.
+
+        Raises:
+            RequestError: the numbers of texts do not match.
+        """
         first = [self.text_1] if isinstance(self.text_1, str) else self.text_1
         second = [self.text_2] if isinstance(self.text_2, str) else self.text_2
         if len(first) == 1:

@@ -1,4 +1,4 @@
-"""How the served models are listed, field by field."""
+"""Answers that list the served models, field by field."""
 
 from typing import Literal, TypedDict
 
@@ -11,9 +11,10 @@ ModelState = Literal["loaded", "loading", "unloaded"]
 class ModelCard(TypedDict):
     """A served model.
 
-    What is known only of a loaded model (`max_model_len`, `weights`, `memory`) is null while it is none.
-    `memory` is in bytes, and `expires_at` the Unix time at which a model that was loaded on request will be
-    unloaded if nobody asks for it; null if it stays. `parent` is the model that a LoRA adapter is added to.
+    Fields known only of a loaded model (`max_model_len`, `weights`, `memory`) are null while it is
+    not loaded. `memory` is in bytes. `expires_at` is the Unix time at which a model that was loaded
+    on request is unloaded if nobody requests it; null if it stays loaded. `parent` is the model to
+    which a LoRA adapter is applied.
     """
 
     id: str

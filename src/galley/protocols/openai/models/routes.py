@@ -22,17 +22,17 @@ from galley.protocols.http.openapi import Operation
 from galley.protocols.openai.models.answers import ModelCard, ModelList, ModelState
 
 _ANTHROPIC: Final = "anthropic-version"
-"""Header of Anthropic's clients, which no others send."""
+"""Header that Anthropic's clients send, and no others."""
 
 _STARTED: Final = int(time.time())
 """``created`` of models that are not loaded."""
 
 
 def routes(models: Registry) -> list[Operation]:
-    """``GET /v1/models`` and ``GET /v1/models/{model}``."""
+    """Return the routes ``GET /v1/models`` and ``GET /v1/models/{model}``."""
 
     async def list_models(request: Request) -> Response:
-        """All served models; page by page in Anthropic's form for its clients."""
+        """List all served models; for Anthropic's clients, page by page in Anthropic's form."""
         cards = [card(models, model) for model in models]
         cards += [_adapter_card(model, one) for model in models for one in model.adapters]
         if _ANTHROPIC in request.headers:
@@ -42,7 +42,7 @@ def routes(models: Registry) -> list[Operation]:
         return Json(answer)
 
     async def get_model(request: Request) -> Response:
-        """One served model or adapter; its name may hold slashes."""
+        """Describe one served model or adapter; its name may contain slashes."""
         name = request.path_params["model"]
         adapters = (
             _adapter_card(model, one)
@@ -76,11 +76,11 @@ class _Listed(Operation):
 
 
 def card(models: Registry, served: ServedModel) -> ModelCard:
-    """What clients are told of a model.
+    """Return the description of a model for clients.
 
     Raises:
-        EngineNotReady: the server starts, and the model is not loaded yet.
-        EngineFailed: its engine is gone for good, and it is not one that is loaded on request.
+        EngineNotReady: the server is starting, and the model is not loaded yet.
+        EngineFailed: the model's engine failed permanently, and it is not loaded on request.
     """
     if served.on_request and (not served.is_loaded or served.state == "failed"):
         state: ModelState = "loading" if models.is_loading(served) else "unloaded"
@@ -115,7 +115,7 @@ def card(models: Registry, served: ServedModel) -> ModelCard:
 
 
 def _adapter_card(served: ServedModel, one: ServedAdapter) -> ModelCard:
-    """What clients are told of an adapter that they may name."""
+    """Return the description of a loadable adapter for clients."""
     info = served.info
     return {
         "id": served.name_with(one.adapter),

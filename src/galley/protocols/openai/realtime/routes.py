@@ -1,4 +1,4 @@
-"""``/v1/realtime``: live audio over a WebSocket and its transcript: OpenAI's transcription sessions."""
+"""``/v1/realtime``: live transcription over a WebSocket, as OpenAI's transcription sessions."""
 
 import asyncio
 import binascii
@@ -48,15 +48,15 @@ _TEXT: Final = "conversation.item.input_audio_transcription."
 _FIRST: Final = asyncio.FIRST_COMPLETED
 
 NORMAL, GOING_AWAY, INTERNAL_ERROR, TRY_AGAIN = 1000, 1001, 1011, 1013
-"""Close codes (RFC 6455, 7.4.1; 1013 by IANA's registry)."""
+"""WebSocket close codes (RFC 6455, 7.4.1; 1013 is from IANA's registry)."""
 
 
 def routes(models: Registry) -> list[BaseRoute]:
-    """The route, answered by ``models``."""
+    """Return the routes, served by ``models``."""
     places = _Places(models.settings.max_live_streams)
 
     async def realtime(socket: WebSocket) -> None:
-        """What is said, while it is said."""
+        """Transcribe live audio."""
         try:
             places.take()
         except QueueFull as error:
@@ -68,7 +68,7 @@ def routes(models: Registry) -> list[BaseRoute]:
             places.leave()
 
     async def no_upgrade(_: Request) -> Response:
-        """Whoever comes without a WebSocket, or to a server that has none."""
+        """Refuse a request without a WebSocket, or one to a server without the extra ``speech``."""
         await asyncio.to_thread(require_extra)
         raise ApiError(
             426,
@@ -104,13 +104,13 @@ class _Places:
 
 
 async def _serve(models: Registry, socket: WebSocket) -> None:
-    """One connection, from the handshake on."""
+    """Serve one connection, from the handshake on."""
     try:
         await asyncio.to_thread(require_extra)
         served = await _asked_for(models, socket)
         call = Call(served, ENDPOINT, caller_of(socket))
         with opened(call):
-            # Its files are checked before the handshake is answered.
+            # The model's files are checked before the handshake is answered.
             model = await asyncio.to_thread(served.speech_model, call.backend)
     except GalleyError as error:
         await socket.send_denial_response(error_response(error))
@@ -149,7 +149,7 @@ class _Connection:
         flat: bool,
         idle_seconds: float,
     ) -> None:
-        """A client that sends nothing for ``idle_seconds`` is taken for gone."""
+        """Create the live stream; a client silent for ``idle_seconds`` is considered gone."""
         from galley.speech.live_stream import LiveStream
         from galley.speech.options import TurnOptions
 
@@ -169,7 +169,7 @@ class _Connection:
         )
         self._numbers = itertools.count(1)
         self._handling = asyncio.Lock()
-        """Held while an event of the client's is handled."""
+        """Held while a client's event is handled."""
         self._event_id: str | None = None
         """The id of the client's event that is being handled."""
         self._last_item: str | None = None
@@ -195,11 +195,11 @@ class _Connection:
         await self._socket.close(code, reason)
 
     async def _until_over(self, lifecycle: Lifecycle) -> tuple[int, str]:
-        """Code and reason to close with.
+        """Serve until the stream is over, and return the close code and reason.
 
         Raises:
-            ClientGone: it hung up.
-            Unavailable, EngineError: the stream cannot go on.
+            ClientGone: the client hung up.
+            Unavailable, EngineError: the stream cannot continue.
         """
         await self._send(self._session_event("created"))
         working = asyncio.create_task(self._stream.run())
@@ -208,7 +208,7 @@ class _Connection:
         try:
             await asyncio.wait({working, listening, draining}, return_when=_FIRST)
             if draining.done() and not working.done() and not listening.done():
-                async with self._handling:  # a thread that has audio cannot be cancelled
+                async with self._handling:  # a thread that processes audio cannot be cancelled
                     listening.cancel()
                 await asyncio.wait({listening})
                 await self._drain(working)
@@ -216,7 +216,7 @@ class _Connection:
             if working.done():
                 working.result()
             reason = listening.result()
-            if reason:  # the client is silent, but still there to be told
+            if reason:  # the client is silent, but still connected
                 await self._drain(working)
             return NORMAL, reason
         finally:
@@ -225,8 +225,8 @@ class _Connection:
             await asyncio.gather(working, listening, draining, return_exceptions=True)
 
     async def _drain(self, working: "asyncio.Task[None]") -> None:
-        """Bring what has been heard to its end."""
-        with suppress(RequestError):  # nothing was
+        """Finish the transcript of the audio received so far."""
+        with suppress(RequestError):  # there was no audio
             await self._stream.commit()
         settled = asyncio.create_task(self._stream.settled())
         await asyncio.wait({settled, working}, return_when=_FIRST)
@@ -235,7 +235,11 @@ class _Connection:
             working.result()
 
     async def _listen(self) -> str:
-        """Handle the client's events; why no more come. Raises ClientGone."""
+        """Handle the client's events until they end, and return the reason.
+
+        Raises:
+            ClientGone: the client hung up.
+        """
         while True:
             self._event_id = None
             try:
@@ -281,7 +285,7 @@ class _Connection:
         self._settings = settings
         await self._send(self._session_event("updated"))
 
-    # What the client is told.
+    # Messages to the client.
 
     async def _tell(self, events: "Sequence[LiveEvent]") -> None:
         for event in events:

@@ -1,7 +1,7 @@
-"""The events that ``/v1/realtime`` takes, and the settings of a transcription session.
+"""The events that ``/v1/realtime`` accepts, and the settings of a transcription session.
 
-OpenAI has two spellings of them: ``session.update`` with nested settings, and the older
-``transcription_session.update`` with flat ones. Of a setting that an update leaves out the value stays.
+OpenAI has two forms of them: ``session.update`` with nested settings, and the older
+``transcription_session.update`` with flat ones. Settings that an update omits keep their values.
 """
 
 import dataclasses
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from galley.speech.pcm import Coding
 
 INTERIM: Final = "item.input_audio_transcription.interim"
-"""What ``include`` may ask for: events with text that is not final. Galley's own.
+"""Value of ``include`` that requests events with text that is not final; Galley's extension.
 
-OpenAI's log-probabilities are taken and not told: the session that the server tells of leaves them out.
+OpenAI's log-probabilities are accepted but not sent: the session that is reported omits them.
 """
 
 MAX_EVENT_ID: Final = 512
@@ -41,9 +41,9 @@ _FLAT_FORMATS: Final[dict[str, Literal["audio/pcm", "audio/pcmu", "audio/pcma"]]
 
 
 class ServerVad(Strict, frozen=True, kw_only=True):
-    """Turns end with silence.
+    """``turn_detection`` in which turns end with silence.
 
-    Whether a response follows does not matter: a transcription session makes none.
+    Settings of the response have no effect: a transcription session makes none.
     """
 
     type: Literal["server_vad"]
@@ -56,7 +56,7 @@ class ServerVad(Strict, frozen=True, kw_only=True):
 
 
 class Transcription(Strict, frozen=True, kw_only=True):
-    """What is transcribed how."""
+    """The model, language and prompt of the transcription."""
 
     model: str | None = None
     language: str | UnsetType | None = UNSET
@@ -64,7 +64,7 @@ class Transcription(Strict, frozen=True, kw_only=True):
 
 
 class Format(Strict, frozen=True, kw_only=True):
-    """Mono samples: of 16 bits, little-endian, OpenAI's at 24,000 Hz alone; or a telephone's of 8 bits."""
+    """Mono samples: 16-bit little-endian PCM (only 24,000 Hz in OpenAI's API), or 8-bit G.711."""
 
     type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"]
     rate: int | None = None
@@ -78,14 +78,19 @@ class Format(Strict, frozen=True, kw_only=True):
             )
 
     def hertz(self, before: str, rate: int) -> int:
-        """``rate``, or what is in force: a format of the same type ``before`` had that ``rate``."""
+        """Return the sample rate in Hz.
+
+        Args:
+            before: type of the previous format.
+            rate: its rate, kept if the type is the same and this format has no rate.
+        """
         if self.rate is not None:
             return self.rate
         return rate if self.type == before else 24_000 if self.type == "audio/pcm" else 8_000
 
 
 class NoiseReduction(Strict, frozen=True, kw_only=True):
-    """Taken, and not done: the session that the server tells of has none."""
+    """Accepted and not applied: the session that the server reports has none."""
 
     type: Literal["near_field", "far_field"]
 
@@ -129,7 +134,7 @@ class FlatSession(Strict, frozen=True, kw_only=True):
 
     @property
     def source(self) -> AudioInput:
-        """The settings of the audio, as the other dialect has them."""
+        """The settings of the audio, in the form of the newer dialect."""
         name = self.input_audio_format
         return AudioInput(
             format=None if name is None else Format(type=_FLAT_FORMATS[name]),
@@ -139,7 +144,7 @@ class FlatSession(Strict, frozen=True, kw_only=True):
 
 
 class Event(Strict, frozen=True, kw_only=True):
-    """What every event may have."""
+    """Fields that every event may have."""
 
     type: str
     event_id: Annotated[str, Meta(max_length=MAX_EVENT_ID)] | None = None
@@ -185,11 +190,11 @@ class Settings:
     Attributes:
         model: the served model's name.
         format: "audio/pcm", "audio/pcmu" or "audio/pcma".
-        rate: in Hz.
-        language: None: detected.
-        turns: when they end; None: the client commits them.
-        interim: tell text that is not final, too.
-        flat: the client speaks the older dialect.
+        rate: sample rate in Hz.
+        language: spoken language; None: detected.
+        turns: how the end of a turn is detected; None: the client commits turns.
+        interim: whether text that is not final is sent too.
+        flat: whether the client uses the older dialect.
     """
 
     model: str
@@ -202,10 +207,10 @@ class Settings:
     flat: bool = False
 
     def updated(self, event: SessionUpdate | FlatSessionUpdate) -> "Settings":
-        """With what an event says.
+        """Return the settings changed by an event.
 
         Raises:
-            RequestError: a value is out of range, or it is of another model; ``param`` names it.
+            RequestError: a value is out of range, or another model is named; ``param`` names it.
         """
         flat = isinstance(event, FlatSessionUpdate)
         session, source = event.session, event.session.source
@@ -227,7 +232,7 @@ class Settings:
         return settings
 
     def located(self, error: RequestError) -> RequestError:
-        """An error of ``galley.speech``'s options, with the place of its value in an event."""
+        """Return an error of ``galley.speech``'s options with the path of its field in an event."""
         of_transcription = error.param in Transcription.__struct_fields__
         if self.flat:
             parent = "input_audio_transcription" if of_transcription else "turn_detection"
@@ -241,7 +246,11 @@ class Settings:
         return _CODINGS[self.format]
 
     def options(self) -> "LiveOptions":
-        """The settings as ``galley.speech`` has them. Raises RequestError for a language that is none."""
+        """Return the settings as ``galley.speech``'s options.
+
+        Raises:
+            RequestError: the language is unknown.
+        """
         from galley.speech.options import LiveOptions, TurnOptions
 
         return LiveOptions(
@@ -252,7 +261,7 @@ class Settings:
         )
 
     def shown(self, session_id: str) -> dict[str, Any]:
-        """``session`` of the server's events."""
+        """Return ``session`` of the server's events."""
         transcription = {"model": self.model, "language": self.language, "prompt": self.prompt}
         turns = self.turns and {"type": "server_vad", **dataclasses.asdict(self.turns)}
         include = [INTERIM] if self.interim else None

@@ -1,1 +1,1 @@
-"""``/v1/responses``, and the responses that are stored."""
+"""``/v1/responses``, and the stored responses."""

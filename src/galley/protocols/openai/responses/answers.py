@@ -35,27 +35,27 @@ _NAMES: Final = {
     "messages": "input",
     "reasoning_effort": "reasoning.effort",
 }
-"""Fields as errors of the core name them -> as this protocol does."""
+"""Field names in the core's errors -> this protocol's names."""
 
 named_as_given: Final = partial(renamed, _NAMES)
 """A context in which errors name the fields of this protocol."""
 
 
 class InputDetails(TypedDict):
-    """Where the prompt's tokens came from. All that is computed may be cached, which costs nothing."""
+    """The prompt's cached tokens. All computed tokens may be cached, and writes are not charged."""
 
     cached_tokens: int
     cache_write_tokens: Literal[0]
 
 
 class OutputDetails(TypedDict):
-    """What the generated tokens were."""
+    """Number of the generated tokens that were reasoning."""
 
     reasoning_tokens: int
 
 
 class ResponseUsage(ReceiptFields):
-    """Tokens of one request, and its receipt."""
+    """Token counts of one request, and its receipt."""
 
     input_tokens: int
     input_tokens_details: InputDetails
@@ -115,7 +115,7 @@ class InputTokenCount(TypedDict):
 
 
 class ResponseEvent(TypedDict):
-    """An event of a stream; which further fields it has follows from its type."""
+    """An event of a stream; its type determines its further fields."""
 
     type: str
     sequence_number: int
@@ -131,7 +131,7 @@ class ResponseEvent(TypedDict):
 
 
 class ResponseAnswer:
-    """The answer to one request, on its way; ask for it whole or in events, once."""
+    """The answer to one request in progress; read it once, either whole or as events."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class ResponseAnswer:
         earlier: list[InputItem],
         store: ResponseStore,
     ) -> None:
-        """Made by :meth:`start`."""
+        """Create the answer; :meth:`start` calls this."""
         self._sampling = asked.sampling().resolved(call.info.defaults)
         self._call = call
         self._asked = asked
@@ -157,13 +157,13 @@ class ResponseAnswer:
     async def start(
         cls, served: ServedModel, asked: ResponseRequest, caller: Caller, store: ResponseStore
     ) -> Self:
-        """Hand the request to the engine; ``asked.stream`` is not looked at.
+        """Submit the request to the engine; ``asked.stream`` is ignored.
 
         Args:
-            store: has what the request goes on from, and gets the answer.
+            store: holds the response that the request continues, and receives the answer.
 
         Raises:
-            GalleyError: as ``errors.to_api_error`` tells clients.
+            GalleyError: the request is refused or fails (mapped by ``errors.to_api_error``).
         """
         if asked.store and not store.is_on:
             raise RequestError(
@@ -180,11 +180,16 @@ class ResponseAnswer:
         return cls(call, asked, generation, earlier, store)
 
     def close(self) -> None:
-        """Cancel what still runs. Idempotent."""
+        """Cancel the generation if it still runs. Idempotent."""
         self._generation.close()
 
     async def whole(self) -> ResponseObject:
-        """The complete answer. Raises EngineError or Draining if there is none."""
+        """Return the complete answer.
+
+        Raises:
+            EngineError: the engine failed.
+            Draining: the server is shutting down.
+        """
         finish: Finish | None = None
         async with aclosing(self._generation.pieces()) as pieces:
             async for piece in pieces:
@@ -197,7 +202,7 @@ class ResponseAnswer:
         return await self._complete(finish)
 
     async def events(self) -> AsyncGenerator[ResponseEvent, None]:
-        """The streamed answer, in the documented order. Raises as :meth:`whole`."""
+        """Yield the answer's events, in the documented order. Raises as :meth:`whole`."""
         count = 0
 
         def numbered(fields: dict[str, Any]) -> ResponseEvent:
@@ -220,7 +225,7 @@ class ResponseAnswer:
         yield numbered({"type": f"response.{response['status']}", "response": response})
 
     async def _complete(self, finish: Finish | None) -> ResponseObject:
-        """The whole answer, and a copy of it in the store."""
+        """Return the complete answer, after storing a copy of it where that is enabled."""
         response = self._response(finish)
         if self._stored:
             made = await asyncio.to_thread(
@@ -287,11 +292,15 @@ class ResponseAnswer:
 async def earlier_items(
     asked: ResponseCountRequest, caller: Caller, store: ResponseStore
 ) -> list[InputItem]:
-    """Items of the response that a request goes on from. Raises RequestError if it is not there."""
+    """Return the items of the conversation that a request continues, if it continues one.
+
+    Raises:
+        RequestError: the previous response is not stored.
+    """
     if asked.previous_response_id is None:
         return []
     previous = store.previous(caller.tenant.name, asked.previous_response_id)
-    # It may be megabytes, and others wait meanwhile.
+    # It may be megabytes, and decoding it here would block other requests.
     return await asyncio.to_thread(previous.conversation)
 
 
@@ -304,6 +313,6 @@ def _given(value: msgspec.Struct | None) -> dict[str, Any]:
 
 
 def error_event(error: Exception) -> dict[str, Any]:
-    """The last event of a stream that cannot go on."""
+    """Return the last event of a stream that cannot continue."""
     told = to_api_error(error)
     return {"type": "error", "code": told.code, "message": str(told), "param": told.param}

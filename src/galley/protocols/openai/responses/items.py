@@ -1,4 +1,4 @@
-"""Items of a response's output, and the events of a stream that tell them."""
+"""Items of a response's output, and the stream events that report them."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,10 +7,10 @@ from galley.tools.events import Arguments, CallEnd, CallStart, Event, Reasoning,
 
 
 class Items:
-    """Output items one after another: each begins, grows and is done before the next.
+    """Builds consecutive output items: each begins, grows and is done before the next.
 
     Attributes:
-        done: those that are.
+        done: the items that are done.
     """
 
     def __init__(
@@ -20,11 +20,14 @@ class Items:
         *,
         streamed: bool = False,
     ) -> None:
-        """Args:
-        request_id: makes ids of items.
-        names: of functions as the model knows them -> namespace and name as clients do.
-        streamed: a call that comes out broken has been told, and its text is not told again. Else the call
-            is none, and its text is in a message.
+        """Start without items.
+
+        Args:
+            request_id: the request's id, which items' ids are derived from.
+            names: function name for the model -> namespace and name for clients.
+            streamed: whether events are sent as they are made. If so, a broken call has been sent
+                already, and its text is not repeated. If not, it does not count as a call, and its
+                text is put in a message.
         """
         self.done: list[dict[str, Any]] = []
         self._names = names or {}
@@ -34,7 +37,7 @@ class Items:
         self._text: list[str] = []
 
     def of(self, event: Event) -> Iterator[dict[str, Any]]:
-        """The stream's events of one of the answer's."""
+        """Yield the stream events for one event of the answer."""
         match event:
             case Text(repeats=True) if self._streamed:
                 pass
@@ -64,7 +67,11 @@ class Items:
                 yield from self.ended(cut=event.broken)
 
     def ended(self, *, cut: bool = False) -> Iterator[dict[str, Any]]:
-        """The item at hand is complete; ``cut``: it ends before it is."""
+        """Complete the current item and yield its events.
+
+        Args:
+            cut: whether the item ends before it is complete.
+        """
         item = self._item
         if item is None:
             return

@@ -1,4 +1,4 @@
-"""A stored response as a stream: its events again, each item's text in one piece."""
+"""Replay of a stored response as a stream: the same events, with each item's text in one piece."""
 
 from collections.abc import AsyncGenerator, Iterator
 from typing import Annotated, Any
@@ -13,7 +13,7 @@ from galley.protocols.openai.responses.store import StoredResponse
 
 
 class RetrieveQuery(Strict, frozen=True, kw_only=True):
-    """How a stored response is told."""
+    """Query for a stored response: whether and how to stream it."""
 
     stream: bool = False
     starting_after: Annotated[
@@ -27,7 +27,12 @@ class RetrieveQuery(Strict, frozen=True, kw_only=True):
 async def replayed(
     response: StoredResponse, starting_after: int | None
 ) -> AsyncGenerator[ResponseEvent, None]:
-    """The events of a stream that told the response, from behind ``starting_after`` on."""
+    """Yield the stream events of a stored response.
+
+    Args:
+        response: the stored response.
+        starting_after: sequence number after which events are sent; None: all are.
+    """
     answer = msgspec.json.decode(response.answer)
     for number, event in enumerate(_events(answer)):
         if starting_after is None or number > starting_after:

@@ -1,4 +1,4 @@
-"""OpenAI's Responses API: ``/v1/responses``, and the responses that are stored."""
+"""OpenAI's Responses API: ``/v1/responses``, and the stored responses."""
 
 from typing import Final, TypeVar
 
@@ -51,7 +51,7 @@ _ONE: Final = response_answer.ENDPOINT + "/{response_id}"
 
 
 def routes(models: Registry) -> list[Operation]:
-    """The routes, answered by ``models``; what is stored is stored here."""
+    """Return the routes, served by ``models``, with their own store of responses."""
     store = ResponseStore(models.settings)
 
     async def responses(request: Request) -> Response:
@@ -64,7 +64,7 @@ def routes(models: Registry) -> list[Operation]:
         return await respond(request, answer, _Events if asked.stream else None)
 
     async def get_response(request: Request) -> Response:
-        """A stored response; with `stream`, events that tell it."""
+        """Return a stored response; with `stream`, as events."""
         query = _query(request, RetrieveQuery)
         found = _found(store, request)
         if query.stream:
@@ -74,7 +74,7 @@ def routes(models: Registry) -> list[Operation]:
         return Response(found.answer, media_type="application/json")
 
     async def cancel_response(request: Request) -> Response:
-        """Refused: there are no background responses, and whoever reads a stream ends it by closing it."""
+        """Refuse to cancel: there are no background responses, and closing a stream ends it."""
         _found(store, request)
         raise ApiError(
             400,
@@ -83,7 +83,7 @@ def routes(models: Registry) -> list[Operation]:
         )
 
     async def count_tokens(request: Request) -> Response:
-        """How many tokens a conversation has."""
+        """Count the tokens of a conversation."""
         asked, caller, served = await admit_unqueued(
             models, request, ResponseCountRequest, "generate"
         )
@@ -97,7 +97,7 @@ def routes(models: Registry) -> list[Operation]:
         return Json(answer)
 
     async def delete_response(request: Request) -> Response:
-        """Forget a stored response."""
+        """Delete a stored response."""
         name = request.path_params["response_id"]
         if not store.remove(caller_of(request).tenant.name, name):
             raise _not_found(name)
@@ -105,7 +105,7 @@ def routes(models: Registry) -> list[Operation]:
         return Json(answer)
 
     async def list_input_items(request: Request) -> Response:
-        """What a stored response was made from, page by page."""
+        """List the input items of a stored response, page by page."""
         query = _query(request, ItemsQuery)
         return LargeJson(page_of(_found(store, request), query))
 
@@ -150,7 +150,11 @@ def routes(models: Registry) -> list[Operation]:
 
 
 def _query(request: Request, model: type[Query]) -> Query:
-    """What stands behind the path. Raises RequestError for what is not of ``model``."""
+    """Parse the query parameters as ``model``.
+
+    Raises:
+        RequestError: a parameter does not match ``model``.
+    """
     return validate(model, dict(request.query_params), text=True)
 
 
@@ -168,5 +172,5 @@ def _not_found(name: str) -> ApiError:
 
 class _Events(NamedEventStream):
     def encoded_error(self, error: Exception) -> bytes:
-        """See :class:`galley.protocols.http.sse.EventStream`."""
+        """Encode ``error`` as the last event, in the form of the Responses API."""
         return self.encoded(error_event(error) | {"sequence_number": self.sent})

@@ -1,10 +1,10 @@
-"""OpenAI's Responses API: what requests hold, field by field, and what they are to the models.
+"""OpenAI's Responses API: requests, field by field, and their form for the models.
 
-Fields that are taken and change nothing: ``user``, ``safety_identifier``, ``prompt_cache_key`` (prefixes
-are cached anyway), ``metadata`` (told again in the answer), ``client_metadata``, ``service_tier`` (``auto``
-and ``default``: there is one), ``include`` of what answers never have or always have, ``reasoning.summary``
-(thinking is told as it is), ``text.verbosity`` and ``truncation`` (nothing is cut off a conversation: one
-that is too long is refused).
+Fields that are accepted and have no effect: ``user``, ``safety_identifier``, ``prompt_cache_key``
+(prefixes are cached anyway), ``metadata`` (repeated in the answer), ``client_metadata``,
+``service_tier`` (``auto`` and ``default``: there is only one), ``include`` of content that answers
+never or always have, ``reasoning.summary`` (thinking is returned as it is), ``text.verbosity`` and
+``truncation`` (conversations are never cut: one that is too long is refused).
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ class ContentPart(Strict, frozen=True, kw_only=True):
 
 
 class InputItem(Strict, frozen=True, kw_only=True):
-    """One item of a conversation; which fields it has follows from its type."""
+    """One item of a conversation; its type determines its fields."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     id: str | None = None
@@ -90,7 +90,7 @@ class NamedFunction(Strict, frozen=True, kw_only=True):
 
 
 class TextFormat(Strict, frozen=True, kw_only=True):
-    """The form of the answer."""
+    """The required form of the answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: Annotated[str, Meta(max_length=256)] | None = None
@@ -106,7 +106,7 @@ class TextFormat(Strict, frozen=True, kw_only=True):
 
     @property
     def grammar(self) -> Grammar | None:
-        """What the answer must be; None for any text."""
+        """The grammar that the answer must follow; None for any text."""
         if self.schema is not None:
             return schema_grammar(self.schema)
         return ANY_OBJECT if self.type == "json_object" else None
@@ -122,7 +122,7 @@ class TextOptions(Strict, frozen=True, kw_only=True):
 
 
 class ReasoningOptions(Strict, frozen=True, kw_only=True):
-    """How much to think."""
+    """Options of reasoning: its effort."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     summary: Annotated[
@@ -169,10 +169,10 @@ class ResponseCountRequest(Strict, frozen=True, kw_only=True):
     conversation: Annotated[None, Meta(description="See `previous_response_id`.")] = None
 
     def as_conversation(self, earlier: Sequence[InputItem] = ()) -> Conversation:
-        """What is to be answered, and how.
+        """Return the conversation to answer, with its tools and reasoning effort.
 
         Args:
-            earlier: items of the conversation before this request's.
+            earlier: items of the conversation that precede this request's.
 
         Raises:
             RequestError: fields contradict each other.
@@ -233,7 +233,7 @@ class ResponseRequest(ResponseCountRequest, frozen=True, kw_only=True):
 
     @property
     def constrained_by(self) -> str:
-        """The field that says what form the answer has; empty if none does."""
+        """Name of the field that constrains the answer's form; empty if none does."""
         return "text.format" if self._grammar is not None else ""
 
     @property
@@ -242,7 +242,11 @@ class ResponseRequest(ResponseCountRequest, frozen=True, kw_only=True):
         return None if chosen is None else chosen.grammar
 
     def sampling(self) -> SamplingParams:
-        """How to generate. Raises RequestError if a value is out of range."""
+        """Return the sampling parameters.
+
+        Raises:
+            RequestError: a value is out of range.
+        """
         given = {
             name: value
             for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty")
@@ -252,9 +256,9 @@ class ResponseRequest(ResponseCountRequest, frozen=True, kw_only=True):
 
 
 def _begun(instructions: str | None, turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages behind one system message, which many templates allow at most.
+    """Return the messages, headed by one system message: many templates allow no more than one.
 
-    It has the instructions, which stand above all else, and what the conversation itself begins with.
+    It holds the instructions, which come first, and the conversation's own leading system messages.
     """
     first = next((n for n, turn in enumerate(turns) if turn["role"] != "system"), len(turns))
     said = [turn["content"] for turn in turns[:first]]
@@ -265,9 +269,9 @@ def _begun(instructions: str | None, turns: list[dict[str, Any]]) -> list[dict[s
 
 
 def _turns(items: list[InputItem]) -> list[dict[str, Any]]:
-    """Items as messages: thinking and calls belong to the assistant's message before or behind them."""
+    """Convert items to messages; thinking and calls join the assistant message next to them."""
     turns: list[dict[str, Any]] = []
-    own: dict[str, Any] | None = None  # the assistant's, to which more may be added
+    own: dict[str, Any] | None = None  # the assistant message that is still open
     for item in items:
         match item.type:
             case "message" if item.role != "assistant":

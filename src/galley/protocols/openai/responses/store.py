@@ -1,4 +1,4 @@
-"""Responses that are kept, so that a later request can go on from them: in memory, each tenant's alone."""
+"""Stored responses, which later requests can continue: in memory, separate for each tenant."""
 
 import time
 from collections import OrderedDict
@@ -20,7 +20,7 @@ _PREFIXES: Final = {
     "reasoning": "rs",
 }
 _KINDS: Final = {"assistant": "output_text"}
-"""Role to the type of its parts of text, where that is not ``input_text``."""
+"""Role -> type of its text parts, where that is not ``input_text``."""
 
 
 class ResponseDeleted(TypedDict):
@@ -32,7 +32,7 @@ class ResponseDeleted(TypedDict):
 
 
 class ItemsQuery(Strict, frozen=True, kw_only=True):
-    """Which items, of those that a response was made from."""
+    """Query for the input items of a response."""
 
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
     order: Annotated[Literal["asc", "desc"], Meta(description="desc: from the latest item on.")] = (
@@ -56,11 +56,11 @@ class _Output(msgspec.Struct):
 
 
 class StoredResponse(NamedTuple):
-    """A response and what it answers.
+    """A response and the conversation that it answers.
 
     Attributes:
         answer: the response object, as JSON.
-        items: what it was made from, as JSON: the items of its request behind all those before.
+        items: its input as JSON: all earlier items of the conversation, then those of its request.
     """
 
     answer: bytes
@@ -70,7 +70,13 @@ class StoredResponse(NamedTuple):
     def of(
         cls, answer: Any, earlier: Sequence[InputItem], given: str | Sequence[InputItem]
     ) -> "StoredResponse":
-        """A response with the items of the conversation that came before its request, and with those."""
+        """Create a stored response from an answer and its input.
+
+        Args:
+            answer: the response object.
+            earlier: items of the conversation that precede the request's.
+            given: input of the request.
+        """
         if isinstance(given, str):
             given = [InputItem(role="user", content=given)]
         items = _listed([*earlier, *given], answer["id"])
@@ -78,24 +84,25 @@ class StoredResponse(NamedTuple):
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size in bytes."""
         return len(self.answer) + len(self.items)
 
     def conversation(self) -> list[InputItem]:
-        """All items up to and with the answer's."""
+        """Return all items of the conversation, including the answer's."""
         said = msgspec.json.decode(self.items, type=list[InputItem])
         return said + msgspec.json.decode(self.answer, type=_Output).output
 
 
 class ResponseStore:
-    """The responses of all tenants, within bounds of their number, bytes and age.
+    """The responses of all tenants, limited in number, bytes and age.
 
-    When it is full, the oldest response goes of the tenant that holds the most of what is short: responses
-    or bytes. So who holds less than its share, of all that the store takes, loses none to others.
+    When it is full, it drops the oldest response of the tenant that holds the most of the resource
+    that is exhausted: responses or bytes. A tenant that holds less than its share of the total thus
+    loses none to others.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
-        """``clock`` is in seconds and never goes back."""
+        """Create an empty store; ``clock`` returns seconds and never goes back."""
         self._most = settings.stored_responses
         self._most_bytes = settings.stored_response_bytes
         self._seconds = settings.stored_response_seconds
@@ -105,11 +112,11 @@ class ResponseStore:
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is kept."""
+        """Whether responses are stored."""
         return self._most > 0
 
     def keep(self, tenant: str, name: str, response: StoredResponse) -> bool:
-        """Put a response in; False if it alone is larger than all may be together."""
+        """Store a response; return False if storing is off or it alone exceeds the size limit."""
         if not self.is_on or response.size > self._most_bytes:
             return False
         self._drop_old()
@@ -117,7 +124,7 @@ class ResponseStore:
         shelf.responses[name] = (self._clock() + self._seconds, response)
         self._changed(shelf, response, +1)
         while self._count > self._most or self._bytes > self._most_bytes:
-            # The newest stays, or a tenant with a long conversation could store nothing beside others.
+            # The newest stays; otherwise a tenant with a long conversation could store nothing.
             others = [
                 t for t, has in self._tenants.items() if t != tenant or len(has.responses) > 1
             ]
@@ -127,14 +134,18 @@ class ResponseStore:
         return True
 
     def find(self, tenant: str, name: str) -> StoredResponse | None:
-        """A tenant's response of that id; None if it is not there any more, or was another tenant's."""
+        """Return a tenant's response by id; None if it is gone or belongs to another tenant."""
         self._drop_old()
         shelf = self._tenants.get(tenant)
         found = None if shelf is None else shelf.responses.get(name)
         return None if found is None else found[1]
 
     def previous(self, tenant: str, name: str) -> StoredResponse:
-        """The response that a request goes on from. Raises RequestError if there is none."""
+        """Return the response that a request continues.
+
+        Raises:
+            RequestError: it is not stored.
+        """
         found = self.find(tenant, name)
         if found is None:
             why = "it may have been deleted, or made room for later ones"
@@ -147,7 +158,7 @@ class ResponseStore:
         return found
 
     def remove(self, tenant: str, name: str) -> bool:
-        """Take a response out; False if it is not there."""
+        """Remove a response; return False if it is not there."""
         shelf = self._tenants.get(tenant)
         if shelf is None or name not in shelf.responses:
             return False
@@ -163,7 +174,7 @@ class ResponseStore:
         shelf.bytes += sign * response.size
 
     def _drop_old(self) -> None:
-        """Take out what is too old; a tenant's responses lie in the order of their ages."""
+        """Remove expired responses; each tenant's are in the order of their age."""
         now = self._clock()
         for tenant, shelf in list(self._tenants.items()):
             while shelf.responses:
@@ -174,19 +185,19 @@ class ResponseStore:
 
 
 class _Shelf:
-    """One tenant's responses, the oldest first, each with the time until which it is kept."""
+    """One tenant's responses, oldest first, each with its time of expiry."""
 
     def __init__(self) -> None:
         self.responses: OrderedDict[str, tuple[float, StoredResponse]] = OrderedDict()
         self.bytes = 0
 
     def held(self, by_number: bool) -> int:
-        """How many responses, or their bytes."""
+        """Return the number of responses, or their bytes."""
         return len(self.responses) if by_number else self.bytes
 
 
 def _listed(items: Sequence[InputItem], response_id: str) -> list[dict[str, Any]]:
-    """Items as they are told again: each with an id of its own, its text in parts."""
+    """Return items as they are listed: each with a unique id, and its text in parts."""
     listed = []
     seen: set[str] = set()
     for index, item in enumerate(items):
@@ -203,10 +214,10 @@ def _listed(items: Sequence[InputItem], response_id: str) -> list[dict[str, Any]
 
 
 def page_of(response: StoredResponse, query: ItemsQuery) -> ItemList:
-    """The items that a response was made from, as the query wants them.
+    """Return the page of a response's input items that the query selects.
 
     Raises:
-        RequestError: there is no item of the id ``after``.
+        RequestError: no item has the id ``after``.
     """
     items: list[dict[str, Any]] = msgspec.json.decode(response.items)
     if query.order == "desc":

@@ -1,4 +1,4 @@
-"""Tools of the Responses API: functions, functions in namespaces, and a search that nobody runs."""
+"""Tools of the Responses API: functions, also in namespaces, and web search, which is not run."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, NamedTuple, TypeAlias
@@ -34,7 +34,7 @@ class ResponseFunction(Strict, frozen=True, kw_only=True, tag_field="type", tag=
 
 
 class ResponseNamespace(Strict, frozen=True, kw_only=True, tag_field="type", tag="namespace"):
-    """Functions of one name before theirs; the model calls them `namespace.name`."""
+    """Functions that share a name prefix; the model calls them `namespace.name`."""
 
     name: ToolName
     tools: Annotated[list[ResponseFunction], Meta(max_length=MAX_TOOLS)]
@@ -49,7 +49,7 @@ class ResponseSearch(
     tag="web_search",
     omit_defaults=True,
 ):
-    """Taken, because agents send it with all they ask, and not used: the model is not told of it."""
+    """Web search, which agents send with every request; accepted, but hidden from the model."""
 
     external_web_access: bool | None = None
     search_context_size: str | None = None
@@ -61,7 +61,7 @@ ResponseTool: TypeAlias = ResponseFunction | ResponseNamespace | ResponseSearch
 
 
 class Offered(NamedTuple):
-    """A function as clients know it, and as the model does."""
+    """A function by its names for clients and for the model."""
 
     namespace: str | None
     function: ResponseFunction
@@ -69,17 +69,21 @@ class Offered(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As the model knows it."""
+        """The name by which the model calls the function."""
         return full_name(self.namespace, self.function.name)
 
 
 def full_name(namespace: str | None, name: str) -> str:
-    """A function's name as the model knows it."""
+    """Return the name by which the model calls a function."""
     return name if namespace is None else f"{namespace}.{name}"
 
 
 def offered(tools: Sequence[ResponseTool] | None) -> Iterator[Offered]:
-    """All functions. Raises RequestError for a name that is too long with its namespace."""
+    """Yield all functions.
+
+    Raises:
+        RequestError: a name is too long with its namespace.
+    """
     for index, tool in enumerate(tools or ()):
         if isinstance(tool, ResponseFunction):
             yield Offered(None, tool, f"tools[{index}]")
@@ -95,7 +99,7 @@ def offered(tools: Sequence[ResponseTool] | None) -> Iterator[Offered]:
 
 
 def model_tools(tools: Sequence[ResponseTool] | None) -> tuple[Tool, ...]:
-    """The functions as the model is told of them. Raises RequestError as :func:`offered`."""
+    """Return the functions in the form for the model. Raises as :func:`offered`."""
     return tuple(
         Tool(
             name=one.name,

@@ -1,4 +1,4 @@
-"""What ``/tokenize`` and ``/detokenize`` answer, field by field."""
+"""Answers of ``/tokenize`` and ``/detokenize``, field by field."""
 
 from typing import TypedDict
 

@@ -18,14 +18,14 @@ from galley.text.tokenizer import CERTAINLY_LONG
 from galley.tools.conversation import Conversation
 
 LEAST_TOKENS: Final = 64 * 1024
-"""What is tokenised and made text with any model; with a longer context, as much as that holds."""
+"""Tokens accepted for any model; a model with a longer context accepts as many as that holds."""
 
 
 def routes(models: Registry) -> list[Operation]:
-    """The routes, answered by ``models``."""
+    """Return the routes, served by ``models``."""
 
     async def tokenize(request: Request) -> Response:
-        """The token ids of a prompt, or of messages as the chat template writes them."""
+        """Tokenize a prompt, or messages as the chat template renders them."""
         asked, caller, served = await admit_unqueued(models, request, TokenizeRequest)
         backend = served.backend()
         tokens = await _tokens(backend, backend.text.of(caller.share), asked)
@@ -37,7 +37,7 @@ def routes(models: Registry) -> list[Operation]:
         return Json(answer)
 
     async def detokenize(request: Request) -> Response:
-        """The text of token ids, special tokens included."""
+        """Detokenize token ids, including special tokens."""
         asked, caller, served = await admit_unqueued(models, request, DetokenizeRequest)
         backend = served.backend()
         _check_ids(asked.tokens, backend)
@@ -66,7 +66,11 @@ def routes(models: Registry) -> list[Operation]:
 
 
 async def _tokens(backend: Backend, text: TextWork, asked: TokenizeRequest) -> list[int]:
-    """Raises RequestError if there is not exactly one thing to tokenise, or it is too large."""
+    """Return the token ids of a request's prompt or messages.
+
+    Raises:
+        RequestError: not exactly one of them is given, or it is too large.
+    """
     if (asked.prompt is None) == (asked.messages is None):
         raise RequestError("give either prompt or messages", param="prompt")
     if asked.prompt is not None:
@@ -95,7 +99,10 @@ def _most_tokens(backend: Backend) -> int:
 
 
 def _check_chars(texts: list[str], backend: Backend, param: str) -> None:
-    """By the characters alone: counting the tokens of too long a text is the work to be avoided."""
+    """Raise RequestError for texts that are certainly too long.
+
+    Only characters are counted: tokenizing texts that are too long is the work to avoid.
+    """
     most, count = CERTAINLY_LONG * _most_tokens(backend), sum(map(len, texts))
     if count > most:
         raise RequestError(

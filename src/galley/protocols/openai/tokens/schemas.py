@@ -1,4 +1,4 @@
-"""What ``/tokenize`` and ``/detokenize`` take, field by field."""
+"""Requests of ``/tokenize`` and ``/detokenize``, field by field."""
 
 from typing import Annotated
 
