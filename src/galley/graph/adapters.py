@@ -1,4 +1,4 @@
-"""Makes room in a program for LoRA adapters (arXiv:2106.09685): each row has its own, or none."""
+"""Add LoRA adapters (arXiv:2106.09685) to a program: each row has its own adapter, or none."""
 
 import dataclasses
 
@@ -6,12 +6,12 @@ from galley.graph.program import Op, Program
 
 
 def with_adapters(program: Program) -> Program:
-    """A ``lora`` behind each linear layer but the output layer.
+    """Add a ``lora`` op after each linear layer except the output layer.
 
-    Adapters' products take the layer's input as it is, also where that is rounded for the layer itself.
+    Adapters multiply the unrounded input of the layer, even if it is rounded for the layer itself.
 
     Args:
-        program: as traced, of a text model.
+        program: the traced program of a text model.
     """
     fresh = program.new_buffer()
     renamed: dict[int, int] = {}
@@ -19,7 +19,7 @@ def with_adapters(program: Program) -> Program:
     adapted: list[str] = []
     for op in program.ops:
         if op.name == "select_rows":
-            break  # what follows makes logits
+            break  # the ops from here on compute logits
         op = op.reading(renamed)
         ops.append(op)
         if op.name == "linear":

@@ -1,4 +1,4 @@
-"""A program as an SVG picture: a box for each op, top to bottom, a line for each buffer that is read."""
+"""Draw a program as an SVG: a box for each op, top to bottom, and a line for each buffer that is read."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ _GAP: Final = (24, 26)
 
 
 class Box(NamedTuple):
-    """Where an op is drawn: its upper left corner."""
+    """The place of an op in the picture: its upper left corner."""
 
     op: Op
     x: int
@@ -20,9 +20,9 @@ class Box(NamedTuple):
 
 
 def draw_svg(program: Program) -> str:
-    """One row of boxes for each step of the longest way from the tokens to the logits.
+    """Draw one row of boxes for each step of the longest path from the tokens to the logits.
 
-    Views are no boxes: lines lead from the buffer itself to those who read its part.
+    Views have no boxes: lines lead from the buffer itself to the ops that read a part of it.
     """
     sources = _sources(program)
     boxes = _placed(program, sources)
@@ -50,7 +50,7 @@ def _drawn(program: Program) -> Iterable[Op]:
 
 
 def _sources(program: Program) -> dict[int, int]:
-    """Buffer -> first output of the op that computes it, through any views."""
+    """Return a mapping from each buffer to the first output of the op that computes it, through views."""
     sources: dict[int, int] = {}
     for op in program.ops:
         source = sources[op.inputs[0]] if op.signature.view else op.outputs[0]
@@ -59,7 +59,7 @@ def _sources(program: Program) -> dict[int, int]:
 
 
 def _placed(program: Program, sources: Mapping[int, int]) -> dict[int, Box]:
-    """First output of an op -> its box: below all it reads, beside its peers."""
+    """Return a mapping from an op's first output to its box, below the ops that it reads."""
     levels: dict[int, int] = {}
     rows: dict[int, list[Op]] = defaultdict(list)
     for op in _drawn(program):
@@ -93,7 +93,7 @@ def _box(box: Box) -> str:
 
 
 def _line(above: Box, below: Box) -> str:
-    """Straight down to the next row; in a bow around boxes to one further below."""
+    """Draw a straight line down to the next row, or a curve around boxes to a row further below."""
     x1, y1 = above.x + _BOX[0] // 2, above.y + _BOX[1]
     x2, y2 = below.x + _BOX[0] // 2, below.y
     near = y2 - y1 <= _GAP[1]
@@ -105,7 +105,7 @@ def _line(above: Box, below: Box) -> str:
 
 
 def _short_weights(op: Op) -> str:
-    """``model.layers.3.self_attn.q_proj.weight`` and its neighbours as ``3: q_proj, k_proj``."""
+    """Shorten ``model.layers.3.self_attn.q_proj.weight`` and others to ``layer 3: q_proj, k_proj``."""
     if op.signature.routed:
         layer = next((part for part in op.weights["gate"][0].split(".") if part.isdigit()), "")
         return f"layer {layer}: {op.attrs['per_token']} of {len(op.weights['gate'])}"
@@ -117,7 +117,7 @@ def _short_weights(op: Op) -> str:
 
 
 def _details(op: Op) -> str:
-    """What the pointer shows."""
+    """Return the text of the tooltip."""
     weights = []
     for role, names in op.weights.items():
         if op.signature.apart:

@@ -1,11 +1,11 @@
-"""Where buffers lie in one shared piece of memory: two may share bytes if they never live together."""
+"""Plan the places of buffers in one arena: two may share bytes if their lifetimes do not overlap."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 _REPAIRS: Final = 24
-"""How often an order is tried again."""
+"""Number of times that an order is tried and repaired."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,16 +19,16 @@ class Lifetime:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``offsets[i]`` is where buffer i begins; ``size`` is that of the whole arena."""
+    """The offset of each buffer i, ``offsets[i]``, and the ``size`` of the whole arena, in bytes."""
 
     offsets: tuple[int, ...]
     size: int
 
 
 def plan_arena(lifetimes: Sequence[Lifetime]) -> Plan:
-    """First fit in one of a few good orders; what sticks out at the end is placed earlier the next time.
+    """Place buffers by first fit in a few good orders; move those at the end of the arena forward.
 
-    For the models tested that reaches the least size, mostly at the second try.
+    For the models tested, this reaches the least possible size, mostly at the second try.
     """
     orders = (
         lambda i: (-lifetimes[i].size, lifetimes[i].first),
@@ -45,13 +45,13 @@ def plan_arena(lifetimes: Sequence[Lifetime]) -> Plan:
             plans.append(plan)
             out = [i for i in order if plan.offsets[i] + lifetimes[i].size == plan.size]
             for i in out:
-                # Half the way: those placed first take turns otherwise, and the orders repeat.
+                # Move half the way: otherwise, the first places alternate and the orders repeat.
                 order.insert(order.index(i) // 2, order.pop(order.index(i)))
     return min(plans, key=lambda plan: plan.size)
 
 
 def least_arena(lifetimes: Sequence[Lifetime]) -> int:
-    """No plan can be smaller: the most bytes that live at the same time."""
+    """Return the most bytes that are live at the same time; no plan can be smaller."""
     steps = {lifetime.first for lifetime in lifetimes}
     return max(
         (sum(x.size for x in lifetimes if x.first <= step <= x.last) for step in steps), default=0

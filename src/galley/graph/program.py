@@ -1,4 +1,4 @@
-"""A model as data: a flat list of ops over ragged ``[rows, width]`` buffers.
+"""A model as data: a flat list of ops on ragged ``[rows, width]`` buffers.
 
 The row count (tokens, or frames of audio) is the only dynamic size. Buffers are numbered in the order
 they are written (each is written once); weights are named as in the checkpoint.
@@ -25,8 +25,8 @@ class Op:
         inputs: buffers read.
         outputs: buffers written.
         widths: columns of each output.
-        weights: role -> checkpoint tensors, e.g. ``{"weight": ("lm_head.weight",)}``; a linear layer
-            may have several, its outputs are theirs one after another.
+        weights: role -> checkpoint tensors, e.g. ``{"weight": ("lm_head.weight",)}``; a linear layer may
+            have several, whose outputs are concatenated.
         attrs: static numbers and tuples.
     """
 
@@ -62,28 +62,31 @@ class Op:
         return width
 
     def tensor(self, role: str) -> str:
-        """The only checkpoint tensor in ``role``."""
+        """Return the only checkpoint tensor in ``role``."""
         (name,) = self.weights[role]
         return name
 
     def for_a_row(self, whole: int) -> int:
-        """How much one row needs of what all tensors of a role take: those of its experts."""
+        """Return the part of ``whole``, an amount for all tensors of a role, that one row needs.
+
+        For an op with experts, that is the part of the experts that a row is routed to.
+        """
         if not self.signature.routed:
             return whole
         return whole * int(self.attrs["per_token"]) // len(self.weights["gate"])
 
     def reading(self, names: Mapping[int, int]) -> Self:
-        """This op with other inputs: ``names`` maps old buffers to new ones, where they differ."""
+        """Return this op with other inputs: ``names`` maps old buffers to new ones if they differ."""
         return dataclasses.replace(self, inputs=tuple(names.get(b, b) for b in self.inputs))
 
 
 def first_seen(position: int, window: int, *, chunked: bool) -> int:
-    """The first token that attention at a position sees, of those up to its own.
+    """Return the first token that attention at a position sees, among those up to its own.
 
     Args:
-        position: from 0 on.
-        window: 0 for all, or how many it sees.
-        chunked: it sees those from the last multiple of ``window`` on, instead (Llama 4).
+        position: the position, counted from 0.
+        window: number of tokens that it sees, or 0 for all.
+        chunked: it sees the tokens from the last multiple of ``window`` on, instead (Llama 4).
     """
     if not window:
         return 0
@@ -92,12 +95,12 @@ def first_seen(position: int, window: int, *, chunked: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """What a layer keeps per token and KV head: a key, ``key_dim`` wide, and a value, ``value_dim``.
+    """The cache of a layer per token and KV head: a key, ``key_dim`` wide, and a value, ``value_dim``.
 
     Attributes:
-        window: of how many of the latest tokens; 0 keeps all.
-        chunked: of the tokens from the last multiple of ``window`` on, instead.
-        shared: values are the first columns of keys, and kept nowhere else.
+        window: number of the latest tokens that are kept; 0 keeps all.
+        chunked: the tokens from the last multiple of ``window`` on are kept, instead.
+        shared: values are the first columns of keys, and not stored separately.
     """
 
     kv_heads: int
@@ -109,7 +112,11 @@ class KVLayout:
 
     @property
     def stretches(self) -> tuple[int, ...]:
-        """Columns of a key that integers round together: all, or those that are the value, made even."""
+        """The numbers of consecutive columns of a key that share a scale in an integer cache.
+
+        They are all columns, or with ``shared`` the value's columns, rounded up to an even number, and then
+        the others, if any.
+        """
         first = (
             min(self.key_dim, self.value_dim + self.value_dim % 2) if self.shared else self.key_dim
         )
@@ -117,13 +124,13 @@ class KVLayout:
 
     @property
     def elements(self) -> int:
-        """Of one token, over all KV heads."""
+        """The number of elements of one token, over all KV heads."""
         return self.kv_heads * (self.key_dim + (0 if self.shared else self.value_dim))
 
 
 @dataclass(frozen=True, slots=True)
 class StateLayout:
-    """What a recurrent layer keeps for a sequence, however long that is: [rows, width] of float32."""
+    """A recurrent layer's state of a sequence, whatever its length: [rows, width] of float32."""
 
     rows: int
     width: int
@@ -131,12 +138,12 @@ class StateLayout:
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """Layers that keep the same tokens, so that they share one block table for each sequence.
+    """Layers that keep the same tokens and so share one block table for each sequence.
 
     Attributes:
         layers: indices into ``Program.kv``.
-        window: how many of the latest tokens the layers retain; 0 retains all.
-        chunked: they retain those from the last multiple of ``window`` on, instead.
+        window: number of the latest tokens that the layers retain; 0 retains all.
+        chunked: the tokens from the last multiple of ``window`` on are retained, instead.
     """
 
     layers: tuple[int, ...] = ()
@@ -144,7 +151,7 @@ class KVGroup:
     chunked: bool = False
 
     def first_block(self, tokens: int) -> int:
-        """The first block that a row behind so many tokens can see."""
+        """Return the first block that a row after ``tokens`` tokens can see."""
         return first_seen(tokens, self.window, chunked=self.chunked) // BLOCK_TOKENS
 
 
@@ -152,26 +159,27 @@ class KVGroup:
 class Program:
     """A traced model. The last op's output is the logits, ``[wanted rows, vocab_size]``.
 
-    Of a model of embeddings that is what its vectors are made of, instead: ``vocab_size`` columns for each
-    wanted row. It has no cache; its sequences are whole texts.
+    For an embedding model, the last output is instead the rows that its vectors are computed from, with
+    ``vocab_size`` columns for each wanted row. Such a model has no cache; its sequences are whole texts.
 
-    An encoder ends in ``cross_kv`` instead: the encoder output lies in the KV cache. An aligner ends
-    in ``cross_weights``: it is a decoder that says where it looks.
+    An encoder ends in ``cross_kv`` instead: its output is in the KV cache. An aligner ends in
+    ``cross_weights``: it is a decoder that returns cross-attention weights.
 
     Attributes:
-        ops: in order of execution.
-        kv: what each layer of the cache holds, indexed by the ``layer`` attribute of the ops that use it.
-        shapes: checkpoint tensor name -> the shape it has there. That of a convolution's kernel has three
-            dimensions, [n, c, size]; ``linear`` takes it as the matrix [n, c * size].
+        ops: the ops, in order of execution.
+        kv: layouts of the KV layers, indexed by the ``layer`` attribute of the ops that use them.
+        shapes: checkpoint tensor name -> its shape in the checkpoint. A convolution's kernel has three
+            dimensions, [n, c, size]; ``linear`` uses it as the matrix [n, c * size].
         vocab_size: columns of the logits; 0 for an encoder and an aligner.
-        max_positions: the longest context the model was made for, in tokens; for an encoder the longest
-            input, in frames.
-        states: what each recurrent layer keeps for a sequence, indexed by the ``state`` attribute of the
-            ops that use it.
-        encoder: what a speech model runs once over an encoder input, for its sequences to attend to.
-        aligner: a speech model's decoder up to the last head that follows the speech, for the weights of
-            these heads.
-        kinds: matrix name -> how an executor keeps it; empty until that is decided (:meth:`with_kinds`).
+        max_positions: the longest context that the model was made for, in tokens; for an encoder the
+            longest input, in frames.
+        states: layouts of the recurrent layers' states, indexed by the ``state`` attribute of the ops that
+            use them.
+        encoder: the program that a speech model runs once on an encoder input, for its sequences to attend
+            to.
+        aligner: a speech model's decoder up to the last alignment head, which computes the attention
+            weights of these heads.
+        kinds: matrix name -> weight type that an executor keeps it as; empty until :meth:`with_kinds`.
         adapted: the matrices whose products ``lora`` ops add to, in the order of their numbers.
     """
 
@@ -187,12 +195,12 @@ class Program:
     adapted: tuple[str, ...] = ()
 
     def take_weights(self, weights: Weights, *, folder: str) -> Weights:
-        """The tensors that this program and its encoder use, kernels of convolutions as matrices.
+        """Return the tensors that this program and its encoder use, with convolution kernels as matrices.
 
-        Their shapes are checked, their values not read.
+        Their shapes are checked; their values are not read.
 
         Raises:
-            CheckpointError: for the first one that is missing or of another shape.
+            CheckpointError: a tensor is missing or has another shape; the first such tensor is named.
         """
         for name, shape in self.all_shapes.items():
             if name not in weights:
@@ -213,7 +221,7 @@ class Program:
 
     @property
     def matrices(self) -> frozenset[str]:
-        """Tensors of this program and its encoder that executors pack; all others they keep as they are."""
+        """Tensors of this program and its encoder that executors pack; the others stay as they are."""
         programs = (self,) if self.encoder is None else (self, self.encoder)
         return frozenset(
             name
@@ -224,7 +232,7 @@ class Program:
         )
 
     def with_kinds(self, kinds: Kinds) -> Self:
-        """The same program, its encoder and its aligner too, with its matrices kept as ``kinds``."""
+        """Return the same program, encoder and aligner with ``kinds`` as the types of the matrices."""
         encoder, aligner = (
             None if program is None else program.with_kinds(kinds)
             for program in (self.encoder, self.aligner)
@@ -243,14 +251,14 @@ class Program:
         )
 
     def kind_of(self, op: Op) -> WeightKind:
-        """Of the matrix that ``op`` packs; all tensors of a merged one are of one kind."""
+        """Return the type of the matrix that ``op`` packs; tensors of a merged matrix have one type."""
         return self.kinds[op.weights["weight"][0]]
 
     @property
     def kv_groups(self) -> tuple[KVGroup, ...]:
-        """The layers by what they retain, in groups of one size: a block of any group takes one page.
+        """The layers by the tokens that they retain, in groups of one size, so a block takes one page.
 
-        A kind of layers that is larger than the smallest kind makes several groups.
+        If more layers retain the same tokens than the smallest such set has, they form several groups.
         """
         kinds: dict[tuple[int, bool], list[int]] = {}
         for layer, kv in enumerate(self.kv):
@@ -264,17 +272,17 @@ class Program:
 
     @property
     def token_ids(self) -> int:
-        """How many there are: rows of the embedding."""
+        """The number of token ids, which is the number of rows of the embedding."""
         [table] = {op.tensor("weight") for op in self.ops if op.name == "embed"}
         return self.shapes[table][0]
 
     @property
     def aligned_heads(self) -> int:
-        """Of an aligner: how many heads' weights it gives."""
+        """The number of heads whose weights an aligner returns."""
         return sum(len(op.attrs["chosen"]) for op in self.ops if op.name == "cross_weights")
 
     def rows_of(self, frames: int) -> int:
-        """Of an encoder: how many rows its ``cross_kv`` ops keep of an input of ``frames``."""
+        """Return the number of rows that an encoder's ``cross_kv`` ops keep of ``frames`` frames."""
         for op in self.ops:
             if op.name == "im2col":
                 frames = -(-frames // op.attrs["stride"])
@@ -282,21 +290,21 @@ class Program:
 
     @property
     def max_rows(self) -> int:
-        """Of an encoder: the same of the longest input."""
+        """The number of rows that an encoder's ``cross_kv`` ops keep of the longest input."""
         return self.rows_of(self.max_positions)
 
     @property
     def given_width(self) -> int:
-        """Of an encoder: columns of the rows that it gives to its caller; 0 if it gives none."""
+        """The columns of the rows that an encoder returns to its caller; 0 if it returns none."""
         return next((op.attrs["columns"] for op in self.ops if op.name == "encoder_rows"), 0)
 
     @property
     def mels(self) -> int:
-        """Of an encoder: values in a frame."""
+        """The number of values in a frame of an encoder input."""
         return self.ops[0].width
 
     def readers(self) -> dict[int, list[int]]:
-        """Buffer -> indices of the ops that read it, ascending; none for a buffer nobody reads."""
+        """Return a mapping from each buffer to the ascending indices of the ops that read it, if any."""
         readers: dict[int, list[int]] = {b: [] for op in self.ops for b in op.outputs}
         for i, op in enumerate(self.ops):
             for b in dict.fromkeys(op.inputs):
@@ -304,15 +312,15 @@ class Program:
         return readers
 
     def widths(self) -> dict[int, int]:
-        """Buffer -> columns."""
+        """Return a mapping from each buffer to its number of columns."""
         return {b: w for op in self.ops for b, w in zip(op.outputs, op.widths, strict=True)}
 
     def new_buffer(self) -> int:
-        """A number from which on no buffer is in use."""
+        """Return a buffer number that, like all larger numbers, is not in use."""
         return 1 + max(b for op in self.ops for b in op.outputs)
 
     def with_ops(self, ops: Iterable[Op]) -> Self:
-        """The same model computed by other ops; buffers are numbered anew."""
+        """Return the same model computed by other ops; buffers are renumbered."""
         numbers: dict[int, int] = {}
         renumbered = []
         for op in ops:
@@ -325,7 +333,7 @@ class Program:
         return dataclasses.replace(self, ops=tuple(renumbered))
 
     def operations(self) -> tuple[int, int]:
-        """Of linear layers, for each row and for each wanted row; a product and its addition are two."""
+        """Return the linear layers' operations per row and per wanted row; a multiply-add counts as two."""
         rows = wanted = 0
         selected = False
         for op in self.ops:
@@ -336,10 +344,10 @@ class Program:
         return rows, wanted
 
     def products(self, op: Op) -> int:
-        """Of linear layers: elements of their matrices; of experts, those of all."""
+        """Return the number of matrix elements of a linear layer, or of all experts; 0 for other ops."""
         roles = op.signature.matrices if op.signature.multiplies else ()
         return sum(math.prod(self.shapes[name]) for role in roles for name in op.weights[role])
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
-        """Bytes of keys and values over all layers for one token."""
+        """Return the bytes of one token's keys and values over all layers."""
         return sum(kv.elements for kv in self.kv) * element_bytes

@@ -1,4 +1,4 @@
-"""Makes visible what happens to the inputs of linear layers that do not stay float32."""
+"""Make the rounding of linear-layer inputs explicit, as ops of the program."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,12 +8,12 @@ from galley.graph.program import Op, Program
 
 
 class RowLayout(NamedTuple):
-    """What a row of activations becomes for matrices of one kind and group.
+    """The layout of a row of rounded activations for matrices of one weight type and group.
 
     Attributes:
-        inputs: "bfloat16", or "int8", whose groups of columns have a scale and a sum in each row.
-        kind: name of the matrices' kind; it decides how far a row is padded.
-        group: of an integer kind, columns of weights that share a scale; 0 means all columns.
+        inputs: "bfloat16", or "int8" with a scale and a sum for each group of columns of a row.
+        kind: name of the matrices' weight type; it determines the padding of a row.
+        group: for an integer type, the columns of weights that share a scale; 0 means all columns.
     """
 
     inputs: str
@@ -22,15 +22,15 @@ class RowLayout(NamedTuple):
 
 
 def quantize_inputs(program: Program, activations: Mapping[str, str]) -> Program:
-    """A ``quantize_input`` in front of linear layers whose inputs do not stay float32.
+    """Add a ``quantize_input`` before linear layers whose inputs do not stay float32.
 
-    ``experts`` round theirs themselves, and are told to what. Layers share the rounded rows if they read
-    the same buffer and their matrices want the same layout.
-    Where any input is rounded, ``encoder_attention`` is no longer exact either.
+    Ops such as ``experts`` that round their inputs themselves get the types as an attribute. Layers share
+    the rounded rows if they read the same buffer and their matrices need the same layout. If any input is
+    rounded, ``encoder_attention`` is not exact either.
 
     Args:
-        program: with the kinds of its matrices.
-        activations: kind name of a matrix -> what its inputs become: "float32" (they stay as they are),
+        program: the program, with the weight types of its matrices.
+        activations: name of a weight type -> type that inputs are rounded to: "float32" (not rounded),
             "bfloat16" or "int8".
     """
     ops: list[Op] = []

@@ -1,24 +1,24 @@
-"""The op table: what each op computes, reads and is told, and what passes and executors must know of it.
+"""The op table: the computation, inputs and attributes of each op, and its properties for passes.
 
-Models are described in these, and every executor implements all of them:
+Models are described with these ops:
 
 ==============  ================================================================================
 embed           token ids -> rows of ``weight`` [vocab, width]
 linear          x [T, k] @ ``weight`` [n, k]^T (+ ``bias`` [n])
 rms_norm        x * rsqrt(mean(x^2) + eps) * (``weight`` + ``offset``), over each group of
                 ``head_dim`` columns (all columns when head_dim is the width); arXiv:1910.07467.
-                Without ``weight``, which some have not, the last factor is 1
+                Without ``weight``, which is optional, the last factor is 1
 rope            rotates pairs of each head's first 2 * len(inv_freq) columns by position *
                 inv_freq, times ``scale``; the others stay; arXiv:2104.09864. A pair is a column
-                of their first half and that of the second, or neighbours if ``adjacent``
+                of their first half and one of the second, or adjacent columns if ``adjacent``
 attention       q, k, v -> causal attention over the paged KV of ``layer``, written first;
                 softmax(q k^T * scale) v; ``window`` > 0 limits keys to the last ``window``, or if
-                ``chunked`` to those from the last multiple of it on (Llama 4).
-                ``cap`` > 0 makes each score s = q k^T * scale cap * tanh(s / cap); arXiv:2408.00118.
-                q has heads * ``key_dim`` columns, the result heads * ``value_dim``. ``sinks`` has for each
-                head a score that takes part in the softmax and belongs to no value; arXiv:2309.17453
-grow            x * (1 + ``factor`` * log(1 + floor((position + 1) / ``interval``))): queries that
-                grow with the context, in arXiv:2501.19399's way as Llama 4 has it
+                ``chunked`` to those from the last multiple of it on (Llama 4). ``cap`` > 0 replaces each
+                score s = q k^T * scale by cap * tanh(s / cap); arXiv:2408.00118. q has
+                heads * ``key_dim`` columns, the result heads * ``value_dim``. ``sinks`` has a score for
+                each head that is part of the softmax but has no value; arXiv:2309.17453
+grow            x * (1 + ``factor`` * log(1 + floor((position + 1) / ``interval``))): queries are
+                scaled with the context length, as in arXiv:2501.19399 and Llama 4
 silu_mul        silu(a) * b
 gelu_tanh       gelu(x) by its tanh approximation; arXiv:1606.08415
 gelu            gelu(x): x * normal distribution function of x, by erf; arXiv:1606.08415
@@ -26,64 +26,64 @@ gelu_tanh_mul   gelu(a) * b, gelu by its tanh approximation
 gelu_mul        gelu(a) * b, gelu by erf
 sigmoid_mul     sigmoid(a) * b
 layer_norm      (x - mean) * rsqrt(variance + eps) * ``weight`` (+ ``bias``), mean and variance of
-                each group of ``head_dim`` columns, which have weights of their own;
+                each group of ``head_dim`` columns; each group has its own weights;
                 arXiv:1607.06450
 add             a + b
 scale           x * ``factor``
 soft_cap        cap * tanh(x / ``cap``)
-columns         the columns of x from ``start`` on: a view, nothing moves
-head_columns    of each head of x, ``stride`` columns wide, the ``size`` columns from ``start`` on
-select_rows     keeps the rows whose logits are wanted
+columns         the columns of x from ``start`` on: a view without a copy
+head_columns    the ``size`` columns from ``start`` on of each head of x, which has ``stride`` columns
+select_rows     keeps the rows whose logits are requested
 lora            y, x -> y + the low-rank products of the adapter of the row's sequence, if it has one, with
                 x: for each of ``modules`` (number of a linear layer in ``Program.adapted``, first column,
                 columns) scale * b (a x) is added to these columns of y; arXiv:2106.09685
 ==============  ================================================================================
 
-Mixtures of experts (arXiv:1701.06538) have these, too:
+Mixtures of experts (arXiv:1701.06538) also have these:
 
 ==============  ================================================================================
-route           the logits of a router, one for each expert -> the ``per_token`` experts of the
-                greatest scores (the lower number of equals), greatest first, then their weights.
-                ``scores`` are the "softmax" or "sigmoid" of the logits. What is compared is the
-                score plus the expert's ``bias``, if there is one; what weighs is the score, divided
-                by the sum of those chosen if it is to ``normalize``, times ``factor``. Of ``groups``
-                of experts of one size, only ``kept_groups`` are looked at: those with the greatest
-                sums of their ``group_best`` greatest; arXiv:2412.19437
+route           the logits of a router, one for each expert -> the ``per_token`` experts with the
+                greatest scores (the lower number if equal), greatest first, then their weights.
+                ``scores`` are the "softmax" or "sigmoid" of the logits. Experts are compared by the
+                score plus the expert's ``bias``, if there is one; the weight is the score, divided
+                by the sum of the chosen scores if ``normalize`` is set, times ``factor``. Of
+                ``groups`` of experts of equal size, only ``kept_groups`` are considered: those with
+                the greatest sums of their ``group_best`` greatest scores; arXiv:2412.19437
 experts         x, routes -> the weighted sum, in the order of the choices, of
-                silu(x ``gate``^T) * (x ``up``^T) ``down``^T. Each role lists one matrix an expert. An
-                expert's weights are read once for all rows that chose it, those of others never.
-                ``limit`` > 0 makes of gate's and up's products g and u, g at most ``limit`` and u
-                within it, g * sigmoid(``alpha`` * g) * (u + 1); arXiv:2508.10925. With
-                ``scaled_inputs`` a choice's weight scales the x that its expert reads, and the sum
-                is a plain one; such experts have no biases
+                silu(x ``gate``^T) * (x ``up``^T) ``down``^T. Each role lists one matrix per expert. An
+                expert's weights are read once for all rows that chose it, or never if none did.
+                With ``limit`` > 0, the products g of gate (clamped to at most ``limit``) and u of up
+                (clamped to +-``limit``) give g * sigmoid(``alpha`` * g) * (u + 1); arXiv:2508.10925.
+                With ``scaled_inputs`` a choice's weight scales the x that its expert reads, and the
+                sum is unweighted; such experts have no biases
 sigmoid_scale   x * sigmoid(b), b [T, 1]
 ==============  ================================================================================
 
-Latent attention (arXiv:2405.04434) has these, too:
+Latent attention (arXiv:2405.04434) also has these:
 
 ==============  ================================================================================
-head_linear     of each head of x its columns @ the head's own matrix^T; ``weight`` lists them
-join_heads      a, b -> of each of ``heads`` its columns of a, ``size`` of them, then those of b
+head_linear     the columns of each head of x @ the head's own matrix^T; ``weight`` lists the matrices
+join_heads      a, b -> for each of ``heads``, its ``size`` columns of a, then its columns of b
 ==============  ================================================================================
 
-Recurrent layers have these, too. Each keeps, for each sequence, a ``state`` of fixed size (its place in
-``Program.states``), float32, which begins with zeros and takes in one token after another. ``heads`` of
-the last two share each of ``groups`` of keys and queries evenly; rows of theirs have ``key_dim`` columns in
-each group, those of v and of the result ``value_dim`` in each head:
+Recurrent layers also have these. Each keeps a float32 state of fixed size for each sequence (``state`` is
+its index in ``Program.states``), which starts as zeros and is updated by one token after another. In the
+last two, the ``heads`` are divided evenly among ``groups`` of keys and queries. Keys and queries have
+``key_dim`` columns in each group; v and the result have ``value_dim`` columns in each head:
 
 ==============  ================================================================================
 causal_conv     silu of each column's sum of its last ``size`` rows times its row of ``weight``
                 [width, 1, size], the newest times the last column, plus ``bias``
-ssm             x, b, c, dt -> of each head y = S^T c + ``skip`` * x, with the step
+ssm             x, b, c, dt -> for each head y = S^T c + ``skip`` * x, with the step
                 t = softplus(dt + ``dt_bias``) and the state S [key_dim, value_dim],
                 S <- exp(-exp(``a_log``) * t) * S + b (t * x)^T; Mamba-2, arXiv:2405.21060
-delta_rule      q, k, v, a, b -> of each head S^T q, where the state S [key_dim, value_dim] is first
+delta_rule      q, k, v, a, b -> for each head S^T q, where the state S [key_dim, value_dim] is first
                 S <- exp(-exp(``a_log``) * softplus(a + ``dt_bias``)) * S, and then
                 S <- S + k (sigmoid(b) * (v - S^T k))^T; gated delta rule, arXiv:2412.06464
 ==============  ================================================================================
 
-Models of speech and of embeddings have these, too. An encoder input is one stretch of audio, or a text of
-which a step has all tokens; its rows are consecutive, and ops that look beyond a row stay within it:
+Speech and embedding models also have these. An encoder input is one stretch of audio, or a text all of
+whose tokens are in the step; its rows are consecutive, and ops that read other rows stay within it:
 
 ================  ==============================================================================
 features          the encoder inputs' log-mel frames, one row each
@@ -93,28 +93,29 @@ im2col            x [T, c] -> [ceil(T / stride), c * size] for each input: row r
                   as ``weight``, ``linear`` on it is that convolution
 embed_positions   positions in the encoder input, or of the tokens in their sequence -> rows of ``weight``
                   [positions, width], in which row ``first`` is that of position 0
-embed_types       types of the tokens (in a pair of texts 0 or 1) -> rows of ``weight`` [types, width]
-encoder_attention  q, k, v -> softmax(q k^T * scale) v over rows of the encoder input: from ``before`` rows
-                  before a row's own to ``after`` behind it; -1 is all there are
-encoder_rows      x -> no output; the executor's result: the encoder's rows, for another model
-cross_kv          k, v -> into the paged KV of ``layer``, by the encoder output's block table; nothing else
+embed_types       types of the tokens (0 or 1 in a pair of texts) -> rows of ``weight`` [types, width]
+encoder_attention  q, k, v -> softmax(q k^T * scale) v over rows of the encoder input, from ``before`` rows
+                  before a row to ``after`` rows after it; -1 means all
+encoder_rows      x -> no output; the rows are part of the executor's result, for another model
+cross_kv          k, v -> no output; they are written to the paged KV of ``layer``, by the encoder output's
+                  block table
 cross_attention   q -> softmax(q k^T * scale) v over the whole encoder output of the sequence, as
                   cross_kv left it in ``layer``
-cross_weights     q -> the weights softmax(q k^T * scale) that cross_attention would give to the encoder's
-                  rows, of the heads ``chosen``; no output: they are the executor's result, there heads
-                  ``first``, ``first`` + 1, ...
+cross_weights     q -> no output; the weights softmax(q k^T * scale) of cross_attention for the encoder's
+                  rows, of the heads ``chosen``, are part of the executor's result, as heads ``first``,
+                  ``first`` + 1, ...
 ================  ==============================================================================
 
-``graph/quantize_inputs.py`` and ``graph/passes/`` make these, for executors that run them:
+``graph/quantize_inputs.py`` and ``graph/passes/`` create these, for executors that run them:
 
 ==================  ============================================================================
-quantize_input      x in the ``layout`` (:class:`galley.graph.quantize_inputs.RowLayout`) that the linear
-                    layers which read it want: rounded to bfloat16, or to int8 group by group
+quantize_input      x in the ``layout`` (:class:`galley.graph.quantize_inputs.RowLayout`) of the linear
+                    layers that read it: rounded to bfloat16, or to int8 group by group
 add_rms_norm        a + b -> (sum, rms_norm(sum))
 add_layer_norm      a + b -> (sum, layer_norm(sum))
-rope_attention      q, k, v -> (rope(q), attention(rope(q), rope(k), v)); the turned keys go straight
-                    into the cache
-``OP_quantize``     an op of the table that ``quantizes`` and ``quantize_input`` of its last output
+rope_attention      q, k, v -> (rope(q), attention(rope(q), rope(k), v)); the rotated keys are written
+                    directly to the cache
+``OP_quantize``     an op of the table with ``quantizes``, followed by ``quantize_input`` of its last output
 ==================  ============================================================================
 """
 
@@ -129,29 +130,30 @@ class Signature:
     """An op's line in the table.
 
     Attributes:
-        inputs: how many buffers it reads.
-        outputs: how many buffers it writes.
+        inputs: number of buffers that it reads.
+        outputs: number of buffers that it writes.
         weights: roles of tensors that it needs.
         optional: roles of tensors that it may have.
         attrs: names of its attributes.
-        matrices: the roles whose tensors executors pack, in the kind that is planned for each.
-        arguments: what the native executor's step of this op is told, in order: roles, attributes,
-            "width" (of the first output), "layout" (of the last output), "input_layout" or "cache" (of
-            experts on disk). Buffers follow.
-        per_row: a row of its outputs depends on the same row of its inputs alone, not on its position.
-        in_place: its output may lie where an input of the same size lies that nobody needs afterwards:
-            the op is done with a row's inputs, or with each of their elements, before it writes there.
-        view: it names a part of its input; nothing is computed.
+        matrices: the roles whose tensors executors pack, each as its planned weight type.
+        arguments: arguments of the native executor's step of this op, in order: roles, attributes, "width"
+            (of the first output), "layout" (of the last output), "input_layout", "cache" (of experts on
+            disk) or "work". Buffers follow.
+        per_row: a row of its outputs depends only on the same row of its inputs, not on its position.
+        in_place: its output may overwrite an input of the same size that is not needed afterwards: the op
+            has read a row's inputs, or each of their elements, before it writes there.
+        view: its output is a part of its input; nothing is computed.
         reads_a_row: computing a row reads one row of its weights, not all of them.
         multiplies: each weight is multiplied and added once for each row.
-        apart: a role's matrices are packed by themselves, not as one.
-        routed: a role lists a matrix for each of several experts; a row
-            reads and multiplies ``per_token`` of them.
-        rounds: it rounds its inputs itself, to what its attribute ``inputs`` says by the kind of a matrix.
-        works: it is told where it has working memory (:func:`galley.ops.lowering.work_bytes`).
+        apart: the matrices of a role are packed separately, not as one.
+        routed: a role lists a matrix for each of several experts; a row reads and multiplies
+            ``per_token`` of them.
+        rounds: it rounds its inputs itself; its attribute ``inputs`` has the type for each weight type.
+        works: it needs working memory, whose place is an argument
+            (:func:`galley.ops.lowering.work_bytes`).
         quantizes: it can quantize its last output itself, as ``<op>_quantize``.
-        base: of ``<op>_quantize``, the op.
-        colour: of its box in the picture.
+        base: the original op of ``<op>_quantize``.
+        colour: colour of its box in the picture.
     """
 
     inputs: int
@@ -205,7 +207,7 @@ _PURPLE: Final = "#e3d3f5"
 
 
 def _elementwise(inputs: int, *attrs: str) -> Signature:
-    """Of an op that makes each element of its output of the same element of its inputs."""
+    """Return the signature of an op whose output elements depend on the same elements of its inputs."""
     return Signature(
         inputs,
         attrs=attrs,
@@ -424,4 +426,4 @@ SIGNATURES: Final[Mapping[str, Signature]] = {
         if op.quantizes
     },
 }
-"""Name of an op -> its line in the table."""
+"""Name of an op -> its signature."""

@@ -1,4 +1,4 @@
-"""Traces a model's plain-Python description into a :class:`Program`, once, at load."""
+"""Trace a model's plain-Python description into a :class:`Program`, once, at load."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ class Buffer:
 
 
 class ExpertNames(NamedTuple):
-    """Of one expert: ``gate`` and ``up`` [width, hidden], ``down`` [hidden, width]; or their biases."""
+    """An expert's tensors: ``gate`` and ``up`` [width, hidden], ``down`` [hidden, width]; or the biases."""
 
     gate: str
     up: str
@@ -54,27 +54,27 @@ class Tracer:
         return (name,)
 
     def embed(self, weight: str, *, vocab: int, width: int) -> Buffer:
-        """Token ids of the batch -> their rows."""
+        """Look up the embedding rows of the batch's token ids."""
         return self._emit("embed", (), width, {"weight": self._weight(weight, vocab, width)})
 
     def embed_positions(self, weight: str, *, positions: int, width: int, first: int = 0) -> Buffer:
-        """Positions in a sequence or encoder input -> rows ``first`` to ``positions - 1``."""
+        """Look up positions in a sequence or encoder input; position 0 has row ``first``."""
         weights = {"weight": self._weight(weight, positions, width)}
         return self._emit("embed_positions", (), width, weights, first=first)
 
     def embed_types(self, weight: str, *, types: int, width: int) -> Buffer:
-        """Types of the batch's tokens -> their rows."""
+        """Look up the embedding rows of the types of the batch's tokens."""
         weights = {"weight": self._weight(weight, types, width)}
         return self._emit("embed_types", (), width, weights)
 
     def features(self, mels: int) -> Buffer:
-        """The frames of the encoder inputs. First op of an encoder."""
+        """Read the frames of the encoder inputs. This is the first op of an encoder."""
         return self._emit("features", (), mels)
 
     def conv1d(
         self, x: Buffer, weight: str, width: int, *, bias: str, size: int, stride: int = 1
     ) -> Buffer:
-        """A convolution over each encoder input's rows, padded with zeros to ceil(rows / stride) rows."""
+        """Convolve the rows of each encoder input, zero-padded, to ceil(rows / stride) rows."""
         assert size % 2 == 1
         around = self._emit(
             "im2col", (x,), x.width * size, channels=x.width, size=size, stride=stride
@@ -86,7 +86,7 @@ class Tracer:
         return self._emit("linear", (around,), width, weights)
 
     def linear(self, x: Buffer, weight: str, width: int, *, bias: str | None = None) -> Buffer:
-        """``bias`` is a tensor name or None."""
+        """Multiply by a matrix; ``bias`` is a tensor name or None."""
         weights = {"weight": self._weight(weight, width, x.width)}
         if bias is not None:
             weights["bias"] = self._weight(bias, width)
@@ -101,7 +101,7 @@ class Tracer:
         head_dim: int | None = None,
         offset: float = 0.0,
     ) -> Buffer:
-        """Over the whole row, or each head if ``head_dim`` is given; ``offset`` is added to the weight."""
+        """Normalize the row, or each head if ``head_dim`` is given; the weight gets ``offset`` added."""
         group = head_dim or x.width
         weights = {} if weight is None else {"weight": self._weight(weight, group)}
         attrs = {"eps": eps, "head_dim": group, "offset": offset}
@@ -110,9 +110,9 @@ class Tracer:
     def layer_norm(
         self, x: Buffer, name: str, *, eps: float, bias: bool = True, head_dim: int | None = None
     ) -> Buffer:
-        """Over the whole row, or each head if ``head_dim`` is given.
+        """Normalize the whole row, or each head if ``head_dim`` is given.
 
-        ``name`` has a ``.weight``, and a ``.bias`` if there is a ``bias``; those of heads are
+        ``name`` has a ``.weight``, and a ``.bias`` if ``bias`` is set; for heads, their shape is
         [heads, head_dim].
         """
         shape = (x.width,) if head_dim is None else (x.width // head_dim, head_dim)
@@ -129,16 +129,16 @@ class Tracer:
         scale: float,
         adjacent: bool = False,
     ) -> Buffer:
-        """``inv_freq``: radians per position, for the pairs of columns that turn; at most head_dim / 2.
+        """Rotate pairs of columns, by ``inv_freq`` radians per position; at most head_dim / 2 pairs.
 
-        ``adjacent``: a pair is two neighbours, not one of each half.
+        With ``adjacent``, a pair is two adjacent columns, instead of one column of each half.
         """
         assert 0 < 2 * len(inv_freq) <= head_dim
         attrs = {"inv_freq": inv_freq, "scale": scale, "adjacent": adjacent}
         return self._emit("rope", (x,), x.width, head_dim=head_dim, **attrs)
 
     def grow(self, x: Buffer, *, interval: int, factor: float) -> Buffer:
-        """Scales a row at position p by 1 + factor * log(1 + floor((p + 1) / interval))."""
+        """Scale a row at position p by 1 + factor * log(1 + floor((p + 1) / interval))."""
         return self._emit("grow", (x,), x.width, interval=interval, factor=factor)
 
     def attention(
@@ -154,11 +154,12 @@ class Tracer:
         cap: float = 0.0,
         sinks: str | None = None,
     ) -> Buffer:
-        """Adds a KV layer. ``window`` 0 means the whole context, ``cap`` 0 scores as they are.
+        """Attend to the context, in a new KV layer.
 
-        A head of q and of k has ``key_dim`` columns; v has as many heads as k, of any width. Where k has
-        one head and v is what :meth:`columns` gives of its beginning, the cache keeps them once.
-        ``sinks`` is the name of a tensor [heads], or None.
+        ``window`` 0 means the whole context, ``cap`` 0 means uncapped scores. A head of q and of k has
+        ``key_dim`` columns; v has as many heads as k, of any width. If k has one head and v is its first
+        columns, taken by :meth:`columns`, the cache stores them only once. ``sinks`` is the name of a
+        tensor [heads], or None.
         """
         layer, kv = len(self.kv), _kv_layout(k, v, key_dim)
         shared = kv.kv_heads == 1 and self._begins(v, k)
@@ -170,7 +171,7 @@ class Tracer:
         return self._emit("attention", (q, k, v), width, weights, **attrs)
 
     def _begins(self, part: Buffer, x: Buffer) -> bool:
-        """Whether ``part`` shows columns of x from its first on."""
+        """Return whether ``part`` is a view of the first columns of x."""
         writer = next(op for op in reversed(self.ops) if part.id in op.outputs)
         return writer.name == "columns" and writer.inputs == (x.id,) and not writer.attrs["start"]
 
@@ -185,23 +186,26 @@ class Tracer:
         before: int = -1,
         after: int = -1,
     ) -> Buffer:
-        """Each row of an encoder input sees so many before and after it; -1: all.
+        """Attend to rows of the same encoder input, up to ``before`` and ``after`` a row; -1 means all.
 
-        Widths as in :meth:`attention`.
+        Widths are as in :meth:`attention`.
         """
         width, heads = _heads(q, _kv_layout(k, v, key_dim))
         attrs = {**heads, "scale": scale, "before": before, "after": after, "exact": True}
         return self._emit("encoder_attention", (q, k, v), width, **attrs)
 
     def cross_kv(self, k: Buffer, v: Buffer, *, key_dim: int) -> None:
-        """Adds a KV layer, for the decoder's layer of that number. Widths as in :meth:`attention`."""
+        """Write a new KV layer, for the decoder layer of the same number.
+
+        Widths are as in :meth:`attention`.
+        """
         layer, kv = len(self.kv), _kv_layout(k, v, key_dim)
         self.kv.append(kv)
         attrs = {"layer": layer, **_widths(kv)}
         self.ops.append(Op("cross_kv", (k.id, v.id), (), (), {}, attrs))
 
     def cross_attention(self, q: Buffer, *, scale: float) -> Buffer:
-        """Over the encoder output, in the KV layer that the last :meth:`attention` added."""
+        """Attend to the encoder output, in the KV layer that the last :meth:`attention` added."""
         layer = len(self.kv) - 1
         width, heads = _heads(q, self.kv[layer])
         return self._emit("cross_attention", (q,), width, layer=layer, **heads, scale=scale)
@@ -209,30 +213,30 @@ class Tracer:
     def cross_weights(
         self, q: Buffer, chosen: tuple[int, ...], *, first: int, scale: float
     ) -> None:
-        """Where these heads of the layer look; ``first`` is the place of the first in the result."""
+        """Add the ``chosen`` heads' attention weights to the step's result, from head ``first`` on."""
         layer = len(self.kv) - 1
         _, heads = _heads(q, self.kv[layer])
         attrs = {"layer": layer, **heads, "scale": scale, "chosen": chosen, "first": first}
         self.ops.append(Op("cross_weights", (q.id,), (), (), {}, attrs))
 
     def encoder_rows(self, x: Buffer) -> None:
-        """An encoder's rows are wanted by the caller, too."""
+        """Add an encoder's rows to the step's result."""
         self.ops.append(Op("encoder_rows", (x.id,), (), (), {}, {"columns": x.width}))
 
     def gelu(self, x: Buffer) -> Buffer:
-        """Exact, not its tanh approximation."""
+        """Compute the exact GELU, not its tanh approximation."""
         return self._emit("gelu", (x,), x.width)
 
     def gelu_tanh(self, x: Buffer) -> Buffer:
-        """By its tanh approximation."""
+        """Compute the tanh approximation of GELU."""
         return self._emit("gelu_tanh", (x,), x.width)
 
     def silu_mul(self, a: Buffer, b: Buffer) -> Buffer:
-        """silu(a) * b."""
+        """Compute silu(a) * b."""
         return self._emit("silu_mul", (a, b), a.width)
 
     def gelu_tanh_mul(self, a: Buffer, b: Buffer) -> Buffer:
-        """gelu(a) * b, gelu by its tanh approximation."""
+        """Compute gelu(a) * b, with the tanh approximation of gelu."""
         return self._emit("gelu_tanh_mul", (a, b), a.width)
 
     def route(
@@ -248,7 +252,7 @@ class Tracer:
         kept_groups: int = 1,
         group_best: int = 1,
     ) -> Buffer:
-        """Which ``per_token`` experts each row goes to, and with which weights.
+        """Choose the ``per_token`` experts of each row, and their weights.
 
         ``bias`` is the name of a tensor [experts], or None.
         """
@@ -284,10 +288,10 @@ class Tracer:
         limit: float = 0.0,
         scaled_inputs: bool = False,
     ) -> Buffer:
-        """What the experts of ``routes`` make of x, ``width`` wide inside; ``names`` has each expert's.
+        """Apply the experts of ``routes`` to x; ``names`` has the tensors of each expert.
 
-        ``biases`` names vectors, none or each expert's; for ``alpha``, ``limit`` and ``scaled_inputs`` see
-        the op table.
+        The inner width of an expert is ``width``. ``biases`` names the bias vectors of each expert, or is
+        empty; for ``alpha``, ``limit`` and ``scaled_inputs`` see the op table.
         """
         assert not (biases and scaled_inputs)
         shapes = {"gate": (width, x.width), "up": (width, x.width), "down": (x.width, width)}
@@ -301,7 +305,10 @@ class Tracer:
         return self._emit("experts", (x, routes), x.width, weights, per_token=per_token, **attrs)
 
     def causal_conv(self, x: Buffer, weight: str, size: int, *, bias: str | None = None) -> Buffer:
-        """Adds a state. ``weight`` is a tensor [columns of x, 1, size]; ``bias`` a name or None."""
+        """Convolve each column with its last ``size`` rows, in a new state.
+
+        ``weight`` is a tensor [columns of x, 1, size]; ``bias`` is a name or None.
+        """
         weights = {"weight": self._weight(weight, x.width, 1, size)}
         if bias is not None:
             weights["bias"] = self._weight(bias, x.width)
@@ -311,7 +318,10 @@ class Tracer:
     def ssm(
         self, x: Buffer, b: Buffer, c: Buffer, dt: Buffer, name: str, *, groups: int = 1
     ) -> Buffer:
-        """Adds a state. dt has a column for each head; ``name`` owns ``A_log``, ``dt_bias`` and ``D``."""
+        """Run the Mamba-2 recurrence, in a new state.
+
+        dt has a column for each head; the tensors are ``A_log``, ``dt_bias`` and ``D`` under ``name``.
+        """
         assert b.width == c.width
         heads = dt.width
         weights = self._decay(name, heads) | {"skip": self._weight(f"{name}.D", heads)}
@@ -321,7 +331,10 @@ class Tracer:
     def delta_rule(
         self, q: Buffer, k: Buffer, v: Buffer, a: Buffer, b: Buffer, name: str, *, groups: int
     ) -> Buffer:
-        """Adds a state. a and b have a column for each head; ``name`` owns ``A_log`` and ``dt_bias``."""
+        """Run the gated delta rule, in a new state.
+
+        a and b have a column for each head; the tensors are ``A_log`` and ``dt_bias`` under ``name``.
+        """
         assert q.width == k.width
         assert a.width == b.width
         heads = a.width
@@ -345,58 +358,58 @@ class Tracer:
         return {"state": state, "heads": heads, "groups": groups}
 
     def sigmoid_mul(self, a: Buffer, b: Buffer) -> Buffer:
-        """sigmoid(a) * b."""
+        """Compute sigmoid(a) * b."""
         return self._emit("sigmoid_mul", (a, b), a.width)
 
     def sigmoid_scale(self, x: Buffer, gate: Buffer) -> Buffer:
-        """x * sigmoid(gate), where ``gate`` has one column."""
+        """Compute x * sigmoid(gate), where ``gate`` has one column."""
         assert gate.width == 1
         return self._emit("sigmoid_scale", (x, gate), x.width)
 
     def gelu_mul(self, a: Buffer, b: Buffer) -> Buffer:
-        """gelu(a) * b, gelu exact."""
+        """Compute gelu(a) * b, with the exact gelu."""
         return self._emit("gelu_mul", (a, b), a.width)
 
     def scale(self, x: Buffer, factor: float) -> Buffer:
-        """x * factor."""
+        """Compute x * factor."""
         return self._emit("scale", (x,), x.width, factor=factor)
 
     def soft_cap(self, x: Buffer, cap: float) -> Buffer:
-        """cap * tanh(x / cap)."""
+        """Compute cap * tanh(x / cap)."""
         return self._emit("soft_cap", (x,), x.width, cap=cap)
 
     def columns(self, x: Buffer, start: int, width: int) -> Buffer:
-        """Columns ``start`` to ``start + width`` of x."""
+        """Take columns ``start`` to ``start + width`` of x."""
         assert 0 <= start <= x.width - width
         return self._emit("columns", (x,), width, start=start)
 
     def head_columns(self, x: Buffer, start: int, size: int, stride: int) -> Buffer:
-        """Columns ``start`` to ``start + size`` of every head of x, ``stride`` columns each."""
+        """Take columns ``start`` to ``start + size`` of every head of x, which has ``stride`` columns."""
         assert 0 <= start <= stride - size
         assert x.width % stride == 0
         width = x.width // stride * size
         return self._emit("head_columns", (x,), width, start=start, size=size, stride=stride)
 
     def head_linear(self, x: Buffer, names: Sequence[str], width: int) -> Buffer:
-        """Each head of x times its own matrix [width, columns of a head of x], of these ``names``."""
+        """Multiply each head of x by a separate matrix [width, columns of a head]; ``names`` lists them."""
         assert x.width % len(names) == 0
         depth = x.width // len(names)
         weights = {"weight": tuple(self._weight(name, width, depth)[0] for name in names)}
         return self._emit("head_linear", (x,), len(names) * width, weights, inputs={})
 
     def join_heads(self, a: Buffer, b: Buffer, heads: int) -> Buffer:
-        """Of each head its columns of a, then those of b."""
+        """Concatenate a and b head by head: the columns of a, then those of b."""
         assert a.width % heads == b.width % heads == 0
         size = a.width // heads
         return self._emit("join_heads", (a, b), a.width + b.width, heads=heads, size=size)
 
     def add(self, a: Buffer, b: Buffer) -> Buffer:
-        """a + b."""
+        """Compute a + b."""
         assert a.width == b.width
         return self._emit("add", (a, b), a.width)
 
     def select_rows(self, x: Buffer) -> Buffer:
-        """Only the rows whose logits the batch wants."""
+        """Keep only the rows whose logits the batch requests."""
         return self._emit("select_rows", (x,), x.width)
 
 
@@ -412,7 +425,7 @@ def _widths(kv: KVLayout) -> dict[str, int]:
 
 
 def _heads(q: Buffer, kv: KVLayout) -> tuple[int, dict[str, int]]:
-    """Columns of the result of ``q`` attending to ``kv``, and the attributes of the op."""
+    """Return the columns of the result of ``q`` attending to ``kv``, and the attributes of the op."""
     heads = q.width // kv.key_dim
     assert q.width == heads * kv.key_dim
     assert heads % kv.kv_heads == 0
@@ -422,9 +435,9 @@ def _heads(q: Buffer, kv: KVLayout) -> tuple[int, dict[str, int]]:
 def trace(
     describe: Callable[[Tracer], Buffer], *, max_positions: int, encoder: Program | None = None
 ) -> Program:
-    """Run ``describe`` once; the buffer it returns holds the logits.
+    """Trace ``describe`` by running it once; the buffer that it returns holds the logits.
 
-    ``encoder`` is that of a speech model, whose ``cross_kv`` fill the layers that this program reads.
+    ``encoder`` is that of a speech model; its ``cross_kv`` ops fill the layers that this program reads.
     """
     tracer = Tracer()
     logits = describe(tracer)
@@ -443,7 +456,7 @@ def trace(
 
 
 def trace_effect(describe: Callable[[Tracer], None], *, max_positions: int) -> Program:
-    """Run ``describe`` once; what it does is what its last op leaves behind, an encoder or an aligner."""
+    """Trace an encoder or aligner by running ``describe`` once; its last op has an effect and no output."""
     tracer = Tracer()
     describe(tracer)
     assert not tracer.ops[-1].outputs

@@ -1,4 +1,4 @@
-"""Work that ends by itself while the engine serves: what is kept for the next start."""
+"""Short background work while the engine serves, such as writing files for the next start."""
 
 import threading
 from collections.abc import Callable
@@ -8,12 +8,12 @@ _NAME: Final = "galley-background"
 
 
 def start(work: Callable[[], None]) -> None:
-    """Do it on a thread of its own; the interpreter does not end before it is done."""
+    """Run ``work`` on a new thread; the interpreter does not exit before it is done."""
     threading.Thread(target=work, name=_NAME).start()
 
 
 def finish() -> None:
-    """Wait for all that was started in this process."""
+    """Wait for all background work that was started in this process."""
     for thread in threading.enumerate():
         if thread.name == _NAME:
             thread.join()

@@ -1,4 +1,4 @@
-"""Integers of a checkpoint that no native kernel multiplies as they are: said once, with the cost."""
+"""Log which integers of a checkpoint no native kernel multiplies as they are, once, with the cost."""
 
 import logging
 from typing import Final
@@ -13,11 +13,11 @@ log: Final = logging.getLogger("galley.weights")
 
 
 def log_converted(program: Program, weights: Weights) -> None:
-    """Say which integers of the checkpoint are kept as something else, and what that costs.
+    """Log which integer matrices of the checkpoint are converted to another type, and what that costs.
 
     Args:
-        program: with the kinds that its matrices are kept as.
-        weights: the checkpoint's.
+        program: the program, with the weight types that its matrices are kept as.
+        weights: the weights of the checkpoint.
     """
     converted: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for name, own in own_kinds(program, weights).items():
@@ -37,7 +37,7 @@ def log_converted(program: Program, weights: Weights) -> None:
 
 
 def integer_bytes(kind: WeightKind, outputs: int, depth: int) -> int:
-    """Bytes of a matrix of integers with its scales, zero points and minima, without padding."""
+    """Return the bytes of a matrix of integers with scales, zero points and minima, without padding."""
     groups = outputs * -(-depth // (kind.group or depth))
     floats = 2 if kind.minima else 1
     bits = 4 if kind.name == "int4" else 8

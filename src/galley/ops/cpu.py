@@ -1,4 +1,4 @@
-"""The native executor: a whole program in one call of ``galley._native``. No GIL, no torch."""
+"""The native executor: runs a whole program in one call into ``galley._native``, without GIL or torch."""
 
 import os
 import time
@@ -59,22 +59,22 @@ from galley.types import BLOCK_TOKENS
 from galley.types.model_info import StepCosts
 
 SCRATCH_BYTES: Final = 2 << 20
-"""A thread's own: inputs of a linear layer that are being rounded, scores of attention."""
+"""Per thread: for the linear-layer inputs that are being rounded, and for attention scores."""
 
 
 class CpuExecutor(SynchronousExecutor):
     """See :class:`galley.ops.executor.Executor`.
 
-    Between ops, rows are float32. A linear layer rounds its input to ``activations``: by itself bfloat16
-    for ``bf16`` weights (AMX, AVX-512) and int8, a row's groups of columns with a scale each, for ``int8``
-    and ``int4``. Keys and values are kept in ``kv_dtype``, int8 ones with one scale for each token and
-    head, int4 ones with a scale and a least value, keys after division by factors of their columns
-    (``ops/key_factors.py``). Keys that are the values, too, have these for the columns that
-    are and for the others.
+    Between ops, rows are float32. A linear layer rounds its input to ``activations``: by default to
+    bfloat16 for ``bf16`` weights (AMX, AVX-512), and to int8, with a scale per row and group of columns,
+    for ``int8`` and ``int4``. Keys and values are kept in ``kv_dtype``: int8 with one scale for each token
+    and head, int4 with a scale and a minimum, where keys are first divided by factors of their columns
+    (``ops/key_factors.py``). If some columns of the keys are also the values, these columns and the others
+    each have their own scale (and minimum).
     """
 
     cost: Cost
-    """Of the program as it runs, after the passes."""
+    """Cost of the program as it runs, after the passes."""
 
     def __init__(self, program: Program, weights: Weights, options: ExecutorOptions) -> None:
         plan = _Plan.of(program, weights, options)
@@ -155,7 +155,7 @@ class CpuExecutor(SynchronousExecutor):
 
     @property
     def isa(self) -> str:
-        """Which set of kernels runs."""
+        """The instruction set of the kernels that run."""
         return self._runtime.isa
 
     def step_costs(self) -> StepCosts:
@@ -174,15 +174,15 @@ class CpuExecutor(SynchronousExecutor):
         return ExpertCounts() if cache is None else ExpertCounts(cache.bytes, *cache.counts())
 
     def kv_bytes_per_block(self) -> int:
-        """A page for each layer of a KV group, padding included."""
+        """Return the bytes of a page for each layer of a KV group, including padding."""
         return self._runtime.kv_bytes_per_block()
 
     def bytes_per_state(self) -> int:
-        """Over all recurrent layers, padding included."""
+        """Return the bytes of state over all recurrent layers, including padding."""
         return self._runtime.bytes_per_state()
 
     def allocate_kv(self, blocks: int, states: int = 0) -> None:
-        """Zeroed, so pages are only touched when they are used."""
+        """Allocate zeroed memory, whose pages are only touched when they are used."""
         self._runtime.allocate_kv(blocks, states)
 
     def pack_adapter(self, adapter: AdapterWeights) -> object:
@@ -206,7 +206,7 @@ class CpuExecutor(SynchronousExecutor):
 
         Raises:
             ValueError: the batch contradicts itself or names blocks that do not exist.
-            DamagedWeights: the packed weights are not what was written to disk.
+            DamagedWeights: the packed weights differ from those written to disk.
         """
         if self._check is not None:
             self._check.raise_if_damaged()
@@ -271,14 +271,14 @@ class CpuExecutor(SynchronousExecutor):
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """All that is decided before a weight is read.
+    """Everything that is decided before a weight is read.
 
     Attributes:
         isa: instruction set of the kernels.
-        program: with the kinds of its matrices, as traced.
-        activations: what the inputs of most linear layers become.
-        kinds: of the matrices, for people.
-        decoder, encoder, aligner: as they run.
+        program: the traced program, with the weight types of its matrices.
+        activations: type that the inputs of most linear layers are rounded to.
+        kinds: weight types of the matrices, as text for people.
+        decoder, encoder, aligner: the programs as they run.
     """
 
     isa: str
@@ -291,7 +291,12 @@ class _Plan:
 
     @classmethod
     def of(cls, program: Program, weights: Weights, options: ExecutorOptions) -> Self:
-        """Raises SettingsError or UnsupportedModel where the executor cannot run the program so."""
+        """Plan how to run the program.
+
+        Raises:
+            SettingsError: the executor does not support the options.
+            UnsupportedModel: there is no kernel for a matrix.
+        """
         if options.device != "cpu":
             raise SettingsError(
                 f"device is {options.device!r}, but executor 'cpu' runs on 'cpu' alone"
@@ -318,7 +323,7 @@ class _Plan:
 
     @property
     def programs(self) -> list[Program]:
-        """All that there are, as they run."""
+        """The decoder, and the encoder and aligner if there are any, as they run."""
         return [
             one.program for one in (self.decoder, self.encoder, self.aligner) if one is not None
         ]
@@ -327,7 +332,7 @@ class _Plan:
 def _matrices(
     plan: _Plan, weights: Weights, options: ExecutorOptions
 ) -> tuple[Matrices, WeightCache | None]:
-    """What packs the model's matrices, or has them packed already, and the file where they are kept."""
+    """Return the model's packed matrices, and the cache in which they are kept on disk, or None."""
     experts, kinds = expert_matrices(plan.decoder.program), plan.program.kinds
     on_disk = experts if options.experts == "disk" else frozenset[Names]()
     cache = None
@@ -344,9 +349,10 @@ def _matrices(
 
 
 def _pages(program: Program) -> list[tuple[KVLayout, int, int]]:
-    """For each layer its KV group and the page of memory that it shares with a layer of each other group.
+    """Return each layer's layout, its KV group, and the page that it shares with layers of other groups.
 
-    Layers with other widths than their peer in the first group have pages of their own.
+    A layer shares its page with one layer of each other group. Layers whose widths differ from those of
+    their peer in the first group have separate pages.
     """
     places = {
         layer: (g, place)
@@ -363,7 +369,7 @@ def _pages(program: Program) -> list[tuple[KVLayout, int, int]]:
 
 
 def _joined(tables: Sequence[Table]) -> "tuple[array[int], array[int]]":
-    """All tables one after another, and where each begins."""
+    """Return all tables concatenated, and where each begins."""
     blocks, starts = array("q"), array("q", [0])
     for table in tables:
         blocks.extend(table)
@@ -374,10 +380,10 @@ def _joined(tables: Sequence[Table]) -> "tuple[array[int], array[int]]":
 def planned(
     program: Program, weights: Weights, options: ExecutorOptions, isa: str
 ) -> tuple[Program, Kinds, Mapping[str, str]]:
-    """The program with the kinds of its matrices, these, and what inputs become by kind.
+    """Return the program with its weight types, these types, and the input type for each of them.
 
     Raises:
-        SettingsError: the options do not go together; see :mod:`galley.ops.kinds`.
+        SettingsError: the options are not compatible; see :mod:`galley.ops.kinds`.
     """
     own = {
         n: k for n, k in own_kinds(program, weights).items() if has_kernel(k) or not k.is_integer
@@ -388,22 +394,22 @@ def planned(
 
 
 def kv_bytes_per_token(program: Program, kv_dtype: str) -> int:
-    """Bytes of keys and values of one token, over all layers, padding included."""
+    """Return the bytes of one token's keys and values over all layers, including padding."""
     return sum(kv_bytes_of_layer(kv, kv_dtype) for kv in program.kv)
 
 
 def kv_bytes_of_layer(kv: KVLayout, kv_dtype: str) -> int:
-    """Bytes of one token's keys and values in one layer, padding included."""
+    """Return the bytes of one token's keys and values in one layer, including padding."""
     return _layer_block_bytes(kv, kv_dtype) // BLOCK_TOKENS
 
 
 def state_bytes(program: Program) -> int:
-    """What :meth:`CpuExecutor.bytes_per_state` will say: rows of whole vectors of sixteen floats."""
+    """Return what :meth:`CpuExecutor.bytes_per_state` will: rows are whole vectors of sixteen floats."""
     return sum(64 * state.rows * -(-state.width // 16) for state in program.states)
 
 
 def kv_bytes_per_block(program: Program, kv_dtype: str) -> int:
-    """What :meth:`CpuExecutor.kv_bytes_per_block` will say: a page for each layer of a KV group."""
+    """Return what :meth:`CpuExecutor.kv_bytes_per_block` will: a page for each layer of a KV group."""
     pages = {page: _layer_block_bytes(kv, kv_dtype) for kv, _, page in _pages(program)}
     return sum(pages.values())
 
@@ -413,16 +419,16 @@ def _layer_block_bytes(kv: KVLayout, kv_dtype: str) -> int:
 
 
 _PackedFactors: TypeAlias = tuple[int, _native.Packed, _native.Packed, float]
-"""Number of a module, its two factors and their scale."""
+"""The number of a module, its two factors and their scale."""
 
 
 def adapter_kind(quantize: str) -> WeightKind:
-    """What adapters' factors are kept as: the weights' own type, if they are floats, or bfloat16."""
+    """Return the type of adapters' factors: that of the weights if they are floats, else bfloat16."""
     return rounded_kind(quantize if quantize in ("float32", "f16") else "bf16", 0)
 
 
 def adapter_bytes(program: Program, options: ExecutorOptions) -> int:
-    """Bytes of one adapter of the highest rank that adds to all modules, padding included."""
+    """Return the bytes of an adapter of the highest rank on all modules, including padding."""
     kind, rank = adapter_kind(options.quantize), options.adapter_rank
     shapes = [program.shapes[name] for name in program.adapted]
     return sum(packed_bytes(kind, rank, k) + packed_bytes(kind, n, rank) for n, k in shapes)
@@ -431,13 +437,13 @@ def adapter_bytes(program: Program, options: ExecutorOptions) -> int:
 def planned_step_costs(
     program: Program, kinds: Kinds, *, kv_dtype: str, disable_pass: Collection[str] = ()
 ) -> StepCosts:
-    """What :meth:`CpuExecutor.step_costs` will say, before any weight is read.
+    """Return what :meth:`CpuExecutor.step_costs` will, before any weight is read.
 
     Args:
-        program: as traced.
-        kinds: of its matrices; see :func:`galley.ops.kinds.plan_kinds`.
-        kv_dtype: of keys and values in the cache: "float32", "bfloat16", "int8" or "int4".
-        disable_pass: names of passes that are left out.
+        program: the traced program.
+        kinds: weight types of its matrices; see :func:`galley.ops.kinds.plan_kinds`.
+        kv_dtype: type of keys and values in the cache: "float32", "bfloat16", "int8" or "int4".
+        disable_pass: names of passes that are skipped.
     """
     runs = run_passes(program.with_kinds(kinds), disable_pass)
     row_operations, logit_operations = runs.operations()

@@ -1,12 +1,12 @@
-"""How a token is drawn from logits, specified in numpy; ``native/draws.cpp`` draws the same tokens, faster.
+"""Draw tokens from logits. This is the specification, in numpy; ``native/draws.cpp`` does the same faster.
 
-Probabilities are whole numbers. A logit x weighs ``2 ** ((x - greatest) * scale)`` in units of 2 ** -30,
-rounded down: single operations of float32, which every machine rounds alike. Sums of whole numbers are
-exact, so neither the order of summation nor instruction set nor threads change what a number falls on.
+Probabilities are integers. A logit x has the weight ``2 ** ((x - greatest) * scale)`` in units of 2 ** -30,
+rounded down, computed by single float32 operations, which every machine rounds alike. Sums of integers are
+exact, so the drawn token depends neither on the order of summation nor on the instruction set or threads.
 
-Noise is a counter-based function of (seed, position): Philox-4x64 (Salmon et al., SC 2011) keyed by the
-seed, with the token's absolute position as its counter. So the same seed gives the same text whatever
-the batch, the chunking, the cache or a restart did.
+Random numbers are a counter-based function of (seed, position): Philox-4x64 (Salmon et al., SC 2011) keyed
+by the seed, with the token's absolute position as its counter. So the same seed gives the same text
+regardless of batching, chunking, caching and restarts.
 """
 
 import math
@@ -19,10 +19,10 @@ import numpy.typing as npt
 from galley.ops.rows import Ids, Row
 
 NO_TOKEN: Final = -1
-"""Where the logits leave none to choose: NaN, infinite, or all of them excluded."""
+"""Stands for a token if the logits allow none: they are NaN or infinite, or all of them are excluded."""
 
 WEIGHT_BITS: Final = 30
-"""The greatest logit weighs ``2 ** WEIGHT_BITS``."""
+"""The greatest logit has the weight ``2 ** WEIGHT_BITS``."""
 
 SAMPLING_RECORD: Final = np.dtype(
     [("seed", "<u8"), ("scale", "<f8"), ("top_k", "<i8"), ("reach", "<f8"), ("top_p", "<f8")]
@@ -32,9 +32,9 @@ SAMPLING_RECORD: Final = np.dtype(
 greatest are dropped (min_p); ``top_p`` is the nucleus mass that is kept."""
 
 GREEDY: Final = bytes(SAMPLING_RECORD.itemsize)
-"""The record of whoever takes the greatest logit."""
+"""The record of greedy sampling: the greatest logit is chosen."""
 _STEEPEST: Final = 1e30
-"""Bound of ``scale``, so that it times 0 is 0."""
+"""Upper bound of ``scale``, so that ``scale * 0`` is 0."""
 
 _POWER: Final = tuple(
     np.float32(c)
@@ -48,16 +48,16 @@ _POWER: Final = tuple(
         1.0,
     )
 )
-"""``2 ** f`` for f in [-0.5, 0.5]: ``log(2) ** k / k!`` for k from 6 down to 0."""
+"""Coefficients of ``2 ** f`` for f in [-0.5, 0.5]: ``log(2) ** k / k!`` for k from 6 down to 0."""
 
 
 class Draws(NamedTuple):
-    """What to draw in one step.
+    """The draws of one step.
 
     Attributes:
-        rows: of the logits.
-        positions: of the tokens, absolute in their sequences.
-        records: the sampling records of all draws, joined (see :func:`sampling_record`).
+        rows: rows of the logits.
+        positions: absolute positions of the tokens in their sequences.
+        records: the sampling records of all draws, concatenated (see :func:`sampling_record`).
     """
 
     rows: Sequence[int]
@@ -68,7 +68,7 @@ class Draws(NamedTuple):
 def sampling_record(
     *, seed: int, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> bytes:
-    """The record of a request's parameters; see :class:`galley.types.SamplingParams` for their meaning."""
+    """Return the record of a request's parameters, explained in :class:`galley.types.SamplingParams`."""
     if not temperature:
         return GREEDY
     scale = np.float32(min(1 / (math.log(2) * temperature), _STEEPEST))
@@ -78,7 +78,7 @@ def sampling_record(
 
 
 def draw_all(logits: npt.NDArray[np.float32], draws: Draws) -> list[int]:
-    """A token, or NO_TOKEN, for each draw."""
+    """Return a token, or NO_TOKEN, for each draw."""
     records = np.frombuffer(draws.records, dtype=SAMPLING_RECORD)
     return [
         draw(logits[row], record, position)
@@ -87,7 +87,7 @@ def draw_all(logits: npt.NDArray[np.float32], draws: Draws) -> list[int]:
 
 
 def draw(row: Row, record: Any, position: int) -> int:
-    """The token at ``position`` by logits [vocab], or NO_TOKEN."""
+    """Draw the token at ``position`` from logits [vocab]; return NO_TOKEN if they allow none."""
     greatest = int(row.argmax())
     if not math.isfinite(row[greatest]):
         return NO_TOKEN
@@ -99,21 +99,21 @@ def draw(row: Row, record: Any, position: int) -> int:
 
 
 def noise(seed: int, position: int) -> int:
-    """64 random bits."""
+    """Return 64 random bits."""
     return int(np.random.Philox(key=seed, counter=position).random_raw())
 
 
 def candidates(row: Row, record: Any) -> tuple[Ids, Ids]:
-    """(ids, running sums of their weights) that min_p, top_k and top_p leave, applied in that order.
+    """Return (ids, running sums of their weights) after min_p, top_k and top_p, applied in that order.
 
-    transformers applies min_p last; here it sees the whole distribution. Best first, equals by id; in
-    vocabulary order if min_p alone decided.
+    transformers applies min_p last; here it is applied to the whole distribution. The best id is first,
+    and equal logits are in order of id; if only min_p applies, ids are in vocabulary order.
     """
     most, top_p = row.max(), float(record["top_p"])
     top_k = int(record["top_k"]) if record["top_k"] < len(row) else 0
     with np.errstate(over="ignore"):
         bar = np.float32(float(most) + float(record["reach"]))
-    # A token that is ruled out is none, however many may stay.
+    # An excluded token (-inf) is never a candidate, however many may stay.
     bar = max(bar, np.finfo(np.float32).min)
     ids = np.argsort(-row, kind="stable")
     ids = ids[row[ids] >= bar]
@@ -130,7 +130,7 @@ def candidates(row: Row, record: Any) -> tuple[Ids, Ids]:
 
 
 def weights(row: Row, most: np.float32, scale: float) -> Ids:
-    """What logits weigh beside ``most``, of which none is greater."""
+    """Return the integer weights of logits relative to ``most``, the greatest logit."""
     with np.errstate(over="ignore"):
         exponent = np.maximum((row - most) * np.float32(scale), np.float32(-WEIGHT_BITS - 1))
     whole = np.rint(exponent)

@@ -1,4 +1,4 @@
-"""What an executor is: it runs a Program over a ragged batch against a paged KV cache."""
+"""The executor interface: an executor runs a Program over a ragged batch with a paged KV cache."""
 
 import importlib
 import itertools
@@ -27,18 +27,18 @@ Ints = npt.NDArray[np.int64]
 Attention = npt.NDArray[np.float32]
 EncoderRows = npt.NDArray[np.float32]
 Integers: TypeAlias = "array[int] | Ints"
-"""64 bits each. In a decoding step a call of numpy would cost more than its work."""
+"""64-bit integers. In a decoding step, a numpy call would cost more than the work it does."""
 Table: TypeAlias = Integers
-"""KV blocks in order, perhaps more than are needed. The engine may change a table after the step."""
+"""KV blocks in order, possibly more than needed. The engine may change a table after the step."""
 
 
 @dataclass(frozen=True, slots=True)
 class CrossContext:
-    """The encoder outputs that a step's sequences attend to, one for each sequence, all encoded before.
+    """The encoder outputs that a step's sequences attend to, one per sequence, encoded earlier.
 
     Attributes:
-        tables: for each sequence the KV blocks of its encoder output.
-        rows: [sequences] how many rows each encoder output has.
+        tables: for each sequence, the KV blocks of its encoder output.
+        rows: [sequences] the number of rows of each encoder output.
     """
 
     tables: tuple[Table, ...]
@@ -52,7 +52,7 @@ class EncoderBatch:
     Attributes:
         features: [frames, mels] log-mel.
         starts: [inputs + 1].
-        tables: for each input the KV blocks for all rows that the encoder makes of it.
+        tables: for each input, the KV blocks for all rows that the encoder produces from it.
     """
 
     features: npt.NDArray[np.float32]
@@ -72,20 +72,20 @@ class Batch(msgspec.Struct, frozen=True):
         positions: [rows] absolute positions; consecutive within a sequence.
         starts: [sequences + 1].
         tables: block tables by KV group, then by sequence: entry ``g * sequences + s`` has the KV blocks of
-            positions 0 up to the last row of sequence s in the layers of group g. Blocks that have left a
-            sliding window are named by some other block.
-        wanted: [wanted] rows whose logits are wanted, ascending.
+            positions 0 up to the last row of sequence s in the layers of group g. Entries for blocks that
+            have left a sliding window hold the number of some other block.
+        wanted: [wanted] rows whose logits are needed, ascending.
         cross: what the decoder of a speech model attends to; None for a text model.
-        adapters: [sequences] the slot of each sequence's adapter, -1 for none; None: no sequence has one.
-        copies: (from, to): KV blocks to copy in every layer, before all else.
-        encode: encoder inputs of a speech model, which are encoded before the tokens are computed.
-        align: sequences of which a speech model's alignment heads are wanted instead of logits. Their
-            keys and values are written, but not in all layers.
-        types: [rows] of the tokens; None: all 0.
-        states: of a recurrent model, for each sequence the slot in which its state lies (-1: it begins,
-            with zeros), then by turns how many of its rows are done and the slot in which to leave the
-            state that it has then; the last of these is after all rows. A sequence may go on from a state
-            that one before it in the batch leaves. None: sequence s has slot s for its own.
+        adapters: [sequences] the slot of each sequence's adapter, -1 for none; None if no sequence has one.
+        copies: (from, to) pairs of KV blocks to copy in every layer, before anything else.
+        encode: encoder inputs of a speech model, encoded before the tokens are computed.
+        align: sequences for which the attention of a speech model's alignment heads is computed instead of
+            logits. Their keys and values are written, but not in all layers.
+        types: [rows] token types; None means all 0.
+        states: for a recurrent model, one table per sequence: the slot that holds its state (-1: it starts
+            from zeros), then alternately a number of processed rows and the slot in which to store the
+            state after them; the last pair is for all rows. A sequence may continue from a state that an
+            earlier sequence of the batch stores. None means that sequence s uses slot s.
     """
 
     tokens: Integers
@@ -111,7 +111,7 @@ class Batch(msgspec.Struct, frozen=True):
         assert self.states is None or len(self.states) == sequences
 
     def state_slots(self) -> tuple[Table, ...]:
-        """``states``, or what None stands for."""
+        """Return ``states``, or the tables that None stands for."""
         if self.states is not None:
             return self.states
         return tuple(
@@ -121,14 +121,14 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class ExpertMemory(NamedTuple):
-    """What experts that stay on disk take.
+    """The memory needed for experts that stay on disk.
 
     Attributes:
-        experts: how many there are, over all layers.
-        bytes: of all of them on disk.
-        slot: bytes in memory of any of them, as many as of the largest.
-        least: how many must be in memory at a time: those of a layer.
-        token: bytes of the experts that one token goes to, at most.
+        experts: number of experts, over all layers.
+        bytes: size of all of them on disk.
+        slot: bytes of memory reserved for one expert: the size of the largest.
+        least: number of experts that must be in memory at the same time: those of one layer.
+        token: most bytes of the experts that one token is routed to.
     """
 
     experts: int = 0
@@ -139,14 +139,14 @@ class ExpertMemory(NamedTuple):
 
     @property
     def least_bytes(self) -> int:
-        """Of those that must be in memory."""
+        """Bytes of the experts that must be in memory at the same time."""
         return self.least * self.slot
 
     def cache_bytes(self, wanted: int | None, left: int) -> int:
-        """Memory for them, in whole slots: as ``wanted``, else half of the ``left`` bytes.
+        """Return the bytes of memory for experts, in whole slots: ``wanted``, or half of ``left``.
 
         Raises:
-            SettingsError: the experts of a layer do not fit what is wanted.
+            SettingsError: the experts of a layer do not fit into ``wanted``.
         """
         if not self.experts:
             return 0
@@ -164,9 +164,9 @@ NO_EXPERTS: Final = ExpertMemory()
 
 
 class ExpertCounts(NamedTuple):
-    """Of experts on disk: ``bytes`` of memory for them; the others since the executor was made.
+    """Statistics of experts on disk: their ``bytes`` of memory, and counts since the executor was made.
 
-    A hit or miss is an expert that a step's rows chose in a layer, and that was in memory or was read.
+    An expert that a step's rows choose in a layer is a hit if it was in memory, and a miss if it was read.
     """
 
     bytes: int = 0
@@ -180,90 +180,91 @@ class ExpertCounts(NamedTuple):
 class Executor(Protocol):
     """Runs a program step by step, and keeps weights, keys, values and logits.
 
-    Rows are independent: what comes of a row has the same bits whatever else is in the batch.
+    Rows are independent: the result of a row has the same bits whatever else is in the batch.
     """
 
     @property
     def activations(self) -> str:
-        """What the inputs of linear layers are rounded to: "float32", "bfloat16", "float16" or "int8"."""
+        """The type that linear-layer inputs are rounded to: "float32", "bfloat16", "float16" or "int8"."""
         ...
 
     @property
     def forward_seconds(self) -> float:
-        """Seconds that steps have taken so far; the rest of a step is the engine's own."""
+        """Seconds that steps have taken so far, without the engine's own work."""
         ...
 
     @property
     def sample_seconds(self) -> float:
-        """Of :attr:`forward_seconds`, what was spent on choosing tokens from logits."""
+        """The part of :attr:`forward_seconds` that was spent on choosing tokens from logits."""
         ...
 
     @property
     def kv_groups(self) -> int:
-        """How many block tables a sequence has; see :class:`galley.graph.program.KVGroup`."""
+        """The number of block tables per sequence; see :class:`galley.graph.program.KVGroup`."""
         ...
 
     def step_costs(self) -> StepCosts:
-        """What a step reads and computes."""
+        """Return the number of bytes that a step reads and of operations that it computes."""
         ...
 
     def expert_counts(self) -> ExpertCounts:
-        """Of experts that stay on disk; zeros if they do not."""
+        """Return the statistics of experts that stay on disk; zeros if there are none."""
         ...
 
     def kv_bytes_per_block(self) -> int:
-        """Bytes of one KV block: BLOCK_TOKENS tokens or encoder rows in every layer of a KV group."""
+        """Return the bytes of a KV block: BLOCK_TOKENS tokens or encoder rows in each layer of a group."""
         ...
 
     def bytes_per_state(self) -> int:
-        """Bytes of what the recurrent layers keep for one sequence; 0 for a model without any."""
+        """Return the bytes of recurrent state of one sequence; 0 for a model without recurrent layers."""
         ...
 
     def allocate_kv(self, blocks: int, states: int = 0) -> None:
-        """Make room for ``blocks`` KV blocks and ``states`` states. Called once, before any step."""
+        """Allocate ``blocks`` KV blocks and ``states`` states. Called once, before any step."""
         ...
 
     def pack_adapter(self, adapter: AdapterWeights) -> object:
-        """A LoRA adapter as :meth:`set_adapter` takes it. Any thread may call it.
+        """Pack a LoRA adapter for :meth:`set_adapter`. May be called on any thread.
 
         Raises:
-            UnsupportedModel: a value is beyond the type in which adapters are kept.
+            UnsupportedModel: a value is out of range of the type in which adapters are stored.
         """
         ...
 
     def set_adapter(self, slot: int, packed: object | None) -> None:
-        """From now on sequences whose slot this is have the adapter; None frees its memory.
+        """Put the adapter into the slot, for all later steps; None frees the slot's memory.
 
-        Not while a step runs.
+        Must not be called while a step runs.
         """
         ...
 
     def submit(self, batch: Batch, sampling: SamplingBatch) -> "Submitted":
-        """Take a step: copy blocks, encode, align, compute the tokens' rows, and answer ``sampling``.
+        """Submit a step: copy blocks, encode, align, compute the tokens' rows, and do the ``sampling``.
 
-        It may run on after the call returns; steps run in the order in which they were submitted. Until
-        its results are collected, the caller leaves the arrays of ``batch`` and ``sampling`` alone.
+        The step may still run after the call returns; steps run in the order of submission. Until its
+        results are collected, the caller must not change the arrays of ``batch`` and ``sampling``.
 
-        In each layer all of the batch's keys and values are written before any are read: sequences may
-        share blocks that the batch itself fills. Logits leave the executor only if ``sampling`` says so.
+        In each layer, all of the batch's keys and values are written before any are read, so sequences
+        may share blocks that the batch itself fills. Logits leave the executor only if ``sampling``
+        requests them.
         """
         ...
 
     def collect(self, step: "Submitted") -> StepResult:
-        """Wait for a step's results. Each step is collected once, in the order of submission.
+        """Wait for a step and return its results. Each step is collected once, in submission order.
 
         Raises:
-            DamagedWeights: the packed weights are not what was written to disk.
+            DamagedWeights: the packed weights differ from those written to disk.
         """
         ...
 
 
 Submitted: TypeAlias = object
-"""A step that an executor has taken: what :meth:`Executor.submit` returns and ``collect`` takes."""
+"""A submitted step: :meth:`Executor.submit` returns it, and ``collect`` takes it."""
 
 
 class SynchronousExecutor(ABC):
-    """What executors have in common that compute a step within the call: nothing is left to wait for."""
+    """Base class of executors that complete a step within :meth:`submit`, so ``collect`` never waits."""
 
     @abstractmethod
     def execute(self, batch: Batch, sampling: SamplingBatch) -> StepResult:
@@ -280,7 +281,7 @@ class SynchronousExecutor(ABC):
 
 
 def execute(executor: Executor, batch: Batch, sampling: SamplingBatch) -> StepResult:
-    """Compute one step and wait for it."""
+    """Compute one step, wait for it and return its results."""
     return executor.collect(executor.submit(batch, sampling))
 
 
@@ -290,19 +291,19 @@ NO_TOKENS: Final = Batch(_NONE, _NONE, np.zeros(1, dtype=np.int64), (), _NONE)
 
 
 def forward(executor: Executor, batch: Batch) -> Logits:
-    """The logits [wanted, vocab] themselves, valid until the next step: for measuring and comparing."""
+    """Return the logits [wanted, vocab], valid until the next step, for measurements and comparisons."""
     logits = execute(executor, batch, SamplingBatch(keep_logits=True)).logits
     assert logits is not None
     return logits
 
 
 def encode(executor: Executor, inputs: EncoderBatch) -> None:
-    """Encode and nothing else: fills the inputs' KV blocks for later steps to attend to."""
+    """Encode the inputs and do nothing else: fill their KV blocks for later steps to attend to."""
     execute(executor, msgspec.structs.replace(NO_TOKENS, encode=inputs), SamplingBatch())
 
 
 def align(executor: Executor, batch: Batch) -> Attention:
-    """Where the alignment heads look, [rows, heads, encoder rows], zeros beyond a sequence's own rows."""
+    """Return the alignment heads' attention [rows, heads, encoder rows], zero past a sequence's rows."""
     attention = execute(
         executor, msgspec.structs.replace(NO_TOKENS, align=batch), SamplingBatch()
     ).attention
@@ -312,28 +313,27 @@ def align(executor: Executor, batch: Batch) -> Attention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorOptions:
-    """How to run a program.
+    """The options with which an executor runs a program.
 
     Attributes:
         dtype: "float32" or "bfloat16"; the reference executor computes in it.
-        quantize: what dense matrices become: "float32", "bf16", "f16", "int8" or
-            "int4". Matrices that are
-            integers in the checkpoint stay as they are.
-        kinds: tensor name -> as ``quantize``, for dense matrices that become something else.
-        kv_dtype: of keys and values in the cache: "float32", "bfloat16", "int8" or "int4".
-        device: where to run.
-        threads: to compute with.
-        activations: what the inputs of linear layers become: "float32", "bfloat16", "int8", or "auto" for
-            what is fastest with such weights.
-        disable_pass: names of passes over the program (``graph/passes/``) that are left out.
-        weight_cache: whose weights these are, to keep them on disk as the executor packs them; None keeps
-            nothing.
-        adapters: slots for LoRA adapters in memory; the program has ``lora`` ops if there are any.
+        quantize: weight type that dense matrices are converted to: "float32", "bf16", "f16", "int8" or
+            "int4". Matrices that are integers in the checkpoint stay as they are.
+        kinds: tensor name -> weight type, for dense matrices that are not converted to ``quantize``.
+        kv_dtype: type of keys and values in the cache: "float32", "bfloat16", "int8" or "int4".
+        device: the device to run on.
+        threads: number of compute threads.
+        activations: type that the inputs of linear layers are rounded to: "float32", "bfloat16", "int8", or
+            "auto" for the fastest type with such weights.
+        disable_pass: names of passes over the program (``graph/passes/``) that are skipped.
+        weight_cache: the checkpoint of these weights, so that the packed weights can be kept on disk; None
+            keeps nothing.
+        adapters: number of slots for LoRA adapters in memory; if above 0, the program has ``lora`` ops.
         adapter_rank: the highest rank of an adapter.
-        experts: "memory", or "disk": experts are read from the file of packed weights when they are chosen.
-        expert_cache_bytes: memory for experts on disk; at least those of a layer are in memory at a time.
-        pause: called often while a program runs, between two ops; it may wait, for others who want
-            the cores.
+        experts: "memory", or "disk" to read experts from the file of packed weights when they are chosen.
+        expert_cache_bytes: memory for experts on disk; at least the experts of one layer are in memory.
+        pause: called often while a program runs, between two ops; it may block, to leave the cores to
+            other work.
     """
 
     dtype: str
@@ -354,22 +354,22 @@ class ExecutorOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorMemory:
-    """Bytes that an executor will hold, known before it packs a weight.
+    """Bytes that an executor will use, known before it packs a weight.
 
     Attributes:
-        isa: instruction set of its kernels; empty for an executor without kernels of its own.
-        activations: what the inputs of linear layers become; see :attr:`Executor.activations`.
-        kinds: of the matrices, for people.
-        weights: in the executor's layout, but for experts on disk.
-        kv_block: of one KV block, as :meth:`Executor.kv_bytes_per_block` will say.
-        state: of the state of one sequence, as :meth:`Executor.bytes_per_state` will say.
-        row: of buffers between ops, for each token of a step.
-        logits: of a row of logits.
-        encoder: of buffers for the longest encoder input; 0 for a text model.
-        scratch: of the compute threads.
-        adapters: of all slots for LoRA adapters, at the highest rank.
-        experts: those that stay on disk; none by default.
-        free: on a device with memory of its own; None where the executor uses the host's.
+        isa: instruction set of its native kernels; empty for an executor without such kernels.
+        activations: type of the inputs of linear layers; see :attr:`Executor.activations`.
+        kinds: weight types of the matrices, as text for people.
+        weights: bytes of the weights in the executor's layout, without experts on disk.
+        kv_block: bytes of one KV block, as :meth:`Executor.kv_bytes_per_block` will return.
+        state: bytes of the state of one sequence, as :meth:`Executor.bytes_per_state` will return.
+        row: bytes of the buffers between ops, per token of a step.
+        logits: bytes of a row of logits.
+        encoder: bytes of the buffers for the longest encoder input; 0 for a text model.
+        scratch: bytes of the compute threads' scratch memory.
+        adapters: bytes of all slots for LoRA adapters, at the highest rank.
+        experts: memory for experts that stay on disk; none by default.
+        free: free bytes of a device with its own memory; None if the executor uses the host's.
     """
 
     isa: str
@@ -387,7 +387,7 @@ class ExecutorMemory:
     free: int | None = None
 
     def buffers(self, rows: int, wanted: int) -> int:
-        """Of working memory for steps of up to so many rows, of which so many have their logits wanted."""
+        """Return the bytes of working memory for steps of up to ``rows`` rows, ``wanted`` with logits."""
         return max(self.row * rows, self.encoder) + self.logits * wanted + self.scratch
 
 
@@ -397,29 +397,29 @@ class ExecutorFactory(Protocol):
     def memory(
         self, program: Program, weights: Weights, options: ExecutorOptions
     ) -> ExecutorMemory:
-        """What the executor that is made with these arguments will hold; no weight is read.
+        """Return the memory that an executor made with these arguments will use; read no weight.
 
         Raises:
-            SettingsError: as for making it.
+            SettingsError: as when the executor is made.
         """
         ...
 
     def __call__(self, program: Program, weights: Weights, options: ExecutorOptions) -> Executor:
-        """Pack and plan.
+        """Pack the weights, plan the memory and return the executor.
 
         Args:
-            program: what to run.
+            program: the program to run.
             weights: its tensors, as in the checkpoint.
-            options: how.
+            options: how to run it.
 
         Raises:
-            SettingsError: the executor cannot do what is asked.
+            SettingsError: the executor does not support the options.
         """
         ...
 
 
 class Entry(NamedTuple):
-    """Where an executor is, the package that it stands on, and how to come by that."""
+    """The module and name of an executor, the package that it needs, and how to install that package."""
 
     module: str
     attribute: str
@@ -437,11 +437,15 @@ EXECUTORS: Final[Mapping[str, Entry]] = {
     "gpu": Entry("galley.ops.triton.executor", "TritonExecutor", "triton", pip_install("gpu")),
     "reference": Entry("galley.ops.reference", "ReferenceExecutor", "torch", pip_install("torch")),
 }
-"""By name. A module is imported only when it is asked for."""
+"""Executors by name. A module is imported only when its executor is requested."""
 
 
 def executor_factory(name: str) -> ExecutorFactory:
-    """Raises SettingsError if the name is unknown or what the executor needs cannot be imported."""
+    """Return the factory of the executor of this name.
+
+    Raises:
+        SettingsError: the name is unknown, or the package that the executor needs cannot be imported.
+    """
     if name not in EXECUTORS:
         raise SettingsError(f"executor {name!r} is unknown; known: {', '.join(EXECUTORS)}")
     entry = EXECUTORS[name]
@@ -457,12 +461,12 @@ def executor_factory(name: str) -> ExecutorFactory:
 
 
 def choose_executor(name: str, device: str) -> tuple[str, ExecutorFactory]:
-    """The executor that was asked for by name, or with "auto" the best for ``device``.
+    """Return the name and factory of the named executor, or with "auto" of the best for ``device``.
 
-    Where the native one is missing, "auto" warns and takes the reference executor.
+    If the native executor is not available, "auto" warns and chooses the reference executor.
 
     Raises:
-        SettingsError: what was asked for cannot be had, or nothing that runs on ``device``.
+        SettingsError: the named executor is not available, or none runs on ``device``.
     """
     if name != "auto":
         return name, executor_factory(name)

@@ -1,4 +1,4 @@
-"""Which kernels the native code runs, and on which cores."""
+"""Choose the kernels that the native code runs, and the cores that it runs on."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ ISA_VARIABLE: Final = "GALLEY_CPU_ISA"
 
 
 def choose_isa(environ: Mapping[str, str]) -> str:
-    """The best instruction set of this CPU, or the one that GALLEY_CPU_ISA names.
+    """Return the best instruction set of this CPU, or the one that GALLEY_CPU_ISA names.
 
     Raises:
         SettingsError: the named one is unknown, or this CPU lacks it.
@@ -28,17 +28,17 @@ def choose_isa(environ: Mapping[str, str]) -> str:
 
 
 def cpus_to_pin(threads: int) -> list[int]:
-    """Where to pin the threads: nowhere if there are more cores, which another process may want."""
+    """Return the CPUs to pin the threads to; none if there are more CPUs, which others may need."""
     cpus = sorted(usable_cpus())
     return cpus if len(cpus) == threads else []
 
 
 @contextmanager
 def naming(threads: int | None) -> Iterator[None]:
-    """An error that names the setting, where the system does not start so many threads.
+    """Turn the error of a system that cannot start so many threads into one that names the setting.
 
     Raises:
-        SettingsError: see there.
+        SettingsError: the system cannot start ``threads`` threads.
     """
     try:
         yield

@@ -1,10 +1,10 @@
-"""By what int4 keys are divided, column by column, before a token's are rounded together.
+"""Factors by which int4 keys are divided, column by column, before a token's columns are rounded together.
 
-Some columns of keys are far wider than others (KIVI, arXiv:2402.02750), and would take all the steps of a
-scale that a token's columns share. How wide a column is follows from the weights that make it: scales of
-channels as KIVI's, without waiting for a group of tokens. Queries are multiplied by the same factors, so
-scores are what they were (SmoothAttention of QServe, arXiv:2405.04532, with factors from weights, not from
-samples).
+Some columns of keys have a far larger range than others (KIVI, arXiv:2402.02750), and would use up all the
+steps of a scale that a token's columns share. The range of a column is derived from the weights that
+produce it, which gives per-channel scales as in KIVI, without waiting for a group of tokens. Queries are
+multiplied by the same factors, so scores do not change (SmoothAttention of QServe, arXiv:2405.04532, with
+factors from weights, not from samples).
 """
 
 from collections.abc import Callable, Mapping
@@ -21,11 +21,11 @@ Squares: TypeAlias = npt.NDArray[np.float64]
 """Mean square of each column of a buffer, over tokens."""
 
 LEAST: Final = 2.0**-12
-"""Of the factors of a head, whose greatest is 1."""
+"""Least factor of a head, whose greatest factor is 1."""
 
 
 def key_factors(program: Program, weights: Weights) -> list[Floats]:
-    """Of each layer of the cache, [kv_heads, key_dim] powers of two: products with them are exact."""
+    """Return factors [kv_heads, key_dim] for each KV layer: powers of two, so products are exact."""
     written: dict[int, tuple[_Columns, int]] = {}
     for traced in (program, program.encoder):
         if traced is None:
@@ -45,10 +45,10 @@ def key_factors(program: Program, weights: Weights) -> list[Floats]:
 
 
 class _Columns:
-    """How wide the columns of a program's buffers are, as far as weights tell.
+    """Estimates the range of the columns of a program's buffers from the weights.
 
-    What comes out of a norm is taken to have a mean square of 1 before its weight, and columns that have
-    nothing to do with each other. So is what no weight tells of: all columns are then alike.
+    The output of a norm, before its weight, is assumed to have a mean square of 1 and uncorrelated columns.
+    The same is assumed of every output that the weights do not determine, so all its columns are alike.
     """
 
     def __init__(self, program: Program, weights: Weights) -> None:
@@ -84,7 +84,7 @@ class _Columns:
         values = self._values(op.tensor("weight"))
         if values is None:
             return np.ones(op.width)
-        # Sums of numpy, whose order is fixed: another process must find the same factors.
+        # numpy sums in a fixed order: another process must compute the same factors.
         source = self.squares(op.inputs[0]).astype(np.float32)
         squares: Squares = (np.square(values) * source).sum(axis=1, dtype=np.float64)
         bias = self._values(op.tensor("bias")) if "bias" in op.weights else None
@@ -103,7 +103,7 @@ class _Columns:
         return squares
 
     def _rope(self, op: Op) -> Squares:
-        """The two columns of a pair turn into each other."""
+        """Give both columns of a rotated pair the mean of their squares."""
         pairs = len(op.attrs["inv_freq"])
         heads = self.squares(op.inputs[0]).reshape(-1, op.attrs["head_dim"]).copy()
         turned = heads[:, : 2 * pairs]

@@ -1,4 +1,4 @@
-"""Which kind each matrix of a model is kept as, and what its inputs become."""
+"""Choose the weight type of each matrix of a model, and the type that its inputs are rounded to."""
 
 import math
 from collections import Counter
@@ -12,10 +12,10 @@ from galley.quant.rtn import rounded_kind
 from galley.types.weight_dtypes import INTEGERS, RUNNABLE, WEIGHT_DTYPES
 
 _LEAST_SHARE: Final = 0.01
-"""Of the parameters; rarer kinds are not told."""
+"""Least share of the parameters with which a weight type is reported."""
 
 _MULTIPLY_BF16: Final = frozenset({"amx", "avx512"})
-"""The instruction sets with products of bfloat16; the others, ``avx512vnni`` among them, widen it first."""
+"""Instruction sets that multiply bfloat16; the others, such as ``avx512vnni``, widen it first."""
 
 
 def plan_kinds(
@@ -25,24 +25,24 @@ def plan_kinds(
     own: Kinds | None = None,
     chosen: Mapping[str, str] | None = None,
 ) -> Kinds:
-    """The kind of each matrix of the program and its encoder. No weights are needed.
+    """Return the weight type of each matrix of the program and its encoder. No weights are needed.
 
     Args:
-        program: whose matrices.
-        quantize: what dense matrices become: "float32", "bf16", "f16", "int8" or "int4"; those that choose
-            experts become bf16 beside integers.
+        program: the program that has the matrices.
+        quantize: weight type that dense matrices are converted to: "float32", "bf16", "f16", "int8" or
+            "int4"; with the integer types, the routers of experts become bf16.
         own: matrices that are not dense in the checkpoint; they stay as they are.
-        chosen: tensor name -> as ``quantize``, for dense matrices that become something else.
+        chosen: tensor name -> weight type, for dense matrices that are not converted to ``quantize``.
 
     Raises:
-        SettingsError: ``chosen`` names what is no matrix of the model.
+        SettingsError: a name in ``chosen`` is not a matrix of the model.
     """
     own, chosen = own or {}, dict(chosen or {})
     for name in chosen:
         if name not in program.matrices:
             raise SettingsError(f"a kind is chosen for {name}, which is no matrix of the model")
     if quantize in INTEGERS:
-        # A row whose experts are others is no longer near, and these matrices are small.
+        # A row that is routed to other experts has a very different result, and routers are small.
         chosen = dict.fromkeys(program.routers, "bf16") | chosen
     shapes = program.all_shapes
     return {
@@ -52,13 +52,16 @@ def plan_kinds(
 
 
 def own_kinds(program: Program, weights: Weights) -> Kinds:
-    """The matrices that are not dense in the checkpoint, or stand for what is not."""
+    """Return the types of matrices that are not dense in the checkpoint, or are derived from such."""
     kinds = {name: weights.info(name).kind for name in program.matrices}
     return {n: k for n, k in kinds.items() if not k.is_dense or weights.is_rounded(n)}
 
 
 def kinds_text(program: Program, kinds: Kinds) -> str:
-    """``int4 (group 128, BF16 scales) 80 %, bf16 20 %``; without a share if there is one kind."""
+    """Return a text such as ``int4 (group 128, BF16 scales) 80 %, bf16 20 %``.
+
+    The share is left out if there is only one weight type.
+    """
     parameters: Counter[str] = Counter()
     for name, kind in kinds.items():
         parameters[str(kind)] += math.prod(program.all_shapes[name])
@@ -70,20 +73,19 @@ def kinds_text(program: Program, kinds: Kinds) -> str:
 
 
 def plan_activations(kinds: Kinds, quantize: str, wanted: str, isa: str) -> Mapping[str, str]:
-    """Name of each kind that occurs -> what the inputs of such matrices become on the native executor.
+    """Return, for the name of each weight type that occurs, the input type on the native executor.
 
-    A kind without a kernel is left out: its matrices are refused by name when they are packed. Where
-    several kinds are mixed, those that are not multiplied with what is ``wanted`` get what they would with
-    "auto".
+    A type without a kernel is left out: its matrices are rejected by name when they are packed. If
+    several weight types are mixed, those that have no product with ``wanted`` are treated as with "auto".
 
     Args:
-        kinds: of all matrices.
-        quantize: the setting, for the message.
-        wanted: "float32", "bfloat16", "int8", or "auto": what ``isa`` is fastest with.
+        kinds: weight types of all matrices.
+        quantize: the setting, for the error message.
+        wanted: "float32", "bfloat16", "int8", or "auto" for the fastest type with ``isa``.
         isa: instruction set of the kernels.
 
     Raises:
-        SettingsError: no matrix is multiplied with what is wanted.
+        SettingsError: no matrix can be multiplied with ``wanted`` inputs.
     """
     names = {kind.name for kind in kinds.values()} & set(RUNNABLE) or {quantize}
     if not takes_inputs(names, wanted):
@@ -97,14 +99,14 @@ def plan_activations(kinds: Kinds, quantize: str, wanted: str, isa: str) -> Mapp
 
 
 def takes_inputs(names: Collection[str], wanted: str) -> bool:
-    """Return whether some kind of these names is multiplied with the wanted inputs."""
+    """Return whether any weight type of these names can be multiplied with ``wanted`` inputs."""
     return wanted == "auto" or any(
         wanted in WEIGHT_DTYPES[name].inputs for name in names if name in RUNNABLE
     )
 
 
 def main_activations(program: Program, activations: Mapping[str, str]) -> str:
-    """What most products of the program's linear layers are taken with; float32 if it has none."""
+    """Return the input type of most products of the program's linear layers; float32 if it has none."""
     products: Counter[str] = Counter()
     for op in program.ops:
         for role in op.signature.matrices if op.signature.multiplies else ():
@@ -115,14 +117,14 @@ def main_activations(program: Program, activations: Mapping[str, str]) -> str:
 
 
 def choose_activations(quantize: str, wanted: str, isa: str) -> str:
-    """What the inputs of linear layers become: as ``wanted``, or with "auto" what ``isa`` is fastest with.
+    """Return the input type of linear layers: ``wanted``, or with "auto" the fastest with ``isa``.
 
     Raises:
-        SettingsError: there is no product of these with weights that are ``quantize``.
+        SettingsError: ``quantize`` weights cannot be multiplied with ``wanted`` inputs.
     """
     choices = WEIGHT_DTYPES[quantize].inputs
     if wanted == "auto":
-        # Where no instruction multiplies bfloat16, it is widened first, and rounding to it wasted.
+        # Where no instruction multiplies bfloat16, it is widened first, so rounding to it is wasted work.
         widens = choices[0] == "bfloat16" and isa not in _MULTIPLY_BF16
         return "float32" if widens else choices[0]
     if wanted not in choices:

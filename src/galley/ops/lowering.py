@@ -1,4 +1,4 @@
-"""From a program to native steps: what each is told, what it costs, and where in the arena buffers lie."""
+"""Lower a program to native steps: their arguments, their costs, and the places of buffers in the arena."""
 
 import functools
 import math
@@ -24,7 +24,7 @@ _ROW_ALIGNMENT: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A buffer's rows begin ``column`` bytes into the rows of buffer ``root``."""
+    """The place of a buffer, whose rows begin ``column`` bytes into the rows of buffer ``root``."""
 
     root: int
     column: int
@@ -32,13 +32,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of computing one row.
+    """The cost of computing one row.
 
     Attributes:
-        steps: native calls.
-        weight_bytes: read of weights; of an embedding one row.
-        activation_bytes: read and written of buffers, keys and values in the cache not counted.
-        arena_bytes: memory that the buffers share.
+        steps: number of native calls.
+        weight_bytes: bytes read of weights; of an embedding, one row.
+        activation_bytes: bytes read and written of buffers, without keys and values in the cache.
+        arena_bytes: bytes of the memory that the buffers share.
     """
 
     steps: int
@@ -49,14 +49,14 @@ class Cost:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A program in native steps, one for each op that is no view, over buffers 0, 1, ...
+    """A program as native steps, one for each op that is not a view, over buffers 0, 1, ...
 
-    No weights are needed but to build it.
+    Weights are only needed to build it.
 
     Attributes:
-        program: with the kinds of its matrices, after all passes.
-        layouts: buffer -> layout of its rows, if they are not float32.
-        row_bytes: of each buffer.
+        program: the program after all passes, with the weight types of its matrices.
+        layouts: buffer -> layout of its rows, for buffers that are not float32.
+        row_bytes: bytes of a row of each buffer.
     """
 
     program: Program
@@ -74,7 +74,7 @@ class Lowered:
         return self.program.ops[-1].outputs
 
     def cost(self) -> Cost:
-        """For one row."""
+        """Return the cost of computing one row."""
         return Cost(
             steps=len(self.calls),
             weight_bytes=weight_bytes(self.program),
@@ -87,7 +87,7 @@ class Lowered:
     def built(
         self, runtime: _native.Runtime, matrices: Matrices, vocab_size: int
     ) -> _native.Program:
-        """As ``runtime`` can run it, which has the layers of keys and values already."""
+        """Build the program for ``runtime``, to which the KV layers have already been added."""
         slots, arena_bytes = self.slots
         program = _native.Program(runtime, arena_bytes, vocab_size)
         for op in self.calls:
@@ -97,7 +97,7 @@ class Lowered:
         return program
 
     def _argument(self, op: Op, name: str, matrices: Matrices) -> Any:
-        """What ``arguments`` of the op's signature calls ``name``."""
+        """Return the value of the native argument ``name``, one of the signature's ``arguments``."""
         signature = op.signature
         if name == "work":
             return self.slots[0][self._working_at[op.output]]
@@ -119,15 +119,15 @@ class Lowered:
         if name in signature.weights | signature.optional:
             offset = op.attrs.get("offset", 0.0) if name == "weight" else 0.0
             vectors = [matrices.vector(tensor).reshape(-1) for tensor in op.weights.get(name, ())]
-            if not vectors:  # a norm without weights is one of ones
+            if not vectors:  # a norm without weights is a norm whose weights are all ones
                 return np.ones(op.attrs["head_dim"], np.float32) if name == "weight" else None
-            # A norm's offset is part of its weights: what adds to them is added once.
+            # A norm's offset is added to its weights once, here.
             return np.concatenate(vectors) + np.float32(offset)
         return op.attrs[name]
 
     @cached_property
     def slots(self) -> "tuple[list[_native.Slot], int]":
-        """The slot of each buffer, then of each op's working memory; the bytes of the arena for one row."""
+        """The slots of all buffers and then of all working memory, and the arena's bytes per row."""
         lifetimes, places = self.lifetimes(), self._places
         plan = plan_arena(lifetimes)
         slots = [
@@ -140,9 +140,10 @@ class Lowered:
         return slots, plan.size
 
     def lifetimes(self) -> list[Lifetime]:
-        """Of each buffer's row, in steps; what lies in another's room or with the caller has no size.
+        """Return the lifetime of each buffer's row, in steps.
 
-        Working memory comes behind the buffers: it lives in one step.
+        A buffer that lies in another's place or in the caller's memory has size 0. The lifetimes of ops'
+        working memory follow those of the buffers and last one step.
         """
         last_use, places = self._last_use, self._places
         written = {b: i for i, op in enumerate(self.program.ops) for b in op.outputs}
@@ -161,13 +162,13 @@ class Lowered:
 
     @cached_property
     def _working_at(self) -> dict[int, int]:
-        """Output of an op with working memory -> where that stands among lifetimes and slots."""
+        """Output of an op with working memory -> the index of that memory among lifetimes and slots."""
         outputs = [op.output for op in self.program.ops if op.signature.works]
         return {b: len(self.row_bytes) + i for i, b in enumerate(outputs)}
 
     @cached_property
     def _as_logits(self) -> list[int]:
-        """The logits, and those that ops of one input change in their place, such as a soft cap."""
+        """The logits, and the buffers that one-input ops such as a soft cap turn into them in place."""
         writers = {b: op for op in self.program.ops for b in op.outputs}
         chain = list(self.logits)
         for b in chain:
@@ -184,12 +185,12 @@ class Lowered:
 
     @cached_property
     def _places(self) -> list[Place]:
-        """Views lie in what they show; a result in the place of an input that is not needed again.
+        """The place of each buffer: a view lies in its source, a result where a dead input lay.
 
-        It does so where the rows of both are of one size. What ``silu_mul`` rounds for the next layer is
-        narrower than what it reads and gets a place of its own: in its input's, rows would lie 64 KiB apart
-        for 8192 columns, all in the same sets of a cache. So the passes may cost an arena up to one rounded
-        row.
+        A result takes the place of an input only if the rows of both have the same size. The rounded
+        result of ``silu_mul`` is narrower than its input and gets a separate place: in its input's, rows
+        would lie 64 KiB apart for 8192 columns, all in the same sets of a cache. So the passes may enlarge
+        an arena by up to one rounded row.
         """
         last_use = self._last_use
         places = [Place(b, 0) for b in range(len(self.row_bytes))]
@@ -222,7 +223,7 @@ def _aligned(row_bytes: int) -> int:
 
 
 def lower(program: Program) -> Lowered:
-    """Lay out the program's buffers. ``program`` has the kinds of its matrices."""
+    """Lay out the buffers of ``program``, which has the weight types of its matrices."""
     layouts: dict[int, _native.InputLayout] = {}
     row_bytes: dict[int, int] = {}
     for op in program.ops:
@@ -237,7 +238,7 @@ def lower(program: Program) -> Lowered:
 
 
 def own_layout(program: Program, op: Op, tensor: str) -> "_native.InputLayout | None":
-    """What an op that rounds its inputs makes of those of this matrix; None if they stay float32."""
+    """Return the layout to which an op itself rounds this matrix's inputs; None if they stay float32."""
     kind = program.kinds[tensor]
     inputs = op.attrs["inputs"].get(kind.name, "float32")
     if inputs == "float32":
@@ -251,22 +252,22 @@ def _input_layout(kind: str, depth: int, group: int, inputs: str) -> "_native.In
 
 
 def work_bytes(program: Program, op: Op) -> int:
-    """Working memory of an op for one row of its input: what its file in native/ops lays out."""
+    """Return the bytes of an op's working memory per input row, as laid out by its file in native/ops."""
     return _head_work(program, op) if op.name == "head_linear" else _expert_work(program, op)
 
 
 def _head_work(program: Program, op: Op) -> int:
-    """The rounded inputs of each head."""
+    """Return the bytes of the rounded inputs of all heads."""
     names = op.weights["weight"]
     layouts = (own_layout(program, op, tensor) for tensor in names)
     return len(names) * max(0 if x is None else _aligned(x.row_bytes) for x in layouts)
 
 
 def _expert_work(program: Program, op: Op) -> int:
-    """Of ``experts``.
+    """Return the working memory of ``experts``, in bytes.
 
-    For each choice: the inputs as gate and up want them, later the result; gate's product; and up's, later
-    the inputs that down wants.
+    For each chosen expert there are three parts: the inputs in the layouts of gate and up, later the
+    result; gate's product; and up's product, later the inputs in the layout of down.
     """
 
     def widest(role: str) -> int:
@@ -281,9 +282,9 @@ def _expert_work(program: Program, op: Op) -> int:
 
 
 def held_bytes(programs: Iterable[Program]) -> int:
-    """Of the weights of a model's programs in memory, as they are packed: each matrix once.
+    """Return the bytes in memory of the packed weights of a model's programs, each matrix counted once.
 
-    The programs have the kinds of their matrices, and all passes behind them.
+    The programs have the weight types of their matrices and have been through all passes.
     """
     programs = list(programs)
     vectors = sum(
@@ -297,7 +298,7 @@ def held_bytes(programs: Iterable[Program]) -> int:
 
 
 def matrix_bytes(programs: Iterable[Program]) -> dict[Names, int]:
-    """Tensors whose rows are one matrix -> its bytes as it is packed; as :func:`held_bytes`."""
+    """Return a mapping from the tensors that form a matrix to its packed bytes; see :func:`held_bytes`."""
     matrices: dict[Names, int] = {}
     for program in programs:
         for op in program.ops:
@@ -309,7 +310,7 @@ def matrix_bytes(programs: Iterable[Program]) -> dict[Names, int]:
 
 
 def expert_matrices(program: Program) -> frozenset[Names]:
-    """Those of all experts."""
+    """Return the tensor names of the matrices of all experts."""
     routed = (op for op in program.ops if op.signature.routed)
     return frozenset(
         (name,) for op in routed for role in op.signature.matrices for name in op.weights[role]
@@ -317,7 +318,7 @@ def expert_matrices(program: Program) -> frozenset[Names]:
 
 
 def expert_memory(program: Program) -> ExpertMemory:
-    """Of the matrices of all experts; of a program without any nothing."""
+    """Return the memory needed for the matrices of all experts; NO_EXPERTS if there are none."""
     layers = [
         (_expert_sizes(program, op), int(op.attrs["per_token"]))
         for op in program.ops
@@ -335,7 +336,7 @@ def expert_memory(program: Program) -> ExpertMemory:
 
 
 def _expert_sizes(program: Program, op: Op) -> list[int]:
-    """Bytes of the matrices of each expert of an op."""
+    """Return the bytes of the matrices of each expert of an op."""
     roles = sorted(op.signature.matrices)
     return [
         sum(_held_bytes(program, role, (op.weights[role][n],), op) for role in roles)
@@ -344,12 +345,12 @@ def _expert_sizes(program: Program, op: Op) -> list[int]:
 
 
 def weight_bytes(program: Program) -> int:
-    """Read of weights to compute one row, as they are packed, padding included."""
+    """Return the bytes of packed weights that are read to compute one row, including padding."""
     return sum(_weight_bytes(program, op) for op in program.ops)
 
 
 def expert_costs(program: Program) -> ExpertCosts:
-    """Of all experts of the program, as they are packed."""
+    """Return the costs of all experts of the program, as packed."""
     held = read = 0
     for op in program.ops:
         if op.signature.routed:
@@ -374,7 +375,7 @@ def _weight_bytes(program: Program, op: Op) -> int:
 
 
 def _held_bytes(program: Program, role: str, names: tuple[str, ...], op: Op) -> int:
-    """Of the tensors in one role of an op, one after another."""
+    """Return the bytes of the tensors in one role of an op, concatenated."""
     shapes = [flat(program.shapes[name]) for name in names]
     if role in op.signature.matrices:
         rows = sum(shape[0] for shape in shapes)

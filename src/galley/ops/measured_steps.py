@@ -1,7 +1,7 @@
-"""What steps of so many rows take, kept beside the packed weights: measured once, not at each start.
+"""Measured seconds of a step by its number of rows, kept next to the packed weights between starts.
 
-A measurement belongs to the weights in their present state, to how they are kept and computed with, and to
-the machine. It is written again when it is some months old.
+A measurement is valid for the present state of the weights, for the way they are stored and computed with,
+and for the machine. It is repeated when it is some months old.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from galley.ops.executor import Executor, ExecutorOptions
 log: Final = logging.getLogger("galley.weights")
 
 Seconds = Mapping[int, float]
-"""Rows -> seconds of a step."""
+"""Number of rows -> seconds of a step."""
 
 
 class _Measured(msgspec.Struct, frozen=True):
@@ -31,18 +31,18 @@ class _Measured(msgspec.Struct, frozen=True):
 def measured_steps(
     executor: Executor, options: ExecutorOptions, about: str, measure: Callable[[], Seconds]
 ) -> Seconds:
-    """What was measured of such an executor before, or else what ``measure`` gives, which is kept.
+    """Return an earlier measurement of such an executor, or else measure and keep the result.
 
     Args:
-        executor: whose steps.
-        options: it was made with; where no packed weights are kept, measurements are not either.
-        about: what else the measurement depends on.
-        measure: does it.
+        executor: the executor whose steps are measured.
+        options: the options that it was made with; if they keep no packed weights, no measurement is kept.
+        about: text of everything else that the measurement depends on.
+        measure: measures the steps.
     """
     isa = getattr(executor, "isa", "")
     if options.weight_cache is None or not isa:
         return measure()
-    # The native extension is there: packed weights are its own.
+    # Packed weights belong to the native extension, so it can be imported here.
     from galley.ops.packed_files import MEASURED_SUFFIX, packed_folder, write_atomically
 
     ours = (options.quantize, sorted(options.kinds.items()), options.kv_dtype, executor.activations)
@@ -57,7 +57,7 @@ def measured_steps(
     except OSError:  # the user has no home folder
         return measure()
     measured = measure()
-    with suppress(OSError):  # a folder that cannot be written: measured anew at each start
+    with suppress(OSError):  # if the folder is read-only, steps are measured at each start
         path.parent.mkdir(parents=True, exist_ok=True)
         content = msgspec.json.encode(_Measured(key, dict(measured)))
         write_atomically(path, [memoryview(content)])
@@ -65,7 +65,7 @@ def measured_steps(
 
 
 def _read(path: Path, key: str) -> Seconds | None:
-    """None if there is none, or none that can be used."""
+    """Read a measurement; return None if there is none or it cannot be used."""
     with suppress(OSError, msgspec.DecodeError):
         known = msgspec.json.decode(path.read_bytes(), type=_Measured)
         if known.key == key and len(known.seconds) > 1 and 1 in known.seconds:

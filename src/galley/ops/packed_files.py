@@ -1,9 +1,9 @@
-"""Files of packed matrices in the cache folder: their format, and keeping house among them.
+"""Files of packed matrices in the cache folder: their format and their removal.
 
-A packed file is a magic number, the length and the SHA-256 of a JSON header, the header, and the matrices,
-one after another. It is written beside its place and renamed, so what has the name is whole. To open one
-reads its header alone; the matrices are mapped. A checkpoint as it lies in its folder is known by a use, a
-small file that says which packed file holds its weights.
+A packed file consists of a magic number, the length and the SHA-256 of a JSON header, the header, and the
+matrices, one after another. It is written under a temporary name in the same folder and then renamed, so a
+file with the final name is complete. Opening one reads only its header; the matrices are mapped. A use is a
+small file that records, for a checkpoint folder in its present state, which packed file holds its weights.
 """
 
 import hashlib
@@ -27,38 +27,38 @@ from galley import _native
 
 Bytes = npt.NDArray[np.uint8]
 Names = tuple[str, ...]
-"""Of the tensors whose rows are a matrix' outputs, in their order."""
+"""Names of the tensors whose rows are the outputs of a matrix, in order."""
 
 FOLDER_VARIABLE: Final = "GALLEY_CACHE_DIR"
 ALIGNMENT: Final = 64
-"""Bytes; the kernels want matrices on such a boundary."""
+"""Bytes; the kernels need matrices on such a boundary."""
 _SUFFIX: Final = ".packed"
 _PARTIAL_SUFFIX: Final = ".partial"
 _USE_SUFFIX: Final = ".use"
 MEASURED_SUFFIX: Final = ".measured"
 _MEASURED_SECONDS: Final = 90 * 86_400.0
-"""Measurements of steps (``ops/measured_steps.py``) that are older are made again."""
+"""Step measurements (``ops/measured_steps.py``) that are older are made again."""
 _PARTIAL_SECONDS: Final = 3600.0
-"""Nobody is still writing a file that old."""
+"""A partial file that is older is no longer being written."""
 _MAGIC: Final = b"galleypk"
 _LENGTH_BYTES: Final = 8
 _PREFIX_BYTES: Final = len(_MAGIC) + _LENGTH_BYTES + hashlib.sha256().digest_size
 _WIDEST_CHECKSUM: Final = 2**32 - 1
 _CHECKED_BYTES: Final = 1 << 20
 _WRITE_BYTES: Final = 2 << 20
-"""Of one write: a huge page."""
+"""Bytes of one write: a huge page."""
 _HUB_FOLDER: Final = re.compile(r"/models--([^/]+)/snapshots/([^/]{1,7})")
 
 
 class Key(NamedTuple):
-    """What a packed matrix holds: these tensors, kept as this kind (``str`` of a WeightKind)."""
+    """The content of a packed matrix: these tensors, stored as this type (``str`` of a WeightKind)."""
 
     names: Names
     kind: str
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A matrix of one kind: ``size`` bytes of this CRC-32, ``offset`` bytes after the header."""
+    """A matrix in a file: ``size`` bytes with this CRC-32, ``offset`` bytes after the header."""
 
     names: Names
     kind: str
@@ -68,18 +68,19 @@ class Entry(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> Key:
-        """What it holds."""
+        """The content of the matrix."""
         return Key(self.names, self.kind)
 
 
 class Header(msgspec.Struct, frozen=True):
-    """What a file holds.
+    """The content of a packed file.
 
     Attributes:
         layout_version: the writer's ``_native.LAYOUT_VERSION``.
-        folder: of the checkpoint that the writer packed.
-        outline, content: of its weight files; see :class:`galley.formats.checkpoint.Checkpoint`.
-        kind: float32, bf16, f16, int8 or int4: what dense matrices became, but for those chosen apart.
+        folder: folder of the checkpoint that the writer packed.
+        outline, content: those of its weight files; see :class:`galley.formats.checkpoint.Checkpoint`.
+        kind: float32, bf16, f16, int8 or int4: weight type that dense matrices were converted to, except
+            for those with a separately chosen type.
         entries: one after another, without gaps.
     """
 
@@ -92,13 +93,13 @@ class Header(msgspec.Struct, frozen=True):
 
     @property
     def model(self) -> str:
-        """The hub id, or the folder."""
+        """The model's hub id, or else its folder."""
         hub = _HUB_FOLDER.search(self.folder)
         return f"{hub[1].replace('--', '/')}@{hub[2]}" if hub else self.folder
 
 
 class Use(msgspec.Struct, frozen=True):
-    """That the packed file of this name holds, as ``kind``, the weights in ``folder`` in this ``state``."""
+    """A record that packed file ``file`` holds, as ``kind``, the weights in ``folder`` in a ``state``."""
 
     folder: str
     state: str
@@ -107,13 +108,13 @@ class Use(msgspec.Struct, frozen=True):
 
 
 class PackedFile(NamedTuple):
-    """An open file.
+    """An open packed file.
 
     Attributes:
-        header: what it holds.
-        data: read-only view of the matrices, but for those at the end that are read when they are used.
-        start: where the matrices begin, in bytes.
-        file: outlives the name.
+        header: the content of the file.
+        data: read-only view of the matrices, without those at the end that are read when they are used.
+        start: offset of the first matrix, in bytes.
+        file: the open file, which can still be read after its name is removed.
     """
 
     header: Header
@@ -122,12 +123,12 @@ class PackedFile(NamedTuple):
     file: BinaryIO
 
     def matrix(self, entry: Entry) -> Bytes | None:
-        """Its bytes, if they are mapped."""
+        """Return the bytes of the entry's matrix, or None if they are not mapped."""
         end = entry.offset + entry.size
         return self.data[entry.offset : end] if end <= len(self.data) else None
 
     def checksum(self, entry: Entry) -> int:
-        """What its bytes have now; see :func:`checksum`."""
+        """Compute the present checksum of the entry's bytes; see :func:`checksum`."""
         if (mapped := self.matrix(entry)) is not None:
             return checksum(mapped)
         found, begin = 0, self.start + entry.offset
@@ -138,7 +139,7 @@ class PackedFile(NamedTuple):
 
 
 class UnusablePackedFile(Exception):
-    """It is damaged, or another version wrote it; the message says which."""
+    """A packed file that is damaged or was written by another version; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +148,9 @@ class CachedFile:
 
     Attributes:
         header: None if the file cannot be used.
-        flaw: why it cannot.
-        size: bytes.
-        used: when it was last opened or written, in Unix time.
+        flaw: the reason why it cannot be used.
+        size: size in bytes.
+        used: time when it was last opened or written, in Unix time.
     """
 
     path: Path
@@ -160,10 +161,10 @@ class CachedFile:
 
 
 def packed_folder() -> Path:
-    """Where packed weights are kept: below GALLEY_CACHE_DIR, else in the user's cache folder.
+    """Return the folder of packed weights: in GALLEY_CACHE_DIR, or else in the user's cache folder.
 
     Raises:
-        OSError: neither is known.
+        OSError: neither folder is known.
     """
     if own := os.environ.get(FOLDER_VARIABLE):
         return Path(own).absolute() / "packed"
@@ -177,30 +178,34 @@ def packed_folder() -> Path:
 
 
 def file_path(folder: Path, header: Header) -> Path:
-    """One path for each content and kind, readable to people."""
+    """Return the path for the header's content and weight type, with a readable file name."""
     model = re.sub(r"[^A-Za-z0-9.]+", "-", Path(header.model).name)[:80].strip("-.") or "model"
     return folder / f"{model}-{header.kind}-{header.content[:16]}{_SUFFIX}"
 
 
 def read_use(folder: Path, state: str, kind: str) -> Use | None:
-    """What was remembered of a checkpoint in this state; None if nothing is, or the file is gone."""
+    """Return the use recorded for a checkpoint state; None if there is none or its file is gone."""
     use = _read_use(_use_path(folder, state, kind))
     return use if use is not None and (use.state, use.kind) == (state, kind) else None
 
 
 def write_use(folder: Path, use: Use) -> None:
-    """Raises OSError: no room, no leave; nothing is left behind."""
+    """Write a use.
+
+    Raises:
+        OSError: the disk is full or permission is missing; no partial file is left.
+    """
     write_atomically(_use_path(folder, use.state, use.kind), [memoryview(msgspec.json.encode(use))])
 
 
 def uses(folder: Path) -> list[Use]:
-    """All that lead to a file."""
+    """Return all uses whose packed file exists."""
     found = (_read_use(path) for path in folder.glob(f"*{_USE_SUFFIX}"))
     return [use for use in found if use is not None]
 
 
 def _read_use(path: Path) -> Use | None:
-    """None if it cannot be read or leads nowhere."""
+    """Read a use; return None if it cannot be read or its packed file does not exist."""
     with suppress(OSError, msgspec.DecodeError):
         use = msgspec.json.decode(path.read_bytes(), type=Use)
         if (path.parent / use.file).exists():
@@ -214,7 +219,7 @@ def _use_path(folder: Path, state: str, kind: str) -> Path:
 
 
 def cached_files(folder: Path) -> list[CachedFile]:
-    """All in ``folder``, last used first."""
+    """Return all packed files in ``folder``, most recently used first."""
     files = [file for path in folder.glob(f"*{_SUFFIX}") for file in _look_at(path)]
     return sorted(files, key=lambda file: -file.used)
 
@@ -236,7 +241,7 @@ def _look_at(path: Path) -> Iterator[CachedFile]:
 
 
 def tidy(folder: Path) -> None:
-    """Remove what killed processes left behind, uses that lead nowhere, and old measurements."""
+    """Remove files left by killed processes, uses whose file is gone, and old measurements."""
     for suffix, most in ((_PARTIAL_SUFFIX, _PARTIAL_SECONDS), (MEASURED_SUFFIX, _MEASURED_SECONDS)):
         for path in folder.glob(f"*{suffix}"):
             with suppress(OSError):
@@ -249,21 +254,25 @@ def tidy(folder: Path) -> None:
 
 
 def forget_measured(folder: Path) -> None:
-    """What was measured of steps is measured again. Raises OSError: a file cannot be removed."""
+    """Remove all step measurements, so that steps are measured again.
+
+    Raises:
+        OSError: a file cannot be removed.
+    """
     for path in folder.glob(f"*{MEASURED_SUFFIX}"):
         path.unlink(missing_ok=True)
 
 
 def map_file(path: Path, apart: frozenset[Key] = frozenset()) -> PackedFile:
-    """Open a file and map its matrices, but for those ``apart`` that no other comes behind.
+    """Open a file and map its matrices, except for those of ``apart`` at the end of the file.
 
-    The file is stamped as used. Pages come from the system's cache of files when they are touched, huge
-    ones where the file system keeps such (see :func:`write_file`): memory that other processes and later
-    starts share. Reading into own memory instead would always give huge pages, for the time of a copy at
-    each start and twice the room.
+    The file's time of use is updated. Pages come from the page cache when they are touched, as huge pages
+    where the file system has them (see :func:`write_file`); other processes and later starts share this
+    memory. Reading into private memory instead would always give huge pages, but would need the time of a
+    copy at each start and twice the memory.
 
     Raises:
-        UnusablePackedFile: see there.
+        UnusablePackedFile: it is damaged, or another version wrote it.
         OSError: it cannot be read.
     """
     file = path.open("rb")
@@ -275,15 +284,15 @@ def map_file(path: Path, apart: frozenset[Key] = frozenset()) -> PackedFile:
     except BaseException:
         file.close()
         raise
-    with suppress(OSError):  # costs speed alone
+    with suppress(OSError):  # a failure only costs speed
         mapped.madvise(mmap.MADV_HUGEPAGE)
-    with suppress(OSError):  # a folder that cannot be written
+    with suppress(OSError):  # the folder may be read-only
         os.utime(path)
     return PackedFile(header, np.frombuffer(mapped, np.uint8, offset=start), start, file)
 
 
 def _read_header(file: BinaryIO) -> tuple[Header, int]:
-    """The header and where the matrices begin."""
+    """Read the header and return it with the offset of the first matrix."""
     size = os.fstat(file.fileno()).st_size
     prefix = file.read(_PREFIX_BYTES)
     length = int.from_bytes(prefix[len(_MAGIC) :][:_LENGTH_BYTES], "little")
@@ -305,15 +314,15 @@ def _read_header(file: BinaryIO) -> tuple[Header, int]:
 
 
 def write_file(path: Path, header: Header, matrices: Iterable[Bytes]) -> None:
-    """Atomically: no reader ever sees a part of it, nor does one after a power failure.
+    """Write a packed file atomically: no reader ever sees a part of it, even after a power failure.
 
     Args:
-        path: of the file.
-        header: whose entries' checksums are not known yet.
-        matrices: those of the entries, in their order; each is asked for when the one before is written.
+        path: path of the file.
+        header: its header; the checksums in its entries are not known yet.
+        matrices: the matrices of the entries, in order; each is requested after the previous is written.
 
     Raises:
-        OSError: no room, no leave; nothing is left behind.
+        OSError: the disk is full or permission is missing; no partial file is left.
     """
     sums = [_WIDEST_CHECKSUM] * len(header.entries)
     start = _beginning(header, sums, 0)
@@ -331,7 +340,7 @@ def write_file(path: Path, header: Header, matrices: Iterable[Bytes]) -> None:
 
 
 def _beginning(header: Header, checksums: Sequence[int], size: int) -> bytes:
-    """What comes before the matrices, at least ``size`` bytes of it: spaces behind JSON mean nothing."""
+    """Return the bytes before the matrices, padded with spaces after the JSON to at least ``size``."""
     pairs = zip(header.entries, checksums, strict=True)
     entries = tuple(msgspec.structs.replace(entry, checksum=known) for entry, known in pairs)
     text = msgspec.json.encode(msgspec.structs.replace(header, entries=entries))
@@ -343,26 +352,30 @@ def _beginning(header: Header, checksums: Sequence[int], size: int) -> bytes:
 
 
 def checksum(matrix: Bytes) -> int:
-    """CRC-32: finds what a disk or its cables do, one wrong bit or a lost block."""
+    """Compute the CRC-32, which finds errors of a disk or its cables, such as a wrong bit or lost block."""
     found = 0
     for at in range(0, len(matrix), _CHECKED_BYTES):
-        found = zlib.crc32(matrix[at : at + _CHECKED_BYTES].data, found)  # others run meanwhile
+        found = zlib.crc32(matrix[at : at + _CHECKED_BYTES].data, found)  # releases the GIL
     return found
 
 
 def write_atomically(path: Path, parts: list[memoryview]) -> None:
-    """The parts, one after another. Raises OSError: no room, no leave; nothing is left behind."""
+    """Write the parts, one after another, to a file that appears at ``path`` only when it is complete.
+
+    Raises:
+        OSError: the disk is full or permission is missing; no partial file is left.
+    """
     with _written(path, sum(part.nbytes for part in parts)) as descriptor:
         _write_all(descriptor, parts)
 
 
 @contextmanager
 def _written(path: Path, size: int) -> Iterator[int]:
-    """A descriptor of a file that has ``path`` only once the block has filled it without an error."""
+    """Yield a descriptor of a new file, which is renamed to ``path`` if the block raises no error."""
     partial = path.with_name(f".{secrets.token_hex(8)}{_PARTIAL_SUFFIX}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        # A full disk is known at once, before it is filled.
+        # Reserve the space first, so that a full disk is noticed before anything is written.
         if hasattr(os, "posix_fallocate"):  # not macOS
             os.posix_fallocate(descriptor, 0, size)
         yield descriptor
@@ -377,10 +390,10 @@ def _written(path: Path, size: int) -> Iterator[int]:
 
 
 def _write_all(descriptor: int, parts: Iterable[memoryview]) -> None:
-    """Write in whole huge pages.
+    """Write the parts in whole huge pages.
 
-    Only what one write fills from one piece of memory becomes a huge page of the file cache, and is
-    mapped as one later.
+    The page cache only uses a huge page, which is later mapped as one, for data that a single write takes
+    from one piece of memory.
     """
     buffer, filled = memoryview(bytearray(_WRITE_BYTES)), 0
     for part in parts:

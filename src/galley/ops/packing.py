@@ -1,4 +1,4 @@
-"""From typed weights to matrices in the layout of the native kernels."""
+"""Pack typed weights into matrices in the layout of the native kernels."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -26,21 +26,21 @@ from galley.quant.rtn import not_finite, quantize_int4, quantize_int8
 from galley.types.weight_dtypes import WEIGHT_DTYPES
 
 _GROUP_MULTIPLE: Final = 16
-"""Columns; a group begins on a whole register of activations."""
+"""Columns; a group begins at a whole register of activations."""
 
 
 class Matrices:
-    """A model's packed matrices, each made once, when it is first asked for.
+    """A model's packed matrices, each packed once, when it is first requested.
 
     Args:
         weights: the model's tensors.
-        kinds: what each matrix is kept as.
-        threads: to pack with.
-        cache: where packed matrices may be already.
-        experts: those of experts, which lie behind the others in the cache's file.
+        kinds: the weight type of each matrix.
+        threads: number of threads that pack.
+        cache: where matrices may be packed already.
+        experts: the matrices of experts, which follow the others in the cache's file.
 
     Attributes:
-        expert_cache: what reads experts from that file when they are chosen; None: they are in memory.
+        expert_cache: reads experts from that file when they are chosen; None if they are in memory.
     """
 
     expert_cache: _native.ExpertCache | None = None
@@ -65,17 +65,17 @@ class Matrices:
     def keep_experts_on_disk(
         self, sizes: Mapping[Names, int], *, slots: int, slot_bytes: int
     ) -> None:
-        """Have all matrices in the cache's file, and experts in memory only when they are chosen.
+        """Write all matrices to the cache's file, and load experts only when they are chosen.
 
         Args:
-            sizes: of all matrices, packed, in bytes.
-            slots: experts that are in memory at a time.
-            slot_bytes: of the largest one.
+            sizes: bytes of each packed matrix.
+            slots: number of experts that are in memory at the same time.
+            slot_bytes: bytes of the largest expert.
 
         Raises:
             SettingsError: the file cannot be written.
             EngineFailed: the weights or the file changed meanwhile.
-            UnsupportedModel: integers cannot stand for a value.
+            UnsupportedModel: integers cannot represent a value.
         """
         assert self._cache is not None
         ordered = sorted(sizes, key=self._experts.__contains__)
@@ -86,12 +86,12 @@ class Matrices:
         self.expert_cache = _native.ExpertCache(self._cache.file.fileno(), slots, slot_bytes)
 
     def packed(self, names: Names) -> _native.Packed:
-        """One matrix with the outputs of the named tensors one after another.
+        """Return one matrix with the outputs of the named tensors, one after another.
 
-        All have one depth and one kind.
+        All tensors have the same depth and weight type.
 
         Raises:
-            UnsupportedModel: integers cannot stand for a value.
+            UnsupportedModel: integers cannot represent a value.
         """
         key = self._key(names)
         if key not in self._packed:
@@ -123,7 +123,7 @@ class Matrices:
         return _packed(kind, outputs, shapes[0][1], memory, file_offset)
 
     def vector(self, name: str) -> Floats:
-        """A tensor that is no matrix, such as a norm's weight or a bias, as float32.
+        """Return a tensor that is not a matrix, such as a norm's weight or a bias, as float32.
 
         Raises:
             UnsupportedModel: it is not dense.
@@ -134,20 +134,20 @@ class Matrices:
         return to_float32(weight)
 
     def keep(self) -> None:
-        """Have the cache keep what was asked for, unless it had all of it; goes on in the background."""
+        """Write the requested matrices to the cache in the background, unless it has all of them."""
         if self._cache is not None and not self._all_cached:
             ordered = sorted(self._packed, key=lambda key: key.names in self._experts)
             self._cache.keep({key: self._packed[key].memory for key in ordered})
 
 
 def has_kernel(kind: WeightKind) -> bool:
-    """Whether the native executor multiplies such matrices as they are."""
+    """Return whether the native executor multiplies such matrices as they are."""
     known = WEIGHT_DTYPES.get(kind.name)
     return known is not None and "cpu" in known.executors and kind.group % _GROUP_MULTIPLE == 0
 
 
 def check_kind(name: str, kind: WeightKind, depth: int) -> None:
-    """Raises UnsupportedModel if the native executor has no kernel for such a matrix."""
+    """Raise UnsupportedModel if the native executor has no kernel for such a matrix."""
     if not has_kernel(kind):
         raise _no_kernel(name, kind)
     if kind.is_integer and (kind.group or depth) > _native.LONGEST_GROUP:
@@ -165,24 +165,24 @@ def _no_kernel(name: str, kind: WeightKind) -> UnsupportedModel:
 
 
 def packed_bytes(kind: WeightKind, outputs: int, depth: int) -> int:
-    """Bytes of a packed matrix, padding included; nothing is packed."""
+    """Return the bytes of a packed matrix, including padding, without packing it."""
     return _native.packed_bytes(
         kind.name, outputs, depth, kind.group, kind.scale_type or "F32", kind.zeros, kind.minima
     )
 
 
 def pack(parts: Sequence[Weight], kind: WeightKind, *, threads: int = 1) -> _native.Packed:
-    """Checkpoint tensors [outputs, depth], one after another, as one matrix.
+    """Pack checkpoint tensors [outputs, depth], one after another, as one matrix.
 
     Args:
-        parts: of one depth. Integer ones of this kind are taken as they are, others as the floats that
-            they stand for.
-        kind: float32, bf16, f16, int8 or int4. Dense tensors are rounded to nearest, as ``quant/rtn.py``
-            does.
-        threads: to work with.
+        parts: tensors of one depth. Integer tensors of this type are packed as they are; those of other
+            types are first converted to the floats that they represent.
+        kind: float32, bf16, f16, int8 or int4. Dense tensors are rounded to nearest, as in
+            ``quant/rtn.py``.
+        threads: number of threads that pack.
 
     Raises:
-        UnsupportedModel: the kind cannot stand for a value, or 32 bits cannot hold sums of integers.
+        UnsupportedModel: the type cannot represent a value, or 32 bits cannot hold sums of integers.
     """
     parts = [_as_floats(part, kind) for part in parts]
     dense = [part for part in parts if isinstance(part, DenseWeight)]
@@ -198,14 +198,14 @@ def pack(parts: Sequence[Weight], kind: WeightKind, *, threads: int = 1) -> _nat
 
 
 def _as_floats(part: Weight, kind: WeightKind) -> Weight:
-    """A matrix of integers of another kind, as float32: no value changes."""
+    """Convert a matrix of integers of another type to float32; no value changes."""
     if not isinstance(part, IntWeight) or part.kind == kind:
         return part
     return DenseWeight(part.name, "F32", part.shape, _raw(dequantize(part)))
 
 
 def _integers(part: Weight, kind: WeightKind) -> IntWeight:
-    """As they are, or a dense tensor rounded as the native packing rounds it."""
+    """Return an integer tensor as it is, or a dense one rounded as the native packing rounds it."""
     if isinstance(part, BlockWeight):
         raise _no_kernel(part.name, part.kind)
     if isinstance(part, DenseWeight):
@@ -215,10 +215,10 @@ def _integers(part: Weight, kind: WeightKind) -> IntWeight:
 
 
 def pack_integers(parts: Sequence[IntWeight], *, threads: int = 1) -> _native.Packed:
-    """Integer matrices of one kind and depth, one after another, exactly as they are.
+    """Pack integer matrices of one type and depth, one after another, without changing any value.
 
     Raises:
-        UnsupportedModel: there is no kernel for the kind.
+        UnsupportedModel: there is no kernel for the type.
     """
     kind = parts[0].kind
     check_kind(parts[0].name, kind, parts[0].shape[1])
@@ -238,7 +238,7 @@ def pack_integers(parts: Sequence[IntWeight], *, threads: int = 1) -> _native.Pa
 
 
 def _kept(parts: Sequence[IntWeight], which: int) -> tuple[Any, Bytes | None]:
-    """Scales (0) or minima (1) as they are packed, and, of nested ones, their units."""
+    """Return the scales (0) or minima (1) as they are packed and, if they are nested, their units."""
     if parts[0].nested is None:
         floats = [(part.scales, part.minima)[which] for part in parts]
         scale_type = parts[0].scale_type
@@ -251,7 +251,7 @@ def _kept(parts: Sequence[IntWeight], which: int) -> tuple[Any, Bytes | None]:
 
 
 def _joined(arrays: Sequence[npt.NDArray[Any] | None]) -> Bytes | None:
-    """One after another; None if there are none."""
+    """Return the arrays concatenated, as bytes; None if there are none."""
     there = [array for array in arrays if array is not None]
     return _raw(np.concatenate(there)) if there else None
 
@@ -263,7 +263,7 @@ def _packed(
     memory: Bytes | None = None,
     file_offset: int | None = None,
 ) -> _native.Packed:
-    """Empty, a view of packed ``memory``, or one that stays in a file."""
+    """Return an empty matrix, a view of packed ``memory``, or a matrix that stays in a file."""
     return _native.Packed(
         kind.name,
         outputs,
@@ -284,6 +284,6 @@ def _scales(scales: Floats, scale_type: ScaleType) -> Any:
 
 
 def _raw(values: Any) -> Bytes:
-    """Flat bytes."""
+    """Return the values as flat bytes."""
     flat: Bytes = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
     return flat

@@ -1,6 +1,6 @@
-"""The reference executor: torch, op by op, any device. The truth that all others are tested against.
+"""The reference executor: torch, op by op, on any device. All other executors are tested against it.
 
-Every op sees rows in tiles of one fixed shape, which makes their bits independent of the batch; see
+Every op gets rows in tiles of one fixed shape, which makes their bits independent of the batch; see
 ``ops/tiles.py``.
 """
 
@@ -51,9 +51,9 @@ _QUANTIZERS: Final[Mapping[str, Quantize]] = {"int8": quantize_int8, "int4": qua
 class ReferenceExecutor(ReferenceOps, SynchronousExecutor):
     """See :class:`galley.ops.executor.Executor`.
 
-    Norms, softmax and rotation are computed in float32 whatever ``dtype`` is; products in ``dtype``.
-    Matrices are rounded as ``quantize`` says and kept in ``dtype``, and so are keys and values where
-    ``kv_dtype`` is int8 or int4; activations are not rounded.
+    Norms, softmax and rotation are computed in float32 for every ``dtype``; products in ``dtype``. Matrices
+    are rounded to ``quantize`` and kept in ``dtype``, as are keys and values if ``kv_dtype`` is int8 or
+    int4; activations are not rounded.
     """
 
     def __init__(self, program: Program, weights: Weights, options: ExecutorOptions) -> None:
@@ -104,7 +104,7 @@ class ReferenceExecutor(ReferenceOps, SynchronousExecutor):
         """See :meth:`galley.ops.executor.ExecutorFactory.memory`."""
         size = _TORCH_TYPES[options.dtype].itemsize
         programs = [p for p in (program, program.encoder, program.aligner) if p is not None]
-        # What an op reads and writes, and a copy in float32 of what it computes with.
+        # The inputs and outputs of an op, and float32 copies of the values that it computes with.
         rows = [
             max(8 * (sum(widths[b] for b in op.inputs) + sum(op.widths)) for op in traced.ops)
             for traced, widths in ((p, p.widths()) for p in programs)
@@ -130,7 +130,7 @@ class ReferenceExecutor(ReferenceOps, SynchronousExecutor):
         )
 
     def _load(self, weight: Weight, kind: WeightKind | None) -> torch.Tensor:
-        """The tensor's values, of a matrix as its ``kind`` rounds them."""
+        """Return the tensor's values; those of a matrix are rounded to its ``kind``."""
         if isinstance(weight, BlockWeight):
             raise UnsupportedModel(
                 f"tensor {weight.name} is kept as {weight.kind}, which executor 'reference' cannot read"
@@ -174,15 +174,15 @@ class ReferenceExecutor(ReferenceOps, SynchronousExecutor):
         )
 
     def kv_bytes_per_block(self) -> int:
-        """Bytes over all layers."""
+        """Return the bytes of a block over all layers."""
         return BLOCK_TOKENS * self._program.kv_bytes_per_token(self._dtype.itemsize)
 
     def bytes_per_state(self) -> int:
-        """Over all recurrent layers."""
+        """Return the bytes of state over all recurrent layers."""
         return state_bytes(self._program)
 
     def allocate_kv(self, blocks: int, states: int = 0) -> None:
-        """Zeroed, so pages are only touched when they are used."""
+        """Allocate zeroed memory, whose pages are only touched when they are used."""
         self._states = [
             torch.zeros((states, state.rows, state.width), device=self._device)
             for state in self._program.states
@@ -265,7 +265,7 @@ class ReferenceExecutor(ReferenceOps, SynchronousExecutor):
         return result
 
     def _run(self, program: Program, step: Step) -> Tiles:
-        """The buffer of the last op; nothing if it has none, or no row is wanted of it."""
+        """Return the output of the last op; no tiles if it has none, or no row of it is requested."""
         last_use = {b: i for i, op in enumerate(program.ops) for b in op.inputs}
         buffers: dict[int, Tiles] = {}
         for i, op in enumerate(program.ops):
@@ -282,12 +282,12 @@ class ReferenceExecutor(ReferenceOps, SynchronousExecutor):
 
 
 def state_bytes(program: Program) -> int:
-    """Of the float32 that all recurrent layers keep for a sequence."""
+    """Return the bytes of the float32 states of all recurrent layers for one sequence."""
     return 4 * sum(state.rows * state.width for state in program.states)
 
 
 def _free_memory(device: torch.device) -> int | None:
-    """Bytes; None for the host's."""
+    """Return the free bytes of a CUDA device; None for other devices."""
     if device.type != "cuda":
         return None
     free, _ = torch.cuda.mem_get_info(device)

@@ -1,4 +1,4 @@
-"""Ops whose result's rows depend on the same rows alone, and on no weights: their truth in torch."""
+"""Reference ops in torch that have no weights and compute each output row from the same input rows."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -76,4 +76,4 @@ ELEMENTWISE: Final[Mapping[str, Callable[..., torch.Tensor]]] = {
     "columns": _columns,
     "head_columns": _head_columns,
 }
-"""By the name of the op: (op, [rows, width] of each input) -> [rows, width] of the result."""
+"""Name of the op -> function of (op, [rows, width] of each input) that returns [rows, width]."""

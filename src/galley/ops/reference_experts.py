@@ -1,4 +1,4 @@
-"""Mixtures of experts in torch: which experts each row of a tile goes to, and what they make of it."""
+"""Mixtures of experts in torch: choose the experts of each row of a tile, and compute their sum."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,12 +10,12 @@ from torch.nn.functional import silu
 def route(
     logits: torch.Tensor, attrs: Mapping[str, Any], bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """The op ``route`` of one tile.
+    """Run the op ``route`` on one tile.
 
     Args:
         logits: [rows, experts] float32.
-        attrs: of the op; see ``graph/signatures.py``.
-        bias: [experts], added to what is compared.
+        attrs: attributes of the op; see ``graph/signatures.py``.
+        bias: [experts], added to the scores that are compared.
 
     Returns:
         [rows, 2 * per_token] float32: numbers of experts, then their weights.
@@ -32,12 +32,12 @@ def route(
 
 
 def _greatest(values: torch.Tensor, count: int) -> torch.Tensor:
-    """Their places, greatest first, the first of equals."""
+    """Return the indices of the greatest values, greatest first; of equal ones the first."""
     return values.sort(dim=-1, descending=True, stable=True).indices[..., :count]
 
 
 def _within_groups(keys: torch.Tensor, attrs: Mapping[str, Any]) -> torch.Tensor:
-    """``keys`` of the best groups, minus infinity of all others."""
+    """Return ``keys`` with minus infinity for all but the best groups."""
     grouped = keys.view(len(keys), attrs["groups"], -1)
     best = grouped.gather(2, _greatest(grouped, attrs["group_best"])).sum(-1)
     kept = torch.zeros_like(best, dtype=torch.bool)
@@ -46,7 +46,7 @@ def _within_groups(keys: torch.Tensor, attrs: Mapping[str, Any]) -> torch.Tensor
 
 
 def gated(gate: torch.Tensor, up: torch.Tensor, attrs: Mapping[str, Any]) -> torch.Tensor:
-    """How an expert's two products meet; see ``experts`` in ``graph/signatures.py``."""
+    """Combine an expert's products of gate and up; see ``experts`` in ``graph/signatures.py``."""
     limit = attrs["limit"]
     if not limit:
         return silu(gate) * up
@@ -61,19 +61,19 @@ def expert_sum(
     *,
     scaled_inputs: bool,
 ) -> torch.Tensor:
-    """The op ``experts`` of one tile.
+    """Run the op ``experts`` on one tile.
 
-    An expert that any row chose sees the whole tile, whose shape never changes; only the rows that chose it
-    take the result.
+    An expert that any row chose is run on the whole tile, whose shape never changes; only the rows that
+    chose it use the result.
 
     Args:
         x: [rows, hidden].
-        routes: as :func:`route` makes them.
-        run: what an expert, by its number, makes of x.
-        scaled_inputs: weights scale what experts read, not what they make.
+        routes: result of :func:`route`.
+        run: runs an expert, given by its number, on x.
+        scaled_inputs: weights scale the inputs of experts, not their results.
 
     Returns:
-        [rows, hidden], added up in the order of the choices.
+        [rows, hidden], summed in the order of the choices.
     """
     chosen, weights = routes.chunk(2, dim=1)
     made = x.new_zeros((*chosen.shape, x.shape[1]), dtype=torch.float32)

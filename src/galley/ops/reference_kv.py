@@ -1,4 +1,4 @@
-"""Keys and values as an integer cache gives them back: the truth for the native executor's."""
+"""Keys and values rounded as by an integer cache: the reference for the native executor's cache."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from galley.graph.program import Program
 from galley.ops.key_factors import key_factors
 
 _LEAST_SPAN: Final = 1e-30
-"""Below, quotients by it would overflow: such a row has one value for every purpose."""
+"""Division by a smaller span would overflow; such a row is treated as having a single value."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVRounding:
-    """How ``kv_dtype`` rounds the keys and values of a token, head by head.
+    """Rounds the keys and values of a token to ``kv_dtype``, head by head.
 
     Attributes:
-        rounded: rows of floats [..., dim] -> what the cache gives back of them.
-        factors: of each layer [kv_heads, key_dim], by which keys are divided before; empty: 1.
-        stretches: of each layer (:attr:`KVLayout.stretches`); empty: all columns of a key.
+        rounded: function from rows of floats [..., dim] to the values that the cache returns.
+        factors: [kv_heads, key_dim] for each layer, by which keys are divided first; empty means 1.
+        stretches: :attr:`KVLayout.stretches` of each layer; empty means all columns of a key together.
     """
 
     rounded: Callable[[torch.Tensor], torch.Tensor]
@@ -32,7 +32,7 @@ class KVRounding:
     def of(
         cls, kv_dtype: str, program: Program, weights: Weights, device: torch.device
     ) -> Self | None:
-        """None if ``kv_dtype`` is no type of integers."""
+        """Return the rounding of ``kv_dtype``, or None if that is not an integer type."""
         if kv_dtype not in ROUNDINGS:
             return None
         found = key_factors(program, weights) if kv_dtype == "int4" else []
@@ -40,25 +40,28 @@ class KVRounding:
         return cls(ROUNDINGS[kv_dtype], factors, tuple(kv.stretches for kv in program.kv))
 
     def keys(self, rows: torch.Tensor, layer: int) -> torch.Tensor:
-        """Of [tokens, kv_heads, key_dim]."""
+        """Round keys [tokens, kv_heads, key_dim]."""
         factors = self.factors[layer] if self.factors else 1
         stretches = self.stretches[layer] if self.stretches else rows.shape[-1:]
         parts = torch.split(rows.float() / factors, list(stretches), dim=-1)
         return (torch.cat([self.rounded(part) for part in parts], dim=-1) * factors).to(rows.dtype)
 
     def values(self, rows: torch.Tensor) -> torch.Tensor:
-        """Of [tokens, kv_heads, value_dim]."""
+        """Round values [tokens, kv_heads, value_dim]."""
         return self.rounded(rows.float()).to(rows.dtype)
 
 
 def round_int8(rows: torch.Tensor) -> torch.Tensor:
-    """Integers from -127 to 127 times one scale a row."""
+    """Round each row to integers from -127 to 127 times a scale."""
     most = rows.abs().amax(dim=-1, keepdim=True).clamp_min(_LEAST_SPAN)
     return torch.round(rows * (127 / most)) * (most / 127)
 
 
 def round_int4(rows: torch.Tensor) -> torch.Tensor:
-    """Of each row low + scale * n, n from 0 to 15. Low and scale are bfloat16; nothing lies beyond them."""
+    """Round each row to low + scale * n, with n from 0 to 15.
+
+    Low and scale are bfloat16, rounded so that no value is out of this range.
+    """
     low = _bf16_below(rows.amin(dim=-1, keepdim=True))
     span = rows.amax(dim=-1, keepdim=True) - low
     scale = -_bf16_below(-(span / 15))
@@ -67,7 +70,7 @@ def round_int4(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _bf16_below(x: torch.Tensor) -> torch.Tensor:
-    """The greatest bfloat16 that is at most x."""
+    """Return the greatest bfloat16 that is at most x."""
     bits = x.view(torch.int32)
     cut = bits & -0x10000
     return torch.where(cut.view(torch.float32) > x, cut + 0x10000, cut).view(torch.float32)
@@ -77,4 +80,4 @@ ROUNDINGS: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "int8": round_int8,
     "int4": round_int4,
 }
-"""Types of integers, by the name that the setting ``kv_dtype`` has for them."""
+"""Rounding functions by the name of the integer type in the setting ``kv_dtype``."""

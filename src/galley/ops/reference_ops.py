@@ -1,4 +1,4 @@
-"""The ops of a program in torch, as ``ops/reference.py`` runs them: tiles in, tiles out."""
+"""The ops of a program in torch, run by ``ops/reference.py``, from input tiles to output tiles."""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,28 +31,28 @@ from galley.ops.tiles import (
 from galley.types import BLOCK_TOKENS
 
 Factors: TypeAlias = tuple[torch.Tensor, torch.Tensor, float]
-"""What an adapter adds to a linear layer: scale * b (a x), with a [rank, depth] and b [outputs, rank]."""
+"""(a, b, scale): an adapter adds scale * b (a x) to a layer; a is [rank, depth], b [outputs, rank]."""
 
 
 @dataclass(slots=True)
 class Step:
-    """A batch of tokens, or of encoder inputs, on their way through a program.
+    """The state of a batch of tokens, or of encoder inputs, while a program runs.
 
-    Which rows there are changes at ``im2col``, which places them anew; ``layout`` also does at
+    The rows change at ``im2col``, which calls :meth:`place` again; ``layout`` also changes at
     ``select_rows``.
 
     Attributes:
-        source: what to compute.
+        source: the batch to compute.
         tables: the blocks of each sequence or encoder input.
-        angles: of rotations, shared by all layers.
+        angles: angles of rotations, shared by all layers.
         starts: sequence or encoder input s has rows ``starts[s]`` to ``starts[s + 1]``.
         at: [rows] positions; ``positions`` has the same in tiles.
-        layout: where the rows sit in tiles.
-        kv_slots: KV group -> [rows] where in the cache their keys and values go, once a layer has asked.
+        layout: the places of the rows in tiles.
+        kv_slots: KV group -> [rows] slots of keys and values in the cache, computed at the first use.
         pairs: which sequences share rows with which tiles.
-        attention: [rows, heads, max rows] what an aligner finds.
-        given: [rows, width] what an encoder gives to its caller.
-        adapters: [rows] the slot of each row's adapter, -1 for none; None: no row has one.
+        attention: [rows, heads, max rows] the weights that an aligner returns.
+        given: [rows, width] the rows that an encoder returns to its caller.
+        adapters: [rows] the slot of each row's adapter, -1 for none; None if no row has one.
     """
 
     source: Batch | EncoderBatch
@@ -69,7 +69,7 @@ class Step:
     adapters: Ints | None = None
 
     def place(self, starts: Ints, positions: Ints, device: torch.device) -> None:
-        """Rows ``starts[s]`` to ``starts[s + 1]`` belong to sequence or encoder input s."""
+        """Place rows in tiles; ``starts[s]`` to ``starts[s + 1]`` belong to sequence or input s."""
         self.starts = starts
         self.at = positions
         self.kv_slots = {}
@@ -79,7 +79,7 @@ class Step:
 
 
 class ReferenceOps:
-    """What each op does, over the weights and the cache."""
+    """The implementations of all ops, with the weights and the cache."""
 
     def __init__(
         self, dtype: torch.dtype, device: torch.device, layouts: Sequence[KVLayout]
@@ -88,17 +88,17 @@ class ReferenceOps:
         self._layouts = layouts
         self._dtype = dtype
         self._device = device
-        # Of each layer, [blocks, BLOCK_TOKENS, kv_heads, key_dim] and [..., value_dim], which shows the
-        # keys where they hold the values.
+        # For each layer, [blocks, BLOCK_TOKENS, kv_heads, key_dim] and [..., value_dim]; the latter is a
+        # view of the keys if these contain the values.
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
         self._kv_rounding: KVRounding | None = None
         self._group_of: Mapping[int, int] = {}
         """Layer -> its KV group."""
         self._adapters: list[dict[int, Factors]] = []
-        """Of each slot, by the number of the module."""
+        """The factors of each slot, by the number of the module."""
         self._states: list[torch.Tensor] = []
-        """Of each recurrent layer, [slots, rows, width] of float32."""
+        """The states of each recurrent layer, [slots, rows, width] of float32."""
         self._kernels: Mapping[str, Callable[[Op, Step, list[Tiles]], Tiles]] = {
             "embed": self._embed,
             "linear": self._linear,
@@ -128,7 +128,7 @@ class ReferenceOps:
         }
 
     def _begin(self, source: Batch | EncoderBatch, starts: Integers, positions: Integers) -> Step:
-        """``source`` before its first op; rows and positions as :meth:`Step.place` takes them."""
+        """Return the step of ``source`` before its first op; for the rows see :meth:`Step.place`."""
         step = Step(source, [self._on_device(table) for table in source.tables], {})
         step.place(np.asarray(starts), np.asarray(positions), self._device)
         if isinstance(source, Batch) and source.adapters is not None:
@@ -136,7 +136,7 @@ class ReferenceOps:
         return step
 
     def _run_op(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
-        """One op; no tiles if it has no output, or no row is wanted of it."""
+        """Run one op; return no tiles if it has no output, or no row of it is requested."""
         if elementwise := ELEMENTWISE.get(op.name):
             return [elementwise(op, *tiles) for tiles in zip(*inputs, strict=True)]
         return self._kernels[op.name](op, step, inputs)
@@ -145,7 +145,7 @@ class ReferenceOps:
         return torch.from_numpy(np.array(table, dtype=np.int64)).to(self._device)
 
     def _kv_slots(self, step: Step, group: int) -> torch.Tensor:
-        """[rows] the slot of each row in the layers of a KV group."""
+        """Return [rows] the cache slot of each row in the layers of a KV group."""
         if group not in step.kv_slots:
             sequences = len(step.starts) - 1
             tables = step.source.tables[group * sequences : (group + 1) * sequences]
@@ -196,7 +196,7 @@ class ReferenceOps:
         out = [tile.clone() for tile in inputs[0]]
         if step.adapters is None:
             return out
-        # One more: where no row sits there are zeros.
+        # Slots are increased by one, because empty places in tiles have zeros.
         slots = step.layout.scatter(torch.from_numpy(step.adapters + 1).to(self._device))
         for tile, x, there in zip(out, inputs[1], slots, strict=True):
             for slot in sorted({*there.tolist()} - {0}):
@@ -217,7 +217,7 @@ class ReferenceOps:
             x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
             if weight is None:
                 return x.to(self._dtype).reshape(TILE, -1)
-            # Families whose weights have an offset round after the product, the others before.
+            # Model families with an offset of the weights round after the product, the others before.
             x = x * (weight.float() + offset) if offset else weight * x.to(self._dtype)
             return x.to(self._dtype).reshape(TILE, -1)
 
@@ -240,7 +240,7 @@ class ReferenceOps:
     def _angles(
         self, step: Step, inv_freq: tuple[float, ...], scale: float
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """(cos, sin), each [TILE, 1, len(inv_freq)], for each tile; shared by all layers."""
+        """Return (cos, sin), each [TILE, 1, len(inv_freq)], for each tile; all layers share them."""
         key = (inv_freq, scale)
         if key not in step.angles:
             frequencies = torch.tensor(inv_freq, dtype=torch.float32, device=self._device)
@@ -280,7 +280,7 @@ class ReferenceOps:
     def _write_kv(
         self, op: Op, step: Step, k: Tiles, v: Tiles
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The layer's caches, in which the rows' keys and values are now."""
+        """Write the rows' keys and values to the layer's caches, and return these."""
         layer = op.attrs["layer"]
         keys, values = self._keys[layer], self._values[layer]
         slots = self._kv_slots(step, self._group_of[layer])
@@ -366,7 +366,7 @@ class ReferenceOps:
         return [tile.to(self._dtype) for tile in made]
 
     def _decays(self, op: Op, x: Tiles) -> tuple[Tiles, Tiles]:
-        """Of each head the step softplus(x + bias), and what of its state is left after it."""
+        """Return the step softplus(x + bias) of each head, and the factor by which its state decays."""
         rates = self._weights[op.tensor("a_log")].float().exp()
         bias = self._weights[op.tensor("dt_bias")].float()
         steps = [softplus(tile.float() + bias) for tile in x]
@@ -490,5 +490,5 @@ class ReferenceOps:
 
 
 def places_in(lengths: Ints) -> Ints:
-    """0, 1, ... for the rows of each encoder input."""
+    """Return the positions 0, 1, ... of the rows of each encoder input."""
     return np.concatenate([np.arange(length) for length in lengths])

@@ -1,4 +1,4 @@
-"""What recurrent layers do with one token, in torch: from a state and a row to the next, and a result."""
+"""The recurrence of one token, in torch: from a state and an input row to the next state and a result."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -14,12 +14,12 @@ Recurrence: TypeAlias = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 def causal_sum(
     state: torch.Tensor, x: torch.Tensor, *, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum of each column's last values times its weights.
+    """Return the next state, and the sum of each column's last values times its weights.
 
     Args:
-        state: [size - 1, width], the last rows.
-        x: [width].
-        weight: [width, size], the newest row's last.
+        state: [size - 1, width], the previous rows.
+        x: [width], the newest row.
+        weight: [width, size]; the last column is for the newest row.
         bias: [width] or None.
     """
     rows = torch.cat((state, x[None]))
@@ -41,16 +41,16 @@ def recurrence(
     delta: bool,
     skip: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``ssm`` and, with ``delta``, ``delta_rule`` (``graph/signatures.py``).
+    """Compute one row of ``ssm`` or, with ``delta``, of ``delta_rule`` (``graph/signatures.py``).
 
     Args:
         state: [heads * key_dim, value_dim].
         q, k: [groups * key_dim].
         v: [heads * value_dim].
-        beta, decay: [heads] of what is added to the state, and of the state before.
-        heads: how many there are.
-        delta: what the state has for k already is taken from v.
-        skip: [heads] of v in the result, or None.
+        beta, decay: [heads] factors of the addition to the state, and of the previous state.
+        heads: number of heads.
+        delta: the value that the state already has for k is subtracted from v.
+        skip: [heads] factors with which v is added to the result, or None.
     """
     s = state.view(heads, -1, state.shape[1]) * decay[:, None, None]
     groups = q.shape[0] // s.shape[1]
@@ -74,15 +74,15 @@ def advance(
     rows: Sequence[torch.Tensor],
     width: int,
 ) -> torch.Tensor:
-    """The rows of a step, one after another.
+    """Compute the rows of a step, one after another.
 
     Args:
-        kernel: of one row.
-        kept: [slots, rows, width] of the layer's states, which are read and written.
-        starts: where each sequence's rows begin, and their end.
-        slots: of each sequence, as :attr:`galley.ops.executor.Batch.states`.
-        rows: of each input, [rows, columns].
-        width: of a result.
+        kernel: computes one row.
+        kept: [slots, rows, width] the layer's states, which are read and written.
+        starts: the start of each sequence's rows, and the end of the last.
+        slots: the slots of each sequence, as in :attr:`galley.ops.executor.Batch.states`.
+        rows: [rows, columns] for each input.
+        width: columns of a result.
 
     Returns:
         [rows, width].
@@ -93,7 +93,7 @@ def advance(
         state = kept[states[0]].clone() if states[0] >= 0 else torch.zeros_like(kept[0])
         for done, slot in zip(states[1::2], states[2::2], strict=True):
             for r in range(row, begin + done):
-                # A copy of each row: they begin on aligned addresses, whichever they are.
+                # Copy each row, so that it begins at an aligned address.
                 state, made[r] = kernel(state, *(x[r].clone() for x in rows))
             row = begin + done
             kept[slot] = state

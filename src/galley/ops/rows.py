@@ -1,4 +1,4 @@
-"""Reductions over a row of logits, native where that is to be had: for numpy a vocabulary is long."""
+"""Reductions over a row of logits, native if available, because numpy is slow on a whole vocabulary."""
 
 import functools
 import math
@@ -11,7 +11,7 @@ import numpy.typing as npt
 try:
     from galley import _native
     from galley.ops.isa import choose_isa
-except ImportError:  # the reference executor serves, and said so when it started
+except ImportError:  # the reference executor serves, and a warning was logged at its start
     _native = None  # type: ignore[assignment]
 
 Row: TypeAlias = npt.NDArray[np.float32]
@@ -19,7 +19,7 @@ Ids: TypeAlias = npt.NDArray[np.int64]
 
 
 def top_k(row: Row, count: int) -> Ids:
-    """The ids of the ``count`` greatest, greatest first, equals by id, NaN last."""
+    """Return the ids of the ``count`` greatest logits, greatest first, equal ones by id, NaN last."""
     count = min(count, len(row))
     if _native is None:
         return np.argsort(-row, kind="stable")[:count]
@@ -29,7 +29,7 @@ def top_k(row: Row, count: int) -> Ids:
 
 
 def logsumexp(row: Row) -> float:
-    """Logarithm of the sum of exponentials; NaN if the greatest element is not finite."""
+    """Return the logarithm of the sum of exponentials; NaN if the greatest element is not finite."""
     most = float(row.max())
     if not math.isfinite(most):
         return math.nan
@@ -44,6 +44,6 @@ def _isa() -> str:
 
 
 def check_isa() -> None:
-    """Raises SettingsError if GALLEY_CPU_ISA names what cannot run here."""
+    """Raise SettingsError if GALLEY_CPU_ISA names an instruction set that cannot run here."""
     if _native is not None:
         _isa()

@@ -1,8 +1,8 @@
-"""What a step wants to know of its logits, as data, and the answers: logits stay with the executor.
+"""Requests for what a step computes from its logits, and the results: logits stay with the executor.
 
 Tokens are drawn, log-probabilities reported and beam candidates ranked where the logits are. An engine
-describes what it wants in a :class:`SamplingBatch` of plain numbers and arrays; an executor answers
-with a :class:`StepResult`. :func:`sample` is what both executors on the host do.
+describes its request in a :class:`SamplingBatch` of plain numbers and arrays; an executor returns a
+:class:`StepResult`. Both executors on the host call :func:`sample`.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,16 +27,16 @@ class LogitsAdjustment(NamedTuple):
     """Changes to one row of logits [vocab] before a token is chosen, applied in the order of the fields.
 
     Attributes:
-        repeated: ids whose logits the ``repetition_penalty`` divides where positive and multiplies where
-            negative (CTRL, arXiv:1909.05858).
-        penalised, penalties: ids, and what is subtracted from the logit of each (presence and frequency).
-        biased, biases: ids, and what is added to the logit of each.
+        repeated: ids whose logits are divided by the ``repetition_penalty`` if positive and multiplied by
+            it if negative (CTRL, arXiv:1909.05858).
+        penalised, penalties: ids, and the penalty subtracted from each logit (presence and frequency).
+        biased, biases: ids, and the bias added to the logit of each.
         allowed: all other ids become impossible; None allows every id.
         forbidden: arrays of ids that become impossible.
-        forbidden_ranges: (first, end) of ids that become impossible.
+        forbidden_ranges: ranges (first, end) of ids that become impossible.
         mask: [vocab or more] added to the logits, 0 or -inf; complete after ``SamplingBatch.masks_filled``.
-        timestamp_begin: where the ids from here on are together likelier than any single id below, those
-            below become impossible (Whisper's rule, arXiv:2212.04356); None: no such rule.
+        timestamp_begin: if the ids from this one on are together likelier than any single id below it, the
+            ids below become impossible (Whisper's rule, arXiv:2212.04356); None means no such rule.
     """
 
     repeated: Ids = NO_IDS
@@ -76,7 +76,7 @@ class LogitsAdjustment(NamedTuple):
 
 
 class RowLogprob(NamedTuple):
-    """Asks for the log-probability of ``token`` at ``row``, and the ``top`` best alternatives."""
+    """Request for the log-probability of ``token`` at ``row``, and of the ``top`` best alternatives."""
 
     row: int
     token: int
@@ -84,7 +84,7 @@ class RowLogprob(NamedTuple):
 
 
 class RowCandidates(NamedTuple):
-    """Wanted: the ``most`` likeliest next tokens at ``row``, chosen after the ``adjustment``."""
+    """Request for the ``most`` likeliest next tokens at ``row``, chosen after the ``adjustment``."""
 
     row: int
     most: int
@@ -92,7 +92,7 @@ class RowCandidates(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A possible next token, and its log-probability among those that the adjustment left."""
+    """A possible next token, and its log-probability after the adjustment."""
 
     token: int
     logprob: float
@@ -100,21 +100,21 @@ class Candidate(NamedTuple):
 
 @dataclass(slots=True)
 class SamplingBatch:
-    """What a step wants of its logits [wanted, vocab]. Draw i chooses one token from row ``rows[i]``.
+    """A step's requests on its logits [wanted, vocab]. Draw i chooses one token from row ``rows[i]``.
 
     Attributes:
-        rows: for each draw the row of the logits; several draws never share a row.
-        positions: for each draw the absolute position of the chosen token in its sequence.
-        records: for each draw its sampling record (see :func:`galley.ops.draws.sampling_record`).
+        rows: for each draw, the row of the logits; no two draws share a row.
+        positions: for each draw, the absolute position of the chosen token in its sequence.
+        records: for each draw, its sampling record (see :func:`galley.ops.draws.sampling_record`).
         adjustments: draw -> changes to its row.
-        logprobs: log-probabilities of given tokens, before any adjustment.
-        drawn_logprobs: draw -> report its token's log-probability before any adjustment, and so many
-            alternatives.
+        logprobs: requests for log-probabilities of given tokens, before any adjustment.
+        drawn_logprobs: draw -> number of alternatives to report with its token's log-probability, before
+            any adjustment.
         drawn_scores: draws whose token's log-probability after the adjustment is reported.
-        candidates: for beam searches.
-        mask_fills: to be called before adjustments are applied: they fill the masks of these.
-        masks_filled: waits for all of ``mask_fills``, which run beside the forward pass.
-        keep_logits: the caller wants the logits themselves.
+        candidates: requests of beam searches.
+        mask_fills: functions that fill the masks of adjustments, called before these are applied.
+        masks_filled: waits for all of ``mask_fills``, which run concurrently with the forward pass.
+        keep_logits: whether the result contains the logits themselves.
     """
 
     rows: list[int] = field(default_factory=list)
@@ -130,7 +130,7 @@ class SamplingBatch:
     keep_logits: bool = False
 
     def draw(self, row: int, position: int, record: bytes) -> None:
-        """Ask for a token from ``row``."""
+        """Add the draw of a token from ``row``."""
         self.rows.append(row)
         self.positions.append(position)
         self.records.append(record)
@@ -138,18 +138,18 @@ class SamplingBatch:
 
 @dataclass(slots=True)
 class StepResult:
-    """What an executor made of a step; indexed as its :class:`SamplingBatch`.
+    """The result of a step, indexed as its :class:`SamplingBatch`.
 
     Attributes:
-        tokens: of each draw; ``NO_TOKEN`` where the logits leave none to choose.
+        tokens: the token of each draw; ``NO_TOKEN`` if the logits allow none.
         logprobs: one for each of ``SamplingBatch.logprobs``.
-        drawn_logprobs, drawn_scores: draw -> what was asked for.
+        drawn_logprobs, drawn_scores: draw -> the requested log-probabilities.
         candidates: for each of ``SamplingBatch.candidates`` the likeliest tokens, best first; fewer than
-            asked for where the others are impossible.
-        attention: [rows, heads, encoder rows] where the alignment heads of a speech model look, for the
-            rows of ``Batch.align``.
-        encoded: [rows, width] what the encoder made of ``Batch.encode``, if its program gives that.
-        logits: [wanted, vocab] after all adjustments, if they were asked for; valid until the next step.
+            requested if the others are impossible.
+        attention: [rows, heads, encoder rows] attention weights of the alignment heads of a speech model,
+            for the rows of ``Batch.align``.
+        encoded: [rows, width] the encoder's output for ``Batch.encode``, if its program returns it.
+        logits: [wanted, vocab] after all adjustments, if requested; valid until the next step.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -165,12 +165,12 @@ class StepResult:
 def sample(
     logits: Logits, batch: SamplingBatch, draw: Callable[[Logits, Draws], list[int]]
 ) -> StepResult:
-    """Answer ``batch`` from logits [wanted, vocab], which adjustments change in place.
+    """Compute what ``batch`` requests from logits [wanted, vocab], which adjustments change in place.
 
     Args:
-        logits: in host memory.
-        batch: what is wanted.
-        draw: chooses tokens as :func:`galley.ops.draws.draw_all` does.
+        logits: the logits, in host memory.
+        batch: the request.
+        draw: chooses tokens like :func:`galley.ops.draws.draw_all`.
     """
     result = StepResult(logits=logits if batch.keep_logits else None)
     result.logprobs = [token_logprob(logits[row], token, top) for row, token, top in batch.logprobs]
@@ -195,7 +195,7 @@ def sample(
 
 
 def token_logprob(logits: Row, token: int, top: int) -> TokenLogprob:
-    """Log-softmax of ``logits`` [vocab] at ``token``, and the ``top`` best alternatives."""
+    """Return the log-softmax of ``logits`` [vocab] at ``token`` and at the ``top`` best alternatives."""
     norm = logsumexp(logits)
     ids: Sequence[int] | Ids = top_k(logits, top) if top else ()
     return TokenLogprob(

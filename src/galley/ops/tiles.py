@@ -1,12 +1,12 @@
-"""Rows of a ragged batch in tiles of one fixed shape, and attention over key chunks of another, in torch.
+"""Rows of a ragged batch in tiles of one fixed shape, and attention over fixed-size key chunks, in torch.
 
-Exactness first: a row's result must have the same bits alone, batched and chunked. Library matrix
-products change their order of summation with the row count, vectorised functions treat the tail of a
-buffer differently from its body. So every op sees tiles of one fixed shape, [16, width], in a
-buffer of its own, and a row at position p of its sequence always sits in slot p % 16 of its tile, as it
-does in its KV block. Whatever the library does with that shape, it does the same to that row every time;
-what the other slots hold (other sequences' rows, or zeros) cannot matter. Attention goes over key chunks
-of one fixed size, from key 0 up; a chunk that is fully masked for a row changes none of its bits.
+Exactness comes first: a row's result must have the same bits alone, batched and chunked. Library matrix
+products change their order of summation with the row count, and vectorized functions treat the tail of a
+buffer differently from its body. So every op works on tiles of one fixed shape, [16, width], each in a
+separate buffer, and a row at position p of its sequence is always in slot p % 16 of its tile, as in its KV
+block. Whatever the library does with that shape, it does the same to that row every time; the contents of
+the other slots (other sequences' rows, or zeros) do not matter. Attention processes key chunks of one fixed
+size, from key 0 up; a chunk that is fully masked for a row changes none of its bits.
 """
 
 from collections.abc import Iterable, Iterator
@@ -32,14 +32,14 @@ Tiles = list[torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the rows of a buffer sit: ``flat[r] = tile * TILE + slot``, ``slot = position % TILE``."""
+    """The places of a buffer's rows: ``flat[r] = tile * TILE + slot``, ``slot = position % TILE``."""
 
     flat: torch.Tensor
     tiles: int
 
     @classmethod
     def of(cls, positions: Ints, device: torch.device) -> "Layout":
-        """Rows with the same slot go to tiles 0, 1, 2 ... in the order of the rows."""
+        """Lay out rows: those with the same slot go to tiles 0, 1, 2 ... in the order of the rows."""
         slots = positions % TILE
         order = np.argsort(slots, kind="stable")
         sorted_slots = slots[order]
@@ -50,27 +50,28 @@ class Layout:
         return cls(flat, int(tile.max(initial=-1)) + 1)
 
     def scatter(self, rows: torch.Tensor) -> Tiles:
-        """[rows, ...] -> tiles, zeros between."""
+        """Copy rows [rows, ...] into tiles, with zeros in the other slots."""
         full = rows.new_zeros((self.tiles * TILE, *rows.shape[1:]))
         full[self.flat] = rows
-        # clone: each tile must start on an aligned address of its own
+        # clone: each tile must start at a separate, aligned address
         return [tile.clone() for tile in torch.split(full, TILE)]
 
     def rows(self) -> torch.Tensor:
-        """[tiles, TILE] which row sits in each slot; 0 where none does."""
+        """Return [tiles, TILE] the row in each slot; 0 for empty slots."""
         rows = torch.zeros(self.tiles * TILE, dtype=torch.int64, device=self.flat.device)
         rows[self.flat] = torch.arange(len(self.flat), device=self.flat.device)
         return rows.view(self.tiles, TILE)
 
     def gather(self, tiles: Tiles) -> torch.Tensor:
-        """Tiles -> [rows, ...] in the order of the rows."""
+        """Copy tiles back to [rows, ...], in the order of the rows."""
         return torch.cat(tiles)[self.flat]
 
 
 class Pair(NamedTuple):
     """A sequence (or encoder input) and a tile that share rows.
 
-    ``slots``: of those rows in the tile; ``first`` and ``last``: the least and greatest of their positions.
+    ``slots`` are the slots of those rows in the tile; ``first`` and ``last`` their least and greatest
+    positions.
     """
 
     sequence: int
@@ -81,7 +82,7 @@ class Pair(NamedTuple):
 
 
 def pairs_of(layout: Layout, starts: Ints, positions: Ints) -> list[Pair]:
-    """All of them; sequence s owns rows ``starts[s]`` to ``starts[s + 1]``."""
+    """Return all pairs of a layout; sequence s owns rows ``starts[s]`` to ``starts[s + 1]``."""
     flat = layout.flat.cpu().numpy()
     sequence = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
     members: dict[tuple[int, int], list[int]] = {}
@@ -102,8 +103,8 @@ def pairs_of(layout: Layout, starts: Ints, positions: Ints) -> list[Pair]:
 class Chunk(NamedTuple):
     """Keys that a tile attends to in one step.
 
-    ``keys`` [kv_heads, KEY_CHUNK, key_dim]; ``values`` [kv_heads, KEY_CHUNK, value_dim]; ``seen``
-    [TILE or 1, KEY_CHUNK] by which row.
+    ``keys`` is [kv_heads, KEY_CHUNK, key_dim], ``values`` [kv_heads, KEY_CHUNK, value_dim], and ``seen``
+    [TILE or 1, KEY_CHUNK] whether each row sees each key.
     """
 
     keys: torch.Tensor
@@ -121,15 +122,15 @@ def causal_chunks(
     window: int,
     chunked: bool,
 ) -> Iterator[Chunk]:
-    """The keys up to each row's own, of one sequence's cache.
+    """Yield the keys of one sequence's cache, up to each row's own.
 
     Args:
         keys, values: [blocks, BLOCK_TOKENS, kv_heads, key_dim] and [..., value_dim].
         table: the sequence's blocks.
-        positions: [TILE] of the rows; rows of other sequences give garbage, to be dropped.
-        pair: whose rows count.
+        positions: [TILE] positions of the rows; results of other sequences' rows must be dropped.
+        pair: the sequence and tile that the rows belong to.
         window: 0, or how many keys up to its own a row may see.
-        chunked: it sees those from the last multiple of ``window`` on, instead.
+        chunked: a row sees the keys from the last multiple of ``window`` on, instead.
     """
     at = positions[:, None]
     start = first_seen(pair.first, window, chunked=chunked) // KEY_CHUNK * KEY_CHUNK
@@ -145,7 +146,7 @@ def causal_chunks(
 def all_chunks(
     keys: torch.Tensor, values: torch.Tensor, table: torch.Tensor, rows: int
 ) -> Iterator[Chunk]:
-    """The first ``rows`` keys of one table, seen by every row. Shapes as in :func:`causal_chunks`."""
+    """Yield the first ``rows`` keys of a table, for every row. Shapes are as in :func:`causal_chunks`."""
     for begin in range(0, rows, KEY_CHUNK):
         seen = torch.arange(begin, begin + KEY_CHUNK, device=keys.device)[None] < rows
         blocks = table[begin // BLOCK_TOKENS : (begin + KEY_CHUNK) // BLOCK_TOKENS]
@@ -155,7 +156,7 @@ def all_chunks(
 def near_chunks(
     chunks: Iterable[Chunk], positions: torch.Tensor, *, before: int, after: int
 ) -> Iterator[Chunk]:
-    """Of all keys those that rows at [TILE] ``positions`` see: so many before and after; -1 is all."""
+    """Restrict the keys that rows at ``positions`` [TILE] see to ``before`` and ``after``; -1 means all."""
     at = positions[:, None]
     for number, chunk in enumerate(chunks):
         key_at = torch.arange(KEY_CHUNK, device=at.device) + number * KEY_CHUNK
@@ -178,12 +179,12 @@ def attend(
     cap: float = 0.0,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of one tile with a running softmax (arXiv:2205.14135).
+    """Compute the attention of one tile with a running softmax (arXiv:2205.14135).
 
     Args:
         q: [TILE, heads * key_dim].
-        chunks: of keys and values, in order.
-        heads, kv_heads: as many heads share each KV head.
+        chunks: chunks of keys and values, in order.
+        heads, kv_heads: numbers of heads; the same number of heads share each KV head.
         scale: multiplies q k^T.
         cap: above 0, scores s become cap * tanh(s / cap).
         sinks: [heads] scores that belong to no value, or None.
@@ -220,7 +221,7 @@ def attend(
 def attention_weights(
     q: torch.Tensor, chunks: Iterable[Chunk], *, heads: int, kv_heads: int, scale: float
 ) -> torch.Tensor:
-    """[heads, TILE, keys] of what :func:`attend` mixes the values by. Arguments as there."""
+    """Return the weights [heads, TILE, keys] that :func:`attend`, with the same arguments, applies."""
     group, dim = heads // kv_heads, q.shape[1] // heads
     rows = q.view(TILE, heads, dim).transpose(0, 1)
     scores = [
@@ -234,7 +235,7 @@ def attention_weights(
 
 
 def _of_blocks(cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-    """[kv_heads, KEY_CHUNK, dim] of these blocks, zeros where there are fewer."""
+    """Return the blocks' contents [kv_heads, KEY_CHUNK, dim], zeros if there are fewer blocks."""
     chunk = cache.new_zeros((KEY_CHUNK // BLOCK_TOKENS, *cache.shape[1:]))
     torch.index_select(cache, 0, blocks, out=chunk[: len(blocks)])
     return chunk.view(KEY_CHUNK, *cache.shape[2:]).transpose(0, 1).contiguous()

@@ -1,4 +1,4 @@
-"""The packed weights of a checkpoint between two starts. What goes wrong costs time, never the service."""
+"""Keep the packed weights of a checkpoint between starts. Failures cost time, never the service."""
 
 import functools
 import logging
@@ -34,22 +34,22 @@ from galley.ops.weight_check import WeightCheck
 log: Final = logging.getLogger("galley.weights")
 
 _SUPERSEDED_SECONDS: Final = 86_400.0
-"""Older weights of the same folder are kept so long: another machine may still start with them."""
+"""Time for which older weights of the same folder are kept: another machine may still start with them."""
 
 
 class WeightCache:
-    """The packed file of one checkpoint and weight kind; see ``ops/packed_files.py`` for where and how.
+    """The packed file of one checkpoint and weight type; ``ops/packed_files.py`` defines place and format.
 
-    ``check`` compares the open ``file`` with its checksums; both are None if there is none.
+    ``check`` compares the open ``file`` with its checksums; both are None if there is no file.
 
-    A file belongs to weights by their content, so copies share one. To know the content a checkpoint must
-    be read as a whole: that is done where it may save packing, and remembered for its state, which changes
-    whenever a weight file does.
+    A file belongs to weights by their content, so copies of a checkpoint share one. To determine the
+    content, the whole checkpoint must be read. That is done if it may save packing, and the result is
+    stored for the checkpoint's state, which changes whenever a weight file does.
 
     Args:
-        checkpoint: whose weights are kept.
-        kind: what dense matrices become.
-        apart: matrices that are read from the file when they are used; they lie at its end.
+        checkpoint: the checkpoint whose weights are kept.
+        kind: weight type that dense matrices are converted to.
+        apart: matrices that are read from the file when they are used; they are at its end.
     """
 
     def __init__(
@@ -71,24 +71,24 @@ class WeightCache:
             self._give_up(error)
 
     def get(self, key: Key) -> Bytes | None:
-        """The matrix' bytes, mapped, if the file has them."""
+        """Return the matrix's mapped bytes, or None if the file does not have them."""
         return self._found.get(key)
 
     def place(self, key: Key) -> int:
-        """Where in :attr:`file` a matrix begins that is read when it is used; :meth:`fill` comes first."""
+        """Return where in :attr:`file` a matrix of ``apart`` begins; call :meth:`fill` first."""
         return self._places[key]
 
     def fill(self, sizes: Mapping[Key, int], packed: Callable[[Key], Bytes]) -> None:
-        """Have a file with all of these matrices, before any is asked for.
+        """Make sure that there is a file with all of these matrices, before any is requested.
 
         Args:
-            sizes: of each in bytes, in the order in which they are to lie.
-            packed: makes one, which is written before the next is made.
+            sizes: bytes of each matrix, in the order in which the file has them.
+            packed: packs a matrix, which is written before the next one is packed.
 
         Raises:
-            SettingsError: nothing can be written.
+            SettingsError: the file cannot be written.
             EngineFailed: the weights changed meanwhile.
-            DamagedWeights: the file went meanwhile.
+            DamagedWeights: the file was removed meanwhile.
         """
         if self._has(sizes):
             return
@@ -114,10 +114,10 @@ class WeightCache:
         return sizes.keys() <= self._found.keys() | self._places.keys()
 
     def keep(self, matrices: Mapping[Key, Bytes]) -> None:
-        """Write a file with these matrices in it, unless there is one; in the background.
+        """Write a file with these matrices in the background, unless there is one.
 
-        What was kept of the folder's earlier weights goes, a day after its last use. If the file cannot be
-        written, one warning says why and how to help it.
+        Files of earlier weights of the same folder are removed a day after their last use. If the file
+        cannot be written, one warning gives the reason and a remedy.
         """
         if self._folder is not None:
             background.start(functools.partial(self._keep, self._folder, matrices))
@@ -173,10 +173,10 @@ class WeightCache:
     def _write(
         self, folder: Path, sizes: Mapping[Key, int], packed: Callable[[Key], Bytes]
     ) -> Path | None:
-        """The file with these matrices, written if there is none; None if the weights have changed.
+        """Return the file with these matrices, written if there is none; None if the weights changed.
 
         Raises:
-            OSError: no room, no leave.
+            OSError: the disk is full or permission is missing.
             CheckpointError: a weight file is gone.
         """
         header = Header(
@@ -223,7 +223,7 @@ class WeightCache:
 
 
 def _entries(sizes: Mapping[Key, int]) -> list[Entry]:
-    """Of matrices one after another, whose checksums are not known."""
+    """Return entries for consecutive matrices whose checksums are not known yet."""
     entries, offset = [], 0
     for key, size in sizes.items():
         entries.append(Entry(key.names, key.kind, offset, size, 0))
@@ -234,7 +234,7 @@ def _entries(sizes: Mapping[Key, int]) -> list[Entry]:
 def _with_content(
     files: list[CachedFile], content: str, kind: str, wanted: set[Key] | None = None
 ) -> Path | None:
-    """The file with these weights, and all of the ``wanted`` matrices."""
+    """Return the file that has these weights and all of the ``wanted`` matrices; None if none has."""
     for file in files:
         header = file.header
         if (

@@ -1,4 +1,4 @@
-"""Compares mapped packed matrices with the checksums in their file, while the engine serves."""
+"""Compare mapped packed matrices with the checksums in their file, while the engine serves."""
 
 import logging
 import math
@@ -18,18 +18,18 @@ from galley.ops.packed_files import Entry, PackedFile
 log: Final = logging.getLogger("galley.weights")
 
 FIRST_BYTES: Final = 256 << 20
-"""A start waits until so much is checked, some 0.2 s: smaller models are sound before their first token."""
+"""Bytes that a start waits for, some 0.2 s: smaller models are fully checked before the first token."""
 
 SUSPICION_SECONDS: Final = 60.0
-"""No second check within so long, whatever the logits look like."""
+"""Least time between two checks on suspicion, whatever the logits look like."""
 
 _LEAST_PRIORITY: Final = 19
 
 
 class WeightCheck:
-    """Checks the matrices of one file, mapped or not: once on a thread of its own, and on suspicion.
+    """Checks the matrices of one file, mapped or not: once on a separate thread, and again on suspicion.
 
-    After the first :data:`FIRST_BYTES`, which the start waits for, the thread has the least priority.
+    After the first :data:`FIRST_BYTES`, which the start waits for, the thread has the lowest priority.
     A file that is found damaged is removed.
     """
 
@@ -43,7 +43,7 @@ class WeightCheck:
         threading.Thread(target=self._first, name="galley-check", daemon=True).start()
 
     def wait(self) -> None:
-        """For the check of the first :data:`FIRST_BYTES`.
+        """Wait for the check of the first :data:`FIRST_BYTES`.
 
         Raises:
             DamagedWeights: as :meth:`raise_if_damaged`.
@@ -52,12 +52,12 @@ class WeightCheck:
         self.raise_if_damaged()
 
     def raise_if_damaged(self) -> None:
-        """Raises DamagedWeights if a check has found a wrong matrix."""
+        """Raise DamagedWeights if a check has found a wrong matrix."""
         if self._damage:
             raise DamagedWeights(self._damage)
 
     def suspect(self, logits: "np.ndarray[tuple[int, ...], np.dtype[np.float32]]") -> None:
-        """Check again at once, if logits are no numbers.
+        """Check again at once if any logit is NaN.
 
         Raises:
             DamagedWeights: as :meth:`raise_if_damaged`.
@@ -74,7 +74,7 @@ class WeightCheck:
             self._check(first)
         finally:
             self._first_checked.set()
-        if sys.platform == "linux":  # elsewhere threads have no priority of their own
+        if sys.platform == "linux":  # elsewhere a thread has no separate priority
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST_PRIORITY)
         if not self._damage:

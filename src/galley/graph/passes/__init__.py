@@ -1,9 +1,9 @@
-"""Rewriting a traced program into one that computes the same bits in fewer and wider ops.
+"""Rewrite a traced program into one that computes the same bits in fewer and wider ops.
 
-No pass may change a bit of the logits: merged layers sum each output over its inputs in the same order,
-fused ops compute a row with the same instructions one after another. There is no pass that folds
-constants, because these programs hold none: weights enter ops as they are (a norm's weight multiplied
-into the matrix behind it would round differently), and all layers share one table of rotation angles.
+No pass may change a bit of the logits: merged layers sum each output over its inputs in the same order, and
+fused ops compute a row with the same sequence of instructions. There is no pass that folds constants,
+because these programs have none: ops use weights as they are (a norm's weight multiplied into the next
+matrix would round differently), and all layers share one table of rotation angles.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -36,7 +36,7 @@ PASSES: Final[Mapping[str, Pass]] = {
 
 
 def enabled_passes(disabled: Collection[str]) -> dict[str, Pass]:
-    """All but the ``disabled`` ones.
+    """Return all passes except the ``disabled`` ones.
 
     Raises:
         SettingsError: a disabled pass does not exist.
@@ -48,7 +48,11 @@ def enabled_passes(disabled: Collection[str]) -> dict[str, Pass]:
 
 
 def run_passes(program: Program, disabled: Collection[str] = ()) -> Program:
-    """The program after all passes but the ``disabled`` ones. Raises as :func:`enabled_passes`."""
+    """Run all passes except the ``disabled`` ones on the program.
+
+    Raises:
+        SettingsError: a disabled pass does not exist.
+    """
     for run in enabled_passes(disabled).values():
         program = run(program)
     return program

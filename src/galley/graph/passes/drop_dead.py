@@ -1,12 +1,12 @@
-"""Drop ops whose results nobody reads."""
+"""Drop ops whose results are not read."""
 
 from galley.graph.program import Op, Program
 
 
 def drop_dead(program: Program) -> Program:
-    """Keeps what the logits need, and of an encoder what it leaves in the KV cache.
+    """Keep only the ops that the logits need, and those without outputs, such as an encoder's ``cross_kv``.
 
-    A decoder's keys and values that no kept attention reads are not written.
+    A decoder's keys and values are not written if no kept attention reads them.
     """
     needed = set(program.ops[-1].outputs)
     kept: list[Op] = []

@@ -1,11 +1,11 @@
-"""Fuse the residual stream's additions with the norms that follow: a row is normed while it is warm."""
+"""Fuse the residual stream's additions with the following norms: a row is normalized while in cache."""
 
 from galley.graph.passes.fusion import fuse
 from galley.graph.program import Op, Program
 
 
 def fuse_add_norm(program: Program) -> Program:
-    """``add`` and a norm of its sum become ``add_rms_norm`` or ``add_layer_norm``: one op, both results."""
+    """Fuse ``add`` and a norm of its sum into ``add_rms_norm`` or ``add_layer_norm``, with both results."""
     for norm in ("rms_norm", "layer_norm"):
         program = fuse(program, {"add"}, norm, _add_norm)
     return program

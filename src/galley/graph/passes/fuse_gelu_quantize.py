@@ -5,5 +5,5 @@ from galley.graph.program import Program
 
 
 def fuse_gelu_quantize(program: Program) -> Program:
-    """``gelu`` or ``gelu_tanh`` and ``quantize_input`` become one op."""
+    """Fuse ``gelu`` or ``gelu_tanh`` with ``quantize_input``."""
     return fuse_quantize(program, {"gelu", "gelu_tanh"})

@@ -5,5 +5,5 @@ from galley.graph.program import Program
 
 
 def fuse_norm_quantize(program: Program) -> Program:
-    """A norm, or the sum and norm that are one op already, and ``quantize_input`` become one op."""
+    """Fuse a norm, or an already fused sum and norm, with ``quantize_input``."""
     return fuse_quantize(program, {"rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm"})

@@ -4,9 +4,9 @@ from galley.graph.program import Op, Program
 
 
 def fuse_rope_kv(program: Program) -> Program:
-    """``rope`` of q, ``rope`` of k and ``attention`` become ``rope_attention``: turned keys have no buffer.
+    """Fuse ``rope`` of q and of k with ``attention``: rotated keys need no buffer.
 
-    Where the two rotations differ, or something else reads their results, nothing changes.
+    If the two rotations differ, or something else reads their results, nothing changes.
     """
     readers = program.readers()
     ropes = {

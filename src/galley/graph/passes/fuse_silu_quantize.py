@@ -5,5 +5,5 @@ from galley.graph.program import Program
 
 
 def fuse_silu_quantize(program: Program) -> Program:
-    """``silu_mul``, ``gelu_tanh_mul`` or ``gelu_mul`` and ``quantize_input`` become one op."""
+    """Fuse ``silu_mul``, ``gelu_tanh_mul`` or ``gelu_mul`` with ``quantize_input``."""
     return fuse_quantize(program, {"silu_mul", "gelu_tanh_mul", "gelu_mul"})

@@ -1,4 +1,4 @@
-"""What the fusing passes share: an op and the one that reads its result become a single op."""
+"""Shared code of the fusing passes: fuse an op with the op that reads its result."""
 
 import dataclasses
 from collections.abc import Callable, Collection
@@ -9,14 +9,14 @@ from galley.graph.program import Op, Program
 def fuse(
     program: Program, first: Collection[str], second: str, fused: Callable[[Op, Op], Op | None]
 ) -> Program:
-    """Replace pairs of ops, the first of which writes what the second reads, in the first's place.
+    """Replace pairs of ops, where the second reads the output of the first, in the place of the first.
 
     Args:
-        program: what to rewrite.
-        first: names of ops whose last output is looked at.
+        program: the program to rewrite.
+        first: names of ops whose last output the second op reads.
         second: name of the op with that output as its only input.
-        fused: the op that does both, or None to leave the pair alone. Its outputs are the buffers that
-            the two write, as far as others read them.
+        fused: returns the fused op, or None to keep the pair. Its outputs are those buffers written by the
+            two ops that other ops read.
     """
     readers = program.readers()
     replaced: dict[int, Op] = {}
@@ -35,7 +35,7 @@ def fuse(
 
 
 def fuse_quantize(program: Program, names: Collection[str]) -> Program:
-    """Let ops quantize their last output themselves where only one ``quantize_input`` reads it."""
+    """Let ops quantize their last output themselves if only one ``quantize_input`` reads it."""
     readers = program.readers()
 
     def fused(op: Op, quantize: Op) -> Op | None:

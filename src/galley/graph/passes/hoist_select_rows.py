@@ -1,4 +1,4 @@
-"""Keep only the rows whose logits are wanted from the last attention on, not from the last layer's end."""
+"""Select the rows whose logits are requested right after the last attention, not after the last layer."""
 
 import dataclasses
 
@@ -7,11 +7,11 @@ from galley.graph.signatures import SIGNATURES
 
 
 def hoist_select_rows(program: Program) -> Program:
-    """Move ``select_rows`` in front of the per-row ops before it.
+    """Move ``select_rows`` before the per-row ops that precede it.
 
-    What those read from further up, the residual stream too, is selected instead: a prompt's last
-    layer computes its output projection and MLP for one row. Rounded rows, which an MLP beside the
-    attention shares with it, are made again of the selected ones.
+    All buffers that those ops read, including the residual stream, are selected instead: the last layer
+    computes its output projection and MLP for only one row of a prompt. If an MLP parallel to the attention
+    shares rounded rows with it, the selected rows are rounded again.
     """
     ops = program.ops
     at = next((i for i, op in enumerate(ops) if op.name == "select_rows"), None)
@@ -40,7 +40,7 @@ def hoist_select_rows(program: Program) -> Program:
 
 
 def _rounding_itself(before: tuple[Op, ...], tail: tuple[Op, ...], fresh: int) -> list[Op]:
-    """``tail`` with the ``quantize_input`` in it that it reads of; they write buffers from ``fresh`` on."""
+    """Return ``tail`` after copies of the ``quantize_input`` ops it reads, which write ``fresh`` and on."""
     read = {b for op in tail for b in op.inputs}
     rounds = [op for op in before if op.name == "quantize_input" and op.output in read]
     again = {op.output: fresh + i for i, op in enumerate(rounds)}

@@ -1,6 +1,6 @@
-"""Compute linear layers that read the same buffer as one: query, key and value; gate and up.
+"""Merge linear layers that read the same buffer into one: query, key and value; gate and up.
 
-One wide matrix streams from memory without a pause and its work divides more evenly among threads.
+One wide matrix streams from memory without a pause, and its work is divided more evenly among threads.
 """
 
 from collections import Counter
@@ -11,13 +11,13 @@ from galley.graph.program import Op, Program
 
 
 def merge_linears(program: Program) -> Program:
-    """Each group becomes one ``linear`` whose outputs are ``columns`` of a wide buffer.
+    """Merge each group into one ``linear``; the former outputs become ``columns`` of a wide buffer.
 
-    Their ``lora`` ops, if they have any, become one over that buffer. Each output's sum runs over the same
-    inputs in the same order, so no bit changes. Layers with and without bias stay apart, and so do layers
-    whose matrices are of different kinds, or of the same kind with other groups. A tensor that is used
-    twice stays alone: it would be kept twice. What an encoder computes for the cache alone is not merged:
-    all decoder layers' keys would need room at once.
+    Their ``lora`` ops, if any, are merged into one on that buffer. Each output is summed over the same
+    inputs in the same order, so no bit changes. Layers with and without bias are not merged with each
+    other, nor are layers whose matrices have different weight types or groups. A tensor that is used twice
+    is not merged, because it would be stored twice. Outputs that an encoder only writes to the cache are
+    not merged, because the keys of all decoder layers would be in memory at the same time.
     """
     uses = Counter(name for op in program.ops for names in op.weights.values() for name in names)
     cached = {b for op in program.ops if op.name == "cross_kv" for b in op.inputs}
@@ -43,9 +43,9 @@ def merge_linears(program: Program) -> Program:
 
 
 def _merge(group: list[Op], wide: int, loras: Mapping[int, Op]) -> list[Op]:
-    """The linear layer that writes buffer ``wide``, and the views that stand for its parts.
+    """Return the linear layer that writes buffer ``wide``, and the views of its parts.
 
-    ``loras``: by the buffer that they add to; one writes the buffer behind ``wide``.
+    ``loras`` has ``lora`` ops by the buffer that they add to; the merged one writes buffer ``wide + 1``.
     """
     weights = {
         role: tuple(name for op in group for name in op.weights[role]) for role in group[0].weights

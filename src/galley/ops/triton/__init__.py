@@ -1,5 +1,5 @@
-"""The GPU executor: Triton kernels, one file each in ``kernels/``, and what launches them.
+"""The GPU executor: Triton kernels, in files of ``kernels/``, and the code that launches them.
 
-``matrices.py`` packs weights, ``steps.py`` makes launches of a program's ops, ``tiles.py`` chooses sizes of
-tiles, ``step_batch.py`` brings a batch to the device, ``executor.py`` is the executor.
+``matrices.py`` packs weights, ``steps.py`` turns a program's ops into launches, ``tiles.py`` chooses tile
+sizes, ``step_batch.py`` copies a batch to the device, and ``executor.py`` is the executor.
 """

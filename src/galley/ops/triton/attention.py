@@ -16,7 +16,7 @@ from galley.types import BLOCK_TOKENS
 
 @dataclass(slots=True)
 class Cache:
-    """Keys and values of a layer; see ``kernels/attention.py``. Scales are of int8 ones."""
+    """Keys and values of a layer; see ``kernels/attention.py``. Scales are those of an int8 cache."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -25,7 +25,7 @@ class Cache:
 
 
 def power(size: int, least: int = 1) -> int:
-    """The next power of two."""
+    """Return the next power of two, at least ``least``."""
     return max(least, int(triton.next_power_of_2(size)))
 
 
@@ -61,7 +61,7 @@ class Attention:
     def __call__(
         self, batch: StepBatch, cache: Cache, group: int, q: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """Tiles of single rows, in stretches if there are several; then the others."""
+        """Launch the tiles of single rows, split into stretches if there are several; then the others."""
         shape = batch.shape
         if shape.single and shape.stretches > 1:
             rows = query_tile(self._device, self._block_s, many=False).rows * self._block_s

@@ -1,4 +1,4 @@
-"""The GPU executor: Triton kernels over a ragged batch, captured as CUDA graphs where every row decodes."""
+"""The GPU executor: Triton kernels on a ragged batch, captured as CUDA graphs if every row decodes."""
 
 import math
 import time
@@ -42,14 +42,14 @@ _ACTIVATIONS: Final = {
 _CACHES: Final = {**_ACTIVATIONS, "int8": torch.int8}
 
 _DEVICE_RESERVE: Final = 512 << 20
-"""Bytes of the driver, of the allocator's rounding and of captured graphs."""
+"""Bytes for the driver, the allocator's rounding and captured graphs."""
 
 
 class TritonExecutor(SynchronousExecutor):
     """See :class:`galley.ops.executor.Executor`.
 
-    Rows between ops are of the activations' type, products are added up in float32, norms, softmax and
-    rotation are computed in it. Logits are float32.
+    Rows between ops have the activations' type. Products are accumulated, and norms, softmax and rotation
+    computed, in float32. Logits are float32.
     """
 
     def __init__(self, program: Program, weights: Weights, options: ExecutorOptions) -> None:
@@ -99,15 +99,15 @@ class TritonExecutor(SynchronousExecutor):
         return ExpertCounts()
 
     def kv_bytes_per_block(self) -> int:
-        """Bytes over all layers of the largest KV group."""
+        """Return the bytes of a block over all layers."""
         return _kv_block_bytes(self._program, self._kv_dtype)
 
     def bytes_per_state(self) -> int:
-        """None of its models are recurrent."""
+        """Return 0: this executor has no recurrent models."""
         return 0
 
     def allocate_kv(self, blocks: int, states: int = 0) -> None:
-        """Zeroed: what was never written weighs nothing, but must be a number."""
+        """Allocate zeroed memory: unwritten values have weight 0, but must not be NaN."""
         dtype, device = _CACHES[self._kv_dtype], self._device.torch
         self.steps.blocks = blocks
         for kv in self._program.kv:
@@ -122,16 +122,16 @@ class TritonExecutor(SynchronousExecutor):
             self.steps.caches.append(Cache(keys, values, *scales))
 
     def pack_adapter(self, adapter: AdapterWeights) -> object:
-        """No program with adapters gets here."""
+        """Raise NotImplementedError: programs with adapters are rejected earlier."""
         raise NotImplementedError
 
     def set_adapter(self, slot: int, packed: object | None) -> None:
-        """No program with adapters gets here."""
+        """Raise NotImplementedError: programs with adapters are rejected earlier."""
         raise NotImplementedError
 
     @torch.inference_mode()
     def execute(self, batch: Batch, sampling: SamplingBatch) -> StepResult:
-        """See :meth:`galley.ops.executor.Executor.execute`."""
+        """See :meth:`galley.ops.executor.Executor.submit`."""
         began = time.perf_counter()
         if self._pause is not None:
             self._pause()
@@ -163,7 +163,7 @@ class TritonExecutor(SynchronousExecutor):
             return StepResult(tokens=self._sampler.tokens(tokens, len(sampling.rows)))
         wanted = len(batch.wanted)
         result = StepResult()
-        if on_device:  # nothing is asked of the logits, but the step must be done
+        if on_device:  # no results are needed, but the step must be complete
             self._device.synchronize()
         else:
             found = logits[:wanted].to("cpu", torch.float32).numpy()
@@ -172,7 +172,7 @@ class TritonExecutor(SynchronousExecutor):
         return result
 
     def _copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """One after another, as they were asked for."""
+        """Copy the blocks in every layer's cache."""
         sources, targets = (list(blocks) for blocks in zip(*copies, strict=True))
         for cache in self.steps.caches:
             for part in dict.fromkeys(
@@ -182,9 +182,9 @@ class TritonExecutor(SynchronousExecutor):
 
 
 def options_activations(options: ExecutorOptions) -> str:
-    """What rows between ops are kept as: "float32", "bfloat16" or "float16".
+    """Return the type of rows between ops: "float32", "bfloat16" or "float16".
 
-    With "auto" the type of dense weights, and bfloat16 for quantised ones.
+    With "auto", that is the type of dense weights, or bfloat16 for quantized ones.
 
     Raises:
         SettingsError: the executor has no such activations.
@@ -202,10 +202,11 @@ def options_activations(options: ExecutorOptions) -> str:
 def _planned(
     program: Program, weights: Weights, options: ExecutorOptions
 ) -> tuple[Device, Program, torch.dtype]:
-    """Where the program runs, the program after all passes, and the type of its rows.
+    """Return the device, the program after all passes, and the type of its rows.
 
     Raises:
-        SettingsError, UnsupportedModel: the executor cannot run it so.
+        SettingsError: the executor does not support the options.
+        UnsupportedModel: there is no kernel for the program.
     """
     device = _device(options.device)
     if options.experts != "memory":
@@ -227,7 +228,7 @@ def _planned(
 
 
 def _device(name: str) -> Device:
-    """Raises SettingsError where kernels cannot run."""
+    """Return the device of this name; raise SettingsError if kernels cannot run on it."""
     kind = name.partition(":")[0]
     if INTERPRETED:
         return Device("cpu", 0)
@@ -252,7 +253,7 @@ def _heads_together(program: Program) -> list[int]:
 
 
 def _weight_bytes(program: Program, dtype: torch.dtype) -> int:
-    """Of all weights as they are kept: a tensor that two ops share, once."""
+    """Return the bytes of all packed weights, where a tensor that two ops share counts once."""
     sizes: dict[tuple[str, ...], int] = {}
     for op in program.ops:
         for role, names in op.weights.items():
@@ -266,7 +267,7 @@ def _weight_bytes(program: Program, dtype: torch.dtype) -> int:
 
 
 def _read_bytes(program: Program, dtype: torch.dtype) -> int:
-    """Of the matrices that a row is multiplied with."""
+    """Return the bytes of the matrices that a row is multiplied by."""
     return sum(
         packed_bytes(
             program.kinds[names[0]],
@@ -281,7 +282,7 @@ def _read_bytes(program: Program, dtype: torch.dtype) -> int:
 
 
 def _scratch_bytes(program: Program, dtype: torch.dtype) -> int:
-    """Of the largest matrix of codes, which steps of many rows dequantise."""
+    """Return the bytes of the largest quantized matrix when dequantized, as in steps of many rows."""
     return max(
         (
             sum(math.prod(program.shapes[name]) for name in op.weights["weight"]) * dtype.itemsize
@@ -295,14 +296,14 @@ def _scratch_bytes(program: Program, dtype: torch.dtype) -> int:
 
 
 def _kv_block_bytes(program: Program, kv_dtype: str) -> int:
-    """Over all layers: each has its own room for every block."""
+    """Return the bytes of a block over all layers, each of which has separate memory for every block."""
     size = _CACHES[kv_dtype].itemsize
     scales = sum(8 * kv.kv_heads for kv in program.kv) if kv_dtype == "int8" else 0
     return BLOCK_TOKENS * (program.kv_bytes_per_token(size) + scales)
 
 
 def _row_bytes(program: Program, dtype: torch.dtype) -> int:
-    """Of the buffers of one row that live together, twice: the allocator rounds."""
+    """Return the bytes of one row of the buffers live at a time, doubled for the allocator's rounding."""
     last = {b: i for i, op in enumerate(program.ops) for b in op.inputs}
     lifetimes = [
         Lifetime(width * dtype.itemsize, i, last.get(b, i))

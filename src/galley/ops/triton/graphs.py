@@ -1,7 +1,7 @@
 """Steps in which every sequence decodes one token, captured as CUDA graphs and replayed.
 
-A graph is of so many rows, rounded up, and so many stretches of attention, rounded up to a power of two;
-it is captured when a step first needs it. Rows that are none change no other's bits.
+A graph has a fixed number of rows, to which a step is padded, and a number of stretches of attention that
+is a power of two; it is captured when a step first needs it. Padding rows change no bits of other rows.
 """
 
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ from galley.ops.triton.steps import Steps
 from galley.ops.triton.tiles import SPLIT, Device
 
 _ROWS: Final = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256)
-"""Rows of graphs; steps of more are launched op by op."""
+"""Numbers of rows that graphs have; steps of more rows are launched op by op."""
 
 MOST_GRAPHS: Final = 48
-"""Kept at a time; the one that was used longest ago makes room."""
+"""Most graphs that are kept; the least recently used one is dropped."""
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class DecodeGraphs:
         self._graphs: dict[tuple[int, int, bool], _Captured] = {}
 
     def takes(self, batch: Batch) -> bool:
-        """Whether a graph does the step."""
+        """Return whether a graph can run the step."""
         rows = len(batch.tokens)
         return (
             self._device.graphs
@@ -52,7 +52,7 @@ class DecodeGraphs:
     def run(
         self, batch: Batch, sampling: SamplingBatch | None
     ) -> tuple[torch.Tensor, Draws | None]:
-        """Logits, and the draws that are under way, if ``sampling`` is to be drawn on the device."""
+        """Run the step; return its logits and, if ``sampling`` has draws for the device, these draws."""
         rows = next(n for n in _ROWS if n >= len(batch.tokens))
         longest = int(np.asarray(batch.positions).max())
         stretches = power(longest // SPLIT + 1)
@@ -90,7 +90,7 @@ class DecodeGraphs:
             captured.logits = self._steps.run(staging.batch)
             captured.draws.launch(captured.logits, greedy=not random)
 
-        # Once as it is: kernels are compiled and loaded at their first launch.
+        # Launch once without capture, because kernels are compiled and loaded at their first launch.
         launch()
         torch.cuda.synchronize(device)
         with torch.cuda.graph(captured.graph):

@@ -1,4 +1,4 @@
-"""Matrices in the layouts of ``kernels/linear.py``, and their launches."""
+"""Matrices in the layouts of ``kernels/linear.py``, and the launches of kernels on them."""
 
 import dataclasses
 import functools
@@ -24,16 +24,16 @@ _DENSE_TYPES: Final[Mapping[str, torch.dtype]] = {
     "F16": torch.float16,
 }
 _CODES: Final = 256.0
-"""Kernels read E4M3 as its value divided by this."""
+"""Kernels read an E4M3 code as its value divided by this."""
 
 _WORDS: Final = 64
-"""Of a tile, where groups allow it: a cache line."""
+"""Words of a tile if groups allow it: a cache line."""
 
 _LEAST_WORDS: Final = 16
-"""The depth of a product on tensor cores."""
+"""Least words of a tile: the depth of a product on tensor cores."""
 
 GATHERED: Final = 1024
-"""Columns that a program of ``gather_kernel`` copies."""
+"""Most columns that a program of ``gather_kernel`` copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,11 @@ class Matrix:
 
     Attributes:
         kind: "dense", "int8", "int4" or "fp8".
-        values: see ``kernels/linear.py``.
+        values: its values or codes; see ``kernels/linear.py``.
         outputs, depth: its size.
-        group: columns that share a scale.
-        words: of a tile, of codes; 0: dense.
-        coded: it is of codes, or was before it was dequantised for many rows.
+        group: number of columns that share a scale.
+        words: words of codes in a tile; 0 for a dense matrix.
+        coded: whether it has codes, or had before it was dequantized for many rows.
         scales, zeros, minima: [groups, outputs], or None.
         bias: [outputs] float32, or None.
     """
@@ -65,35 +65,35 @@ class Matrix:
 
     @property
     def nbytes(self) -> int:
-        """Of all its tensors."""
+        """Bytes of all its tensors."""
         parts = (self.values, self.scales, self.zeros, self.minima, self.bias)
         return sum(part.nbytes for part in parts if part is not None)
 
     @property
     def splits(self) -> tuple[int, int]:
-        """(stretches of columns that are summed apart, columns of one).
+        """(stretches of columns that are summed separately, columns of one stretch).
 
-        Dense ones have one: they are read no faster in several.
+        Dense matrices have one stretch, because several are not read faster.
         """
         return splits_of(self.outputs, self.depth) if self.coded else (1, self.depth)
 
     @property
     def grouped(self) -> bool:
-        """Whether columns have scales of several groups."""
+        """Whether columns have scales of several groups, or minima."""
         return self.kind != "dense" and (self.group < self.depth or self.minima is not None)
 
     def multiply(
         self, device: Device, x: torch.Tensor, out: torch.Tensor, *, gated: bool = False
     ) -> None:
-        """``out`` becomes x @ matrix^T; ``gated``: silu of the even outputs times the odd ones.
+        """Compute ``out`` = x @ matrix^T or, if ``gated``, silu of the even outputs times the odd ones.
 
-        Many rows are worth a matrix that is dequantised as a whole; bits are the same.
+        For many rows, the whole matrix is dequantized first; the bits are the same.
 
         Args:
-            device: that all is on.
+            device: the device of all tensors.
             x: [rows, depth].
-            out: [rows, outputs], or half as many.
-            gated: see above.
+            out: [rows, outputs], or half as many columns if ``gated``.
+            gated: whether to combine pairs of outputs.
         """
         if self.kind != "dense" and x.dtype != torch.float32 and len(x) >= WHOLE_ROWS:
             whole = dataclasses.replace(
@@ -182,7 +182,7 @@ class Matrix:
         return whole
 
     def gather(self, device: Device, numbers: torch.Tensor, out: torch.Tensor) -> None:
-        """Rows ``numbers`` of the matrix, dequantised, to ``out`` [numbers, depth]."""
+        """Copy rows ``numbers`` of the matrix, dequantized, to ``out`` [numbers, depth]."""
         none = self.values
         block = min(GATHERED, triton.next_power_of_2(self.depth))
         gather_kernel[(triton.cdiv(len(numbers), ROWS_TOGETHER), triton.cdiv(self.depth, block))](
@@ -209,23 +209,23 @@ class Matrix:
 
 
 _PARTS: Final[Mapping[str, int]] = {"dense": 1, "int8": 2, "fp8": 2, "int4": 4}
-"""Codes in a word."""
+"""Number of codes in a word."""
 
 WHOLE_ROWS: Final = 1 << 62 if INTERPRETED else 1024
-"""From so many rows on, codes are dequantised once and not in each tile."""
+"""Rows from which on codes are dequantized once, instead of in each tile."""
 
 APART_ROWS: Final = 128
-"""Up to so many rows a program takes one stretch of columns."""
+"""Most rows for which each stretch of columns is computed by a separate program."""
 
 _MOST_SPLITS: Final = 8
 _LEAST_STRETCH: Final = 1024
 _STRETCH_STEP: Final = 256
 _PROGRAMS: Final = 528
-"""Four for each multiprocessor of an H100 or H200; no other device is told apart, so bits are the same."""
+"""Four programs for each multiprocessor of an H100 or H200; used on all devices, so bits are the same."""
 
 
 def splits_of(outputs: int, depth: int) -> tuple[int, int]:
-    """(stretches of columns of a matrix that are summed apart, columns of one); by its size alone."""
+    """Return (stretches of columns that are summed separately, columns of one), by the size only."""
     tiles = -(-outputs // 64)
     splits = 1
     while (
@@ -240,12 +240,12 @@ def splits_of(outputs: int, depth: int) -> tuple[int, int]:
 
 @functools.cache
 def counts(device: str) -> torch.Tensor:
-    """How many stretches of each tile are done: zeros between launches, which come one after another."""
+    """Return the counters of finished stretches per tile: zeros between launches, which run in order."""
     return torch.zeros(1 << 18, dtype=torch.int32, device=device)
 
 
 FUSION: Final[Mapping[str, Any]] = {} if INTERPRETED else {"enable_fp_fusion": False}
-"""A product and the sum behind it round apart: where a compiler fuses them is not ours to say."""
+"""Round a product and a following sum separately, because we cannot control where a compiler fuses them."""
 
 
 def pack(
@@ -257,18 +257,18 @@ def pack(
     bias: Sequence[Weight] = (),
     gated: bool = False,
 ) -> Matrix:
-    """One matrix of all rows of ``weights``.
+    """Pack all rows of ``weights`` as one matrix.
 
     Args:
-        weights: of one depth.
-        kind: what dense ones become; others stay what they are.
-        dtype: of activations.
-        device: where to keep it.
-        bias: vectors, one for each matrix, or none.
-        gated: two matrices, whose rows take turns.
+        weights: tensors of one depth.
+        kind: type that dense tensors are converted to; others stay as they are.
+        dtype: type of activations.
+        device: device of the packed matrix.
+        bias: bias vectors, one for each tensor, or none.
+        gated: interleave the rows of the first and second half.
 
     Raises:
-        UnsupportedModel: the kernels read no such matrix.
+        UnsupportedModel: the kernels cannot read such a matrix.
     """
     parts = [_packed(weight, kind, dtype, device) for weight in weights]
     made = parts[0] if len(parts) == 1 else _joined(parts)
@@ -304,19 +304,19 @@ def _packed(weight: Weight, kind: WeightKind, dtype: torch.dtype, device: torch.
 
 
 def on_device(weight: DenseWeight, device: torch.device) -> torch.Tensor:
-    """The tensor as it is in the checkpoint."""
+    """Copy a tensor to the device, as it is in the checkpoint."""
     raw = torch.from_numpy(np.array(weight.data)).to(device)
     return raw.view(_DENSE_TYPES[weight.dtype]).reshape(weight.shape)
 
 
 def dense_matrix(values: torch.Tensor) -> Matrix:
-    """Of floats [outputs, depth], which are the activations' type."""
+    """Return a matrix of floats [outputs, depth] that have the activations' type."""
     outputs, depth = values.shape
     return Matrix("dense", values.contiguous(), outputs, depth, depth)
 
 
 def fp8_matrix(values: torch.Tensor) -> Matrix:
-    """Floats as E4M3 with a scale for each output: the largest magnitude becomes 448."""
+    """Quantize floats to E4M3 with a scale for each output: the largest magnitude becomes 448."""
     outputs, depth = values.shape
     scales = (values.abs().amax(1, keepdim=True).float() / 448.0).clamp_min(1e-30)
     codes = (values.float() / scales).to(torch.float8_e4m3fn).view(torch.uint8)
@@ -333,7 +333,7 @@ def fp8_matrix(values: torch.Tensor) -> Matrix:
 
 
 def words_in_tile(group: int, depth: int) -> int:
-    """Words of a tile whose parts have one scale each; 0 where no tile has them."""
+    """Return the words of a tile such that each part has one scale; 0 if no tile is possible."""
     if group >= depth:
         return _WORDS
     words = min(_WORDS, group)
@@ -370,7 +370,7 @@ def _integers(weight: IntWeight, dtype: torch.dtype, device: torch.device) -> Ma
 
 
 def words_of(codes: torch.Tensor, parts: int, words: int) -> torch.Tensor:
-    """[outputs, depth] uint8 -> [outputs, words] int16 of ``parts`` codes; zeros behind the depth."""
+    """Pack codes [outputs, depth] uint8 into int16 words of ``parts`` codes, padded with zeros."""
     outputs, depth = codes.shape
     whole = -(-depth // (parts * words)) * parts * words
     split = torch.nn.functional.pad(codes, (0, whole - depth)).view(outputs, -1, parts, words)
@@ -411,7 +411,7 @@ def _bias_behind(matrix: Matrix, bias: Sequence[Weight], device: torch.device) -
 
 
 def _in_turns(matrix: Matrix) -> Matrix:
-    """Rows 0, n, 1, n + 1, ... of 2 n."""
+    """Interleave the 2 n rows as 0, n, 1, n + 1, ..."""
     half = matrix.outputs // 2
     order = torch.arange(matrix.outputs, device=matrix.values.device).view(2, half).T.reshape(-1)
 
@@ -429,7 +429,7 @@ def _in_turns(matrix: Matrix) -> Matrix:
 
 
 def vector(weight: Weight, device: torch.device) -> torch.Tensor:
-    """A tensor that is no matrix, flat, in float32.
+    """Return a tensor that is not a matrix, flat, in float32.
 
     Raises:
         UnsupportedModel: it is not dense.
@@ -442,7 +442,7 @@ def vector(weight: Weight, device: torch.device) -> torch.Tensor:
 
 
 def packed_bytes(kind: WeightKind, outputs: int, depth: int, dtype: torch.dtype) -> int:
-    """Of a matrix as :func:`pack` keeps it."""
+    """Return the bytes of a matrix packed by :func:`pack`."""
     size = outputs * depth
     if kind.name != "fp8" and not kind.is_integer:
         return size * dtype.itemsize

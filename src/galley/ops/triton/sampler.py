@@ -1,4 +1,4 @@
-"""Tokens drawn on the device, so that their ids alone come back."""
+"""Draw tokens on the device, so that only their ids are copied back."""
 
 from typing import Final
 
@@ -16,7 +16,7 @@ _BLOCK: Final = 1024
 
 
 def drawn_on_device(sampling: SamplingBatch) -> bool:
-    """Whether nothing but draws is wanted, and none of them needs logits in order."""
+    """Return whether only draws are requested, none of which needs sorted logits."""
     if sampling.adjustments or sampling.logprobs or sampling.drawn_logprobs or sampling.candidates:
         return False
     if sampling.drawn_scores or sampling.keep_logits or sampling.masks_filled is not None:
@@ -27,14 +27,14 @@ def drawn_on_device(sampling: SamplingBatch) -> bool:
 
 
 class Draws:
-    """Room on the device for so many draws."""
+    """Memory on the device for ``count`` draws."""
 
     def __init__(self, count: int, vocab: int, device: Device) -> None:
         blocks = triton.cdiv(vocab, _BLOCK)
         where = device.torch
         self.count, self.blocks = count, blocks
         pinned = where.type == "cuda"
-        # Noise and reach need 8 bytes, scale and row 4: one buffer of 24 bytes a draw.
+        # Noise and reach need 8 bytes each, scale and row 4 each: one buffer of 24 bytes per draw.
         self.host = torch.zeros(24 * count, dtype=torch.uint8, pin_memory=pinned)
         self.inputs = torch.zeros_like(self.host, device=where)
         self.most = torch.empty((count, blocks), device=where)
@@ -45,7 +45,7 @@ class Draws:
         self.answer = torch.empty(count, dtype=torch.int32, pin_memory=pinned)
 
     def fill(self, sampling: SamplingBatch) -> bool:
-        """What is drawn, on the device; whether any draw is no greedy one."""
+        """Copy the parameters of the draws to the device; return whether any draw is not greedy."""
         n, count = len(sampling.rows), self.count
         records = np.frombuffer(b"".join(sampling.records), dtype=SAMPLING_RECORD)
         raw = self.host.numpy()
@@ -61,7 +61,7 @@ class Draws:
         return bool(records["scale"].any())
 
     def launch(self, logits: torch.Tensor, *, greedy: bool) -> None:
-        """``tokens`` of ``logits`` [rows, vocab]."""
+        """Launch the kernels that draw ``tokens`` from ``logits`` [rows, vocab]."""
         count, blocks, vocab = self.count, self.blocks, logits.shape[1]
         noises = self.inputs[: 8 * count].view(torch.uint64)
         reaches = self.inputs[8 * count : 16 * count].view(torch.float64)
@@ -87,20 +87,20 @@ class Draws:
 
 
 class Sampler:
-    """Draws of steps that are not captured."""
+    """Draws the tokens of steps that are not captured, and reads the tokens of all steps."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
 
     def draw(self, logits: torch.Tensor, sampling: SamplingBatch) -> Draws:
-        """What :func:`drawn_on_device` allows, under way."""
+        """Launch draws that :func:`drawn_on_device` allows."""
         draws = Draws(len(sampling.rows), logits.shape[1], self._device)
         greedy = not draws.fill(sampling)
         draws.launch(logits, greedy=greedy)
         return draws
 
     def tokens(self, draws: Draws, count: int) -> list[int]:
-        """The ids, once they are there."""
+        """Wait for the drawn ids and return them."""
         draws.answer.copy_(draws.tokens, non_blocking=True)
         self._device.synchronize()
         tokens: list[int] = draws.answer[:count].tolist()

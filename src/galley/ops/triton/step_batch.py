@@ -1,4 +1,4 @@
-"""A batch on its way to the device: all that kernels are told of it, in one copy of one pinned buffer."""
+"""Copy a batch to the device: all that kernels need of it, in one copy of one pinned buffer."""
 
 import itertools
 from collections.abc import Sequence
@@ -16,20 +16,20 @@ from galley.types import BLOCK_TOKENS
 Numbers = npt.NDArray[np.int32]
 
 _ALIGNMENT: Final = 4
-"""Numbers; sections begin on 16 bytes."""
+"""Alignment of sections, in int32 numbers: 16 bytes."""
 
 
 class Shape(NamedTuple):
-    """Sizes of a batch, which decide what is launched.
+    """Sizes of a batch, which determine the launches.
 
     Attributes:
-        rows: of tokens.
-        sequences: as tables have rows.
-        wanted: rows whose logits are wanted.
+        rows: number of token rows.
+        sequences: number of sequences, which is the number of rows of a table.
+        wanted: number of rows whose logits are requested.
         width: blocks in a row of a table.
-        single: sequences of one row, each a tile of its own.
-        tiles: of several rows of a sequence.
-        stretches: of attention, for those of one row.
+        single: number of sequences of one row, each of which is a separate tile.
+        tiles: number of tiles of the sequences of several rows.
+        stretches: number of stretches of attention of the sequences of one row.
     """
 
     rows: int
@@ -42,22 +42,22 @@ class Shape(NamedTuple):
 
     @classmethod
     def of_decode(cls, rows: int, stretches: int) -> "Shape":
-        """One row of each sequence, and all wanted."""
+        """Return the shape of a batch with one row per sequence, all with logits."""
         return cls(rows, rows, rows, stretches * SPLIT // BLOCK_TOKENS, rows, 0, stretches)
 
 
 @dataclass(slots=True)
 class StepBatch:
-    """Of a batch, on the device, all int32.
+    """A batch on the device, all int32.
 
     Attributes:
         shape: its sizes.
-        tokens, positions, sequences: [rows]; sequence -1: there is no such row.
-        wanted: [wanted] rows.
+        tokens, positions, sequences: [rows]; a row of sequence -1 is padding.
+        wanted: [wanted] rows whose logits are requested.
         single: [single, 3] tiles of attention; see ``kernels/attention.py``.
         tiles: [tiles, 3] likewise.
-        tables: of each KV group [sequences, width].
-        angles: of rotations, shared by all layers: (inv_freq, scale) -> cos, sin [rows, pairs].
+        tables: [sequences, width] for each KV group.
+        angles: rotations, shared by all layers: (inv_freq, scale) -> cos, sin [rows, pairs].
     """
 
     shape: Shape
@@ -73,7 +73,7 @@ class StepBatch:
     )
 
     def turns(self, inv_freq: tuple[float, ...], scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines of all rows' angles, times ``scale``."""
+        """Return the cosines and sines of all rows' angles, times ``scale``."""
         key = (inv_freq, scale)
         if key not in self.angles:
             frequencies = _frequencies(inv_freq, self.positions.device)
@@ -86,7 +86,7 @@ _known: dict[tuple[tuple[float, ...], torch.device], torch.Tensor] = {}
 
 
 def _frequencies(inv_freq: tuple[float, ...], device: torch.device) -> torch.Tensor:
-    """On the device once: a graph cannot capture a copy from unpinned memory."""
+    """Copy frequencies to the device only once: a graph cannot capture a copy from unpinned memory."""
     key = (inv_freq, device)
     if key not in _known:
         _known[key] = torch.tensor(inv_freq, dtype=torch.float32, device=device)
@@ -94,10 +94,10 @@ def _frequencies(inv_freq: tuple[float, ...], device: torch.device) -> torch.Ten
 
 
 class Staging:
-    """Room for batches of one shape or less, in pinned memory and on the device."""
+    """Memory for batches of up to one shape, pinned on the host and on the device."""
 
     def __init__(self, shape: Shape, groups: int, device: Device, blocks: int = 1 << 31) -> None:
-        """``groups``: of the KV cache, which has so many ``blocks``."""
+        """Allocate the memory, for a KV cache of ``groups`` groups and ``blocks`` blocks."""
         self.shape, self._blocks = shape, blocks
         sizes = [shape.rows] * 3
         sizes += [shape.wanted, 3 * shape.single, 3 * shape.tiles]
@@ -123,7 +123,7 @@ class Staging:
         )
 
     def fill(self, batch: Batch, single: Numbers, tiles: Numbers) -> StepBatch:
-        """The batch on the device, padded to the shape with rows that are none.
+        """Copy the batch to the device, padded to the shape with rows of sequence -1.
 
         Raises:
             ValueError: a table names a block that does not exist.
@@ -149,14 +149,14 @@ class Staging:
 
 
 def _fill_table(section: Numbers, width: int, tables: Sequence[object]) -> None:
-    """What lies behind a table's end is read by nobody."""
+    """Copy block tables into ``section``; entries after the end of a table are never read."""
     for s, table in enumerate(tables):
         blocks = np.asarray(table)[:width]
         section[s * width : s * width + len(blocks)] = blocks
 
 
 def tiles_of(batch: Batch, rows_together: int) -> tuple[Numbers, Numbers]:
-    """(tiles of sequences of one row, tiles of up to ``rows_together`` rows), each [tiles, 3]."""
+    """Return (tiles of single rows, tiles of up to ``rows_together`` rows), each [tiles, 3]."""
     starts = np.asarray(batch.starts)
     single = [(s, starts[s], 1) for s in np.flatnonzero(np.diff(starts) == 1)]
     many = [
@@ -171,7 +171,7 @@ def tiles_of(batch: Batch, rows_together: int) -> tuple[Numbers, Numbers]:
 
 
 def shape_of(batch: Batch, single: Numbers, tiles: Numbers) -> Shape:
-    """Of this batch as it is."""
+    """Return the exact shape of the batch."""
     positions = np.asarray(batch.positions)
     last = int(positions.max(initial=0))
     alone = int(positions[single[:, 1]].max(initial=0)) if len(single) else 0

@@ -1,4 +1,4 @@
-"""Launches made of a program's ops: each op becomes a function that the executor calls in every step."""
+"""Turn a program's ops into launches: each op becomes a function that the executor calls in every step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from galley.types import BLOCK_TOKENS
 
 @dataclass(slots=True)
 class Run:
-    """A step on its way: the batch and the buffers that are needed still."""
+    """A running step: the batch, and the buffers that are still needed."""
 
     batch: StepBatch
     buffers: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -34,7 +34,7 @@ Step: TypeAlias = Callable[[Run], None]
 
 
 class Steps:
-    """Makes the steps of a program, and packs the weights that they need."""
+    """The launches of a program, with the packed weights that they need."""
 
     def __init__(
         self,
@@ -45,10 +45,10 @@ class Steps:
         *,
         int8_kv: bool,
     ) -> None:
-        """``program``: after all passes.
+        """Build the launches of ``program``, which has been through all passes.
 
         Raises:
-            UnsupportedModel: an op has no kernel, or a tensor is of a kind that no kernel reads.
+            UnsupportedModel: an op has no kernel, or a tensor has a type that no kernel reads.
         """
         self._program, self._weights = program, weights
         self.dtype = self._dtype = dtype
@@ -94,7 +94,7 @@ class Steps:
         self.weight_bytes = sum(matrix.nbytes for matrix in self._matrices.values())
 
     def run(self, batch: StepBatch) -> torch.Tensor:
-        """The last op's result."""
+        """Run all ops on the batch and return the last op's result."""
         run = Run(batch)
         for step, done in self.steps:
             step(run)
@@ -137,7 +137,7 @@ class Steps:
         return step
 
     def _linear(self, op: Op, *, gated: int | None = None) -> Step:
-        """``gated``: the buffer that gets silu of one half of the outputs times the other."""
+        """Multiply by a matrix; buffer ``gated``, if any, gets silu of one half times the other."""
         matrix = self._matrix(op, gated=gated is not None)
         output = op.output if gated is None else gated
 
@@ -322,7 +322,7 @@ class Steps:
         layer: int | None,
         queries: bool = True,
     ) -> None:
-        """Rotate queries, and keys on their way into the cache of ``layer``."""
+        """Rotate queries, and rotate keys while they are written to the cache of ``layer``."""
         q, k, v, out = rows
         batch = run.batch
         cos, sin = batch.turns(inv_freq, scale) if inv_freq else (q, q)

@@ -1,4 +1,4 @@
-"""What of programs has kernels, and what a launch may do together."""
+"""Check which programs have kernels, and find ops that one launch can compute together."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -19,10 +19,10 @@ ELEMENTWISE: Final[Mapping[str, tuple[str, ...]]] = {
     "soft_cap": ("cap",),
     "grow": ("interval", "factor"),
 }
-"""Op -> its attributes, in the kernel's order."""
+"""Elementwise op -> its attributes, in the kernel's order."""
 
 _WIDEST_KEY: Final = 256
-"""Columns of a key that tiles of attention have room for."""
+"""Most columns of a key that attention tiles have room for."""
 
 SUPPORTED: Final = frozenset(
     {"embed", "linear", "rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm", "rope"}
@@ -33,7 +33,7 @@ SUPPORTED: Final = frozenset(
 
 
 def check_program(program: Program) -> None:
-    """Raises UnsupportedModel for a program that the executor has no kernels for."""
+    """Raise UnsupportedModel if the executor has no kernels for the program."""
     remedy = "use executor cpu or reference"
     if program.encoder is not None:
         raise UnsupportedModel(f"executor 'gpu' has no encoders of speech models yet: {remedy}")
@@ -51,9 +51,12 @@ def check_program(program: Program) -> None:
 
 
 def gated_linears(program: Program) -> tuple[dict[int, Op], set[int]]:
-    """(output of a ``silu_mul`` -> the linear layer that makes both its inputs, buffers no longer made).
+    """Find each ``silu_mul`` that can be fused with the linear layer that computes both its inputs.
 
-    Nobody else reads what that layer makes, so one launch does both.
+    No other op reads the outputs of that layer, so one launch computes both.
+
+    Returns:
+        (output of a ``silu_mul`` -> its linear layer, buffers that are no longer written).
     """
     writers = {b: op for op in program.ops for b in op.outputs}
     readers = program.readers()
@@ -77,7 +80,7 @@ def gated_linears(program: Program) -> tuple[dict[int, Op], set[int]]:
 
 
 def logits_chain(program: Program) -> set[int]:
-    """The logits, and what ops of one input make them of: they stay float32."""
+    """Return the logits and the buffers that ``scale`` or ``soft_cap`` turn into them; all are float32."""
     writers = {b: op for op in program.ops for b in op.outputs}
     op = program.ops[-1]
     chain = {op.output}

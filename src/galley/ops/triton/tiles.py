@@ -1,4 +1,4 @@
-"""Sizes of tiles, warps and stages, by matrix, number of rows and device. None changes a row's bits."""
+"""Choose tile sizes, warps and stages by matrix, number of rows and device. None changes a row's bits."""
 
 import os
 from dataclasses import dataclass, replace
@@ -7,12 +7,12 @@ from typing import Final
 import torch
 
 INTERPRETED: Final = os.environ.get("TRITON_INTERPRET") == "1"
-"""Kernels run on the CPU, in Triton's interpreter."""
+"""Whether kernels run on the CPU, in Triton's interpreter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Of a linear layer: outputs, rows and columns of a tile; tiles of outputs that share rows."""
+    """A linear layer's tile: outputs, rows and columns, and how many tiles of outputs share rows."""
 
     outputs: int
     rows: int
@@ -24,11 +24,11 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What decides which tiles are best.
+    """The properties of a device that determine the best tiles.
 
     Attributes:
-        name: as torch has it.
-        capability: of a CUDA device, 90 for 9.0; 0 in the interpreter and on other devices.
+        name: torch's name of the device.
+        capability: compute capability of a CUDA device, 90 for 9.0; 0 in the interpreter and elsewhere.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Device:
 
     @property
     def torch(self) -> torch.device:
-        """For allocations."""
+        """The torch device, for allocations."""
         return torch.device(self.name)
 
     @property
@@ -45,13 +45,13 @@ class Device:
         return not INTERPRETED and self.torch.type == "cuda"
 
     def synchronize(self) -> None:
-        """Wait for all that was launched."""
+        """Wait for all launches."""
         if self.torch.type == "cuda":
             torch.cuda.synchronize(self.torch)
 
 
 def device_of(name: str) -> Device:
-    """The device that torch knows by ``name``."""
+    """Return the device that has this ``name`` in torch."""
     device = torch.device(name)
     if device.type != "cuda" or torch.version.hip:
         return Device(name, 0)
@@ -60,7 +60,7 @@ def device_of(name: str) -> Device:
 
 
 _SHARED: Final = {8: 99 << 10, 0: 64 << 10}
-"""Bytes of shared memory of a program by the first digit of the capability: of the least such device."""
+"""Bytes of shared memory per program on the smallest device, by the first digit of the capability."""
 
 _MOST_SHARED: Final = 227 << 10
 
@@ -68,15 +68,15 @@ _MOST_SHARED: Final = 227 << 10
 def linear_tile(
     device: Device, kind: str, dtype: torch.dtype, rows: int, outputs: int, splits: int
 ) -> Tile:
-    """For ``rows`` rows of a matrix of a kind.
+    """Choose the tile for ``rows`` rows and a matrix of a type.
 
     Args:
-        device: that it is for.
-        kind: "dense", "int8", "int4" or "fp8", whose columns of a tile do not count.
-        dtype: of the rows.
-        rows: how many.
-        outputs: of the matrix.
-        splits: stretches of its columns.
+        device: the device.
+        kind: "dense", "int8", "int4" or "fp8"; a launch uses the tile's columns only for "dense".
+        dtype: type of the rows.
+        rows: number of rows.
+        outputs: outputs of the matrix.
+        splits: number of stretches of its columns.
     """
     if INTERPRETED:
         return Tile(128, 16, 64, 4, 1)
@@ -94,13 +94,13 @@ def linear_tile(
         tiles = _TILES if kind == "dense" else _PACKED_TILES
         fitting = [t for t in tiles if _holds_sums(device, t, splits)]
         best = min(fitting, key=lambda t: _time(t, rows, outputs))
-        # A tile of words of int4 has four times as many columns as words.
+        # A tile of int4 words has four times as many columns as words.
         best = replace(best, stages=2) if kind == "int4" else best
     return _fitting(device, best, kind)
 
 
 def _fitting(device: Device, tile: Tile, kind: str) -> Tile:
-    """The tile with as many stages as shared memory has room for."""
+    """Return the tile with as many stages as fit into shared memory."""
     parts = {"dense": 1, "int4": 4}.get(kind, 2)
     stage = 2 * tile.columns * (tile.outputs + parts * tile.rows)
     room = _SHARED.get(device.capability // 10, _MOST_SHARED)
@@ -111,7 +111,7 @@ def _fitting(device: Device, tile: Tile, kind: str) -> Tile:
 
 
 def _few(kind: str, rows: int, outputs: int) -> Tile:
-    """For 17 to 128 rows, which take as long as their matrix is read, or a little longer."""
+    """Choose the tile for 17 to 128 rows, which take about as long as reading the matrix."""
     many = outputs >= _MANY_OUTPUTS
     if kind == "int4":
         if rows <= 32:
@@ -140,7 +140,7 @@ _TILES: Final = {
     Tile(64, 64, 128, 4, 4): 0.55,
     Tile(64, 32, 128, 4, 4): 0.35,
 }
-"""Of dense matrices -> how fast beside the fastest, in operations of a multiprocessor."""
+"""Tiles for dense matrices -> operations per second of a multiprocessor relative to the fastest tile."""
 
 _PACKED_TILES: Final = {
     Tile(128, 128, 64, 8, 3): 0.7,
@@ -153,13 +153,13 @@ _PROCESSORS: Final = 132
 
 
 def _holds_sums(device: Device, tile: Tile, splits: int) -> bool:
-    """Whether registers hold a tile's sums, and what stretches are added up with."""
+    """Return whether registers hold a tile's sums, and those to which stretches are added."""
     large = tile.outputs * tile.rows > 128 * 128
     return not large or (device.capability >= 90 and splits == 1)
 
 
 def _time(tile: Tile, rows: int, outputs: int) -> float:
-    """About what a product takes: rounds of tiles over all multiprocessors."""
+    """Estimate the relative time of a product, by rounds of tiles over all multiprocessors."""
     speed = (_TILES | _PACKED_TILES)[tile]
     tiles = -(-outputs // tile.outputs) * -(-rows // tile.rows)
     together = 2 if tile.warps == 4 else 1
@@ -168,17 +168,17 @@ def _time(tile: Tile, rows: int, outputs: int) -> float:
 
 
 SPLIT: Final = 128
-"""Keys in a stretch of attention, which may be a program's own."""
+"""Keys in a stretch of attention, which a separate program may compute."""
 
 
 def block_keys(device: Device) -> int:
-    """Keys of one product: as many as registers have room for."""
+    """Return the number of keys of one product: as many as registers have room for."""
     return 64 if INTERPRETED or device.capability >= 90 else 32
 
 
 @dataclass(frozen=True, slots=True)
 class QueryTile:
-    """Of attention: rows of a sequence, warps and stages."""
+    """A tile of attention: rows of a sequence, warps and stages."""
 
     rows: int
     warps: int
@@ -186,7 +186,7 @@ class QueryTile:
 
 
 def query_tile(device: Device, heads_together: int, *, many: bool) -> QueryTile:
-    """For sequences of ``many`` rows or of one; a row has so many heads for each KV head."""
+    """Choose the tile of sequences of ``many`` rows or of one, with ``heads_together`` per KV head."""
     if INTERPRETED:
         return QueryTile(max(1, (64 if many else 16) // heads_together), 4, 1)
     if device.capability == 0:
@@ -197,4 +197,4 @@ def query_tile(device: Device, heads_together: int, *, many: bool) -> QueryTile:
 
 
 ROWS_TOGETHER: Final = 16 if INTERPRETED else 1
-"""Rows of a program that has no products: in the interpreter a program costs more than its work."""
+"""Rows per program without products: in the interpreter, a program costs more than its work."""
