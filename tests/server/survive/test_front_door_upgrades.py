@@ -152,11 +152,13 @@ def test_a_body_behind_an_upgrade_is_no_request(server: Server) -> None:
 
 def test_pongs_that_are_not_read_are_bounded(server: Server) -> None:
     process = psutil.Process(server.process.pid)
+    with LiveClient(server) as client:  # the first one has the server import what a session needs
+        client.until("session.created", "transcription_session.created")
     before, open_ = process.memory_info().rss, connections(server)
     ping = Frame(OP_PING, b"p" * 125).serialize(mask=True)
-    with Raw(server, receive_buffer=4096) as client:
-        client.send(f"GET {LIVE} HTTP/1.1", "Host: localhost", *HANDSHAKE, KEY, "")
-        assert client.send_until_refused(ping * 1000, 1000) < 1000
+    with Raw(server, receive_buffer=4096) as raw:
+        raw.send(f"GET {LIVE} HTTP/1.1", "Host: localhost", *HANDSHAKE, KEY, "")
+        assert raw.send_until_refused(ping * 1000, 1000) < 1000
         assert process.memory_info().rss - before < 32 * 2**20
         until(lambda: connections(server) <= open_)
 
