@@ -99,7 +99,7 @@ def test_a_kill_at_any_byte_loses_nothing_that_was_whole(
 def test_only_one_process_writes(tmp_path: Path) -> None:
     with (
         Results(tmp_path / "out", WANTED),
-        pytest.raises(RequestError, match="another process writes this file"),
+        pytest.raises(RequestError, match="another process is writing this file"),
     ):
         Results(tmp_path / "out", WANTED)
     with Results(tmp_path / "out", WANTED) as again:
@@ -181,7 +181,7 @@ def test_failed_lines_are_counted_and_removed(tmp_path: Path) -> None:
         assert results.done == {"batch_req_3"}
         assert not results.failures
         assert path.read_text(encoding="utf-8").splitlines() == lines[2:]
-        with pytest.raises(RequestError, match="another process writes this file"):
+        with pytest.raises(RequestError, match="another process is writing this file"):
             Results(path, WANTED)
         results.append(failure(1, "a"))
         assert results.failures == {"404: no model": 1}

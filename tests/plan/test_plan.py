@@ -218,7 +218,7 @@ def test_the_best_buy_is_a_machine_that_galley_runs_on(tmp_path: Path) -> None:
         f"- {{name: cheap, kind: tpu, price: 1, {row}}}\n- {{name: dear, kind: cpu, price: 2, {row}}}\n"
     )
     done = planned(tmp_path, "--hardware", str(table), "--json", str(tmp_path / "plan.json"))
-    assert "The cheapest that meets it: dear with" in done.output
+    assert "The cheapest machine that meets the goal: dear with" in done.output
     assert "cheap with int4 weights" in done.output
     assert "no executor for it yet" in done.output
     read = json.loads((tmp_path / "plan.json").read_text())["predictions"]
@@ -329,7 +329,7 @@ def test_the_command_needs_no_weights(tmp_path: Path) -> None:
     config.write_text(json.dumps(LLAMA_70B))
     command = ["plan", str(config), "--ttft", "2", "--tpot", "0.05", "--json", str(page)]
     result = CliRunner().invoke(app, command, catch_exceptions=False)
-    assert "The cheapest that meets it: " in result.output
+    assert "The cheapest machine that meets the goal: " in result.output
     assert "needs " in result.output
     predictions = json.loads(page.read_text())["predictions"]
     assert len(predictions) == 3 * len(read_machines())

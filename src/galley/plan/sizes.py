@@ -100,7 +100,7 @@ class ModelSizes:
         if experts == "disk":
             on_disk = expert_memory(runs)
             if not on_disk.experts:
-                raise SettingsError("experts is 'disk', but the model has no experts: leave it out")
+                raise SettingsError("experts is 'disk', but the model has no experts; leave it out")
         rows, logits = runs.operations()
         kv: Counter[int] = Counter()
         for layer in program.kv:

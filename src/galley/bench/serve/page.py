@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Final, TypeAlias
 
 from galley.bench.serve.chart import Line, chart
-from galley.bench.serve.compare import beside
+from galley.bench.serve.compare import comparison_rows
 from galley.bench.serve.results import Point, Quantiles, Report
 
 STYLE: Final = """
@@ -85,12 +85,12 @@ def _head(name: str, report: Report) -> str:
         facts["objective"] = ", ".join(limits)
     if report.price_per_hour is not None:
         facts["price"] = f"${report.price_per_hour:g} an hour"
-    told = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts.items())
+    items = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts.items())
     rows = "".join(
         f"<tr><th scope=row>{escape(row)}</th>"
         + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
         + "</tr>"
-        for row, *cells in beside(report.points)
+        for row, *cells in comparison_rows(report.points)
     )
     loads = "".join(f"<th scope=col>{escape(point.name)}</th>" for point in report.points)
     errors = "".join(
@@ -99,7 +99,7 @@ def _head(name: str, report: Report) -> str:
         for kind, n in p.errors.items()
     )
     return (
-        f"<h2>{escape(name)}</h2><dl>{told}</dl><div class=scroll><table><thead><tr><th>load</th>"
+        f"<h2>{escape(name)}</h2><dl>{items}</dl><div class=scroll><table><thead><tr><th>load</th>"
         f"{loads}</tr></thead><tbody>{rows}</tbody></table></div>{errors}"
     )
 

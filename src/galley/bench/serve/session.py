@@ -76,7 +76,7 @@ async def run_all(
     *,
     model: str | None,
     target: str,
-    told: dict[str, str],
+    workload_facts: dict[str, str],
     machine: str,
     on_progress: Progress = lambda name, position: None,
 ) -> Report:
@@ -88,7 +88,7 @@ async def run_all(
         workload: the requests.
         model: the served name; None is the first model that the server lists.
         target: what is measured, for the report.
-        told: the workload in words, for the report.
+        workload_facts: the workload in words, for the report.
         machine: the client's machine, for the report.
         on_progress: called four times a second.
 
@@ -128,7 +128,9 @@ async def run_all(
         started=started.isoformat(timespec="seconds"),
         target=target,
         model=model,
-        workload=told if workload.recordings or workload.lines else told | {"counted": counting},
+        workload=workload_facts
+        if workload.recordings or workload.lines
+        else workload_facts | {"counted": counting},
         objective=plan.objective,
         price_per_hour=plan.price_per_hour,
         client=machine,
