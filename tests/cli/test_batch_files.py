@@ -109,10 +109,10 @@ def test_only_one_process_writes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("precious notes", "holds a line that is no result"),
-        ("[1]", "holds a line that is no result"),
-        ('{"custom_id": "a"}', "holds a line that is no result"),
-        ('{"id": "batch_req_1", "custom_id": "a"}', "holds a line that is no result"),
+        ("precious notes", "contains a line that is not a batch result"),
+        ("[1]", "contains a line that is not a batch result"),
+        ('{"custom_id": "a"}', "contains a line that is not a batch result"),
+        ('{"id": "batch_req_1", "custom_id": "a"}', "contains a line that is not a batch result"),
         (json.dumps(result(1, "z")), "the result of 'z', which is not in the file"),
         (json.dumps(result(9, None)), "the result of 'batch_req_9'"),
         (json.dumps(result(1, None)), "the result of 'batch_req_1'"),

@@ -105,7 +105,7 @@ def test_no_recording_is_overwritten(tmp_path: Path) -> None:
     for files, told in (
         ((a, b), f"the transcripts of two files would both be written to {text}"),
         ((a, text), f"the transcripts of two files would both be written to {text}"),
-        ((text, tmp_path / "b.wav"), f"would be written over {text}"),
+        ((text, tmp_path / "b.wav"), f"would overwrite the recording {text}"),
         (("-", "-"), "- was given twice"),
     ):
         done = galley("transcribe", *files)

@@ -199,7 +199,7 @@ def test_fp8_is_for_gpus() -> None:
         (("--machine", "c7a.4xlarge", "--gpus", "2"), "--gpus 2: c7a.4xlarge is a CPU"),
         (("--machine", "TPU v5e", "--gpus", "2"), "TPU v5e has no link"),
         (("--measure", "--precision", "fp8"), "no fp8 weights"),
-        (("--measure", "--machine", "L4"), "leave --machine and --gpus out"),
+        (("--measure", "--machine", "L4"), "leave out --machine and --gpus"),
     ],
 )
 def test_a_machine_that_cannot_be_planned_is_named(
@@ -376,7 +376,7 @@ def test_the_command_tells_of_experts_on_disk(tmp_path: Path) -> None:
     [
         (LLAMA_7B, ("--experts", "disk"), "the model has no experts"),
         (MIXTRAL, ("--expert-cache-bytes", "9"), "experts is memory"),
-        (MIXTRAL, ("--experts", "disk", "--measure"), "leave --experts disk out"),
+        (MIXTRAL, ("--experts", "disk", "--measure"), "leave out --experts disk"),
         (
             MIXTRAL,
             ("--experts", "disk", "--expert-cache-bytes", "9"),

@@ -63,7 +63,7 @@ class EngineBench:
         folder = resolve_model(settings.model, revision=settings.revision)
         plain = replace(settings, prefix_cache=False, speculation="off", draft_model=None)
         self._engine: Engine = load_engine(plain, folder)
-        # A first start writes its packed weights now, which would otherwise be measured, too.
+        # A first start writes its packed weights now, so that this is not measured.
         background.finish()
 
     @property
@@ -171,8 +171,8 @@ def _check(outputs: Sequence[Output], batch: int) -> None:
     if ended is not None or len(outputs) != batch:
         reason = ended.error or ended.finish_reason if ended else "preempted"
         raise EngineError(
-            f"a sequence stopped decoding while it was measured ({reason}): raise max_model_len "
-            "or kv_cache_tokens, or ask for less"
+            f"a sequence stopped decoding during the measurement ({reason}); raise max_model_len "
+            "or kv_cache_tokens, or lower --batch, --context or --decode"
         )
 
 

@@ -37,7 +37,7 @@ _ROUNDED: Final = INTEGERS[::-1]
 """Integer weight types, the smallest first."""
 
 _WIDER: Final = "bfloat16"
-"""Inputs that lose next to nothing compared with int8 ones, at the same weights."""
+"""Input type that loses almost nothing, unlike int8, with the same weights."""
 
 
 def check(engine: Engine, settings: EngineSettings, folder: Path) -> None:
@@ -59,9 +59,9 @@ def _checked(
 ) -> WeightReceipt:
     receipt = engine.info.weights
     assert receipt is not None
-    told = {"kl": receipt.kl, "kl99": receipt.kl99, "top1": receipt.top1}
-    figures = {name: value for name, value in told.items() if value is not None}
-    if len(figures) == len(told) and not settings.quality_gate_against:
+    known = {"kl": receipt.kl, "kl99": receipt.kl99, "top1": receipt.top1}
+    figures = {name: value for name, value in known.items() if value is not None}
+    if len(figures) == len(known) and not settings.quality_gate_against:
         if misses := gate.misses(figures):
             raise _refused(engine.info, gate, misses, "another checkpoint of the model")
         return receipt
@@ -71,7 +71,7 @@ def _checked(
     if misses := gate.misses(figures):
         raise _refused(engine.info, gate, misses, check.cheapest(gate))
     log.info(
-        "%s as %s passes the quality gate %s: KL %.3g, 99 %% %.3g, top-1 %.2f%%, of %d positions",
+        "%s as %s passes the quality gate %s: KL %.3g, 99 %% %.3g, top-1 %.2f%%, at %d positions",
         *(
             engine.info.name,
             receipt.kind,
@@ -96,7 +96,7 @@ def _refused(
     assert info.weights is not None
     return UnsupportedModel(
         f"{info.name} as {info.weights.kind} does not pass the quality gate {gate}: "
-        f"{'; '.join(misses)}. The cheapest that passes: {remedy}"
+        f"{'; '.join(misses)}. The cheapest settings that pass: {remedy}"
     )
 
 
@@ -120,8 +120,8 @@ class _Check:
         self._model: Model = read_model(settings, folder, engine.info.executor)
         if engine.info.speech is not None:
             raise UnsupportedModel(
-                f"quality_gate is for language models, and {engine.info.name} is a speech model: leave it "
-                "out, or with several models set it for the language model alone (NAME.quality_gate=...)"
+                f"quality_gate is for language models, and {engine.info.name} is a speech model; leave it "
+                "out, or set it for the language model only (NAME.quality_gate=...)"
             )
         self._original = self._find_original()
         self._windows: list[list[int]] = []
@@ -134,17 +134,17 @@ class _Check:
                 self._settings, model=named, dtype="auto", quantize="auto", activations="auto"
             )
             found = read_model(settings, resolve_model(named), self._engine.info.executor)
-        told = found.weights.info
-        if not all(told(name).kind.is_dense for name in found.program.matrices):
+        info = found.weights.info
+        if not all(info(name).kind.is_dense for name in found.program.matrices):
             raise UnsupportedModel(
-                f"{named or self._engine.info.name} is quantised in its checkpoint, which holds nothing to "
-                "compare with: name the original (quality_gate_against), or leave quality_gate out"
+                f"{named or self._engine.info.name} is quantised in its checkpoint, so there is nothing to "
+                "compare it with: set quality_gate_against to the original, or leave out quality_gate"
             )
         ours, its = self._model.program.vocab_size, found.program.vocab_size
         if ours != its:
             raise UnsupportedModel(
-                f"quality_gate_against: {named} has a vocabulary of {its} tokens, "
-                f"{self._engine.info.name} one of {ours}: it is no original of it"
+                f"quality_gate_against: {named} has {its} tokens in its vocabulary, "
+                f"{self._engine.info.name} has {ours}; name the checkpoint that it was quantised from"
             )
         return found
 

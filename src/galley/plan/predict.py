@@ -181,9 +181,9 @@ def predict(
     if not load.output:
         return _predict_texts(rates, machine, load)
     users = load.concurrency
-    alone = list(rates.prompt(load, beside=0))
+    alone = list(rates.prompt(load, decoding=0))
     prefill = sum(part.seconds for part in alone)
-    joined = sum(part.seconds for part in rates.prompt(load, beside=users - 1))
+    joined = sum(part.seconds for part in rates.prompt(load, decoding=users - 1))
     decode = rates.decode(load)
     step = decode.seconds
     # In each step, one in `output` of the requests ends, and the prompt of another starts.
@@ -336,17 +336,17 @@ class _Rates:
             exchange = (shares.exchange_seconds, sent / (machine.link * 1e9))
         return cls(sizes, read, attention_read, peak, exchange, shares)
 
-    def prompt(self, load: Load, *, beside: int) -> Iterator[_Step]:
-        """Yield the steps of a prompt while ``beside`` requests decode, which reduce its token budget."""
-        budget = max(load.batch_tokens // 4, load.batch_tokens - beside)
+    def prompt(self, load: Load, *, decoding: int) -> Iterator[_Step]:
+        """Yield the steps of a prompt while ``decoding`` requests decode, which reduce its token budget."""
+        budget = max(load.batch_tokens // 4, load.batch_tokens - decoding)
         for first in range(0, load.prompt, budget):
             rows = min(budget, load.prompt - first)
             yield self._step(
-                rows=rows + beside,
-                wanted=beside + (first + rows == load.prompt),
-                kv=self.sizes.kv_bytes(first + rows) + beside * self._context_bytes(load),
+                rows=rows + decoding,
+                wanted=decoding + (first + rows == load.prompt),
+                kv=self.sizes.kv_bytes(first + rows) + decoding * self._context_bytes(load),
                 attention=self.sizes.attention_operations(first, rows)
-                + beside * self._context_operations(load),
+                + decoding * self._context_operations(load),
             )
 
     def decode(self, load: Load) -> _Step:

@@ -142,13 +142,13 @@ class ModelSizes:
     def text_operations(self, tokens: int) -> int:
         """Return the operations of attention over a whole text."""
 
-        def beside(span: int) -> int:
+        def pairs(span: int) -> int:
             if span < 0 or span >= tokens:
                 span = tokens - 1
             return span * tokens - span * (span + 1) // 2
 
         return sum(
-            operations * (tokens + beside(before) + beside(after))
+            operations * (tokens + pairs(before) + pairs(after))
             for before, after, operations in self.spans
         )
 

@@ -150,9 +150,9 @@ def compare(
     with LLM.from_settings(base) as llm:
         texts = texts_of(llm)
         greedy = _greedy_texts(llm, texts)
-        told = _told(llm, base, texts, match, max_tokens)
+        answers = _right_answers(llm, base, texts, match, max_tokens)
         vocabulary, spell = llm.info.vocab_size, llm.tokenizer.token_text
-    base_side = _side(base, *told)
+    base_side = _side(base, *answers)
     measured = []
     for model in models:
         on_work(f"{model.model or BUNDLED} as {model.quantize}")
@@ -162,8 +162,8 @@ def compare(
                     f"{model.model} has {llm.info.vocab_size} tokens, {base_side.name} "
                     f"{vocabulary}: --against needs a checkpoint with the same vocabulary"
                 )
-            told = _told(llm, model, texts, match, max_tokens)
-        side = _side(model, *told)
+            answers = _right_answers(llm, model, texts, match, max_tokens)
+        side = _side(model, *answers)
         measured.append(_measure(base, model, side, texts, greedy))
     worst = {one.token for each in measured for one in each.tokens}
     return Comparison(
@@ -207,7 +207,7 @@ def _greedy_texts(llm: LLM, texts: Texts) -> list[GreedyText]:
     ]
 
 
-def _told(
+def _right_answers(
     llm: LLM, settings: EngineSettings, texts: Texts, match: Match, max_tokens: int
 ) -> tuple[ModelInfo, int, int]:
     """Return the model's info, the number of its right answers, and the number of questions."""

@@ -144,7 +144,7 @@ def _shares(measured: Measured) -> list[float]:
 def _worst(comparison: Comparison) -> str:
     first = comparison.measured[0]
     total = sum(one.kl * one.positions for one in first.tokens) or 1.0
-    told: Sequence[str] = [
+    rows: Sequence[str] = [
         f"<tr><td><code>{escape(comparison.spelled[one.token])}</code></td><td>{one.positions}</td>"
         f"<td>{one.kl:.2g}</td><td>{one.top1:.1%}</td>"
         f"<td>{one.kl * one.positions / total:.1%}</td></tr>"
@@ -154,5 +154,5 @@ def _worst(comparison: Comparison) -> str:
         "<p>Positions grouped by the base's likeliest token.</p>"
         "<div class=scroll><table><thead><tr><th>token</th><th>positions</th><th>mean KL, nats</th>"
         "<th>same likeliest token</th><th>share of the loss</th></tr></thead>"
-        f"<tbody>{''.join(told)}</tbody></table></div>"
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
     )

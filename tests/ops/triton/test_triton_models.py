@@ -136,5 +136,5 @@ def test_without_a_gpu_it_says_so(
     with pytest.raises(SettingsError, match="device is 'cpu', but executor 'gpu' runs on a GPU"):
         executor_of(checkpoint("llama"), "gpu", device="cpu")
     if not ON_GPU:
-        with pytest.raises(SettingsError, match="device 'cuda' cannot be used"):
+        with pytest.raises(SettingsError, match="cannot use device 'cuda'"):
             executor_of(checkpoint("llama"), "gpu", device="cuda")

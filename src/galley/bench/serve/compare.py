@@ -14,9 +14,8 @@ def figures(point: Point) -> dict[str, str]:
         "requests/s": f"{point.requests_per_s:.2f}",
         "output tokens/s": f"{point.output_tokens_per_s:.1f}",
         "all tokens/s": f"{point.total_tokens_per_s:.1f}",
-        "tokens of a prompt": f"{point.prompt_tokens:.0f}",
-        "tokens of an answer": f"{point.output_tokens:.0f}"
-        + ("" if point.counted else " (pieces)"),
+        "tokens per prompt": f"{point.prompt_tokens:.0f}",
+        "tokens per answer": f"{point.output_tokens:.0f}" + ("" if point.counted else " (pieces)"),
         "prompt tokens cached": f"{point.cached_share:.0%}",
     }
     for label, quantiles in (
@@ -68,7 +67,8 @@ def compared(before: Report, after: Report) -> list[tuple[str, str, str, str, st
     ]
     if not rows:
         raise SettingsError(
-            f"the reports have no load in common: {_loads(before.points)}, and {_loads(after.points)}"
+            f"the reports have no load in common: {_loads(before.points)} in one, "
+            f"{_loads(after.points)} in the other"
         )
     return rows
 

@@ -66,7 +66,7 @@ class Plan:
 
 
 Progress = Callable[[str, int], None]
-"""Called with a run's name, and how much of the sizes of all runs is done."""
+"""Called with a run's name and the completed share of the total size of all runs."""
 
 
 async def run_all(
@@ -107,7 +107,7 @@ async def run_all(
         position = 0
         for number, load in enumerate(plan.loads):
             if plan.warm_up:
-                # Separate prompts for the warm-up, so that no prompt of --data is in the prefix cache.
+                # The warm-up has its own prompts, so that no prompt of --data is in the prefix cache.
                 others = dataclasses.replace(workload, lines=(), seed=workload.seed + 1)
                 warm_up = others.requests(model, words, run=number)
                 lanes = min(plan.warm_up, int(load)) if plan.kind == "concurrency" else 1
@@ -117,11 +117,13 @@ async def run_all(
             points.append(await _point(client, plan, requests, load, told_from))
             position += plan.size(load)
     except CallFailed as error:
-        raise EngineError(f"{target} cannot be measured: {error}") from error
+        raise EngineError(f"cannot measure {target}: {error}") from error
     finally:
         client.close()
     counting = (
-        "exactly" if words.exact else "a word taken for a token, as the server has no /tokenize"
+        "exactly"
+        if words.exact
+        else "one word counted as one token, because the server has no /tokenize"
     )
     return Report(
         galley=__version__,
@@ -192,7 +194,7 @@ def _check(warm_up: Run) -> None:
     """Raise EngineError if no request of a warm-up succeeded: all others would fail, too."""
     first = warm_up.samples[0]
     if all(sample.error for sample in warm_up.samples):
-        raise EngineError(f"no request of the warm-up succeeded: {first.error}: {first.detail}")
+        raise EngineError(f"every warm-up request failed: {first.error}: {first.detail}")
 
 
 async def _first_model(client: Client) -> str:
@@ -202,8 +204,8 @@ async def _first_model(client: Client) -> str:
     except (KeyError, IndexError, TypeError):
         if status in (401, 403):
             raise SettingsError(
-                f"the server wants an API key (GET /v1/models: {status}); give one with --api-key or the "
-                "variable GALLEY_API_KEY"
+                f"the server requires an API key (GET /v1/models: {status}); set --api-key or the variable "
+                "GALLEY_API_KEY"
             ) from None
         raise SettingsError(
             f"the server does not list its models (GET /v1/models: {status}); name one with --model"
