@@ -128,8 +128,8 @@ def test_what_is_no_file_of_a_sane_size_is_refused_at_once(tmp_path: Path) -> No
         ("    admin: 1\n", "admin"),
         ("    wieght: 2\n", "unknown field `wieght`; known: key_sha256, name, weight"),
         ("    key: secret-value\n", "unknown field `key`"),
-        ("    weight: 1\n    weight: 2\n", "line 5: weight stands twice"),
-        (FIRST, "line 4: tenant 'first': the name stands twice"),
+        ("    weight: 1\n    weight: 2\n", "line 5: weight occurs twice"),
+        (FIRST, "line 4: tenant 'first': the name occurs twice"),
         (
             FIRST.replace("first", "other"),
             "line 4: tenant 'other': its key is also that of 'first'",

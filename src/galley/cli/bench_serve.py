@@ -316,7 +316,7 @@ def _measure(
                 workload,
                 model=options["model"],
                 target=target,
-                facts=facts,
+                workload_facts=facts,
                 machine=f"{cpu_name()}, {available_cores()} cores",
                 on_progress=on_progress,
             )

@@ -58,7 +58,7 @@ def remove(name: str) -> int:
     repos = cache.repos if cache else frozenset()
     repo = next((r for r in repos if r.repo_id == (gguf[1] if gguf else asked)), None)
     if cache is None or repo is None or repo.repo_type != "model":
-        raise ModelNotFound(f"{name} is not in the cache; galley list shows what is")
+        raise ModelNotFound(f"{name} is not in the cache; galley list shows its models")
     if gguf is None or set(_files(repo)) == set(split_files(Path(gguf[2]))):
         plan = cache.delete_revisions(*(revision.commit_hash for revision in repo.revisions))
         plan.execute()
@@ -77,7 +77,7 @@ def _remove_files(repo: "CachedRepoInfo", name: str, paths: list[Path]) -> int:
                     freed += file.size_on_disk
                     file.blob_path.unlink()
     if not freed:
-        raise ModelNotFound(f"{name} is not in the cache; galley list shows what is")
+        raise ModelNotFound(f"{name} is not in the cache; galley list shows its models")
     return freed
 
 

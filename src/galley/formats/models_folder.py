@@ -37,7 +37,7 @@ def models_in(folder: str) -> Mapping[str, Path]:
         name = _UNFIT.sub("-", entry.name if entry.is_dir() else entry.stem).lstrip("-_.")
         if name in models:
             raise SettingsError(f"models_dir: {models[name]} and {entry} both have the name {name}")
-        # A link directly in the folder was put there by the operator.
+        # A link directly in the folder was created by the operator, so it is trusted.
         models[name] = entry.resolve() if entry.is_symlink() else entry
     return models
 

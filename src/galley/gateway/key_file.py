@@ -148,7 +148,7 @@ def _tenants(text: str, source: str) -> KeyTable:
             raise SettingsError(f"{where}: weight is not a number")
         check_name(tenant.name, f"{where}: ")
         if tenant.name in names:
-            raise SettingsError(f"{where}: the name stands twice")
+            raise SettingsError(f"{where}: the name occurs twice")
         names.add(tenant.name)
         for key in _digests(hashes, where):
             if key in table:
@@ -218,7 +218,7 @@ def _fields(loader: Any, node: Any, source: str) -> dict[str, Any]:
         name = str(key.value)
         if name in fields:
             raise SettingsError(
-                f"{source}, line {key.start_mark.line + 1}: {name} stands twice in one tenant"
+                f"{source}, line {key.start_mark.line + 1}: {name} occurs twice in one tenant"
             )
         fields[name] = loader.construct_object(value, deep=True)
     return fields

@@ -109,7 +109,7 @@ def read_deepseek(config: Fields, layers: int, *, grouped: bool = True, dense: i
     if experts % groups:
         raise config.wrong("n_group", f"a divisor of {experts} experts")
     if kept > groups or per_token > experts // groups * kept:
-        raise config.wrong("topk_group", f"groups with {per_token} experts, {groups} at most")
+        raise config.wrong("topk_group", f"enough groups for {per_token} experts, at most {groups}")
     dense, width = (
         config.whole("first_k_dense_replace", dense),
         config.width("moe_intermediate_size"),

@@ -14,7 +14,7 @@ from galley.models.fields import Fields
 from galley.models.rope import KINDS, SECTIONS, Rope, multiplies, yarn_scale
 
 _EPS: Final = 1e-6
-"""Epsilon of the norms of latents, independent of that of other norms in config.json."""
+"""Epsilon of the latents' norms; independent of that of other norms in config.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

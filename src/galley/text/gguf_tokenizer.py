@@ -249,7 +249,7 @@ def _vocabulary(metadata: Metadata, tokens: Sequence[str]) -> dict[str, int]:
     if len(vocabulary) < len(tokens):
         twice = next(t for i, t in enumerate(tokens) if vocabulary[t] != i)
         raise CheckpointError(
-            f"token {shown(twice)} stands twice",
+            f"token {shown(twice)} occurs twice",
             file=metadata.file,
             field="tokenizer.ggml.tokens",
         )
