@@ -57,7 +57,7 @@ def test_the_reference_executor_serves_where_the_native_one_is_missing(
     [warning] = caplog.messages
     assert "galley._native" in warning
     assert "C++17 compiler" in warning
-    assert "reference executor serves" in warning
+    assert "Using the reference executor" in warning
 
 
 @pytest.mark.usefixtures("no_native")
@@ -113,7 +113,7 @@ def test_a_server_without_any_executor_does_not_start(
         check=False,
     )
     assert done.returncode == 1
-    assert "cannot start: no executor runs here" in done.stderr
+    assert "cannot start: no executor can run here" in done.stderr
     assert "galley-inference[torch]" in done.stderr
 
 

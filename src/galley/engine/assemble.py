@@ -50,7 +50,7 @@ def _token_batch(
                 positions.append(begin)
                 starts.append(len(tokens))
                 tables.append(hypothesis)
-        elif count == 1:  # a slice and ranges would take two fifths of the time
+        elif count == 1:  # a slice and ranges would take two fifths of the function's time
             tokens.append(sequence.tokens[begin])
             positions.append(begin)
             starts.append(len(tokens))

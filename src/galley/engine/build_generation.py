@@ -102,7 +102,7 @@ def _adapted(loading: Loading, program: Program) -> tuple[Program, ExecutorOptio
     if loading.model.speech is not None:
         raise SettingsError(
             f"max_adapters is {settings.adapter_slots}, but {loading.name} is a speech model, and adapters "
-            "are for text models: leave it out"
+            "are for text models; leave it out"
         )
     return with_adapters(program), dataclasses.replace(
         options, adapters=settings.adapter_slots, adapter_rank=settings.adapter_rank
@@ -167,7 +167,7 @@ def _guessing(
     most = min(settings.logit_rows, kv.max_model_len, kv.tokens)
     nobody = not proposers and draft_model is None
     if proposers and program.states:
-        log.info("no speculation: states of recurrent layers cannot take tokens back")
+        log.info("speculation is off: recurrent layers cannot undo rejected draft tokens")
     if nobody or program.states or most < MEASURED_ROWS[1]:
         return Guessing()
     groups = len(program.kv_groups)

@@ -17,7 +17,7 @@ _OF_GENERATION: Final = {
     "batching": "continuous",
     "experts": "memory",
 }
-"""Settings that do not apply to such a model, with the values that they have when left out."""
+"""Settings that do not apply to such a model -> their defaults."""
 
 
 def build_vectors(loading: Loading) -> EmbeddingEngine:
@@ -32,7 +32,7 @@ def build_vectors(loading: Loading) -> EmbeddingEngine:
         value = getattr(settings, name)
         if value != unset:
             raise SettingsError(
-                f"{name} is {value!r}, but {loading.name} makes vectors of texts and writes none: leave it "
+                f"{name} is {value!r}, but {loading.name} computes vectors and generates no text; leave it "
                 "out for this model"
             )
     program, head = model.program, model.head

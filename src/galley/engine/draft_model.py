@@ -26,7 +26,7 @@ from galley.speculation.row_costs import RowCosts
 _clock: Final = time.perf_counter
 
 _MOST_ENCODED: Final = 64
-"""Number of encoder outputs that are remembered; a forgotten one is encoded again."""
+"""Number of cached encoder outputs; an evicted one is encoded again."""
 
 
 @dataclass(slots=True, eq=False)

@@ -108,7 +108,7 @@ class Engine:
     @property
     def _adapter_pool(self) -> AdapterPool:
         if self._adapters is None:
-            raise EngineError("the engine has no room for adapters: set max_adapters")
+            raise EngineError("the engine was started without adapters; set max_adapters")
         return self._adapters
 
     def _begin(self, prepared: Prepared) -> None:
@@ -118,7 +118,7 @@ class Engine:
         assert isinstance(payload, Decoded), request.id
         features = self._features(request, payload)
         if features is not None and not features.usable:
-            error = f"the audio holds features that are no numbers or beyond {MAX_FEATURE:g}"
+            error = f"the audio features contain NaN or values above {MAX_FEATURE:g}"
             self._refused.append(Output(request_id=request.id, finish_reason="error", error=error))
             return
         sequence = Sequence(
@@ -156,7 +156,7 @@ class Engine:
             self._preparing.abort(request_id)
             self._refused = [o for o in self._refused if o.request_id != request_id]
             if sequence := self._sequences.pop(request_id, None):
-                self._guessing.end(sequence)  # a stop string may have been found in it
+                self._guessing.end(sequence)  # it may have ended with a stop string
                 self._scheduler.remove(sequence)
                 self._preparing.release(sequence.request)
 
@@ -180,7 +180,7 @@ class Engine:
             if not plan and self._scheduler.gathers:
                 time.sleep(_GATHERING_SECONDS)
                 return []
-            assert plan, "there is work, and every request fits the cache by itself"
+            assert plan, "there is work, and every single request fits the cache"
             self._account(plan)
             batch, sampling = assemble(plan, self._kv, self._encoder_cache)
             if sampling.mask_fills and self._grammars is not None:
@@ -192,7 +192,7 @@ class Engine:
                 self._guessing.encoded(plan, result.encoded)
             meter.executed(plan)
         except BaseException:
-            # An interrupt in a notebook: this step's blocks were promised but never filled.
+            # Such as an interrupt in a notebook: this step's blocks were claimed but never filled.
             self._scheduler.preempt_all()
             self._kv.take_copies()
             self._kv.forget_all()

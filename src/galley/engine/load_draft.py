@@ -97,19 +97,20 @@ def read_draft(
     for what, one in (("draft_model " + name, model.program), ("the model", program)):
         if one.states:
             raise SettingsError(
-                f"{what} keeps a state that cannot take tokens back: leave draft_model out"
+                f"{what} has recurrent layers, which cannot undo rejected draft tokens; leave out "
+                "draft_model"
             )
     if [group.window for group in model.program.kv_groups] != [0]:
         raise SettingsError(
-            f"draft_model {name} has layers with a sliding window: a draft model must keep all tokens"
+            f"draft_model {name} has layers with a sliding window, which a draft model must not have"
         )
     whole = [g for g, group in enumerate(program.kv_groups) if not group.window]
     if not whole:
         raise SettingsError(
-            "draft_model needs a model that keeps all tokens in some of its layers: leave it out"
+            "draft_model needs a model with at least one layer without a sliding window; leave it out"
         )
     if (difference := first_difference(folder, place)) is not None:
-        raise SettingsError(f"draft_model {name} has another vocabulary: {difference}")
+        raise SettingsError(f"draft_model {name} has a different vocabulary: {difference}")
     shares = _same_encoder(model, guessed)
     if shares:
         giver, taker = share_encoder(
@@ -156,7 +157,7 @@ def _check_audio(name: str, draft: SpeechInfo | None, guessed: SpeechInfo | None
         mine, theirs = getattr(draft, what), getattr(guessed, what)
         if mine < theirs if what == "max_frames" else mine != theirs:
             raise SettingsError(
-                f"draft_model {name} hears other features: {what} is {mine}, the model's {theirs}"
+                f"draft_model {name} has other audio features: {what} is {mine}, the model's is {theirs}"
             )
 
 

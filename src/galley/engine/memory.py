@@ -15,13 +15,13 @@ from galley.types.model_info import Ledger
 from galley.types.weight_dtypes import INTEGERS, SMALLEST, smaller_than
 
 LEAST_TOKENS: Final = 512
-"""Tokens of one request that must fit; with fewer, a server is useless."""
+"""Tokens of one request that must fit for a server to be useful."""
 
 LEAST_STATES: Final = 2
-"""A request that continues from a kept state reads that state and writes its own."""
+"""State slots per request: one that continues from a kept state reads it and writes its own."""
 
 RESERVE_BYTES: Final = 192 << 20
-"""For the server (60 MiB), text workers (35 MiB and a tokenizer each) and unread responses (64 MiB)."""
+"""Bytes for the server (60 MiB), text workers (35 MiB + tokenizer each) and unread responses (64 MiB)."""
 
 _LENGTHS: Final = (512, 2048, 8192, 32768, 131072)
 """Request lengths in tokens, below the longest context, for which a ledger states how many requests fit."""
@@ -128,8 +128,8 @@ def plan_memory(
     size = replace(size, blocks=_kv_blocks(settings, size, room - size.states * size.state_bytes))
     if size.blocks <= size.encoder_blocks:
         raise EngineFailed(
-            f"a KV cache of {size.blocks * BLOCK_TOKENS} tokens does not hold one encoder input, which "
-            f"takes {size.encoder_blocks * BLOCK_TOKENS}, and its transcript; set kv_cache_tokens to more"
+            f"a KV cache of {size.blocks * BLOCK_TOKENS} tokens has no room for an encoder input, which "
+            f"takes {size.encoder_blocks * BLOCK_TOKENS}, and its transcript; raise kv_cache_tokens"
         )
     ledger = Ledger(
         family=family,
@@ -225,8 +225,8 @@ def plan_without_cache(
         missing = bytes_text(ledger.total - ledger.available)
         changes = [
             f"{missing} more memory: a larger container limit or ulimit -v",
-            f"--weight-dtype {' or '.join(INTEGERS)}, if that is not so yet",
-            "--max-model-len and --max-batch-tokens of less: buffers are for the longest text",
+            f"--weight-dtype {' or '.join(INTEGERS)}, if not set yet",
+            "lower --max-model-len and --max-batch-tokens, since buffers have room for the longest text",
         ]
         raise NotEnoughMemory(refusal(name, ledger, changes))
     return most, ledger
@@ -249,7 +249,7 @@ def refusal(name: str, ledger: Ledger, changes: Sequence[str]) -> str:
     )
     listed = "".join(f"\n  {i}. {change}" for i, change in enumerate(changes, 1))
     return (
-        f"{name} does not fit the memory: it needs {bytes_text(ledger.total)} ({parts}), "
+        f"{name} does not fit in memory: it needs {bytes_text(ledger.total)} ({parts}), "
         f"{bytes_text(ledger.available)} are available. Each of these makes it fit:{listed}"
     )
 
@@ -275,8 +275,8 @@ def _changes(
     rooms = (ledger.available - ledger.total + ledger.kv) // size.block_bytes
     if settings.kv_cache_tokens is not None and rooms >= size.least:
         tokens = replace(size, blocks=rooms).tokens
-        changes.append(f"--kv-cache-tokens {tokens} (the cache then takes what is left)")
-    # A type that makes none of the model's matrices smaller does not fit either.
+        changes.append(f"--kv-cache-tokens {tokens} (the cache then uses the remaining memory)")
+    # Skip types that do not make any of the model's matrices smaller.
     for kind in smaller_than(options.quantize) if ledger.executor == "cpu" else ():
         needs = beside + weights_as(kind)
         if needs <= ledger.available:
@@ -294,8 +294,8 @@ def _changes(
     changes += _of_experts(program, options, ledger, memory_of)
     missing = ledger.total - ledger.available
     changes.append(
-        f"{bytes_text(missing)} more memory: a larger container limit or ulimit -v, other programs "
-        "stopped, or another machine (galley plan MODEL compares them)"
+        f"{bytes_text(missing)} more memory: a larger container limit or ulimit -v, fewer other "
+        "programs, or another machine (galley plan MODEL compares them)"
     )
     smallest = replace(options, experts="memory")
     if ledger.executor == "cpu":
@@ -311,8 +311,8 @@ def _changes(
         )
     if len(changes) < 3:
         changes.append(
-            f"a machine or container with {bytes_text(2 * ledger.total)}, which leaves room for more "
-            "requests at a time, too"
+            f"a machine or container with {bytes_text(2 * ledger.total)}, which also has room for more "
+            "concurrent requests"
         )
     return changes[:3]
 

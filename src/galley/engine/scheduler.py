@@ -27,7 +27,7 @@ from galley.engine.sequence import Sequence
 from galley.types import BLOCK_TOKENS
 
 _NOTHING: Final = EncoderClaim(b"", [], [], 0)
-"""The claim on the encoder cache of a text model's request."""
+"""Claim on the encoder cache of a request that needs no encoder."""
 
 
 class Work(msgspec.Struct, frozen=True, gc=False):
@@ -49,8 +49,8 @@ class Work(msgspec.Struct, frozen=True, gc=False):
 Guess: TypeAlias = Callable[[list[Work], int], Iterable[tuple[int, Tokens[int]]]]
 """Takes a plan and the number of draft tokens that fit; yields (index in the plan, draft tokens).
 
-A sequence gets draft tokens only where its known tokens are completed, and no more than its task can
-verify.
+A sequence gets draft tokens only if the step computes all of its known tokens, and at most as many as
+its task can verify.
 """
 
 
@@ -288,7 +288,7 @@ class Scheduler:
         if features is not None:
             encoded = self._encoder_cache.claim(features)
         rows = features.rows if features and encoded and encoded.fresh else 0
-        # An encoder input is encoded as a whole, so the first one of a step may exceed the budget.
+        # An encoder input is encoded as a whole, so the first one in a step can exceed the budget.
         exceeds = rows >= budget
         if (exceeds and encodes) or not self._open(sequence, encoded):
             return None, 0
@@ -339,7 +339,7 @@ class Scheduler:
                 victim = self._worst(self.running, holds)
                 tenant = victim.request.tenant
                 left = self._held(tenant, holds) - holds(victim)
-                # No tenant gives up so much that it could reclaim it: nothing oscillates.
+                # A tenant never gives up so much that it could reclaim it, so nothing oscillates.
                 if left < self._fair.share(tenant) * capacity:
                     return
                 self._preempt(victim)

@@ -11,10 +11,10 @@ import numpy as np
 from galley.formats.weights import Floats
 
 Change: TypeAlias = Callable[[int], Floats]
-"""Column index -> the column's change, [outputs]; called after the earlier columns were applied."""
+"""Column index -> the column's change, [outputs]; called once the earlier columns are applied."""
 
 _FEW: Final = 16
-"""Columns updated one by one; more columns are split in halves and updated by a matrix product."""
+"""Up to this many columns are updated one by one; more are halved and updated by a matrix product."""
 
 
 def one_by_one(told: Floats, coupling: Floats, change: Change) -> None:

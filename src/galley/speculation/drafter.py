@@ -10,7 +10,7 @@ S_co = TypeVar("S_co", covariant=True)
 S_contra = TypeVar("S_contra", contravariant=True)
 
 SPREAD_TOKENS: Final = 128
-"""The cost of catching up with a sequence is spread over its future tokens, at most over this many."""
+"""The cost of catching up with a sequence is spread over at most this many future tokens."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 _PART: Final = 0.05
-"""Weight of one step in what is learned from real steps."""
+"""Weight of one step in the average of measured steps."""
 
 _FORGETTING: Final = 0.005
 """Rate at which a step without draft tokens reduces the penalty on draft tokens."""
@@ -28,7 +28,7 @@ class RowCosts:
         """Seconds by rows, up to the largest number that was measured."""
         for rows, seconds in points[1:]:
             first = len(self._table) - 1
-            # More rows take no less time; a measurement that contradicts this is noise.
+            # More rows never take less time; measurements that contradict this are noise.
             rise = max(0.0, seconds - self._table[first]) / (rows - first)
             self._table += [self._table[first] + rise * i for i in range(1, rows - first + 1)]
         self._rise = rise

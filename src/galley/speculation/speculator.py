@@ -33,10 +33,10 @@ _clock: Final = time.perf_counter
 
 _DRAFT_MATCH: Final = 1
 _DRAFT_BUCKET: Final = bucket_of(_DRAFT_MATCH)
-"""A model needs no match."""
+"""Match length of a draft model, which needs no match."""
 
 _MARGIN: Final = 1.03
-"""Draft tokens must promise at least this factor of the pace without them."""
+"""Minimum ratio of the expected pace with draft tokens to that without them."""
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class Asked:
     tokens: Sequence[int]
     most: int
     sequence: Any = None
-    """The sequence as the drafter knows it."""
+    """The sequence, as passed to the drafter."""
 
 
 class _Draft:

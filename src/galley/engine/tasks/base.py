@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from galley.engine.scheduler import Work
     from galley.engine.sequence import Sequence
 
-NO_CHOICE: Final = "the logits leave no token to choose: NaN, infinite, or all of them excluded"
+NO_CHOICE: Final = (
+    "no token can be sampled: the logits are NaN or infinite, or all tokens are excluded"
+)
 
 
 class Task(ABC):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 _LEAST_NUCLEUS = 1e-300
-"""Substitute for a ``top_p`` of 0: only the likeliest token is left."""
+"""Replaces a ``top_p`` of 0, so that only the likeliest token is left."""
 
 
 class SampleTask(Task):
