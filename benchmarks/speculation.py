@@ -53,7 +53,7 @@ from galley.settings.engine import EngineSettings, Speculation
 from galley.speculation.proposer import Follower, Forced, Proposal
 from galley.speculation.row_costs import RowCosts
 from galley.speculation.speculator import MOST_GUESSES
-from galley.types import EngineRequest
+from galley.types import Decoded, EngineRequest
 from galley.types.audio import EncoderInput, SpeechInfo
 from recipes.assistant import glossary
 
@@ -108,7 +108,7 @@ def asked(engine: Engine, sequences: int, tokens: int) -> list[EngineRequest]:
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     speech = engine.info.speech
     first = [] if speech is None else [speech.start_token]
-    words = engine.info.vocab_size - 2 if speech is None else speech.start_token - 1
+    words = engine.info.require_text().vocab_size - 2 if speech is None else speech.start_token - 1
     requests = []
     for number in range(sequences):
         prompt = [*first, *(rng.randrange(5, words) for _ in range(PROMPT_TOKENS - len(first)))]
@@ -227,7 +227,7 @@ def controlled(
     for sequences in sizes:
         requests = asked(engine, sequences, tokens)
         _, texts = paced(engine, requests, 1e9, [Guessing()])
-        prompts = {r.id: r.payload.prompt for r in requests}
+        prompts = {r.id: r.payload.prompt for r in requests if isinstance(r.payload, Decoded)}
         known = {tuple(ids): [*ids, *texts[name]] for name, ids in prompts.items()}
         points = []
         for rate in rates:

@@ -269,8 +269,10 @@ def test_activations_are_rounded_unless_told_otherwise(
 
     def scores(executor: ExecutorName, wanted: Activations, becomes: str) -> Floats:
         with LLM(checkpoint("llama"), quantize=kind, activations=wanted, executor=executor) as llm:
-            assert llm.info.activations == becomes
-            assert llm.info.kv_dtype == ("float32" if becomes == "float32" else "bfloat16")
+            assert llm.info.require_program().activations == becomes
+            assert llm.info.require_program().kv_dtype == (
+                "float32" if becomes == "float32" else "bfloat16"
+            )
             return np.array(llm.score([ids])[0])
 
     exact = scores("reference", "auto", "float32")

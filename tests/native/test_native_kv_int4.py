@@ -119,7 +119,7 @@ def test_the_ledger_has_what_is_allocated(checkpoint: CheckpointMaker) -> None:
         assert block == kv_bytes_per_block(program_of(folder), "int4")
         ledger = engine.info.ledger
         assert ledger is not None
-        assert ledger.kv_dtype == engine.info.kv_dtype == "int4"
+        assert ledger.kv_dtype == engine.info.require_program().kv_dtype == "int4"
         assert ledger.kv == block * engine.stats.kv_total_blocks
 
 

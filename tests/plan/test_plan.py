@@ -71,7 +71,7 @@ def test_the_engine_says_the_same(checkpoint: CheckpointMaker, precision: Any) -
     folder = checkpoint("llama")
     settings = EngineSettings(quantize=precision, kv_dtype="bfloat16", kv_cache_tokens=64)
     info = load_engine(settings, folder).info
-    costs, ledger = info.costs, info.ledger
+    costs, ledger = info.require_program().costs, info.ledger
     assert ledger is not None
     planned = ModelSizes.of(build_program(read_json(folder / "config.json")), precision, "bfloat16")
     assert planned.step_weights == costs.weight_bytes

@@ -202,10 +202,11 @@ def bench_engine(
         )
     bench = EngineBench(settings)
     random = np.random.default_rng(workload.seed)
-    costs, activations = bench.info.costs, bench.info.activations
+    program = bench.info.require_program()
+    costs, activations = program.costs, program.activations
 
     def prompts(count: int, tokens: int) -> list[list[int]]:
-        ids = random.integers(bench.info.vocab_size, size=(count, tokens))
+        ids = random.integers(bench.info.require_text().vocab_size, size=(count, tokens))
         return [[int(token) for token in row] for row in ids]
 
     def repeated(name: str, run: Callable[[bool], list[Step]]) -> list[Run]:

@@ -278,7 +278,7 @@ class _Run:
         return read_rate(self._measuring.settings.threads, _SAMPLE_BYTES)
 
     def _random_prompts(self, count: int, tokens: int) -> list[list[int]]:
-        rows = self._random.integers(self.info.vocab_size, size=(count, tokens))
+        rows = self._random.integers(self.info.require_text().vocab_size, size=(count, tokens))
         return [[int(token) for token in row] for row in rows]
 
 

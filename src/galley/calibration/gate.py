@@ -163,8 +163,14 @@ class _Check:
         info = self._engine.info
         assert info.weights is not None
         assert info.ledger is not None
+        program = info.require_program()
         known = [
-            *(self._model.checkpoint.state(), info.weights.kind, info.activations, info.kv_dtype),
+            *(
+                self._model.checkpoint.state(),
+                info.weights.kind,
+                program.activations,
+                program.kv_dtype,
+            ),
             *(info.ledger.isa, str(self._settings.disable_pass), str((_TEXTS, _TOKENS))),
         ]
         if self._original is not self._model:
@@ -186,7 +192,7 @@ class _Check:
 
     @property
     def _rounds_inputs(self) -> bool:
-        return self._engine.info.activations == "int8"
+        return self._engine.info.require_program().activations == "int8"
 
     def _passes(self, gate: QualityGate, model: Model, kind: str | None, inputs: str) -> bool:
         """Return whether ``model`` passes with matrices as ``kind`` (None: as served) and ``inputs``."""
@@ -254,7 +260,7 @@ class _Check:
         if not self._windows:
             length = min(_TOKENS, self._engine.info.max_request_tokens // 2)
             room = (
-                self._engine.info.kv_cache_tokens
+                self._engine.info.require_text().kv_cache_tokens
                 // BLOCK_TOKENS
                 // len(self._model.program.kv_groups)
             )

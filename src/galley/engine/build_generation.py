@@ -27,7 +27,7 @@ from galley.ops.executor import Executor, ExecutorMemory, ExecutorOptions
 from galley.ops.measured_steps import measured_steps
 from galley.settings.engine import EngineSettings
 from galley.speculation.row_costs import RowCosts
-from galley.types.model_info import Ledger
+from galley.types.model_info import Ledger, TextInfo
 
 log: Final = logging.getLogger("galley.engine")
 
@@ -71,14 +71,16 @@ def build_generation(loading: Loading) -> Engine:
         program,
         options,
         ledger,
+        TextInfo(
+            vocab_size=program.vocab_size,
+            max_model_len=kv.max_model_len,
+            kv_cache_tokens=kv.tokens,
+            grammars=speech is None,
+            adapters=options.adapters,
+            recurrent=bool(program.states),
+        ),
         tasks=("score", *(("generate",) if speech is None else speech.tasks_done)),
-        vocab_size=program.vocab_size,
-        max_model_len=kv.max_model_len,
-        kv_cache_tokens=kv.tokens,
         speech=speech,
-        grammars=speech is None,
-        adapters=options.adapters,
-        recurrent=bool(program.states),
     )
     grammars = Grammars(loading.folder, program.vocab_size, model.checkpoint.eos_token_ids)
     return Engine(

@@ -9,7 +9,7 @@ from galley.engine.memory import plan_without_cache
 from galley.engine.read_model import Model
 from galley.errors import SettingsError
 from galley.ops.executor import Batch, Executor, forward
-from galley.types.model_info import EmbeddingInfo
+from galley.types.model_info import TextInfo, VectorInfo
 
 _OF_GENERATION: Final = {
     "quality_gate": "",
@@ -59,11 +59,9 @@ def build_vectors(loading: Loading) -> EmbeddingEngine:
         program,
         model.options,
         ledger,
+        TextInfo(vocab_size=program.token_ids, max_model_len=max_tokens),
         tasks=(head.task,),
-        vocab_size=program.token_ids,
-        max_model_len=max_tokens,
-        kv_cache_tokens=0,
-        embedding=_described(model),
+        vectors=_described(model),
     )
     return EmbeddingEngine(
         executor,
@@ -75,11 +73,11 @@ def build_vectors(loading: Loading) -> EmbeddingEngine:
     )
 
 
-def _described(model: Model) -> EmbeddingInfo:
+def _described(model: Model) -> VectorInfo:
     head, program = model.head, model.program
     assert head is not None
     types = [op.tensor("weight") for op in program.ops if op.name == "embed_types"]
-    return EmbeddingInfo(
+    return VectorInfo(
         pooling="+".join(head.pooling),
         normalized=head.normalize,
         width=head.width(program.vocab_size),

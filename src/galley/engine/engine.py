@@ -139,7 +139,7 @@ class Engine:
     def _stop_ids(self, payload: Decoded) -> frozenset[int]:
         if isinstance(payload, Align):
             return frozenset()
-        eos = () if payload.sampling.ignore_eos else self.info.eos_token_ids
+        eos = () if payload.sampling.ignore_eos else self.info.require_text().eos_token_ids
         return frozenset((*eos, *payload.sampling.stop_token_ids))
 
     def _features(self, request: EngineRequest, payload: Decoded) -> EncoderFeatures | None:

@@ -60,7 +60,7 @@ class Preparing:
         """Queue a request that needs preparing; return False for any other."""
         compiled, payload = None, request.payload
         if isinstance(payload, Generate) and payload.sampling.grammar is not None:
-            assert self.grammars is not None, "guaranteed by ModelInfo.grammars"
+            assert self.grammars is not None, "guaranteed by TextInfo.grammars"
             compiled = self.grammars.compile(payload.sampling.grammar, payload.output)
         elif request.adapter is None:
             return False

@@ -102,8 +102,10 @@ class Generation:
         if (derived := call.caller.derived) is not None:
             params, default_tokens = derived.applied(params), derived.max_tokens or default_tokens
         if default_tokens is not None:
-            defaults = msgspec.structs.replace(info.defaults, max_tokens=default_tokens)
-            info = msgspec.structs.replace(info, defaults=defaults)
+            text = info.require_text()
+            defaults = msgspec.structs.replace(text.defaults, max_tokens=default_tokens)
+            text = msgspec.structs.replace(text, defaults=defaults)
+            info = msgspec.structs.replace(info, text=text)
         call.caller.trace.sampling = params
         requests = [
             request
@@ -289,10 +291,10 @@ def _choice(
     params: SamplingParams,
     new_parser: Callable[[], Parser | None] | None,
 ) -> _Choice:
-    backend = call.backend
+    parts = call.backend.require_text()
     parser = None if new_parser is None else new_parser()
-    tokenizer, eos = backend.tokenizer, call.info.eos_token_ids
-    markers = backend.format.marker_tokens(tokenizer, parser) if parser else frozenset()
+    tokenizer, eos = parts.tokenizer, call.info.require_text().eos_token_ids
+    markers = parts.format.marker_tokens(tokenizer, parser) if parser else frozenset()
     text = TextStream.for_request(tokenizer, params, eos, markers=markers)
     return _Choice(index, call, stream, text, parser)
 

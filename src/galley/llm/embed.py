@@ -73,14 +73,14 @@ def rerank(
     """Score documents for a query; see :meth:`galley.llm.LLM.rerank`."""
     info = engine.info
     check_task(info, "rerank")
-    assert info.embedding is not None
+    assert info.vectors is not None
     most = info.max_request_tokens if truncate else None
     requests = [
         vector_request(
             ids,
             info,
             request_id=uuid.uuid4().hex,
-            second=second if info.embedding.pair_types else 0,
+            second=second if info.vectors.pair_types else 0,
             param=f"documents[{index}]",
             remedy=_REMEDY,
         )

@@ -68,10 +68,13 @@ class LocalEngine(Closable):
         if self._loaded is None:
             return "closed"
         info = self._loaded.info
-        return (
-            f"{info.name!r}, {info.family}, {info.quantize} weights, {info.kv_dtype} KV cache, "
-            f"executor {info.executor!r}, context of {info.max_model_len} tokens"
-        )
+        parts = [repr(info.name), info.family]
+        if info.program is not None:
+            parts += [f"{info.program.quantize} weights", f"{info.program.kv_dtype} KV cache"]
+        parts.append(f"executor {info.executor!r}")
+        if info.text is not None:
+            parts.append(f"context of {info.text.max_model_len} tokens")
+        return ", ".join(parts)
 
     def run(self, requests: Sequence[EngineRequest]) -> "Run":
         """Start requests made by :func:`~galley.service.requests.expand`; iterate over the result."""

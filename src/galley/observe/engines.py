@@ -243,11 +243,14 @@ class EngineCollector(Collector):
         weights = _gauge("galley_model_weight_bytes", "Weights that a step reads")
         for model, engine in self.models.items():
             info = engine.engine.info
-            if info is not None:
-                about.add_metric([model], _described(info))
-                context.add_metric([model], info.max_model_len)
-                cache.add_metric([model], info.kv_cache_tokens)
-                weights.add_metric([model], info.costs.weight_bytes)
+            if info is None:
+                continue
+            about.add_metric([model], _described(info))
+            if info.text is not None:
+                context.add_metric([model], info.text.max_model_len)
+                cache.add_metric([model], info.text.kv_cache_tokens)
+            if info.program is not None:
+                weights.add_metric([model], info.program.costs.weight_bytes)
         yield from (about, context, cache, weights)
 
     def _costs(self) -> Iterator[Metric]:
@@ -264,8 +267,10 @@ class EngineCollector(Collector):
 
 
 def _described(info: ModelInfo) -> dict[str, str]:
-    fields = ("family", "executor", "dtype", "quantize", "activations", "kv_dtype", "adapters")
-    told = {**{name: str(getattr(info, name)) for name in fields}, "tasks": ",".join(info.tasks)}
+    told = {"family": info.family, "executor": info.executor, "tasks": ",".join(info.tasks)}
+    told["adapters"] = str(info.text.adapters if info.text is not None else 0)
+    for name in ("dtype", "quantize", "activations", "kv_dtype"):
+        told[name] = "" if info.program is None else getattr(info.program, name)
     if info.weights is not None:
         told |= {"weights": info.weights.kind, "method": info.weights.method}
         told["calibration"] = info.weights.calibration

@@ -261,7 +261,7 @@ class EngineClient:
             EngineNotReady, EngineFailed: no engine is running, or it ended while it loaded the adapter.
         """
         self._check_state()
-        if not self.info.adapters:
+        if self.info.text is None or not self.info.text.adapters:
             raise SettingsError(
                 f"{self.info.name} takes no adapters: start it with --max-adapters, or an --adapter"
             )
@@ -437,11 +437,14 @@ class EngineClient:
         self._phase_ended("ready", sum(s for name, s in self._phases.items() if name != "ready"))
         self._info = msgspec.structs.replace(info, phases=dict(self._phases))
         # Any later engine must offer the same capacity as this one.
-        if info.embedding is None:
-            promised = dataclasses.replace(self._settings, kv_cache_tokens=info.kv_cache_tokens)
-        else:
-            promised = dataclasses.replace(self._settings, max_model_len=info.max_model_len)
-        self._settings = promised
+        if (text := info.text) is not None:
+            self._settings = dataclasses.replace(
+                self._settings,
+                kv_cache_tokens=text.kv_cache_tokens or self._settings.kv_cache_tokens,
+                max_model_len=self._settings.max_model_len
+                if text.kv_cache_tokens
+                else text.max_model_len,
+            )
         self._set_state("ready")
         self._book.engine_ready()
 

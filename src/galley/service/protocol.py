@@ -27,8 +27,9 @@ ENGINES: Final[Mapping[str, str]] = {NATIVE_ENGINE: "galley.engine.loaders:load"
 class Engine(Protocol):
     """A loaded model that processes requests. It is called from one thread and need not be thread-safe.
 
-    Requests come from :mod:`galley.service.requests`, ``speech_requests`` or ``vector_requests``, so
-    their payloads match the tasks in :attr:`info`, and their token ids, lengths and audio fit the model.
+    Requests come from :mod:`galley.service.requests`, ``speech_requests``, ``vector_requests`` or
+    ``tensor_requests``, so their payloads match the tasks in :attr:`info`, and their token ids, lengths,
+    audio and tensors fit the model.
     An engine that cannot honour a request answers it with an Output whose ``finish_reason`` is "error".
 
     A request that kills the process is retried in a new one (see ``quarantine.py``): a resubmitted
@@ -72,7 +73,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class AdapterEngine(Engine, Protocol):
-    """An engine that supports LoRA adapters, as :attr:`ModelInfo.adapters` states.
+    """An engine that supports LoRA adapters, as :attr:`~galley.types.model_info.TextInfo.adapters` states.
 
     A request carries its adapter (``EngineRequest.adapter``), so adapters need not be registered with the
     engine beforehand. A request whose adapter cannot be loaded ends with an error.

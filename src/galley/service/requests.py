@@ -56,7 +56,7 @@ def expand(
             request.
         ContextExceeded: prompt and ``max_tokens`` do not fit the context.
     """
-    if info.embedding is not None:
+    if info.vectors is not None:
         check_task(info, "generate")
     if info.speech is not None:
         raise RequestError(
@@ -90,16 +90,17 @@ def each_choice(
     if not prompt:
         raise RequestError("the prompt is empty; it needs at least one token", param=prompt_param)
     _check_ids(prompt, params, info, prompt_param)
-    _check_beams(params.resolved(info.defaults), info)
-    if params.grammar is not None and not info.grammars:
+    text = info.require_text()
+    resolved = params.resolved(text.defaults)
+    _check_beams(resolved, info)
+    if params.grammar is not None and not text.grammars:
         raise RequestError(f"{info.name} cannot follow a grammar", param="grammar")
     limit = info.max_beam_tokens(params.num_beams)
     limit = limit if context is None else min(limit, context)
     max_tokens = _max_tokens(
-        len(prompt), params, limit, prompt_param, default=info.defaults.max_tokens
+        len(prompt), params, limit, prompt_param, default=text.defaults.max_tokens
     )
     seed = secrets.randbits(64) if params.seed is None else params.seed & (2**64 - 1)
-    resolved = params.resolved(info.defaults)
     return [
         msgspec.structs.replace(
             resolved,
@@ -124,10 +125,10 @@ def choice_seed(seed: int, choice: int) -> int:
 def check_ids(name: str, ids: Collection[int], info: ModelInfo) -> None:
     """Raise RequestError, naming the field ``name``, for an id outside the model's vocabulary."""
     low, high = min(ids, default=0), max(ids, default=0)
-    if low < 0 or high >= info.vocab_size:
+    vocab_size = info.require_text().vocab_size
+    if low < 0 or high >= vocab_size:
         raise RequestError(
-            f"{name} holds token id {low if low < 0 else high}; "
-            f"ids run from 0 to {info.vocab_size - 1}",
+            f"{name} holds token id {low if low < 0 else high}; ids run from 0 to {vocab_size - 1}",
             param=name,
         )
 
@@ -138,7 +139,7 @@ def _check_ids(
     check_ids(prompt_param, prompt, info)
     check_ids("logit_bias", params.logit_bias, info)
     check_ids("stop_token_ids", params.stop_token_ids, info)
-    if params.min_tokens and len(set(params.stop_token_ids)) >= info.vocab_size:
+    if params.min_tokens and len(set(params.stop_token_ids)) >= info.require_text().vocab_size:
         raise RequestError(
             "stop_token_ids holds every token, so min_tokens leaves none to begin with",
             param="stop_token_ids",
@@ -160,7 +161,7 @@ def _check_beams(params: SamplingParams, info: ModelInfo) -> None:
     """
     if params.num_beams == 1:
         return
-    if info.recurrent:
+    if info.require_text().recurrent:
         raise RequestError(
             f"num_beams is {params.num_beams}, but {info.name} keeps a state for each sequence, which a "
             "beam search cannot fork: leave it out",

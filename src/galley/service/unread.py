@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from galley.errors import GalleyError, SlowReader
-from galley.types import Output, Result, Tokens
+from galley.types import Output, Result, Tensors, Tokens
 
 T = TypeVar("T")
 
@@ -161,6 +161,9 @@ def _result(results: Sequence[Result | None]) -> Result | None:
 def _bytes(output: Output) -> int:
     result = output.result
     if result is None:
+        return _OUTPUT_BYTES
+    if isinstance(result, Tensors):
+        # They are the only Output of a request, and are read at once, however slow its client is.
         return _OUTPUT_BYTES
     if not isinstance(result, Tokens):
         return _OUTPUT_BYTES + len(result.data)

@@ -35,6 +35,7 @@ from galley.service.frames import (
     AdapterLoaded,
     Alive,
     FromEngine,
+    LargeResult,
     LoadAdapter,
     Phase,
     Planned,
@@ -50,7 +51,6 @@ from galley.service.frames import (
 )
 from galley.service.protocol import AdapterEngine, Engine, EngineLoader, find_loader
 from galley.service.watchdog import SIGN_OF_LIFE_SECONDS
-from galley.types.audio import Alignment
 
 Inbox = queue.SimpleQueue[Submit | Abort | LoadAdapter | UnloadAdapter | None]
 """Frames that have arrived for the engine; None: the server has closed the connection."""
@@ -223,9 +223,9 @@ def _loop(
         outputs = engine.step() if engine.has_work else []
         signs.step_ends()
         for output in outputs:
-            if isinstance(output.result, Alignment):
+            if isinstance(output.result, LargeResult):
                 connection.send(Step([output], engine.stats, seen))
-        rest = [output for output in outputs if not isinstance(output.result, Alignment)]
+        rest = [output for output in outputs if not isinstance(output.result, LargeResult)]
         connection.send(Step(rest, engine.stats, seen))
 
 
@@ -255,7 +255,7 @@ def _take_frames(engine: Engine, inbox: Inbox, connection: Connection) -> int | 
 def _take_adapter(
     engine: Engine, frame: LoadAdapter | UnloadAdapter, connection: Connection
 ) -> None:
-    assert isinstance(engine, AdapterEngine), "ModelInfo.adapters says so"
+    assert isinstance(engine, AdapterEngine), "TextInfo.adapters says so"
     adapter = frame.adapter
     if isinstance(frame, UnloadAdapter):
         engine.unload_adapter(adapter)

@@ -309,7 +309,9 @@ class LiveSession:
 
     def _is_long(self, prefix: str) -> bool:
         """Return whether a prefix takes more than a quarter of the decoder's context."""
-        return len(self._decoder.encode(prefix)) > self._tokens.info.max_model_len // 4
+        return (
+            len(self._decoder.encode(prefix)) > self._tokens.info.require_text().max_model_len // 4
+        )
 
     def _cut_point(self, start: int, end: int) -> int:
         """Return the position at which to cut an utterance that is too long.
@@ -427,4 +429,4 @@ class LiveSession:
         tokens = self._decoder.encode(text)
         for context in (self._context, turn.context):
             context += tokens
-            del context[: -self._tokens.info.max_model_len]
+            del context[: -self._tokens.info.require_text().max_model_len]

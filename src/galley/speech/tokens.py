@@ -87,7 +87,7 @@ class SpeechTokens:
         self._languages = {
             name.strip("<|>"): token for name, token in self.speech.languages.items()
         }
-        self._eos = frozenset(info.eos_token_ids)
+        self._eos = frozenset(info.require_text().eos_token_ids)
         self._text_end = min(self._eos, default=self.speech.start_token - 1)
 
     @property
@@ -146,7 +146,7 @@ class SpeechTokens:
         """
         ids: list[int] = []
         if (previous or hotwords) and self.speech.previous_token is not None:
-            room = self.info.max_model_len // 2 - 1
+            room = self.info.require_text().max_model_len // 2 - 1
             first = list(hotwords[: room // 2])
             ids = [self.speech.previous_token, *first, *previous[len(first) - room :]]
         start = len(ids)
@@ -192,7 +192,7 @@ class SpeechTokens:
             min_p=0.0,
             repetition_penalty=1.0,
             seed=_SEED,
-            max_tokens=max(1, min(self.info.max_model_len // 2, room)),
+            max_tokens=max(1, min(self.info.require_text().max_model_len // 2, room)),
             scores=True,
         )
         rules = SpeechRules(

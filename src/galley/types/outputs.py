@@ -5,6 +5,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from galley.types.audio import Alignment
+from galley.types.tensors import Tensor
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -65,7 +66,13 @@ class Vector(msgspec.Struct, frozen=True, tag="vector"):
     data: bytes
 
 
-Result: TypeAlias = Tokens | Vector | Alignment
+class Tensors(msgspec.Struct, frozen=True, tag="tensors"):
+    """The outputs computed from tensors, in the request's only Output."""
+
+    outputs: tuple[Tensor, ...]
+
+
+Result: TypeAlias = Tokens | Vector | Alignment | Tensors
 """The result of a request, by its kind. A new kind is a tagged struct that is added to this union."""
 
 _NO_TOKENS = Tokens()

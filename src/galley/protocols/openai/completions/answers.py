@@ -120,7 +120,7 @@ class CompletionAnswer:
         """Create the answer; :meth:`start` calls this."""
         self._generation = generation
         self._asked = asked
-        self._tokenizer = call.backend.tokenizer
+        self._tokenizer = call.backend.require_text().tokenizer
         self._echoes = echoes
         self._frame = {
             "id": f"cmpl-{call.caller.request_id}",
@@ -154,7 +154,7 @@ class CompletionAnswer:
                 prompt_param="prompt",
                 default_tokens=DEFAULT_TOKENS,
             )
-            tokenizer = call.backend.tokenizer
+            tokenizer = call.backend.require_text().tokenizer
             try:
                 echoes = await asyncio.to_thread(_echoes, given, prompts, asked, tokenizer)
             except BaseException:

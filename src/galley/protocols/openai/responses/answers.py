@@ -142,7 +142,7 @@ class ResponseAnswer:
         store: ResponseStore,
     ) -> None:
         """Create the answer; :meth:`start` calls this."""
-        self._sampling = asked.sampling().resolved(call.info.defaults)
+        self._sampling = asked.sampling().resolved(call.info.require_text().defaults)
         self._call = call
         self._asked = asked
         self._generation = generation
