@@ -250,9 +250,9 @@ class LLM(Closable):
             RequestError: the template refuses the messages, or a parameter is wrong.
         """
         self._check_writes()
-        asked = as_options(options)
+        overrides = as_options(options)
         conversations = [
-            asked.conversation(one).headed_by(self._system_prompt)
+            overrides.conversation(one).headed_by(self._system_prompt)
             for one in as_conversations(messages)
         ]
         prompts = [
