@@ -268,7 +268,7 @@ def test_langchains_embeddings_by_ollamas_route(http: httpx.Client, client: Open
         ("/v1/embeddings", {"input": ["a", 5]}, "not a mixture"),
         ("/v1/embeddings", {"input": "a", "dimensions": 49}, "dimensions is 49"),
         ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 131}, "1 to 130"),
-        ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 2}, "no text is left"),
+        ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 2}, "leaves no text"),
         ("/v1/embeddings", {"input": "a", "pooling": "cls"}, "pooling"),
         ("/v1/rerank", {"query": "a", "documents": []}, "documents"),
         (

@@ -10,7 +10,7 @@ from galley.types import SamplingParams
 Prompt: TypeAlias = str | Sequence[int]
 Message: TypeAlias = Mapping[str, Any]
 Conversation: TypeAlias = str | Sequence[Message]
-"""Messages with ``role`` and ``content``; a text stands for a single message of the user."""
+"""Messages with ``role`` and ``content``; a string is a single message of the user."""
 
 
 def as_prompts(prompts: object) -> list[str | list[int]]:

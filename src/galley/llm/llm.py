@@ -197,7 +197,9 @@ class LLM(Closable):
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises ModelError if the checkpoint has none."""
         if self._tokenizer is None:
-            raise ModelError(f"{self.info.path} has no tokenizer.json: use token ids, not text")
+            raise ModelError(
+                f"{self.info.path} has no tokenizer.json; pass token ids instead of text"
+            )
         return self._tokenizer
 
     def generate(

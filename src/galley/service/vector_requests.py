@@ -39,14 +39,15 @@ def vector_request(
     low, high = min(ids), max(ids)
     if low < 0 or high >= info.vocab_size:
         raise RequestError(
-            f"{param} holds token id {low if low < 0 else high}; ids run from 0 to "
+            f"{param} contains token id {low if low < 0 else high}; ids run from 0 to "
             f"{info.vocab_size - 1}",
             param=param,
         )
     most = info.max_request_tokens if context is None else min(info.max_request_tokens, context)
     if len(ids) > most:
         raise ContextExceeded(
-            f"{param} has {len(ids)} tokens; {info.name} takes at most {most}{remedy}", param=param
+            f"{param} has {len(ids)} tokens; {info.name} accepts at most {most}{remedy}",
+            param=param,
         )
     return EngineRequest(
         id=request_id,
@@ -69,7 +70,7 @@ def check_dimensions(dimensions: int | None, info: ModelInfo) -> int:
     if not 1 <= dimensions <= embedding.width or (known and dimensions not in known):
         which = ", ".join(map(str, embedding.dimensions)) or f"1 to {embedding.width}"
         raise RequestError(
-            f"dimensions is {dimensions}; {info.name} has {which}", param="dimensions"
+            f"dimensions is {dimensions}; {info.name} supports {which}", param="dimensions"
         )
     return dimensions
 

@@ -301,7 +301,7 @@ class _Request(Strict, frozen=True, kw_only=True):
         warnings = option_warnings(self.options)
         wanted = known_options(self.options).num_ctx
         if wanted is not None and wanted > context:
-            warnings.append(f"options.num_ctx is {wanted}; the context holds {context} tokens")
+            warnings.append(f"options.num_ctx is {wanted}; the model's context is {context} tokens")
         return warnings
 
 
