@@ -8,7 +8,7 @@ from galley.types.audio import NO_RULES, EncoderInput, SpeechRules
 from galley.types.sampling import SamplingParams
 
 LIVE_PRIORITY: Final = -1000
-"""Priority of live audio: ahead of every priority that an API request may set."""
+"""Priority of live audio, before every priority that an API request can set."""
 
 Task = Literal["generate", "score", "transcribe", "translate", "align", "embed", "rerank"]
 """Tasks of a model: to continue a text, to report the log-probabilities of a given text's tokens, to
