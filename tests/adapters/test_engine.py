@@ -21,7 +21,7 @@ from galley.types import Adapter, EngineRequest, Output
 from tests.adapters.peft import adapter_in, make_adapter, merged
 from tests.checkpoints import random_ids
 from tests.conftest import CheckpointMaker
-from tests.engine.guesses import eager
+from tests.engine.drafts import eager
 from tests.engines import native
 
 SLOTS = 2

@@ -168,7 +168,7 @@ def test_pieces_get_the_scores_that_merge_them(
     path, metadata, differs = tokenizer_file(folder)
     assert metadata.raw["tokenizer.ggml.model"] == "llama"
     assert metadata.raw["tokenizer.ggml.add_space_prefix"] is prefix
-    assert differs == (() if complete else ("its merges are not those of scores of pieces",))
+    assert differs == (() if complete else ("its merges do not follow from the scores of tokens",))
     check_equal(path, folder)
 
 

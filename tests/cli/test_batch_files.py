@@ -128,7 +128,7 @@ def test_other_files_are_left_alone(tmp_path: Path, line: str, message: str) -> 
 def test_a_torn_line_of_another_file_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_text("precious notes without an end", encoding="utf-8")
-    with pytest.raises(RequestError, match="no result"):
+    with pytest.raises(RequestError, match="not a batch result"):
         Results(path, WANTED)
     assert path.read_text(encoding="utf-8") == "precious notes without an end"
 

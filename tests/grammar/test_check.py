@@ -59,7 +59,10 @@ DEEP = 64 * '{"type":"array","items":' + "{}" + 64 * "}"
         ({"anyOf": {}}, "'anyOf'"),
         ({"items": [{}]}, "'prefixItems'"),
         ({"minLength": -1}, "minLength"),
-        ({"pattern": "a", "maxLength": 8193}, "'maxLength' 8193 is not supported together with 'pattern'"),
+        (
+            {"pattern": "a", "maxLength": 8193},
+            "'maxLength' 8193 is not supported together with 'pattern'",
+        ),
         ({"pattern": "a", "minLength": 10**30}, "'minLength' 1000"),
         ({"type": "number", "multipleOf": 0}, "multiple"),
         ({"oneOf": [{"type": "string"}, {"maxLength": 3}]}, "oneOf"),

@@ -57,7 +57,7 @@ def _token_batch(
             tables.append(sequence.tables)
         else:
             tokens.extend(sequence.tokens[begin : begin + count])
-            tokens.extend(work.guesses)
+            tokens.extend(work.draft_tokens)
             positions.extend(range(begin, begin + count))
             starts.append(len(tokens))
             tables.append(sequence.tables)

@@ -11,11 +11,11 @@ from galley.engine.adapters import AdapterPool
 from galley.engine.assemble import assemble
 from galley.engine.commit import commit
 from galley.engine.encoder_cache import MAX_FEATURE, EncoderCache, EncoderFeatures
-from galley.engine.guessing import Guessing
 from galley.engine.kv import KVCache, check_blocks
 from galley.engine.preparing import Prepared, Preparing
 from galley.engine.scheduler import Scheduler, Work
 from galley.engine.sequence import Sequence
+from galley.engine.speculation import EngineSpeculation
 from galley.engine.step_meter import StepMeter
 from galley.errors import EngineError
 from galley.ops.executor import Executor
@@ -51,7 +51,7 @@ class Engine:
         *,
         priority_steps: int,
         meter: StepMeter | None = None,
-        guessing: Guessing | None = None,
+        speculation: EngineSpeculation | None = None,
         preparing: Preparing | None = None,
     ) -> None:
         self.info = info
@@ -62,7 +62,7 @@ class Engine:
         self._scheduler = scheduler
         self._priority_steps = priority_steps
         self._meter = meter or StepMeter()
-        self._guessing = guessing or Guessing()
+        self._speculation = speculation or EngineSpeculation()
         self._sequences: dict[str, Sequence] = {}
         self._preparing = Preparing() if preparing is None else preparing
         self._grammars, self._adapters = self._preparing.grammars, self._preparing.adapters
@@ -133,7 +133,7 @@ class Engine:
         if not self._sequences:
             self._meter.awake()
         self._sequences[request.id] = sequence
-        self._guessing.begin(sequence)
+        self._speculation.begin(sequence)
         self._scheduler.add(sequence)
 
     def _stop_ids(self, payload: Decoded) -> frozenset[int]:
@@ -156,7 +156,7 @@ class Engine:
             self._preparing.abort(request_id)
             self._refused = [o for o in self._refused if o.request_id != request_id]
             if sequence := self._sequences.pop(request_id, None):
-                self._guessing.end(sequence)  # it may have ended with a stop string
+                self._speculation.end(sequence)  # it may have ended with a stop string
                 self._scheduler.remove(sequence)
                 self._preparing.release(sequence.request)
 
@@ -189,7 +189,7 @@ class Engine:
             running = self._executor.submit(batch, sampling)
             result = self._executor.collect(running)
             if result.encoded is not None:
-                self._guessing.encoded(plan, result.encoded)
+                self._speculation.encoded(plan, result.encoded)
             meter.executed(plan)
         except BaseException:
             # Such as an interrupt in a notebook: this step's blocks were claimed but never filled.
@@ -198,7 +198,7 @@ class Engine:
             self._kv.forget_all()
             raise
         outputs = commit(plan, result, self._kv)
-        self._guessing.settle(plan, meter.seconds)
+        self._speculation.settle(plan, meter.seconds)
         self._steps += 1
         outputs = self._emit(plan, outputs)
         meter.end()
@@ -221,10 +221,10 @@ class Engine:
     @property
     def stats(self) -> EngineStats:
         """The engine's current statistics."""
-        prompt, recent = self._guessing.counts("prompt"), self._guessing.counts("recent")
-        grammar = self._guessing.counts("grammar")
+        prompt, recent = self._speculation.counts("prompt"), self._speculation.counts("recent")
+        grammar = self._speculation.counts("grammar")
         experts = self._executor.expert_counts()
-        draft, drafted = self._guessing.counts("draft"), self._guessing.draft_seconds
+        draft, drafted = self._speculation.counts("draft"), self._speculation.draft_seconds
         return EngineStats(
             running=len(self._scheduler.running),
             waiting=self._scheduler.waiting + len(self._preparing),
@@ -281,7 +281,7 @@ class Engine:
             if work.encodes and sequence.features:
                 self._encoder_rows += sequence.features.rows
             decodes = sequence.first_token or len(sequence.tokens) > len(sequence.prompt)
-            if decodes and work.count == 1 + len(work.guesses):
+            if decodes and work.count == 1 + len(work.draft_tokens):
                 width = sequence.task.width
                 self._decode_tokens += width if width > 1 else work.count
             else:
@@ -290,10 +290,10 @@ class Engine:
     def _emit(self, plan: list[Work], outputs: list[Output]) -> list[Output]:
         """Record first tokens, drop finished sequences, and attach timings where they are needed."""
         now = time.monotonic()
-        told = {output.request_id for output in outputs}
+        reported = {output.request_id for output in outputs}
         for work in plan:  # a beam search has tokens long before it outputs any
             sequence = work.sequence
-            if work.completes and sequence.generated and sequence.id not in told:
+            if work.completes and sequence.generated and sequence.id not in reported:
                 sequence.first_token = sequence.first_token or now
         for i, output in enumerate(outputs):
             sequence = self._sequences[output.request_id]
@@ -306,13 +306,13 @@ class Engine:
                 total=now - sequence.arrival,
                 preemptions=sequence.preemptions,
                 engine_seconds=sequence.engine_seconds,
-                proposed=sequence.guesser.proposed if sequence.guesser else 0,
-                accepted=sequence.guesser.accepted if sequence.guesser else 0,
+                proposed=sequence.drafts.proposed if sequence.drafts else 0,
+                accepted=sequence.drafts.accepted if sequence.drafts else 0,
             )
             outputs[i] = msgspec.structs.replace(output, timing=timing)
             if output.finish_reason:
                 del self._sequences[sequence.id]
-                self._guessing.end(sequence)
+                self._speculation.end(sequence)
                 self._scheduler.remove(sequence)
                 self._preparing.release(sequence.request)
         return outputs

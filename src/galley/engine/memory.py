@@ -121,8 +121,8 @@ def plan_memory(
         available = min(available_memory(), address_space_left())
     buffers = memory.buffers(settings.max_batch_tokens, settings.logit_rows)
     left = available - memory.weights - memory.adapters - buffers - RESERVE_BYTES
-    beside = left - _least_cache(settings, size)
-    experts = memory.experts.cache_bytes(settings.expert_cache_bytes, beside)
+    remaining = left - _least_cache(settings, size)
+    experts = memory.experts.cache_bytes(settings.expert_cache_bytes, remaining)
     room = int(max(0, left - experts) * settings.kv_memory_fraction)
     size = replace(size, states=_states(settings, size, room))
     size = replace(size, blocks=_kv_blocks(settings, size, room - size.states * size.state_bytes))
@@ -265,12 +265,12 @@ def _changes(
     """Return three changes that each make the model fit: settings, then memory, then a smaller model."""
     changes = []
     least = size.least * size.block_bytes
-    beside = ledger.total - ledger.weights - ledger.experts
-    asked = 0 if settings.expert_cache_bytes is None else ledger.experts
+    others = ledger.total - ledger.weights - ledger.experts
+    requested = 0 if settings.expert_cache_bytes is None else ledger.experts
 
     def weights_as(kind: str) -> int:
         memory = memory_of(replace(options, quantize=kind))
-        return memory.weights + max(memory.experts.least_bytes, asked)
+        return memory.weights + max(memory.experts.least_bytes, requested)
 
     rooms = (ledger.available - ledger.total + ledger.kv) // size.block_bytes
     if settings.kv_cache_tokens is not None and rooms >= size.least:
@@ -278,13 +278,13 @@ def _changes(
         changes.append(f"--kv-cache-tokens {tokens} (the cache then uses the remaining memory)")
     # Skip types that do not make any of the model's matrices smaller.
     for kind in smaller_than(options.quantize) if ledger.executor == "cpu" else ():
-        needs = beside + weights_as(kind)
+        needs = others + weights_as(kind)
         if needs <= ledger.available:
             changes.append(f"--weight-dtype {kind} (needs {bytes_text(needs)})")
             break
     else:
         if ledger.executor == "cpu" and options.quantize != SMALLEST:
-            needs = beside - ledger.kv + least + weights_as(SMALLEST)
+            needs = others - ledger.kv + least + weights_as(SMALLEST)
             if needs <= ledger.available:
                 tokens = replace(size, blocks=size.least).tokens
                 changes.append(
@@ -324,10 +324,10 @@ def _of_experts(
     memory_of: Callable[[ExecutorOptions], ExecutorMemory],
 ) -> list[str]:
     """Return the change to experts on disk, or to fewer of them in memory, if that makes the model fit."""
-    beside = ledger.total - ledger.weights - ledger.experts
+    others = ledger.total - ledger.weights - ledger.experts
     if options.experts == "disk":
         memory = memory_of(options)
-        slots = (ledger.available - beside - memory.weights) // memory.experts.slot
+        slots = (ledger.available - others - memory.weights) // memory.experts.slot
         if slots < memory.experts.least:
             return []
         return [f"--expert-cache-bytes {slots * memory.experts.slot}"]
@@ -335,7 +335,7 @@ def _of_experts(
     if not routed or options.weight_cache is None or ledger.executor != "cpu":
         return []
     memory = memory_of(replace(options, experts="disk"))
-    needs = beside + memory.weights + memory.experts.least_bytes
+    needs = others + memory.weights + memory.experts.least_bytes
     if needs > ledger.available:
         return []
     return [
@@ -376,8 +376,8 @@ def _kv_blocks(settings: EngineSettings, size: KVSize, room: int) -> int:
 
 def _least(settings: EngineSettings, size: KVSize) -> int:
     """Return the blocks needed to start: those requested, or those of one useful request."""
-    asked = settings.kv_cache_tokens
-    return size.least if asked is None else size.needed_for(asked)
+    requested = settings.kv_cache_tokens
+    return size.least if requested is None else size.needed_for(requested)
 
 
 def _least_cache(settings: EngineSettings, size: KVSize) -> int:

@@ -105,7 +105,7 @@ class GGUFFile:
     mapped: mmap.mmap
 
 
-_BESIDE: Final = re.compile(r"(^|[-_.])(mmproj|imatrix)([-_.]|$)")
+_ACCESSORY: Final = re.compile(r"(^|[-_.])(mmproj|imatrix)([-_.]|$)")
 
 
 def is_gguf(path: Path) -> bool:
@@ -119,12 +119,12 @@ def ggufs_in(folder: Path) -> list[Path]:
     Image projectors (``mmproj``) and quantization statistics (``imatrix``) are excluded.
     """
     files = (path for path in sorted(folder.iterdir()) if is_gguf(path))
-    return sorted({split_files(path)[0] for path in files if not is_beside(path.name)})
+    return sorted({split_files(path)[0] for path in files if not is_accessory(path.name)})
 
 
-def is_beside(name: str) -> bool:
+def is_accessory(name: str) -> bool:
     """Return whether a GGUF file's name marks it as an accessory of a model, not a model."""
-    return _BESIDE.search(name.lower()) is not None
+    return _ACCESSORY.search(name.lower()) is not None
 
 
 def split_files(path: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from galley.errors import ModelNotFound, shown
 from galley.formats.aliases import hub_id_of
-from galley.formats.gguf_file import ggufs_in, is_beside, is_gguf, split_files
+from galley.formats.gguf_file import ggufs_in, is_accessory, is_gguf, split_files
 
 BUNDLED: Final = "galley-demo"
 BUNDLED_DRAFT: Final = "galley-demo-draft"
@@ -125,7 +125,7 @@ def _gguf_files(repo: str, revision: str, folder: Path) -> list[str]:
     except Exception:  # the transport library differs by version
         names = [path.relative_to(folder).as_posix() for path in folder.rglob("*")]
     found = (Path(name) for name in names if name.lower().endswith(".gguf"))
-    found = (path for path in found if not is_beside(path.name))
+    found = (path for path in found if not is_accessory(path.name))
     firsts = {split_files(path)[0].as_posix() for path in found}
     return sorted(name for name in firsts if HUB_GGUF.fullmatch(f"{repo}/{name}"))
 

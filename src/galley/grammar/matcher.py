@@ -96,7 +96,7 @@ class GrammarMatcher:
 
     def fill(
         self,
-        guesses: Sequence[int],
+        draft_tokens: Sequence[int],
         masks: Sequence[Mask],
         forced: Sequence[int | None] = (),
     ) -> None:
@@ -105,7 +105,7 @@ class GrammarMatcher:
         A mask after a draft token that the grammar does not allow forbids nothing: its token is never used.
 
         Args:
-            guesses: draft tokens.
+            draft_tokens: draft tokens.
             masks: to be filled, one more than draft tokens.
             forced: for each mask the token that must come if the grammar allows it; may be empty.
         """
@@ -118,13 +118,13 @@ class GrammarMatcher:
             self._fill(mask)
             if self._digits is not None and run is not None:
                 self._digits.limit(mask, run)
-                run = self._digits.after(run, guesses[i]) if i < len(guesses) else run
+                run = self._digits.after(run, draft_tokens[i]) if i < len(draft_tokens) else run
             only = forced[i] if i < len(forced) else None
             if only is not None and mask[only] == 0:
                 mask.fill(-np.inf)
                 mask[only] = 0
-            if i < len(guesses) and not self.ended:
-                followed += self._matcher.try_consume_tokens([guesses[i]])
+            if i < len(draft_tokens) and not self.ended:
+                followed += self._matcher.try_consume_tokens([draft_tokens[i]])
         if followed:
             self._matcher.rollback(followed)
 

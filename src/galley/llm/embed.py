@@ -16,7 +16,7 @@ from galley.types import EngineRequest, Vector
 
 Vectors = npt.NDArray[np.float32]
 
-_REMEDY: Final = "; give truncate=True to have it cut"
+_REMEDY: Final = "; pass truncate=True to cut it"
 
 
 def embed(
@@ -102,7 +102,7 @@ def _vectors(
     try:
         for output in run:
             if not isinstance(output.result, Vector):
-                raise EngineError(output.error or "the engine made no vector of a text")
+                raise EngineError(output.error or "the engine returned no vector for a text")
             found[places[output.request_id]] = np.frombuffer(output.result.data, np.float32)
             advance(1)
     finally:

@@ -202,7 +202,9 @@ class LLM(Closable):
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises ModelError if the checkpoint has none."""
         if self._tokenizer is None:
-            raise ModelError(f"{self.info.path} has no tokenizer.json: use token ids, not text")
+            raise ModelError(
+                f"{self.info.path} has no tokenizer.json; pass token ids instead of text"
+            )
         return self._tokenizer
 
     def generate(
@@ -255,9 +257,9 @@ class LLM(Closable):
             RequestError: the template refuses the messages, or a parameter is wrong.
         """
         self._check_writes()
-        asked = as_options(options)
+        overrides = as_options(options)
         conversations = [
-            asked.conversation(one).headed_by(self._system_prompt)
+            overrides.conversation(one).headed_by(self._system_prompt)
             for one in as_conversations(messages)
         ]
         prompts = [

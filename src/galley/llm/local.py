@@ -45,7 +45,7 @@ class LocalEngine(Closable):
     def __init__(self, settings: EngineSettings) -> None:
         """Load the model. Raises what :func:`find_loader` and the engine's loader raise."""
         self.folder: Path = resolve_model(settings.model, revision=settings.revision)
-        # Held for one engine step at most, never while a caller handles its outputs.
+        # Held for at most one engine step, never while a caller handles its outputs.
         self._lock = threading.Lock()
         self._queues: dict[str, deque[Output]] = {}
         load = find_loader(settings.engine)

@@ -294,8 +294,8 @@ def describe_decoder(g: Tracer, c: DecoderConfig) -> Buffer:
             h = _norm(g, c, x, name, norms.before_mlp)
         if c.experts is not None and c.experts.sparse[layer]:
             routed = describe_experts(g, c.experts, h, name)
-            beside = c.experts.beside_mlp
-            h = g.add(routed, _mlp(g, c, h, f"{name}.{c.names.mlp}")) if beside else routed
+            added = c.experts.added_to_mlp
+            h = g.add(routed, _mlp(g, c, h, f"{name}.{c.names.mlp}")) if added else routed
         else:
             h = _mlp(g, c, h, f"{name}.{c.names.mlp}")
         h = _norm(g, c, h, name, norms.after_mlp)

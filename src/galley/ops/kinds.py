@@ -68,10 +68,10 @@ def kinds_text(program: Program, kinds: Kinds) -> str:
     for name, kind in kinds.items():
         parameters[str(kind)] += math.prod(program.all_shapes[name])
     total = sum(parameters.values())
-    told = [(k, n / total) for k, n in parameters.most_common() if n / total >= _LEAST_SHARE]
-    if len(told) == 1:
-        return told[0][0]
-    return ", ".join(f"{kind} {share:.0%}" for kind, share in told)
+    reported = [(k, n / total) for k, n in parameters.most_common() if n / total >= _LEAST_SHARE]
+    if len(reported) == 1:
+        return reported[0][0]
+    return ", ".join(f"{kind} {share:.0%}" for kind, share in reported)
 
 
 def plan_activations(kinds: Kinds, quantize: str, wanted: str, isa: str) -> Mapping[str, str]:

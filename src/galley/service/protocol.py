@@ -134,7 +134,7 @@ def find_loader(name: str) -> EngineLoader:
     if found is None:
         known = ", ".join([*ENGINES, *sorted(entry.name for entry in installed)])
         raise SettingsError(
-            f"engine {name!r} is unknown; known: {known}. A package adds one with an entry point in the "
+            f"unknown engine {name!r}; engines: {known}. A package adds one with an entry point in the "
             f"group {ENTRY_POINTS}"
         )
     try:

@@ -18,7 +18,7 @@ from galley.settings.config import Settings
 from galley.settings.engine import NATIVE_ENGINE
 
 _PLACES: Final = 4
-"""Places for each model: after a reload, its earlier engines share the cores while they have requests."""
+"""Places per model; after a reload, earlier engines share the cores until their requests end."""
 
 _ENGINE: Final = "galley.service.worker"
 _TEXT: Final = "galley.service.text_worker"
@@ -103,7 +103,7 @@ def spawn(
 def spawn_text(model: str) -> Spawned:
     """Start a text worker like :func:`spawn`; see :mod:`galley.service.text_worker`."""
     # One job at a time in one thread: the stacks of a thread pool would count as memory.
-    # A checkpoint's regular expression can make the Rust library panic: one log line of that is enough.
+    # A checkpoint's regular expression can make the Rust library panic; limit this to one log line.
     environ = {"TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}
     return _begin(_TEXT, model, environ=environ)
 

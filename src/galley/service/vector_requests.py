@@ -41,7 +41,8 @@ def vector_request(
     most = info.max_request_tokens if context is None else min(info.max_request_tokens, context)
     if len(ids) > most:
         raise ContextExceeded(
-            f"{param} has {len(ids)} tokens; {info.name} takes at most {most}{remedy}", param=param
+            f"{param} has {len(ids)} tokens; {info.name} accepts at most {most}{remedy}",
+            param=param,
         )
     return EngineRequest(
         id=request_id,
@@ -64,7 +65,7 @@ def check_dimensions(dimensions: int | None, info: ModelInfo) -> int:
     if not 1 <= dimensions <= vectors.width or (known and dimensions not in known):
         which = ", ".join(map(str, vectors.dimensions)) or f"1 to {vectors.width}"
         raise RequestError(
-            f"dimensions is {dimensions}; {info.name} has {which}", param="dimensions"
+            f"dimensions is {dimensions}; {info.name} supports {which}", param="dimensions"
         )
     return dimensions
 

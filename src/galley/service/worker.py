@@ -53,13 +53,13 @@ from galley.service.protocol import AdapterEngine, Engine, EngineLoader, find_lo
 from galley.service.watchdog import SIGN_OF_LIFE_SECONDS
 
 Inbox = queue.SimpleQueue[Submit | Abort | LoadAdapter | UnloadAdapter | None]
-"""Frames that have arrived for the engine; None: the server has closed the connection."""
+"""Frames received for the engine; None: the server has closed the connection."""
 
 CLOSE_SECONDS: Final = 1.0
-"""Seconds for an engine to end its step and to close after the server has closed the connection."""
+"""Seconds for an engine to finish its step and close after the server has closed the connection."""
 
 NICENESS: Final = 5
-"""The engine's niceness: the server's short work for each request goes first where both need a core."""
+"""The engine's niceness, so that the server's short work for a request has precedence on a core."""
 
 
 class Connection:
@@ -218,7 +218,7 @@ def _loop(
         seen += taken
         if cores is not None and engine.has_work:
             cores.acquire(live=engine.is_live)
-        # After an abort of the last request there is no work, but the statistics have changed.
+        # After an abort of the last request, there is no work, but the statistics have changed.
         signs.step_begins()
         outputs = engine.step() if engine.has_work else []
         signs.step_ends()
@@ -237,7 +237,7 @@ def _take_frames(engine: Engine, inbox: Inbox, connection: Connection) -> int | 
     """
     count = 0
     with suppress(queue.Empty):
-        # An abort is answered at once, even if it leaves nothing to do.
+        # Answer an abort at once, even if it leaves no work.
         while True:
             frame = inbox.get(block=not engine.has_work and not count)
             if frame is None:
@@ -255,7 +255,7 @@ def _take_frames(engine: Engine, inbox: Inbox, connection: Connection) -> int | 
 def _take_adapter(
     engine: Engine, frame: LoadAdapter | UnloadAdapter, connection: Connection
 ) -> None:
-    assert isinstance(engine, AdapterEngine), "TextInfo.adapters says so"
+    assert isinstance(engine, AdapterEngine), "guaranteed by TextInfo.adapters"
     adapter = frame.adapter
     if isinstance(frame, UnloadAdapter):
         engine.unload_adapter(adapter)

@@ -38,7 +38,7 @@ class Rate:
         self._fading = fading
         self._right = self._tried = 0.0
 
-    def beside(self, prior: float) -> float:
+    def smoothed(self, prior: float) -> float:
         """Return the share, where ``prior`` weighs as much as a few draft tokens."""
         return (self._right + _PRIOR_WEIGHT * prior) / (self._tried + _PRIOR_WEIGHT)
 
@@ -77,9 +77,9 @@ class SequenceAcceptance:
 
     def probability(self, bucket: int) -> float:
         """Return the probability that a draft token is accepted if all before it are."""
-        p = self._common[bucket].beside(_PRIOR)
+        p = self._common[bucket].smoothed(_PRIOR)
         if own := self._own.get(bucket):
-            p = own.beside(p)
+            p = own.smoothed(p)
         return min(max(p, LEAST_PROBABILITY), MOST_PROBABILITY)
 
     def learn(self, bucket: int, right: int, wrong: int) -> None:

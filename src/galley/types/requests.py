@@ -9,7 +9,7 @@ from galley.types.sampling import SamplingParams
 from galley.types.tensors import Tensor
 
 LIVE_PRIORITY: Final = -1000
-"""Priority of live audio: ahead of every priority that an API request may set."""
+"""Priority of live audio, before every priority that an API request can set."""
 
 Task = Literal[
     "generate", "score", "transcribe", "translate", "align", "embed", "rerank", "predict"

@@ -113,8 +113,8 @@ async def run_all(
                 lanes = min(plan.warm_up, int(load)) if plan.kind == "concurrency" else 1
                 _check(await closed_loop(client, warm_up, lanes, count=plan.warm_up))
             requests = workload.requests(model, words, run=number)
-            told_from = functools.partial(_told_from, on_progress, position)
-            points.append(await _point(client, plan, requests, load, told_from))
+            report = functools.partial(_report, on_progress, position)
+            points.append(await _point(client, plan, requests, load, report))
             position += plan.size(load)
     except CallFailed as error:
         raise EngineError(f"cannot measure {target}: {error}") from error
@@ -140,7 +140,7 @@ async def run_all(
     )
 
 
-def _told_from(on_progress: Progress, begin: int, name: str, position: int) -> None:
+def _report(on_progress: Progress, begin: int, name: str, position: int) -> None:
     on_progress(name, begin + position)
 
 

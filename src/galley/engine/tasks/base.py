@@ -49,7 +49,7 @@ class Task(ABC):
     def wanted(self, sequence: "Sequence", work: "Work") -> int:
         """Return how many of the work's last rows need logits (or the aligner's weights)."""
 
-    def guessable(self, sequence: "Sequence") -> int:
+    def max_draft_tokens(self, sequence: "Sequence") -> int:
         """Return how many draft tokens the task can verify in one step, after the last known token."""
         return 0
 
@@ -58,7 +58,7 @@ class Task(ABC):
         """How its tokens are sampled (see :func:`galley.ops.draws.sampling_record`)."""
         return GREEDY
 
-    def adjustment(self, guesses: Tokens[int]) -> LogitsAdjustment | None:
+    def adjustment(self, draft_tokens: Tokens[int]) -> LogitsAdjustment | None:
         """Return the task's changes to the logits after these draft tokens, except for a grammar's."""
         return None
 

@@ -14,13 +14,13 @@ from galley.protocols.http.budget import ByteBudget
 from galley.protocols.http.errors import TOO_LARGE, ClientGone
 
 LARGE: Final = 256 * 1024
-"""Size in bytes above which a body takes so long to parse that a thread does it."""
+"""Size in bytes above which a body is parsed in a thread."""
 
 _UNDECLARED: Final = frozenset(("", "application/x-www-form-urlencoded"))
-"""Content types sent by clients that were not configured to declare one."""
+"""Content types sent by clients that do not set one."""
 
 _BROWSER_HEADERS: Final = ("origin", "sec-fetch-site")
-"""Browsers send one of these with every POST, and no page can remove it (Fetch standard)."""
+"""Browsers send one of these with every POST, and pages cannot remove it (Fetch standard)."""
 
 _CHARSET = re.compile(r"""charset=["']?([\w-]*)""", re.IGNORECASE)
 
@@ -81,7 +81,7 @@ async def _read_bytes(request: Request, max_bytes: int) -> bytes:
         while True:
             message = await request.receive()
             if message["type"] == "http.disconnect":
-                raise ClientGone("client hung up while sending its request")
+                raise ClientGone("the client disconnected while sending its request")
             part = message.get("body", b"")
             if len(body) + len(part) > max_bytes:
                 raise _too_large(max_bytes)
@@ -98,5 +98,5 @@ def _too_large(max_bytes: int) -> ApiError:
         413,
         f"The body is larger than {max_bytes} bytes (--max-body-bytes)",
         code=TOO_LARGE,
-        headers={"Connection": "close"},  # the rest of the body may be endless
+        headers={"Connection": "close"},  # the rest of the body may never end
     )

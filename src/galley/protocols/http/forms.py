@@ -86,21 +86,21 @@ async def _parsed(request: Request) -> FormData:
             max_files=1, max_fields=_MAX_FIELDS, max_part_size=_MAX_FIELD_BYTES
         )
     except ClientDisconnect:
-        raise ClientGone("client hung up while sending its request") from None
+        raise ClientGone("the client disconnected while sending its request") from None
     except HTTPException as error:
         if "maximum size" in str(error.detail):
             raise RequestError(
-                f"A field of the form has more than {_MAX_FIELD_BYTES} bytes of text: send the recording "
+                f"A field of the form has more than {_MAX_FIELD_BYTES} bytes of text; send the recording "
                 "as a file, with a filename (curl -F file=@call.wav, not -F file=<call.wav)",
                 param="file",
             ) from None
-        raise RequestError(f"The body is no form that can be read: {error.detail}") from None
+        raise RequestError(f"The body is not a valid form: {error.detail}") from None
     except OSError as error:
-        log.warning("an upload cannot be kept in the temporary folder: %s", error)
-        why = os.strerror(error.errno) if error.errno else "it cannot be used"
+        log.warning("cannot store an upload in the temporary folder: %s", error)
+        why = os.strerror(error.errno) if error.errno else "unknown error"
         raise ApiError(
             503,
-            f"The server's temporary folder takes no upload: {why}",
+            f"The server cannot store uploads in its temporary folder: {why}",
             type="service_unavailable",
             code="no_space_for_uploads",
             headers={"Retry-After": _RETRY_SECONDS, "Connection": "close"},
@@ -139,7 +139,7 @@ class _Bounded:
             f"The body is larger than {self._limit} bytes (--max-audio-bytes)",
             param="file",
             code=TOO_LARGE,
-            headers={"Connection": "close"},  # the rest of the body may be endless
+            headers={"Connection": "close"},  # the rest of the body may never end
         )
 
 
@@ -151,7 +151,7 @@ def _values(form: FormData, lists: Set[str]) -> dict[str, Any]:
             continue
         name = key.removesuffix("[]")
         if name == "file":
-            raise RequestError("one recording is taken, in the field file", param="file[]")
+            raise RequestError("send one recording, in the field file", param="file[]")
         if name in values:
             raise RequestError(f"{name[:64]}: given both with and without []", param=name[:64])
         given = form.getlist(key)
@@ -167,10 +167,10 @@ def _file(form: FormData) -> UploadFile:
     if not given:
         raise RequestError("Missing field 'file'", param="file")
     if len(given) > 1:
-        raise RequestError(f"one recording is taken, got {len(given)}", param="file")
+        raise RequestError(f"send one recording, got {len(given)}", param="file")
     [file] = given
     if not isinstance(file, UploadFile):
         raise RequestError(
-            "file: expected a recording, got text: send its bytes, with a filename", param="file"
+            "file: expected a recording, got text; send its bytes, with a filename", param="file"
         )
     return file

@@ -134,9 +134,11 @@ def routes(models: Registry) -> list[Operation]:
         answer: OllamaVersion = {"version": __version__}
         return Json(answer)
 
-    lines = {"application/x-ndjson": {"description": "Pieces of the answer, one JSON in a line."}}
+    lines = {
+        "application/x-ndjson": {"description": "Chunks of the answer, one JSON object per line."}
+    }
     answers = {200: {"application/json": OllamaAnswer, **lines}}
-    about = "The answer; unless `stream` is false, in pieces"
+    about = "The answer; unless `stream` is false, in chunks"
     return [
         OllamaOperation(
             "POST",
@@ -180,7 +182,7 @@ def routes(models: Registry) -> list[Operation]:
             tag="Ollama",
             body=OllamaPullRequest,
             answers={200: {"application/json": OllamaProgress, **lines}},
-            about="That it is done; unless `stream` is false, what is being done, line by line",
+            about="Success; unless `stream` is false, the progress, line by line",
         ),
         OllamaOperation(
             "DELETE",

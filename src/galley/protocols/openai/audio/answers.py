@@ -20,7 +20,7 @@ ENDPOINTS: Final = {"transcribe": TRANSCRIPTIONS, "translate": TRANSLATIONS}
 
 Event: TypeAlias = Mapping[str, Any]
 _CHUNKS_IN_FLIGHT: Final = 8
-"""Limit on a recording's chunks in the engine, which is shared with all other requests."""
+"""Maximum chunks of one recording in the engine, which all requests share."""
 
 
 class Transcript:

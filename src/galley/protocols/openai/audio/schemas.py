@@ -26,28 +26,30 @@ class TranslationRequest(Strict, frozen=True, kw_only=True):
     stream: bool = False
     track: Annotated[
         int | None,
-        Meta(description="Which of the file's audio tracks, from 1; default: the file's default."),
+        Meta(description="Number of the audio track, from 1; default: the file's default track."),
     ] = None
     raw_format: Annotated[
         SampleType | None,
-        Meta(description="Encoding of a file without a header, which `sample_rate` goes with."),
+        Meta(description="Encoding of a file without a header; needs `sample_rate`."),
     ] = None
     sample_rate: Annotated[
         Annotated[int, Meta(ge=4_000, le=768_000)] | None,
-        Meta(description="Of a file without a header, in Hz."),
+        Meta(description="Sample rate of a file without a header, in Hz."),
     ] = None
     channels: Annotated[
         Annotated[int, Meta(ge=1, le=64)] | None,
-        Meta(description="Of a file without a header, interleaved; default: 1."),
+        Meta(description="Channels of a file without a header, interleaved; default: 1."),
     ] = None
     hotwords: Annotated[
-        str, Meta(description="Names and terms that the decoder has in front of it all along.")
+        str, Meta(description="Names and terms given to the decoder as a prompt for every chunk.")
     ] = ""
     vad: Annotated[
         bool,
-        Meta(description="Leave out what is no speech; false: transcribe all of the recording."),
+        Meta(description="Skip parts without speech; false: transcribe the whole recording."),
     ] = True
-    vad_threshold: Annotated[float | None, Meta(description="Probability of speech.")] = None
+    vad_threshold: Annotated[float | None, Meta(description="Minimum probability of speech.")] = (
+        None
+    )
     vad_neg_threshold: float | None = None
     vad_min_speech_ms: int | None = None
     vad_min_silence_ms: int | None = None
@@ -76,7 +78,7 @@ class TranslationRequest(Strict, frozen=True, kw_only=True):
         given = {name: v for name in names if (v := getattr(self, f"vad_{name}")) is not None}
         if not self.vad:
             for name in given:
-                raise RequestError(f"vad_{name} goes with vad, which is false", param=f"vad_{name}")
+                raise RequestError(f"vad_{name} needs vad, which is false", param=f"vad_{name}")
             return None
         try:
             return SpeechOptions(**given)
@@ -93,10 +95,10 @@ class TranslationRequest(Strict, frozen=True, kw_only=True):
 
         if self.stream and self.response_format not in ("json", "text"):
             raise RequestError(
-                f"stream goes with response_format json or text, not {self.response_format}",
+                f"stream needs response_format json or text, not {self.response_format}",
                 param="stream",
             )
-        # As in OpenAI's API: 0 is raised automatically where a transcript is bad.
+        # As in OpenAI's API, 0 is raised automatically if a transcript is bad.
         rules = (
             QualityRules(temperatures=(self.temperature,)) if self.temperature else QualityRules()
         )
@@ -119,7 +121,7 @@ class TranscriptionRequest(TranslationRequest, frozen=True, kw_only=True):
 
     language: str | None = None
     chunking_strategy: Annotated[
-        Literal["auto"], Meta(description="Taken and not used: recordings are cut at pauses.")
+        Literal["auto"], Meta(description="Accepted and ignored: recordings are cut at pauses.")
     ] = "auto"
     timestamp_granularities: tuple[Granularity, ...] = ()
 
@@ -127,7 +129,7 @@ class TranscriptionRequest(TranslationRequest, frozen=True, kw_only=True):
         """Return ``galley.speech``'s options; see :meth:`TranslationRequest.options`."""
         if self.timestamp_granularities and self.response_format != "verbose_json":
             raise RequestError(
-                "timestamp_granularities goes with response_format verbose_json",
+                "timestamp_granularities needs response_format verbose_json",
                 param="timestamp_granularities",
             )
         return dataclasses.replace(

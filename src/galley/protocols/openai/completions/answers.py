@@ -97,7 +97,7 @@ def _echoes(
 def _echo(prompt: str | list[int], token_ids: list[int], tokenizer: Tokenizer) -> _Echo:
     output = Output(request_id="", result=Tokens(tokens=token_ids), finish_reason="length")
     if isinstance(prompt, str):
-        # Special tokens may be spelled out in the prompt, or added around it.
+        # Special tokens can be spelled out in the prompt, or added around it.
         whole = TextStream(tokenizer, markers=tokenizer.special_ids).feed(output)
         begin = whole.text.find(prompt)
         if begin >= 0:

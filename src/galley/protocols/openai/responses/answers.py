@@ -300,7 +300,7 @@ async def earlier_items(
     if asked.previous_response_id is None:
         return []
     previous = store.previous(caller.tenant.name, asked.previous_response_id)
-    # It may be megabytes, and decoding it here would block other requests.
+    # It can be megabytes, and decoding it here would block other requests.
     return await asyncio.to_thread(previous.conversation)
 
 

@@ -18,7 +18,7 @@ from galley.text.tokenizer import CERTAINLY_LONG
 from galley.tools.conversation import Conversation
 
 LEAST_TOKENS: Final = 64 * 1024
-"""Tokens accepted for any model; a model with a longer context accepts as many as that holds."""
+"""Tokens accepted for any model; a model with a longer context accepts as many as its context."""
 
 
 def routes(models: Registry) -> list[Operation]:
@@ -78,7 +78,7 @@ async def _tokens(backend: Backend, share: Share, asked: TokenizeRequest) -> lis
     if asked.prompt is not None:
         if asked.add_generation_prompt is not None:
             raise RequestError(
-                "add_generation_prompt goes with messages", param="add_generation_prompt"
+                "add_generation_prompt needs messages", param="add_generation_prompt"
             )
         _check_chars([asked.prompt], backend, "prompt")
         [ids] = await text.encode(
@@ -87,7 +87,7 @@ async def _tokens(backend: Backend, share: Share, asked: TokenizeRequest) -> lis
         return ids
     if asked.add_special_tokens is not None:
         raise RequestError(
-            "add_special_tokens goes with prompt; the chat template adds its own",
+            "add_special_tokens needs prompt; the chat template adds its own",
             param="add_special_tokens",
         )
     conversation = Conversation(messages=[message.plain() for message in asked.messages or []])
@@ -107,19 +107,15 @@ def _check_chars(texts: list[str], backend: Backend, param: str) -> None:
     """
     most, count = CERTAINLY_LONG * _most_tokens(backend), sum(map(len, texts))
     if count > most:
-        raise RequestError(
-            f"{param}: {count} characters; at most {most} are tokenised", param=param
-        )
+        raise RequestError(f"{param} has {count} characters; the maximum is {most}", param=param)
 
 
 def _check_ids(tokens: list[int], backend: Backend) -> None:
     vocab_size, most = backend.engine.info.require_text().vocab_size, _most_tokens(backend)
     if len(tokens) > most:
-        raise RequestError(
-            f"tokens: {len(tokens)} ids; at most {most} are made text", param="tokens"
-        )
+        raise RequestError(f"tokens has {len(tokens)} ids; the maximum is {most}", param="tokens")
     outside = next((token for token in tokens if not 0 <= token < vocab_size), None)
     if outside is not None:
         raise RequestError(
-            f"tokens holds id {outside}; ids run from 0 to {vocab_size - 1}", param="tokens"
+            f"tokens contains id {outside}; ids run from 0 to {vocab_size - 1}", param="tokens"
         )
