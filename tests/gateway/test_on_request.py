@@ -82,7 +82,7 @@ def test_a_model_with_requests_keeps_its_place() -> None:
 def test_without_room_it_is_said_beside_whom() -> None:
     a, b = models("a", "b", fitting=1)
     a.has_requests = True
-    with pytest.raises(MemoryPressure, match="no room for b beside models with requests: a"):
+    with pytest.raises(MemoryPressure, match="no room for b, because other models have requests: a"):
         run([a, b], a, b, patience=0.3)
     assert a.memory_holds == {"a"}
 

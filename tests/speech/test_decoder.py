@@ -195,7 +195,7 @@ def test_recordings_that_are_open_are_bounded_together() -> None:
     data = encode("flac", tone(100, 16_000))
     with Decoder(most=2) as decoder:
         first, second = decoder.open(data), decoder.open(data)
-        with pytest.raises(QueueFull, match="2 recordings are being decoded"):
+        with pytest.raises(QueueFull, match="2 recordings, the maximum, are being decoded"):
             decoder.open(data)
         first.close()
         first.close()

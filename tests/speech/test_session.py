@@ -277,7 +277,7 @@ def test_what_the_model_does_not_know_is_refused(tokenizer: Tokenizer) -> None:
     def driver(options: TranscribeOptions) -> Driver:
         return Driver(tokenizer, options, lambda request: Output(request_id=request.id))
 
-    with pytest.raises(RequestError, match="does not know french; it knows de, en, zh"):
+    with pytest.raises(RequestError, match="does not support french; it supports de, en, zh"):
         driver(TranscribeOptions(language="fr"))
     text_model = msgspec.structs.replace(model_info(), speech=None)
     with pytest.raises(ModelError, match="tiny is a text model"):

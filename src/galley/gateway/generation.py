@@ -198,7 +198,7 @@ def check_count(served: ServedModel, prompts: int, n: int, prompt_param: str) ->
     most = served.settings.max_queue + served.settings.running_limit
     if prompts * n > most:
         raise RequestError(
-            f"{prompts} prompts with n {n} are {prompts * n} sequences; this server holds at most "
+            f"{prompts} prompts with n {n} are {prompts * n} sequences; this server allows at most "
             f"{most}",
             param="n" if n > 1 else prompt_param,
         )
@@ -234,7 +234,7 @@ class _Choice:
                             "The server stopped before the answer was complete",
                             retry_after=RETRY_SECONDS,
                         )
-                    raise EngineError(output.error or "The engine gave the request up")
+                    raise EngineError(output.error or "The engine gave up the request")
                 delta = self.text.feed(output)
                 events = self._events(delta)
                 finish = self._finish(delta)
@@ -305,7 +305,7 @@ async def _merged(sources: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenera
         async for piece in sources[0]:
             yield piece
         return
-    # Bounded, so that pieces do not pile up here while a slow reader handles one.
+    # Bounded, so that chunks do not pile up while a slow reader handles one.
     queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(maxsize=2 * len(sources))
 
     async def pump(source: AsyncGenerator[Piece, None]) -> None:

@@ -22,7 +22,7 @@ def check_format(name: str) -> Format:
     """Return ``name`` as a format; raise RequestError if there is no such format."""
     if name not in FORMATS:
         raise RequestError(
-            f"response_format {name!r} is unknown; known: {', '.join(FORMATS)}",
+            f"unknown response_format {name!r}; supported: {', '.join(FORMATS)}",
             param="response_format",
         )
     return name

@@ -14,7 +14,7 @@ Task = Literal["transcribe", "translate"]
 def _between(name: str, value: float, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RequestError(f"{name} must be a number, got {value!r}", param=name)
-    # A whole number may be too long for math.isfinite.
+    # An integer can be too long for math.isfinite.
     if not low <= value <= high or value in (math.inf, -math.inf):
         raise RequestError(
             f"{name} must be between {low:g} and {high:g}, got {value!r:.100}", param=name
@@ -58,7 +58,7 @@ class SpeechOptions:
         if 2 * self.pad_ms > self.min_silence_ms:
             raise RequestError(
                 f"pad_ms ({self.pad_ms}) must be at most half of min_silence_ms "
-                f"({self.min_silence_ms}): the padding of two neighbours must not meet",
+                f"({self.min_silence_ms}), so that the padding of two neighbours does not overlap",
                 param="pad_ms",
             )
 
@@ -106,7 +106,7 @@ class QualityRules:
                 raise RequestError(f"{name} must be whole, got {count!r}", param=name)
             _between(name, count, 1, MAX_BEAMS)
         if not self.temperatures:
-            raise RequestError("temperatures must name at least one", param="temperatures")
+            raise RequestError("temperatures must not be empty", param="temperatures")
         for temperature in self.temperatures:
             _between("temperatures", temperature, 0.0, 100.0)
         for name, low, high in (

@@ -17,7 +17,7 @@ VAD_FRAME: Final = 512
 """Samples at 16 kHz for which the detector returns one probability: 32 ms."""
 SAMPLES_PER_MS: Final = 16
 _MIN_PAUSE_FRAMES: Final = 3
-"""A pause of fewer frames may lie within a word; about the 100 ms that Silero requires."""
+"""A pause of fewer frames can be within a word; about the 100 ms that Silero requires."""
 
 
 class SpeechSegment(NamedTuple):
@@ -96,9 +96,9 @@ class SpeechSegmenter:
         # The open segment: first sample of speech, first sample with padding, overlap with the one before.
         self._speech_start = self._start = self._shared = 0
         self._continues = False
-        """Whether the open segment was cut off the previous one; it is then kept at any length."""
+        """Whether the open segment was split from the previous one; it is then kept at any length."""
         self._silence_start: int | None = None
-        """First sample of the silence that may end the open segment."""
+        """First sample of the silence that can end the open segment."""
         self._probabilities: list[float] = []
         """The probabilities of the open segment's frames."""
 

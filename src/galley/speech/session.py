@@ -34,7 +34,7 @@ from galley.types.audio import Alignment
 _MAX_CONDITION_TEMPERATURE: Final = 0.5
 """Text sampled at a higher temperature does not condition the text after it, as in openai/whisper."""
 
-_TOLD_DOUBTS: Final = 5
+_LISTED_DOUBTS: Final = 5
 """Maximum number of places in a recording that a warning lists."""
 
 
@@ -85,7 +85,7 @@ class Session:
         self._segment_ids = itertools.count()
         self._ended = False
         self._doubtful: list[tuple[float, float]] = []
-        """(start in seconds, mean token probability) of chunks that the model was unsure of."""
+        """(start in seconds, mean token probability) of chunks with low confidence."""
         self._context: list[int] = []
         """Tokens of the text that conditions the next chunk."""
         prompt = options.prompt.strip()
@@ -140,7 +140,7 @@ class Session:
         """
         job, part = self._running[output.request_id]
         if output.finish_reason in ("error", "abort"):
-            raise EngineError(output.error or "the engine gave the request up")
+            raise EngineError(output.error or "the engine gave up the request")
         answer = part.answers[output.request_id]
         answer.add(output)
         if output.finish_reason is None:
@@ -164,15 +164,14 @@ class Session:
         """Return the warnings about chunks with a low mean token probability; empty if there are none."""
         if not self._doubtful:
             return []
-        told = ", ".join(
-            f"{start:.1f} s ({mean:.2f})" for start, mean in sorted(self._doubtful)[:_TOLD_DOUBTS]
+        places = ", ".join(
+            f"{start:.1f} s ({mean:.2f})" for start, mean in sorted(self._doubtful)[:_LISTED_DOUBTS]
         )
-        more = len(self._doubtful) - _TOLD_DOUBTS
+        more = len(self._doubtful) - _LISTED_DOUBTS
         return [
-            f"{self._tokens.info.name} is unsure of what is said from {told}"
-            f"{f' and {more} other places' if more > 0 else ''} on: a mean token probability below "
-            f"{self._tokens.speech.low_confidence:g} is low for this model; names and numbers there may be "
-            "invented"
+            f"{self._tokens.info.name} has low confidence from {places}"
+            f"{f' and {more} other places' if more > 0 else ''} on (mean token probability below "
+            f"{self._tokens.speech.low_confidence:g}); names and numbers there may be wrong"
         ]
 
     def segments(self) -> list[Segment]:
