@@ -199,7 +199,7 @@ def test_lines_are_read_and_wrong_ones_told(tmp_path: Path) -> None:
         ('{"prompt": "hi"}', "line 1: a trace needs a timestamp"),
         ('{"timestamp": 1, "promt": "hi"}', "line 1: .*promt"),
         ('{"timestamp": 1, "output_tokens": 0}', "line 1: lengths"),
-        ("", "no line"),
+        ("", "the file is empty"),
     ):
         file.write_text(text)
         with pytest.raises(SettingsError, match=match):

@@ -84,7 +84,7 @@ def test_a_schema_that_cannot_be_honoured_names_the_keyword(
         (Grammar("json_schema", "{"), "not JSON"),
         (Grammar("json_schema", "[1]"), "a JSON object"),
         (Grammar("json_schema", "[" * 50_000), "not JSON"),
-        (Grammar("json_schema", DEEP + " " * MAX_SOURCE), f"at most {MAX_SOURCE}"),
+        (Grammar("json_schema", DEEP + " " * MAX_SOURCE), f"more than the allowed {MAX_SOURCE}"),
         (Grammar("regex", "(a"), "unclosed group"),
         (Grammar("regex", "(" * 60_000 + "a" + ")" * 60_000), "250"),
         (Grammar("regex", r"\bword\b"), "lookaround"),

@@ -210,7 +210,7 @@ def test_a_grammar_that_fails_late_ends_the_request_with_an_error(llm: LLM) -> N
     ]
     for answer in llm.generate([[5, 6]] * 4, params):
         assert answer.finish_reason == "error"
-        assert "grammar cannot be followed" in (answer.error or "")
+        assert "grammar cannot be applied" in (answer.error or "")
         assert re.fullmatch("[ab]+", answer.text)
 
 

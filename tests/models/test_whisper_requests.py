@@ -168,5 +168,5 @@ def test_a_cache_without_room_for_an_encoder_input_is_refused(checkpoint: Checkp
     settings = EngineSettings(
         model=str(checkpoint("whisper")), executor="reference", kv_cache_tokens=80
     )
-    with pytest.raises(EngineFailed, match="one encoder input"):
+    with pytest.raises(EngineFailed, match="no room for an encoder input"):
         LocalEngine(settings)

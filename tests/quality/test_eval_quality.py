@@ -114,7 +114,7 @@ def test_texts_of_files(folder: Path, tmp_path: Path) -> None:
         )
         with pytest.raises(RequestError, match="line 2"):
             read_texts(llm, wrong, context=50, tokens=100)
-        with pytest.raises(RequestError, match="cannot be read"):
+        with pytest.raises(RequestError, match="cannot read"):
             read_texts(llm, tmp_path / "nothing.txt", context=50, tokens=100)
         with pytest.raises(RequestError, match="line 1: a text has no answer"):
             read_texts(llm, lines, context=50, tokens=1000, mark_answers=True)

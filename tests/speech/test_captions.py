@@ -135,7 +135,9 @@ def test_any_text_survives(pieces: list[tuple[float, str]]) -> None:
 
 
 def test_an_unknown_format_is_refused() -> None:
-    with pytest.raises(RequestError, match="unknown response_format 'docx'; supported: json, text, srt"):
+    with pytest.raises(
+        RequestError, match="unknown response_format 'docx'; supported: json, text, srt"
+    ):
         captions.check_format("docx")
 
 

@@ -123,7 +123,7 @@ class OnRequest:
         return None
 
     async def _fits(self, model: ServedModel) -> bool:
-        """Load the model; return False if it does not fit the memory and others could be unloaded."""
+        """Load the model; return False if it does not fit in memory and others could be unloaded."""
         try:
             await model.start()
         except NotEnoughMemory:

@@ -129,7 +129,7 @@ def test_a_grammar_that_fails_late_ends_in_an_error(http: httpx.Client) -> None:
         seed=1,
     )
     error = error_of(answer, 500)
-    assert "grammar cannot be followed" in error["message"]
+    assert "grammar cannot be applied" in error["message"]
 
 
 def test_names_with_control_characters_are_refused(http: httpx.Client) -> None:

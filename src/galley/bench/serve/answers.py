@@ -83,7 +83,7 @@ class AnswerReader:
             self._fail(f"http {self._status}", self._rest)
         elif self._streamed:
             if not self.done and not sample.error:
-                self._fail("stream cut off", self._rest)
+                self._fail("stream without end", self._rest)
             elif not sample.chunks and not sample.error:
                 self._fail("no text", b"the stream ended without text")
         else:

@@ -183,7 +183,7 @@ class _Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._done.set_exception(CallFailed("invalid HTTP", str(error)))
+            self._done.set_exception(CallFailed("no HTTP", str(error)))
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
