@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from galley.speech.results import Word
+from galley.speech.tokens import LEAST_STEP
 from galley.speech.word_times import CLOSING, OPENING
 
 _UNLIKELY: Final = 0.15
@@ -20,8 +21,8 @@ _WORDS: Final = 8
 _ANOMALOUS: Final = 3.0
 _EDGE_SECONDS: Final = 2.0
 """Text this close to an edge of the encoder input has silence on that side."""
-_LEAST_STEP: Final = 1.0
-"""Minimum step, in seconds, with which decoding continues after invented text is left out."""
+_AFTER_TEXT: Final = 1.0
+"""Minimum time, in seconds, at which decoding continues where text before it is kept."""
 
 
 class Cut(NamedTuple):
@@ -56,7 +57,7 @@ def find_invented(
     if not segments:
         return None
     gap = segments[0][0].start
-    if _is_anomalous(segments[0]) and gap > threshold:
+    if _is_anomalous(segments[0]) and gap > max(threshold, LEAST_STEP):
         return Cut(0, gap)
     speech_end = -silence
     for index, words in enumerate(segments):
@@ -72,7 +73,7 @@ def find_invented(
             )
             if before and after:
                 at_end = seconds - end < threshold
-                return Cut(index, None if at_end else max(_LEAST_STEP, start))
+                return Cut(index, None if at_end else max(_AFTER_TEXT, start))
         speech_end = end
     return None
 

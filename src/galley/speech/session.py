@@ -158,7 +158,7 @@ class Session:
             self._judge(job, part)
         else:
             assert isinstance(output.result, Alignment)
-            self._settle(job, part, self._words(job, part, output.result))
+            self._align(job, part, output.result)
         job.settle()
         self._start_jobs()
 
@@ -261,21 +261,23 @@ class Session:
         if part.decoded:
             start = job.time(part, part.decoded[0].start)
             self._doubts.add(start, best.avg_logprob)
+        if not (self._options.aligns_words and part.decoded):
+            part.segments = self._segments(job, part, None)
+            self._go_on(job, part)
+            return
+        if self._options.hallucination_silence_threshold is None:
+            self._go_on(job, part)
         text = [token for segment in part.decoded for token in segment.tokens]
-        if self._options.aligns_words and text:
-            language = self._language_of(job) or "en"
-            prompt = self._tokens.alignment(language, self._options.task, text)
-            request = align_request(
-                prompt.ids,
-                self._tokens.info,
-                request_id=self._next_id(),
-                encoder_input=part.encoder_input,
-                priority=self._priority,
-                cache_salt=self._cache_salt,
-            )
-            self._request(job, part, [request])
-        else:
-            self._settle(job, part, None)
+        language = self._language_of(job) or "en"
+        request = align_request(
+            self._tokens.alignment(language, self._options.task, text).ids,
+            self._tokens.info,
+            request_id=self._next_id(),
+            encoder_input=part.encoder_input,
+            priority=self._priority,
+            cache_salt=self._cache_salt,
+        )
+        self._request(job, part, [request])
 
     def _read(self, job: ChunkJob, part: Part, best: Attempt) -> None:
         """Parse the chosen transcript, and find the speech in the chunk that it does not cover."""
@@ -290,17 +292,8 @@ class Session:
         part.decoded = heard.segments
         part.rest = self._rest(job, part, heard)
 
-    def _settle(self, job: ChunkJob, part: Part, words: list[list[Word]] | None) -> None:
-        """Set the part's segments, and start the part after it if speech is left.
-
-        Args:
-            job: the chunk's job.
-            part: a part whose transcript is chosen.
-            words: words of each decoded segment, with times in the part; None if they were not aligned.
-        """
-        if words is not None:
-            words = self._without_invented(job, part, words)
-        part.segments = self._segments(job, part, words)
+    def _go_on(self, job: ChunkJob, part: Part) -> None:
+        """Start the part after one whose text is certain, if speech is left."""
         if self._rules.condition_on_previous_text:
             assert part.best is not None
             text = [token for segment in part.decoded for token in segment.tokens]
@@ -312,13 +305,20 @@ class Session:
         whole = job.parts[0].encoder_input
         job.parts.append(Part(part.rest, rest_of(whole, part.rest, pads=self._pads)))
 
+    def _align(self, job: ChunkJob, part: Part, alignment: Alignment) -> None:
+        """Set the part's segments from the times of its words, without invented ones."""
+        words = self._words(job, part, alignment)
+        if self._options.hallucination_silence_threshold is not None:
+            words = self._without_invented(job, part, words)
+            self._go_on(job, part)
+        part.segments = self._segments(job, part, words)
+
     def _without_invented(
         self, job: ChunkJob, part: Part, words: list[list[Word]]
     ) -> list[list[Word]]:
         """Remove invented segments from the part, and set where its audio is decoded again."""
         threshold = self._options.hallucination_silence_threshold
-        if threshold is None:
-            return words
+        assert threshold is not None
         cut = find_invented(
             words,
             seconds=job.chunk.seconds - part.start,
@@ -328,8 +328,11 @@ class Session:
         )
         if cut is not None:
             words, part.decoded = words[: cut.kept], part.decoded[: cut.kept]
-            resume = None if cut.resume is None else part.start + cut.resume
-            part.rest = None if resume is None else job.chunk.unheard_from(resume)
+            part.rest = None
+            if cut.resume is not None:
+                resume = part.start + cut.resume
+                rest = job.chunk.unheard_from(resume)
+                part.rest = None if rest is None else max(rest, resume)
         if words:
             job.speech_end = part.start + words[-1][-1].end
         return words
