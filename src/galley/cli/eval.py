@@ -11,8 +11,9 @@ from galley.cli.eval_own import answers, perplexity
 from galley.cli.eval_quality import quality
 from galley.cli.options import MODEL_HELP, Command, Flags, Group, start_logging, with_flags
 from galley.cli.report import check_folders, json_option, write_json
+from galley.cli.speech_options import speech_options, transcribe_options
 from galley.cli.terminal import progress, table
-from galley.cli.transcribe import speech_options, speech_settings, transcribe_options
+from galley.cli.transcribe import speech_settings
 from galley.settings.engine import EngineSettings
 from galley.types import SamplingParams
 

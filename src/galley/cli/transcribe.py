@@ -4,7 +4,7 @@ import dataclasses
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final, get_args
@@ -13,6 +13,7 @@ import click
 
 from galley.cli.options import Command, Flags, start_logging, with_flags
 from galley.cli.report import say_written
+from galley.cli.speech_options import speech_options, transcribe_options
 from galley.cli.terminal import progress
 from galley.errors import RequestError, SettingsError
 from galley.formats.source import BUNDLED_SPEECH
@@ -21,68 +22,12 @@ from galley.settings.engine import EngineSettings
 from galley.types.audio import SampleType
 
 if TYPE_CHECKING:
-    from galley.speech.options import TranscribeOptions
     from galley.speech.results import Segment
     from galley.speech.transcribe import Transcription
 
 FORMATS = ("text", "srt", "vtt", "json", "verbose_json")
 _STDIN: Final = Path("-")
 SUFFIXES = {"text": ".txt", "json": ".json", "verbose_json": ".json"}
-
-
-def speech_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the flags of a transcription to a command; see :func:`transcribe_options`."""
-    options = (
-        click.option("--language", help="spoken language (en, german, ...); default: detected"),
-        click.option(
-            "--task",
-            type=click.Choice(("transcribe", "translate")),
-            default="transcribe",
-            show_default=True,
-            help="transcribe, or translate into English",
-        ),
-        click.option(
-            "--prompt", default="", help="names and words that may occur in the recording"
-        ),
-        click.option(
-            "--hotwords",
-            default="",
-            help="names and terms given to the decoder as a prompt for every chunk",
-        ),
-        click.option(
-            "--beam-size",
-            type=int,
-            default=5,
-            show_default=True,
-            help="width of the beam search, 1 to 10; 1 is greedy decoding, which is faster",
-        ),
-        click.option(
-            "--vad/--no-vad", default=True, show_default=True, help="skip silence (Silero VAD)"
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def transcribe_options(
-    *, language: str | None, task: Any, prompt: str, hotwords: str, beam_size: int, vad: bool
-) -> "TranscribeOptions":
-    """Return the options of a transcription.
-
-    Raises:
-        RequestError: a value is wrong.
-    """
-    from galley.speech.options import QualityRules, SpeechOptions, TranscribeOptions
-
-    return TranscribeOptions(
-        language=language,
-        task=task,
-        prompt=prompt,
-        hotwords=hotwords,
-        speech=SpeechOptions() if vad else None,
-        rules=QualityRules(beam_size=beam_size),
-    )
 
 
 def speech_settings(flags: Flags) -> Settings:

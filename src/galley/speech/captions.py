@@ -134,6 +134,8 @@ def as_verbose_json(
 def _segment(segment: Segment) -> dict[str, Any]:
     fields = msgspec.structs.asdict(segment)
     del fields["words"]
+    if segment.language is None:
+        del fields["language"]
     fields["seek"] = round(segment.start * 100)
     return fields
 

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from galley.errors import RequestError
 from galley.speech.options import SpeechOptions
 
 VAD_FRAME: Final = 512
@@ -78,18 +79,24 @@ class SpeechSegmenter:
         overlap: overlap in samples, less than half of ``limit``.
 
     Raises:
-        ValueError: ``limit`` is too short for the padding or the overlap.
+        RequestError: the padding is too long for ``limit``; ``param`` names the option.
     """
 
     def __init__(self, options: SpeechOptions, limit: int, overlap: int) -> None:
         self._options = options
         self._pad = options.pad_ms * SAMPLES_PER_MS
+        lead_ms = options.pad_ms if options.lead_ms is None else options.lead_ms
+        self._lead = lead_ms * SAMPLES_PER_MS
         self._limit = limit
         self._overlap = overlap
-        if limit < 4 * (self._pad + VAD_FRAME) or not 0 <= 2 * overlap < limit:
-            raise ValueError(
-                f"limit {limit} is too short for padding {self._pad} and overlap {overlap}"
+        if limit < 4 * (max(self._pad, self._lead) + VAD_FRAME):
+            name = "pad_ms" if self._pad >= self._lead else "lead_ms"
+            raise RequestError(
+                f"{name} may be at most {limit // 4 // SAMPLES_PER_MS - 32}, a quarter of the model's "
+                f"longest input; got {max(self._pad, self._lead) // SAMPLES_PER_MS}",
+                param=name,
             )
+        assert 0 <= 2 * overlap < limit
         self._position = 0
         self._last_end = 0
         self._in_speech = False
@@ -105,7 +112,7 @@ class SpeechSegmenter:
     @property
     def needed_from(self) -> int:
         """The first sample that a future segment may contain; earlier audio may be dropped."""
-        return self._start if self._in_speech else max(self._last_end, self._position - self._pad)
+        return self._start if self._in_speech else max(self._last_end, self._position - self._lead)
 
     def feed(self, probabilities: NDArray[np.float32]) -> list[SpeechSegment]:
         """Return the segments that end in the next frames; ``probabilities`` is float32 ``[frames]``."""
@@ -149,7 +156,7 @@ class SpeechSegmenter:
     def _begin(self) -> None:
         self._in_speech, self._continues, self._silence_start = True, False, None
         self._speech_start = self._position
-        self._start = max(self._last_end, self._position - self._pad)
+        self._start = max(self._last_end, self._position - self._lead)
         self._shared = 0
         self._probabilities = []
 
