@@ -32,7 +32,7 @@ SOURCES: Final = (
     "constraints.txt",
     "native/CMakeLists.txt",
     "native/kernels/simd/neon.hpp",
-    "native/module.cpp",
+    "native/bindings/module.cpp",
     "pyproject.toml",
     "src/galley/__init__.py",
     "src/galley/_native.pyi",

@@ -1,4 +1,4 @@
-#include "attend.hpp"
+#include "ops/attend.hpp"
 
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 // What the kinds of attention share.
 #pragma once
 
-#include "../execution.hpp"
+#include "runtime/execution.hpp"
 
 namespace galley {
 

@@ -1,6 +1,6 @@
 // Causal attention over the paged cache.
-#include "attend.hpp"
-#include "bind.hpp"
+#include "ops/attend.hpp"
+#include "ops/ops.hpp"
 
 namespace galley {
 namespace {
@@ -90,33 +90,20 @@ class RopeAttentionOp : public AttentionOp {
 
 }  // namespace
 
-void bind_attention(ProgramClass& program) {
-    using namespace nanobind::literals;
-    const auto vector_of = [](const std::optional<Floats>& values) {
-        return values ? to_vector(*values) : std::vector<float>();
-    };
-    program.def(
-        "attention",
-        [=](Program& p, std::optional<Floats> sinks, int64_t layer, int64_t heads, float scale,
-            int64_t window, bool chunked, float cap, SlotFields q, SlotFields k, SlotFields v,
-            SlotFields y) {
-            append<AttentionOp>(p, vector_of(sinks), layer, heads, scale, Reach{window, chunked},
-                                cap, slot(q), slot(k), slot(v), slot(y));
-        },
-        "sinks"_a.none(), "layer"_a, "heads"_a, "scale"_a, "window"_a, "chunked"_a, "cap"_a, "q"_a,
-        "k"_a, "v"_a, "y"_a);
-    program.def(
-        "rope_attention",
-        [=](Program& p, std::vector<float> inv_freq, float rope_scale, bool adjacent,
-            std::optional<Floats> sinks, int64_t layer, int64_t heads, float scale, int64_t window,
-            bool chunked, float cap, SlotFields q, SlotFields k, SlotFields v, SlotFields turned,
-            SlotFields y) {
-            append<RopeAttentionOp>(p, Rotation{std::move(inv_freq), rope_scale, adjacent},
-                                    vector_of(sinks), layer, heads, scale, Reach{window, chunked},
-                                    cap, slot(q), slot(k), slot(v), slot(turned), slot(y));
-        },
-        "inv_freq"_a, "rope_scale"_a, "adjacent"_a, "sinks"_a.none(), "layer"_a, "heads"_a,
-        "scale"_a, "window"_a, "chunked"_a, "cap"_a, "q"_a, "k"_a, "v"_a, "turned"_a, "y"_a);
+OpPtr make_attention(MaybeValues sinks, int64_t layer, int64_t heads, float scale, int64_t window,
+                     bool chunked, float cap, Slot q, Slot k, Slot v, Slot y) {
+    return std::make_unique<AttentionOp>(std::move(sinks).value_or(Values()), layer, heads, scale,
+                                         Reach{window, chunked}, cap, q, k, v, y);
+}
+
+OpPtr make_rope_attention(std::vector<double> inv_freq, float rope_scale, bool adjacent,
+                          MaybeValues sinks, int64_t layer, int64_t heads, float scale,
+                          int64_t window, bool chunked, float cap, Slot q, Slot k, Slot v,
+                          Slot turned, Slot y) {
+    Rotation rotation = {Values(inv_freq.begin(), inv_freq.end()), rope_scale, adjacent};
+    return std::make_unique<RopeAttentionOp>(
+        std::move(rotation), std::move(sinks).value_or(Values()), layer, heads, scale,
+        Reach{window, chunked}, cap, q, k, v, turned, y);
 }
 
 }  // namespace galley

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "bind.hpp"
+#include "ops/ops.hpp"
 
 namespace galley {
 namespace {
@@ -82,17 +82,10 @@ class CausalConvOp : public Op {
 
 }  // namespace
 
-void bind_causal_conv(ProgramClass& program) {
-    using namespace nanobind::literals;
-    program.def(
-        "causal_conv",
-        [](Program& p, const Floats& weight, const std::optional<Floats>& bias, int64_t state,
-           int64_t size, int64_t width, SlotFields x, SlotFields y) {
-            append<CausalConvOp>(p, to_vector(weight),
-                                 bias ? to_vector(*bias) : std::vector<float>(), state, size, width,
-                                 slot(x), slot(y));
-        },
-        "weight"_a, "bias"_a.none(), "state"_a, "size"_a, "width"_a, "x"_a, "y"_a);
+OpPtr make_causal_conv(Values weight, MaybeValues bias, int64_t state, int64_t size, int64_t width,
+                       Slot x, Slot y) {
+    return std::make_unique<CausalConvOp>(weight, std::move(bias).value_or(Values()), state, size,
+                                          width, x, y);
 }
 
 }  // namespace galley

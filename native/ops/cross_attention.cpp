@@ -1,8 +1,8 @@
 // A decoder's attention to what an encoder left in the paged cache.
 #include <algorithm>
 
-#include "attend.hpp"
-#include "bind.hpp"
+#include "ops/attend.hpp"
+#include "ops/ops.hpp"
 
 namespace galley {
 namespace {
@@ -110,19 +110,17 @@ class CrossWeightsOp : public Op {
 
 }  // namespace
 
-void bind_cross_attention(ProgramClass& program) {
-    program.def("cross_kv", [](Program& p, int64_t layer, SlotFields k, SlotFields v) {
-        append<CrossKvOp>(p, layer, slot(k), slot(v));
-    });
-    program.def("cross_attention", [](Program& p, int64_t layer, int64_t heads, float scale,
-                                      SlotFields q, SlotFields y) {
-        append<CrossAttentionOp>(p, layer, heads, scale, slot(q), slot(y));
-    });
-    program.def(
-        "cross_weights", [](Program& p, int64_t layer, int64_t heads, std::vector<int64_t> chosen,
-                            int64_t first, float scale, SlotFields q) {
-            append<CrossWeightsOp>(p, layer, heads, std::move(chosen), first, scale, slot(q));
-        });
+OpPtr make_cross_kv(int64_t layer, Slot k, Slot v) {
+    return std::make_unique<CrossKvOp>(layer, k, v);
+}
+
+OpPtr make_cross_attention(int64_t layer, int64_t heads, float scale, Slot q, Slot y) {
+    return std::make_unique<CrossAttentionOp>(layer, heads, scale, q, y);
+}
+
+OpPtr make_cross_weights(int64_t layer, int64_t heads, std::vector<int64_t> chosen, int64_t first,
+                         float scale, Slot q) {
+    return std::make_unique<CrossWeightsOp>(layer, heads, std::move(chosen), first, scale, q);
 }
 
 }  // namespace galley

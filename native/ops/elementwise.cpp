@@ -1,6 +1,6 @@
 // Ops that make each element of their output of the same element of their inputs: all kernels that
 // kernels/elementwise.cpp lists.
-#include "bind.hpp"
+#include "ops/ops.hpp"
 
 namespace galley {
 namespace {
@@ -44,37 +44,9 @@ class ElementwiseOp : public Op {
 
 }  // namespace
 
-void bind_elementwise(ProgramClass& program) {
-    using namespace nanobind::literals;
-    for (const Elementwise* op = kernels("portable").elementwise; op->name; ++op) {
-        const char* name = op->name;
-        if (op->told)
-            program.def(
-                name,
-                [name](Program& p, float number, int64_t width, SharedInputs layout, SlotFields x,
-                       SlotFields y) {
-                    append<ElementwiseOp>(p, name, number, width, std::move(layout), slot(x),
-                                          std::nullopt, slot(y));
-                },
-                "number"_a, "width"_a, "layout"_a.none(), "x"_a, "y"_a);
-        else if (op->inputs == 1)
-            program.def(
-                name,
-                [name](Program& p, int64_t width, SharedInputs layout, SlotFields x, SlotFields y) {
-                    append<ElementwiseOp>(p, name, 0.0f, width, std::move(layout), slot(x),
-                                          std::nullopt, slot(y));
-                },
-                "width"_a, "layout"_a.none(), "x"_a, "y"_a);
-        else
-            program.def(
-                name,
-                [name](Program& p, int64_t width, SharedInputs layout, SlotFields a, SlotFields b,
-                       SlotFields y) {
-                    append<ElementwiseOp>(p, name, 0.0f, width, std::move(layout), slot(a), slot(b),
-                                          slot(y));
-                },
-                "width"_a, "layout"_a.none(), "a"_a, "b"_a, "y"_a);
-    }
+OpPtr make_elementwise(const char* name, float number, int64_t width, SharedLayout layout, Slot a,
+                       std::optional<Slot> b, Slot y) {
+    return std::make_unique<ElementwiseOp>(name, number, width, std::move(layout), a, b, y);
 }
 
 }  // namespace galley

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "bind.hpp"
+#include "ops/ops.hpp"
 
 namespace galley {
 namespace {
@@ -82,17 +82,14 @@ class EmbedTypesOp : public Op {
 
 }  // namespace
 
-void bind_embeddings(ProgramClass& program) {
-    program.def("embed", [](Program& p, SharedPacked weight, SlotFields y) {
-        append<EmbedOp>(p, std::move(weight), slot(y));
-    });
-    program.def("embed_positions",
-                [](Program& p, const Floats& weight, int64_t first, int64_t width, SlotFields y) {
-                    append<EmbedPositionsOp>(p, to_vector(weight), first, width, slot(y));
-                });
-    program.def("embed_types", [](Program& p, const Floats& weight, int64_t width, SlotFields y) {
-        append<EmbedTypesOp>(p, to_vector(weight), width, slot(y));
-    });
+OpPtr make_embed(Weights weight, Slot y) { return std::make_unique<EmbedOp>(std::move(weight), y); }
+
+OpPtr make_embed_positions(Values weight, int64_t first, int64_t width, Slot y) {
+    return std::make_unique<EmbedPositionsOp>(std::move(weight), first, width, y);
+}
+
+OpPtr make_embed_types(Values weight, int64_t width, Slot y) {
+    return std::make_unique<EmbedTypesOp>(std::move(weight), width, y);
 }
 
 }  // namespace galley

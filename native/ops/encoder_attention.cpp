@@ -1,8 +1,8 @@
 // Attention within encoder inputs and whole texts: a row sees all rows, or those near it.
 #include <algorithm>
 
-#include "attend.hpp"
-#include "bind.hpp"
+#include "ops/attend.hpp"
+#include "ops/ops.hpp"
 
 namespace galley {
 namespace {
@@ -72,16 +72,13 @@ class EncoderAttentionOp : public Op {
 
 }  // namespace
 
-void bind_encoder_attention(ProgramClass& program) {
-    program.def("encoder_attention", [](Program& p, int64_t heads, int64_t kv_heads,
-                                        int64_t key_dim, int64_t value_dim, float scale,
-                                        int64_t before, int64_t after, bool exact, SlotFields q,
-                                        SlotFields k, SlotFields v, SlotFields y) {
-        require(kv_heads > 0 && key_dim > 0 && value_dim > 0, "a head has no columns");
-        const KvType type = exact ? KvType::kF32 : KvType::kPairs;
-        append<EncoderAttentionOp>(p, cache_of(kv_heads, key_dim, value_dim, type), heads, scale,
-                                   before, after, slot(q), slot(k), slot(v), slot(y));
-    });
+OpPtr make_encoder_attention(int64_t heads, int64_t kv_heads, int64_t key_dim, int64_t value_dim,
+                             float scale, int64_t before, int64_t after, bool exact, Slot q, Slot k,
+                             Slot v, Slot y) {
+    require(kv_heads > 0 && key_dim > 0 && value_dim > 0, "a head has no columns");
+    const KvType type = exact ? KvType::kF32 : KvType::kPairs;
+    return std::make_unique<EncoderAttentionOp>(cache_of(kv_heads, key_dim, value_dim, type), heads,
+                                                scale, before, after, q, k, v, y);
 }
 
 }  // namespace galley

@@ -13,8 +13,8 @@
 // they are in memory still.
 #include <algorithm>
 
-#include "../expert_cache.hpp"
-#include "bind.hpp"
+#include "ops/ops.hpp"
+#include "runtime/expert_cache.hpp"
 
 namespace galley {
 namespace {
@@ -286,15 +286,13 @@ class ExpertsOp : public Op {
     Slot work_, x_, routes_, y_;
 };
 
-using ProductFields = std::vector<std::tuple<SharedPacked, std::optional<SharedInputs>>>;
-
 // `biases`: one expert's after another's, or none.
-Products products(const ProductFields& fields, const std::optional<Floats>& biases) {
+Products products(const WeightFields& fields, const MaybeValues& biases) {
     Products all;
     const float* bias = biases ? biases->data() : nullptr;
     int64_t left = biases ? static_cast<int64_t>(biases->size()) : 0;
     for (const auto& [weight, layout] : fields) {
-        all.push_back({weight, layout ? *layout : nullptr, {}});
+        all.push_back({weight, layout.value_or(nullptr), {}});
         if (!bias) continue;
         const int64_t outputs = weight->matrix().outputs;
         require(left >= outputs, "biases have the wrong size");
@@ -309,24 +307,13 @@ Products products(const ProductFields& fields, const std::optional<Floats>& bias
 
 }  // namespace
 
-void bind_experts(ProgramClass& program) {
-    using namespace nanobind::literals;
-    program.def(
-        "experts",
-        [](Program& p, const ProductFields& gate, const ProductFields& up,
-           const ProductFields& down, const std::optional<Floats>& gate_bias,
-           const std::optional<Floats>& up_bias, const std::optional<Floats>& down_bias,
-           int64_t per_token, float alpha, float limit, bool scaled_inputs,
-           const std::optional<SharedCache>& cache, SlotFields work, SlotFields x,
-           SlotFields routes, SlotFields y) {
-            append<ExpertsOp>(p, products(gate, gate_bias), products(up, up_bias),
-                              products(down, down_bias), per_token,
-                              Gating{alpha, limit, scaled_inputs}, cache.value_or(nullptr),
-                              slot(work), slot(x), slot(routes), slot(y));
-        },
-        "gate"_a, "up"_a, "down"_a, "gate_bias"_a.none(), "up_bias"_a.none(), "down_bias"_a.none(),
-        "per_token"_a, "alpha"_a, "limit"_a, "scaled_inputs"_a, "cache"_a.none(), "work"_a, "x"_a,
-        "routes"_a, "y"_a);
+OpPtr make_experts(WeightFields gate, WeightFields up, WeightFields down, MaybeValues gate_bias,
+                   MaybeValues up_bias, MaybeValues down_bias, int64_t per_token, float alpha,
+                   float limit, bool scaled_inputs, std::shared_ptr<ExpertCache> cache, Slot work,
+                   Slot x, Slot routes, Slot y) {
+    return std::make_unique<ExpertsOp>(
+        products(gate, gate_bias), products(up, up_bias), products(down, down_bias), per_token,
+        Gating{alpha, limit, scaled_inputs}, std::move(cache), work, x, routes, y);
 }
 
 }  // namespace galley

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "bind.hpp"
+#include "ops/ops.hpp"
 
 namespace galley {
 namespace {
@@ -123,26 +123,16 @@ class JoinHeadsOp : public Op {
     Slot a_, b_, y_;
 };
 
-using HeadFields = std::vector<std::tuple<SharedPacked, std::optional<SharedInputs>>>;
-
 }  // namespace
 
-void bind_heads(ProgramClass& program) {
-    using namespace nanobind::literals;
-    program.def(
-        "head_linear",
-        [](Program& p, const HeadFields& weight, SlotFields work, SlotFields x, SlotFields y) {
-            std::vector<HeadLinearOp::Head> heads;
-            for (const auto& [matrix, layout] : weight)
-                heads.push_back({matrix, layout ? *layout : nullptr});
-            append<HeadLinearOp>(p, std::move(heads), slot(work), slot(x), slot(y));
-        },
-        "weight"_a, "work"_a, "x"_a, "y"_a);
-    program.def(
-        "join_heads",
-        [](Program& p, int64_t heads, int64_t size, int64_t width, SlotFields a, SlotFields b,
-           SlotFields y) { append<JoinHeadsOp>(p, heads, size, width, slot(a), slot(b), slot(y)); },
-        "heads"_a, "size"_a, "width"_a, "a"_a, "b"_a, "y"_a);
+OpPtr make_head_linear(WeightFields weight, Slot work, Slot x, Slot y) {
+    std::vector<HeadLinearOp::Head> heads;
+    for (const auto& [matrix, layout] : weight) heads.push_back({matrix, layout.value_or(nullptr)});
+    return std::make_unique<HeadLinearOp>(std::move(heads), work, x, y);
+}
+
+OpPtr make_join_heads(int64_t heads, int64_t size, int64_t width, Slot a, Slot b, Slot y) {
+    return std::make_unique<JoinHeadsOp>(heads, size, width, a, b, y);
 }
 
 }  // namespace galley

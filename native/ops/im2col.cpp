@@ -1,5 +1,5 @@
 // What turns a convolution over an encoder input's rows into a linear layer.
-#include "bind.hpp"
+#include "ops/ops.hpp"
 
 namespace galley {
 namespace {
@@ -42,11 +42,8 @@ class Im2colOp : public Op {
 
 }  // namespace
 
-void bind_im2col(ProgramClass& program) {
-    program.def("im2col", [](Program& p, int64_t channels, int64_t size, int64_t stride,
-                             SlotFields x, SlotFields y) {
-        append<Im2colOp>(p, channels, size, stride, slot(x), slot(y));
-    });
+OpPtr make_im2col(int64_t channels, int64_t size, int64_t stride, Slot x, Slot y) {
+    return std::make_unique<Im2colOp>(channels, size, stride, x, y);
 }
 
 }  // namespace galley

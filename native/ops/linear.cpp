@@ -1,7 +1,7 @@
 // Linear layers, and what their inputs become.
 #include <algorithm>
 
-#include "bind.hpp"
+#include "ops/ops.hpp"
 
 namespace galley {
 namespace {
@@ -76,26 +76,22 @@ class LinearOp : public Op {
     Slot x_, y_;
 };
 
-void linear(Program& p, SharedPacked weight, std::optional<Floats> bias, SharedInputs layout,
-            SlotFields x, SlotFields y) {
-    std::vector<float> padded;
+}  // namespace
+
+OpPtr make_quantize_input(SharedLayout layout, Slot x, Slot y) {
+    return std::make_unique<QuantizeInputOp>(std::move(layout), x, y);
+}
+
+OpPtr make_linear(Weights weight, MaybeValues bias, SharedLayout layout, Slot x, Slot y) {
+    Values padded;
     if (bias) {
         const int64_t outputs = weight->matrix().outputs;
         require(static_cast<int64_t>(bias->size()) == outputs, "bias has the wrong size");
-        padded = to_vector(*bias);
+        padded = std::move(*bias);
         padded.resize(round_up(outputs, kLanes));
     }
-    append<LinearOp>(p, std::move(weight), std::move(padded), std::move(layout), slot(x), slot(y));
-}
-
-}  // namespace
-
-void bind_linear(ProgramClass& program) {
-    using namespace nanobind::literals;
-    program.def("quantize_input", [](Program& p, SharedInputs layout, SlotFields x, SlotFields y) {
-        append<QuantizeInputOp>(p, std::move(layout), slot(x), slot(y));
-    });
-    program.def("linear", &linear, "weight"_a, "bias"_a.none(), "layout"_a.none(), "x"_a, "y"_a);
+    return std::make_unique<LinearOp>(std::move(weight), std::move(padded), std::move(layout), x,
+                                      y);
 }
 
 }  // namespace galley

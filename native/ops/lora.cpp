@@ -2,7 +2,7 @@
 // nothing.
 #include <algorithm>
 
-#include "bind.hpp"
+#include "ops/ops.hpp"
 
 namespace galley {
 namespace {
@@ -68,19 +68,13 @@ class LoraOp : public Op {
     Slot y_, x_, z_;
 };
 
-using ModuleFields = std::tuple<int64_t, int64_t, int64_t>;
-
 }  // namespace
 
-void bind_lora(ProgramClass& program) {
-    program.def("lora", [](Program& p, const std::vector<ModuleFields>& fields, int64_t depth,
-                           int64_t width, SlotFields y, SlotFields x, SlotFields z) {
-        std::vector<Module> modules;
-        for (const auto& [index, start, columns] : fields)
-            modules.push_back({index, start, columns});
-        require(!modules.empty(), "adapters add to no module");
-        append<LoraOp>(p, std::move(modules), depth, width, slot(y), slot(x), slot(z));
-    });
+OpPtr make_lora(ModuleFields fields, int64_t depth, int64_t width, Slot y, Slot x, Slot z) {
+    std::vector<Module> modules;
+    for (const auto& [index, start, columns] : fields) modules.push_back({index, start, columns});
+    require(!modules.empty(), "adapters add to no module");
+    return std::make_unique<LoraOp>(std::move(modules), depth, width, y, x, z);
 }
 
 }  // namespace galley

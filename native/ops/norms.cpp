@@ -1,5 +1,5 @@
 // RMS norms and layer norms, alone or of a sum.
-#include "bind.hpp"
+#include "ops/ops.hpp"
 
 namespace galley {
 namespace {
@@ -73,55 +73,42 @@ class AddNormOp : public Op {
     Slot a_, b_, sum_, y_;
 };
 
-Norm rms_norm(const Floats& weight, float eps, int64_t width, SharedInputs layout) {
-    return {to_vector(weight), {}, eps, width, 0, std::move(layout)};
+Norm rms_norm(Values weight, float eps, int64_t width, SharedLayout layout) {
+    return {std::move(weight), {}, eps, width, 0, std::move(layout)};
 }
 
-Norm layer_norm(const Floats& weight, const std::optional<Floats>& bias, float eps,
-                int64_t head_dim, SharedInputs layout) {
+Norm layer_norm(Values weight, MaybeValues bias, float eps, int64_t head_dim, SharedLayout layout) {
     require(!bias || bias->size() == weight.size(), "bias has the wrong size");
     require(head_dim > 0, "normed heads do not divide the width");
     const auto width = static_cast<int64_t>(weight.size());
-    return {to_vector(weight), bias ? to_vector(*bias) : std::vector<float>{}, eps, width, head_dim,
+    return {std::move(weight), std::move(bias).value_or(Values()), eps, width, head_dim,
             std::move(layout)};
 }
 
 }  // namespace
 
-void bind_norms(ProgramClass& program) {
-    using namespace nanobind::literals;
-    program.def(
-        "rms_norm",
-        [](Program& p, const Floats& weight, float eps, int64_t width, SharedInputs layout,
-           SlotFields x, SlotFields y) {
-            append<NormOp>(p, rms_norm(weight, eps, width, layout), slot(x), slot(y));
-        },
-        "weight"_a, "eps"_a, "width"_a, "layout"_a.none(), "x"_a, "y"_a);
-    program.def(
-        "add_rms_norm",
-        [](Program& p, const Floats& weight, float eps, int64_t width, SharedInputs layout,
-           SlotFields a, SlotFields b, SlotFields sum, SlotFields y) {
-            append<AddNormOp>(p, rms_norm(weight, eps, width, layout), slot(a), slot(b), slot(sum),
-                              slot(y));
-        },
-        "weight"_a, "eps"_a, "width"_a, "layout"_a.none(), "a"_a, "b"_a, "sum"_a, "y"_a);
-    program.def(
-        "layer_norm",
-        [](Program& p, const Floats& weight, const std::optional<Floats>& bias, float eps,
-           int64_t head_dim, SharedInputs layout, SlotFields x, SlotFields y) {
-            append<NormOp>(p, layer_norm(weight, bias, eps, head_dim, layout), slot(x), slot(y));
-        },
-        "weight"_a, "bias"_a.none(), "eps"_a, "head_dim"_a, "layout"_a.none(), "x"_a, "y"_a);
-    program.def(
-        "add_layer_norm",
-        [](Program& p, const Floats& weight, const std::optional<Floats>& bias, float eps,
-           int64_t head_dim, SharedInputs layout, SlotFields a, SlotFields b, SlotFields sum,
-           SlotFields y) {
-            append<AddNormOp>(p, layer_norm(weight, bias, eps, head_dim, layout), slot(a), slot(b),
-                              slot(sum), slot(y));
-        },
-        "weight"_a, "bias"_a.none(), "eps"_a, "head_dim"_a, "layout"_a.none(), "a"_a, "b"_a,
-        "sum"_a, "y"_a);
+OpPtr make_rms_norm(Values weight, float eps, int64_t width, SharedLayout layout, Slot x, Slot y) {
+    return std::make_unique<NormOp>(rms_norm(std::move(weight), eps, width, std::move(layout)), x,
+                                    y);
+}
+
+OpPtr make_add_rms_norm(Values weight, float eps, int64_t width, SharedLayout layout, Slot a,
+                        Slot b, Slot sum, Slot y) {
+    return std::make_unique<AddNormOp>(rms_norm(std::move(weight), eps, width, std::move(layout)),
+                                       a, b, sum, y);
+}
+
+OpPtr make_layer_norm(Values weight, MaybeValues bias, float eps, int64_t head_dim,
+                      SharedLayout layout, Slot x, Slot y) {
+    return std::make_unique<NormOp>(
+        layer_norm(std::move(weight), std::move(bias), eps, head_dim, std::move(layout)), x, y);
+}
+
+OpPtr make_add_layer_norm(Values weight, MaybeValues bias, float eps, int64_t head_dim,
+                          SharedLayout layout, Slot a, Slot b, Slot sum, Slot y) {
+    return std::make_unique<AddNormOp>(
+        layer_norm(std::move(weight), std::move(bias), eps, head_dim, std::move(layout)), a, b, sum,
+        y);
 }
 
 }  // namespace galley

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "bind.hpp"
+#include "ops/ops.hpp"
 
 namespace galley {
 namespace {
@@ -15,8 +15,7 @@ struct Decay {
     std::vector<float> rates;  // exp(a_log), of each head
     std::vector<float> bias;
 
-    Decay(const Floats& a_log, const Floats& dt_bias)
-        : rates(to_vector(a_log)), bias(to_vector(dt_bias)) {
+    Decay(Values a_log, Values dt_bias) : rates(std::move(a_log)), bias(std::move(dt_bias)) {
         for (float& rate : rates) rate = std::exp(rate);
     }
     float step(int64_t head, float x) const { return softplus(x + bias[head]); }
@@ -154,28 +153,16 @@ class DeltaRuleOp : public RecurrenceOp {
 
 }  // namespace
 
-void bind_recurrence(ProgramClass& program) {
-    using namespace nanobind::literals;
-    program.def(
-        "ssm",
-        [](Program& p, const Floats& a_log, const Floats& dt_bias, const Floats& skip,
-           int64_t state, int64_t heads, int64_t groups, SlotFields x, SlotFields b, SlotFields c,
-           SlotFields dt, SlotFields y) {
-            append<SsmOp>(p, Decay(a_log, dt_bias), to_vector(skip), state, heads, groups, slot(x),
-                          slot(b), slot(c), slot(dt), slot(y));
-        },
-        "a_log"_a, "dt_bias"_a, "skip"_a, "state"_a, "heads"_a, "groups"_a, "x"_a, "b"_a, "c"_a,
-        "dt"_a, "y"_a);
-    program.def(
-        "delta_rule",
-        [](Program& p, const Floats& a_log, const Floats& dt_bias, int64_t state, int64_t heads,
-           int64_t groups, SlotFields q, SlotFields k, SlotFields v, SlotFields a, SlotFields b,
-           SlotFields y) {
-            append<DeltaRuleOp>(p, Decay(a_log, dt_bias), state, heads, groups, slot(q), slot(k),
-                                slot(v), slot(a), slot(b), slot(y));
-        },
-        "a_log"_a, "dt_bias"_a, "state"_a, "heads"_a, "groups"_a, "q"_a, "k"_a, "v"_a, "a"_a, "b"_a,
-        "y"_a);
+OpPtr make_ssm(Values a_log, Values dt_bias, Values skip, int64_t state, int64_t heads,
+               int64_t groups, Slot x, Slot b, Slot c, Slot dt, Slot y) {
+    return std::make_unique<SsmOp>(Decay(std::move(a_log), std::move(dt_bias)), std::move(skip),
+                                   state, heads, groups, x, b, c, dt, y);
+}
+
+OpPtr make_delta_rule(Values a_log, Values dt_bias, int64_t state, int64_t heads, int64_t groups,
+                      Slot q, Slot k, Slot v, Slot a, Slot b, Slot y) {
+    return std::make_unique<DeltaRuleOp>(Decay(std::move(a_log), std::move(dt_bias)), state, heads,
+                                         groups, q, k, v, a, b, y);
 }
 
 }  // namespace galley

@@ -1,7 +1,7 @@
 // What depends on a row's position: rotations (arXiv:2104.09864), and scales.
 #include <cmath>
 
-#include "bind.hpp"
+#include "ops/ops.hpp"
 
 namespace galley {
 namespace {
@@ -63,15 +63,14 @@ class GrowOp : public Op {
 
 }  // namespace
 
-void bind_rope(ProgramClass& program) {
-    program.def("rope", [](Program& p, std::vector<float> inv_freq, float scale, bool adjacent,
-                           int64_t head_dim, int64_t width, SlotFields x, SlotFields y) {
-        append<RopeOp>(p, Rotation{std::move(inv_freq), scale, adjacent}, head_dim, width, slot(x),
-                       slot(y));
-    });
-    program.def("grow",
-                [](Program& p, int64_t interval, float factor, int64_t width, SlotFields x,
-                   SlotFields y) { append<GrowOp>(p, interval, factor, width, slot(x), slot(y)); });
+OpPtr make_rope(std::vector<double> inv_freq, float scale, bool adjacent, int64_t head_dim,
+                int64_t width, Slot x, Slot y) {
+    return std::make_unique<RopeOp>(
+        Rotation{Values(inv_freq.begin(), inv_freq.end()), scale, adjacent}, head_dim, width, x, y);
+}
+
+OpPtr make_grow(int64_t interval, float factor, int64_t width, Slot x, Slot y) {
+    return std::make_unique<GrowOp>(interval, factor, width, x, y);
 }
 
 }  // namespace galley

@@ -1,11 +1,9 @@
 // Which experts a row goes to, and the gate of a shared one.
-#include <nanobind/stl/string.h>
-
 #include <algorithm>
 #include <cmath>
 #include <string>
 
-#include "bind.hpp"
+#include "ops/ops.hpp"
 
 namespace galley {
 namespace {
@@ -151,24 +149,16 @@ bool is_sigmoid(const std::string& scores) {
 
 }  // namespace
 
-void bind_route(ProgramClass& program) {
-    using namespace nanobind::literals;
-    program.def(
-        "route",
-        [](Program& p, std::optional<Floats> bias, int64_t experts, int64_t per_token,
-           const std::string& scores, bool normalize, float factor, int64_t groups,
-           int64_t kept_groups, int64_t group_best, SlotFields x, SlotFields y) {
-            append<RouteOp>(p, bias ? to_vector(*bias) : std::vector<float>(),
-                            Routing{experts, per_token, is_sigmoid(scores), normalize, factor,
-                                    groups, kept_groups, group_best},
-                            slot(x), slot(y));
-        },
-        "bias"_a.none(), "experts"_a, "per_token"_a, "scores"_a, "normalize"_a, "factor"_a,
-        "groups"_a, "kept_groups"_a, "group_best"_a, "x"_a, "y"_a);
-    program.def("sigmoid_scale",
-                [](Program& p, int64_t width, SlotFields x, SlotFields gate, SlotFields y) {
-                    append<SigmoidScaleOp>(p, width, slot(x), slot(gate), slot(y));
-                });
+OpPtr make_route(MaybeValues bias, int64_t experts, int64_t per_token, std::string scores,
+                 bool normalize, float factor, int64_t groups, int64_t kept_groups,
+                 int64_t group_best, Slot x, Slot y) {
+    const Routing routing = {experts, per_token, is_sigmoid(scores), normalize,
+                             factor,  groups,    kept_groups,        group_best};
+    return std::make_unique<RouteOp>(std::move(bias).value_or(Values()), routing, x, y);
+}
+
+OpPtr make_sigmoid_scale(int64_t width, Slot x, Slot gate, Slot y) {
+    return std::make_unique<SigmoidScaleOp>(width, x, gate, y);
 }
 
 }  // namespace galley

@@ -1,7 +1,7 @@
 // Rows that are copied: an encoder's frames, those whose logits are wanted, and parts of heads.
 #include <cstring>
 
-#include "bind.hpp"
+#include "ops/ops.hpp"
 
 namespace galley {
 namespace {
@@ -103,20 +103,17 @@ class HeadColumnsOp : public Op {
 
 }  // namespace
 
-void bind_rows(ProgramClass& program) {
-    program.def("features", [](Program& p, int64_t mels, SlotFields y) {
-        append<FeaturesOp>(p, mels, slot(y));
-    });
-    program.def("encoder_rows", [](Program& p, int64_t width, SlotFields x) {
-        append<EncoderRowsOp>(p, width, slot(x));
-    });
-    program.def("select_rows", [](Program& p, int64_t width, SlotFields x, SlotFields y) {
-        append<SelectRowsOp>(p, width, slot(x), slot(y));
-    });
-    program.def("head_columns", [](Program& p, int64_t start, int64_t size, int64_t stride,
-                                   int64_t width, SlotFields x, SlotFields y) {
-        append<HeadColumnsOp>(p, start, size, stride, width, slot(x), slot(y));
-    });
+OpPtr make_features(int64_t mels, Slot y) { return std::make_unique<FeaturesOp>(mels, y); }
+
+OpPtr make_encoder_rows(int64_t width, Slot x) { return std::make_unique<EncoderRowsOp>(width, x); }
+
+OpPtr make_select_rows(int64_t width, Slot x, Slot y) {
+    return std::make_unique<SelectRowsOp>(width, x, y);
+}
+
+OpPtr make_head_columns(int64_t start, int64_t size, int64_t stride, int64_t width, Slot x,
+                        Slot y) {
+    return std::make_unique<HeadColumnsOp>(start, size, stride, width, x, y);
 }
 
 }  // namespace galley

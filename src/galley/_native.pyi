@@ -1,4 +1,4 @@
-"""The native executor (``native/module*.cpp``)."""
+"""The native executor (``native/bindings/``)."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -53,7 +53,7 @@ def multiply_rates(
     """Operations a second of the linear kernels' products in registers, once for each repeat."""
 
 class Packed:
-    """A weight matrix in the layout of the kernels (``native/kernels.hpp``).
+    """A weight matrix in the layout of the kernels (``native/kernels/kernels.hpp``).
 
     With ``memory`` it views the bytes of one that was packed before, and keeps them alive. With
     ``file_offset`` its bytes stay in a file, for an :class:`ExpertCache` to read.

@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "isa.hpp"
-#include "kernels.hpp"
-#include "memory.hpp"
-#include "runtime.hpp"
+#include "kernels/isa.hpp"
+#include "kernels/kernels.hpp"
+#include "runtime/runtime.hpp"
+#include "system/memory.hpp"
 
 namespace galley {
 const Kernels& kernels_portable();

@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "pool.hpp"
+#include "system/pool.hpp"
 
 int main() {
     for (int threads : {1, 2, 3, 4, 7}) {

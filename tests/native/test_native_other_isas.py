@@ -66,10 +66,10 @@ class Build:
             return list(pool.map(lambda file: self.compile(file, given, f"{isa}-"), files))
 
     def link(self, kernels: list[Path], *defined: str) -> Path:
-        files = [
-            NATIVE / f"{name}.cpp"
-            for name in ("adapters", "isa", "memory", "packed", "pool", "rounding", "runtime")
-        ]
+        files = [NATIVE / "kernels/isa.cpp"]
+        files += [NATIVE / f"packing/{name}.cpp" for name in ("packed", "rounding")]
+        files += [NATIVE / f"runtime/{name}.cpp" for name in ("adapters", "runtime")]
+        files += [NATIVE / f"system/{name}.cpp" for name in ("memory", "pool")]
         files.append(HERE / "kernels_agree.cpp")
         flags = [f"-D{name}" for name in (f"GALLEY_TESTED=kernels_{self.isa}", *defined)]
         objects = [self.compile(file, flags) for file in files]

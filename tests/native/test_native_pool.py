@@ -132,7 +132,7 @@ def test_the_thread_sanitizer_finds_no_race(tmp_path: Path) -> None:
         pytest.skip("g++ has no thread sanitizer here")
     program, native = tmp_path / "race", ROOT / "native"
     flags = ("-std=c++17", "-O1", "-g", "-fsanitize=thread", "-pthread", f"-I{native}")
-    sources = (ROOT / "tests/native/pool_race.cpp", native / "pool.cpp")
+    sources = (ROOT / "tests/native/pool_race.cpp", native / "system/pool.cpp")
     subprocess.run([compiler, *flags, *sources, "-o", program], check=True, timeout=120)
     # The sanitizer's own memory has fixed addresses, which random ones of the system's may meet.
     done = subprocess.run(

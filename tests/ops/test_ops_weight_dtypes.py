@@ -26,7 +26,7 @@ from galley.types.weight_dtypes import (
     smaller_than,
 )
 
-NATIVE = Path(__file__).parents[2] / "native/module.cpp"
+NATIVE = Path(__file__).parents[2] / "native/bindings/module.cpp"
 OUTPUTS, DEPTH = 64, 512
 
 

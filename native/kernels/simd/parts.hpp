@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "../../kernels.hpp"
+#include "kernels/kernels.hpp"
 
 #define GALLEY_INLINE static inline __attribute__((always_inline))
 #define GALLEY_PARTS _Pragma("GCC unroll 4") for (int i = 0; i < kParts; ++i)

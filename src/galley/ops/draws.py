@@ -1,4 +1,6 @@
-"""Draw tokens from logits. This is the specification, in numpy; ``native/draws.cpp`` does the same faster.
+"""Draw tokens from logits. This is the specification, in numpy.
+
+``native/runtime/draws.cpp`` does the same faster.
 
 Probabilities are integers. A logit x has the weight ``2 ** ((x - greatest) * scale)`` in units of 2 ** -30,
 rounded down, computed by single float32 operations, which every machine rounds alike. Sums of integers are

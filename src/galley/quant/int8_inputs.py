@@ -6,7 +6,9 @@ from galley.formats.weights import Floats, WeightKind
 
 
 def input_group(kind: WeightKind, depth: int) -> int:
-    """Return how many int8 inputs share a scale for a matrix of ``depth`` columns (native/packed.cpp).
+    """Return how many int8 inputs share a scale for a matrix of ``depth`` columns.
+
+    As in native/packing/packed.cpp.
 
     The number is small, so that an outlier costs few other inputs their precision. It divides the weights'
     group size, unless there is only one group.

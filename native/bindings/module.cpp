@@ -1,0 +1,269 @@
+// galley._native: the Python face of the executor.
+#include "bindings/module.hpp"
+
+#include <nanobind/stl/function.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <iterator>
+#include <optional>
+#include <stdexcept>
+#include <tuple>
+#include <utility>
+
+#include "kernels/isa.hpp"
+#include "packing/packed.hpp"
+#include "packing/rounding.hpp"
+#include "runtime/expert_cache.hpp"
+#include "runtime/machine.hpp"
+#include "runtime/program.hpp"
+
+using namespace nanobind::literals;
+
+namespace galley {
+namespace {
+
+// In the order of Kind.
+constexpr const char* kKindNames[] = {"float32", "bf16", "f16", "int8", "int4"};
+
+Kind kind_named(const std::string& name) {
+    for (size_t i = 0; i < std::size(kKindNames); ++i)
+        if (name == kKindNames[i]) return static_cast<Kind>(i);
+    throw std::invalid_argument("unknown weight kind '" + name + "'");
+}
+
+Inputs inputs_named(const std::string& name) {
+    if (name == "bfloat16") return Inputs::kBF16;
+    if (name == "int8") return Inputs::kInt8;
+    throw std::invalid_argument("unknown type of activations '" + name + "'");
+}
+
+KvType kv_type_named(const std::string& name) {
+    if (name == "float32") return KvType::kF32;
+    if (name == "bfloat16") return KvType::kBF16;
+    if (name == "int8") return KvType::kInt8;
+    if (name == "int4") return KvType::kInt4;
+    throw std::invalid_argument("unknown KV type '" + name + "'");
+}
+
+// Tags as in galley.formats.weights.
+FloatType type_tagged(const std::string& tag) {
+    if (tag == "F32") return FloatType::kF32;
+    if (tag == "BF16") return FloatType::kBF16;
+    if (tag == "F16") return FloatType::kF16;
+    throw std::invalid_argument("unknown element type '" + tag + "'");
+}
+
+FloatType scale_type_tagged(const std::string& tag) {
+    return tag == "F16xI8" ? FloatType::kNested : type_tagged(tag);
+}
+
+void require_size(const RawBytes& array, int64_t bytes, const char* what) {
+    if (static_cast<int64_t>(array.size()) != bytes)
+        throw std::invalid_argument(std::string(what) + " has the wrong size");
+}
+
+// Tensors' bytes with their element types.
+using Tensors = std::vector<std::tuple<RawBytes, std::string>>;
+
+Packed::Shape shape_of(const std::string& kind, int64_t outputs, int64_t depth, int64_t group,
+                       const std::string& scale_type, bool zeros, bool minima) {
+    return {kind_named(kind), outputs, depth, group, scale_type_tagged(scale_type), zeros, minima};
+}
+
+int64_t fill(Packed& packed, const Tensors& tensors, int threads) {
+    std::vector<Source> parts;
+    for (const auto& [bytes, tag] : tensors) {
+        const FloatType type = type_tagged(tag);
+        const int64_t row = packed.matrix().depth * bytes_of(type);
+        const auto size = static_cast<int64_t>(bytes.size());
+        if (size % row) throw std::invalid_argument("a part is no whole number of rows");
+        parts.push_back({bytes.data(), type, size / row});
+    }
+    nb::gil_scoped_release release;
+    return packed.fill(parts, threads);
+}
+
+using MaybeBytes = std::optional<RawBytes>;
+
+void fill_integer(Packed& packed, const RawBytes& q, const RawBytes& scales,
+                  const MaybeBytes& zeros, int threads, const MaybeBytes& minima,
+                  const MaybeBytes& super_scales, const MaybeBytes& super_minima) {
+    const Matrix& m = packed.matrix();
+    const int64_t groups = m.outputs * m.groups, size = bytes_of(m.scale_type);
+    const auto data = [](const MaybeBytes& bytes, int64_t wanted, const char* what) {
+        if (bytes) require_size(*bytes, wanted, what);
+        return bytes ? bytes->data() : nullptr;
+    };
+    require_size(q, m.outputs * m.depth, "q");
+    require_size(scales, groups * size, "scales");
+    const Packed::Integers integers = {
+        q.data(),
+        scales.data(),
+        data(zeros, groups, "zeros"),
+        data(minima, groups * size, "minima"),
+        data(super_scales, 2 * m.outputs * m.supers, "super_scales"),
+        data(super_minima, 2 * m.outputs * m.supers, "super_minima"),
+    };
+    nb::gil_scoped_release release;
+    packed.fill_integer(integers, threads);
+}
+
+std::vector<double> bind_read_rates(const std::string& isa, int threads,
+                                    const std::vector<int>& cpus, int64_t bytes, bool huge,
+                                    int repeats) {
+    nb::gil_scoped_release release;
+    Pool pool(threads, cpus);
+    return read_rates(kernels(isa), pool, bytes, huge, repeats);
+}
+
+std::vector<double> bind_multiply_rates(const std::string& isa, int threads,
+                                        const std::vector<int>& cpus, const std::string& kind,
+                                        double seconds, int repeats) {
+    const Kind of = kind_named(kind);
+    nb::gil_scoped_release release;
+    Pool pool(threads, cpus);
+    return multiply_rates(kernels(isa), pool, of, seconds, repeats);
+}
+
+}  // namespace
+}  // namespace galley
+
+NB_MODULE(_native, m) {
+    using namespace galley;
+    m.def("supported_isas", &supported_isas);
+    nb::exception<TooFewThreads>(m, "TooFewThreads", PyExc_RuntimeError);
+    m.attr("LOGITS") = Slot::kLogits;
+    m.attr("LONGEST_GROUP") = Packed::kLongestGroup;
+    m.attr("LAYOUT_VERSION") = kLayoutVersion;
+    bind_sampling(m);
+    m.def("read_rates", &bind_read_rates, "isa"_a, "threads"_a, "cpus"_a, "bytes"_a, "huge"_a,
+          "repeats"_a);
+    m.def("multiply_rates", &bind_multiply_rates, "isa"_a, "threads"_a, "cpus"_a, "kind"_a,
+          "seconds"_a, "repeats"_a);
+
+    m.def(
+        "packed_bytes",
+        [](const std::string& kind, int64_t outputs, int64_t depth, int64_t group,
+           const std::string& scale_type, bool zeros, bool minima) {
+            return Packed::bytes_of(
+                shape_of(kind, outputs, depth, group, scale_type, zeros, minima));
+        },
+        "kind"_a, "outputs"_a, "depth"_a, "group"_a = 0, "scale_type"_a = "F32", "zeros"_a = false,
+        "minima"_a = false);
+    m.def(
+        "kv_block_bytes",
+        [](int64_t kv_heads, int64_t key_dim, int64_t value_dim, const std::string& type,
+           bool shared) {
+            return kv_heads *
+                   cache_of(kv_heads, key_dim, value_dim, kv_type_named(type), shared).head_bytes;
+        },
+        "kv_heads"_a, "key_dim"_a, "value_dim"_a, "type"_a, "shared"_a = false);
+
+    nb::class_<Packed>(m, "Packed")
+        .def(
+            "__init__",
+            [](Packed* self, const std::string& kind, int64_t outputs, int64_t depth, int64_t group,
+               const std::string& scale_type, bool zeros, bool minima,
+               std::optional<RawBytes> memory, std::optional<int64_t> file_offset) {
+                const auto shape = shape_of(kind, outputs, depth, group, scale_type, zeros, minima);
+                if (file_offset) {
+                    new (self) Packed(shape, *file_offset);
+                    return;
+                }
+                if (!memory) {
+                    new (self) Packed(shape);
+                    return;
+                }
+                const auto owner = std::make_shared<RawBytes>(*memory);
+                const auto size = static_cast<int64_t>(owner->size());
+                new (self) Packed(shape, owner->data(), size, owner);
+            },
+            "kind"_a, "outputs"_a, "depth"_a, "group"_a = 0, "scale_type"_a = "F32",
+            "zeros"_a = false, "minima"_a = false, "memory"_a.none() = nb::none(),
+            "file_offset"_a.none() = nb::none())
+        .def("fill", &fill, "parts"_a, "threads"_a)
+        .def("fill_integer", &fill_integer, "q"_a, "scales"_a, "zeros"_a.none(), "threads"_a,
+             "minima"_a.none() = nb::none(), "super_scales"_a.none() = nb::none(),
+             "super_minima"_a.none() = nb::none())
+        .def_prop_ro(
+            "memory",
+            [](const Packed& packed) {
+                const auto size = static_cast<size_t>(packed.data() ? packed.bytes() : 0);
+                return nb::ndarray<nb::numpy, const uint8_t>(packed.data(), {size}, nb::handle());
+            },
+            nb::rv_policy::reference_internal)
+        .def_prop_ro("kind",
+                     [](const Packed& p) { return kKindNames[static_cast<int>(p.matrix().kind)]; })
+        .def_prop_ro("depth", [](const Packed& p) { return p.matrix().depth; })
+        .def_prop_ro("group", [](const Packed& p) { return p.matrix().group; })
+        .def_prop_ro("outputs", [](const Packed& p) { return p.matrix().outputs; })
+        .def_prop_ro("bytes", &Packed::bytes);
+
+    m.def("joined", &joined, "parts"_a);
+
+    nb::class_<ExpertCache>(m, "ExpertCache")
+        .def(nb::init<int, int64_t, int64_t>(), "file"_a, "slots"_a, "slot_bytes"_a)
+        .def_prop_ro("slots", &ExpertCache::slots)
+        .def_prop_ro("bytes", &ExpertCache::bytes)
+        .def("counts", [](const ExpertCache& cache) {
+            const auto& c = cache.counts();
+            return std::make_tuple(c.hits, c.misses, c.evictions, c.read_bytes, c.read_seconds);
+        });
+
+    nb::class_<InputLayout>(m, "InputLayout")
+        .def(
+            "__init__",
+            [](InputLayout* self, const std::string& kind, int64_t depth, int64_t group,
+               const std::string& inputs) {
+                const auto shape = shape_of(kind, 1, depth, group, "F32", false, false);
+                new (self) InputLayout(Packed::matrix_of(shape), inputs_named(inputs));
+            },
+            "kind"_a, "depth"_a, "group"_a, "inputs"_a)
+        .def_prop_ro("row_bytes", &InputLayout::row_bytes);
+
+    auto runtime = nb::class_<Runtime>(m, "Runtime");
+    runtime
+        .def(
+            "__init__",
+            [](Runtime* self, const std::string& isa, int threads, const std::vector<int>& cpus) {
+                new (self) Runtime(kernels(isa), threads, cpus);
+            },
+            "isa"_a, "threads"_a, "cpus"_a)
+        .def(
+            "add_kv_layer",
+            [](Runtime& r, int64_t kv_heads, int64_t key_dim, int64_t value_dim,
+               const std::string& type, int64_t group, std::optional<int64_t> page,
+               std::vector<float> factors, bool shared) {
+                r.add_kv_layer(cache_of(kv_heads, key_dim, value_dim, kv_type_named(type), shared),
+                               group, page.value_or(r.kv_pages()), std::move(factors));
+            },
+            "kv_heads"_a, "key_dim"_a, "value_dim"_a, "type"_a, "group"_a = 0,
+            "page"_a = nb::none(), "factors"_a = std::vector<float>(), "shared"_a = false)
+        .def("set_pause", &Runtime::set_pause, "pause"_a)
+        .def("kv_bytes_per_block", &Runtime::kv_bytes_per_block)
+        .def("add_state_layer", &Runtime::add_state_layer, "rows"_a, "width"_a)
+        .def("bytes_per_state", &Runtime::bytes_per_state)
+        .def(
+            "allocate_kv",
+            [](Runtime& r, int64_t blocks, int64_t states) {
+                r.allocate_kv(blocks);
+                r.allocate_states(states);
+            },
+            "blocks"_a, "states"_a = 0)
+        .def("copy_block", &Runtime::copy_block, "from_"_a, "to"_a)
+        .def(
+            "set_adapter",
+            [](Runtime& r, int64_t slot, int64_t module, std::shared_ptr<Packed> a,
+               std::shared_ptr<Packed> b,
+               float scale) { r.set_adapter(slot, module, {std::move(a), std::move(b), scale}); },
+            "slot"_a, "module"_a, "a"_a, "b"_a, "scale"_a)
+        .def(
+            "clear_adapter", [](Runtime& r, int64_t slot) { r.adapters().clear(slot); }, "slot"_a)
+        .def_prop_ro("isa", [](const Runtime& r) { return r.kernels().name; });
+    bind_draw(runtime);
+    bind_program(m);
+}
