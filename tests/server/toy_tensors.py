@@ -49,6 +49,8 @@ def _doubled(request: EngineRequest) -> Tensors:
 
 def load(settings: EngineSettings, folder: Path, **hooks: Any) -> Doubler:
     x, y = (TensorSpec(name=name, datatype="FP32", shape=(-1, 3)) for name in "xy")
-    tensors = TensorInfo(inputs=(x,), outputs=(y,), max_batch_size=8, platform="numpy")
+    tensors = TensorInfo(
+        inputs=(x,), outputs=(y,), batched=True, max_batch_size=8, platform="numpy"
+    )
     about: dict[str, Any] = {"family": "double", "executor": "numpy", "tensors": tensors}
     return Doubler(ModelInfo(name="doubler", path=str(folder), tasks=("predict",), **about))

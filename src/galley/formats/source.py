@@ -8,6 +8,7 @@ from typing import Any, Final
 from galley.errors import ModelNotFound, shown
 from galley.formats.aliases import hub_id_of
 from galley.formats.gguf_file import ggufs_in, is_accessory, is_gguf, split_files
+from galley.settings.engine_choice import is_file_of_engine
 
 BUNDLED: Final = "galley-demo"
 BUNDLED_DRAFT: Final = "galley-demo-draft"
@@ -53,7 +54,7 @@ def resolve_model(
     show_progress: bool = True,
     on_bytes: OnBytes | None = None,
 ) -> Path:
-    """Return the folder of ``model``'s checkpoint, or its GGUF file.
+    """Return the folder of ``model``'s checkpoint, or its file if it is one.
 
     Args:
         model: a bundled model's name, empty for the bundled language model, a folder, a GGUF file (of a
@@ -75,12 +76,14 @@ def resolve_model(
     path = _existing(model)
     if path is not None and path.is_dir():
         return _only_gguf(path) or path
-    if path is not None and is_gguf(path):
+    if path is not None and (is_gguf(path) or is_file_of_engine(path)):
         return path
     if path is not None:
-        raise ModelNotFound(f"{model} is a file; give its folder, or a GGUF file")
+        raise ModelNotFound(f"{model} is a file; give its folder, or a GGUF or ONNX file")
     if model.startswith((".", "/", "~")) or model.endswith("/"):
         raise ModelNotFound(f"the folder {model} does not exist")
+    if is_file_of_engine(Path(model)):
+        raise ModelNotFound(f"the file {model} does not exist")
     bars = None if show_progress and on_bytes is None else _silent_bar(on_bytes)
     model = hub_id_of(model) or model
     if named := HUB_GGUF.fullmatch(model):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from galley.errors import Draining, EngineError
+from galley.errors import Draining, EngineError, RequestError
 from galley.gateway.call import Call
 from galley.gateway.lifecycle import RETRY_SECONDS
 from galley.service.tensor_requests import predict_request
@@ -42,6 +42,7 @@ class Prediction:
         """Compute and return the outputs.
 
         Raises:
+            RequestError: the model does not take these values.
             EngineError: the model failed on these tensors.
             Unavailable: the queue is full, or the server is stopping.
             DeadlineExceeded: the request's deadline has passed.
@@ -54,7 +55,8 @@ class Prediction:
                 )
             if output.finish_reason == "error":
                 self._call.sequence_lost("error")
-                raise EngineError(output.error or "The engine gave the request up")
+                error = output.error or "The engine gave the request up"
+                raise RequestError(error, param="inputs") if output.refused else EngineError(error)
             if isinstance(output.result, Tensors):
                 self._whole = True
                 self._call.sequence_ended(stream, "stop")

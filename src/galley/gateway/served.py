@@ -27,7 +27,7 @@ from galley.observe.metrics import Metrics
 from galley.service.spawn import Spawner
 from galley.service.watchdog import Watchdog
 from galley.settings.config import Settings
-from galley.settings.engine import NATIVE_ENGINE
+from galley.settings.engine_choice import NATIVE_ENGINE, is_file_of_engine
 from galley.speech import require_installed
 from galley.types import Adapter, OnPhase, Task
 from galley.types.model_info import EngineState, EngineStats, Ledger, ModelInfo, OnLedger
@@ -289,7 +289,7 @@ class ServedModel:
             on_phase=phase_ended,
         )
         # Of other engines it is not known before they are ready whether they work with text.
-        always_text = self.settings.engine == NATIVE_ENGINE
+        always_text = self.settings.engine_name == NATIVE_ENGINE
         try:
             if always_text:
                 await text.begin()
@@ -459,9 +459,9 @@ class ServedModel:
 
 
 def _default_name(model: str) -> str:
-    """Return a folder's name, a GGUF file's name without its extension, or a hub id as it is."""
+    """Return a folder's name, a file's name without its extension, or a hub id as it is."""
     if not model:
         return BUNDLED
-    if is_gguf(Path(model)):
+    if is_gguf(Path(model)) or is_file_of_engine(Path(model)):
         return Path(model).stem
     return Path(model).resolve().name if Path(model).is_dir() else model

@@ -48,7 +48,7 @@ class LocalEngine(Closable):
         # Held for at most one engine step, never while a caller handles its outputs.
         self._lock = threading.Lock()
         self._queues: dict[str, deque[Output]] = {}
-        load = find_loader(settings.engine)
+        load = find_loader(settings.engine_name)
         self._loaded: Engine | None = load(settings, self.folder)
 
     @property

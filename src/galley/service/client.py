@@ -117,7 +117,7 @@ class EngineClient:
         self._on_ledger = on_ledger
         self._on_step = on_step
         self._promised = promised
-        self._begin = begin or (lambda: spawn(settings.engine))
+        self._begin = begin or (lambda: spawn(settings.engine_name))
         self._adapters = LoadingAdapters()
         self._new_watchdog = watchdog
         self._watchdog = watchdog()

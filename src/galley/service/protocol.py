@@ -13,14 +13,18 @@ from pathlib import Path
 from typing import Any, Final, Protocol, cast, runtime_checkable
 
 from galley.errors import SettingsError
-from galley.settings.engine import NATIVE_ENGINE, EngineSettings
+from galley.settings.engine import EngineSettings
+from galley.settings.engine_choice import NATIVE_ENGINE, ONNX_ENGINE
 from galley.types import Adapter, EngineRequest, OnPhase, Output
 from galley.types.model_info import EngineStats, ModelInfo, OnLedger
 
 ENTRY_POINTS: Final = "galley.engines"
 """The entry-point group in which installed packages name their loaders."""
 
-ENGINES: Final[Mapping[str, str]] = {NATIVE_ENGINE: "galley.engine.loaders:load"}
+ENGINES: Final[Mapping[str, str]] = {
+    NATIVE_ENGINE: "galley.engine.loaders:load",
+    ONNX_ENGINE: "galley.runtimes.onnx:load",
+}
 """Name -> ``module:function`` of Galley's own loaders."""
 
 
@@ -69,6 +73,17 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free the engine's resources other than memory. The last call; requests may be unfinished."""
+
+
+@runtime_checkable
+class GatheringEngine(Engine, Protocol):
+    """An engine whose next step may be worth more if further requests arrive before it."""
+
+    def gather_seconds(self) -> float:
+        """Return how long to wait for requests before the next step; 0: step now.
+
+        Called while there is work, and again after each request that arrives.
+        """
 
 
 @runtime_checkable

@@ -15,7 +15,7 @@ from typing import Final
 from galley.observe.logs import FORMAT_VARIABLE
 from galley.service.core_scheduler import core_scheduler_file
 from galley.settings.config import Settings
-from galley.settings.engine import NATIVE_ENGINE
+from galley.settings.engine_choice import NATIVE_ENGINE
 
 _PLACES: Final = 4
 """Places per model; after a reload, earlier engines share the cores until their requests end."""
@@ -54,7 +54,7 @@ class Spawner:
         together = settings.most_loaded
         shared = together > 1 and settings.take_turns
         self._file = core_scheduler_file(_PLACES * together) if shared else None
-        self._engines = {model.served_model_name: model.engine for model in models}
+        self._engines = {model.served_model_name: model.engine_name for model in models}
         self._free = list(range(together))
         """Free model numbers; each number stands for :data:`_PLACES` places."""
         self._numbers: dict[str, int] = {}

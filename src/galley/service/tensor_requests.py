@@ -8,7 +8,7 @@ from galley.errors import RequestError
 from galley.service.requests import check_task
 from galley.types import EngineRequest, Predict, Tensor, TensorSpec
 from galley.types.model_info import ModelInfo, TensorInfo
-from galley.types.tensors import ELEMENT_BYTES
+from galley.types.tensors import ELEMENT_BYTES, MOST_BYTES
 
 MOST_AXES: Final = 32
 """The most axes of a tensor: numpy's limit before version 2."""
@@ -51,6 +51,11 @@ def predict_request(
                 f"input {spec.name!r} is missing; {info.name} takes {_described(tensors.inputs)}",
                 param="inputs",
             )
+    size = sum(len(tensor.data) for tensor in inputs)
+    if size > MOST_BYTES:
+        raise RequestError(
+            f"the inputs have {size} bytes; at most {MOST_BYTES} are taken", param="inputs"
+        )
     check_names("output", outputs, [one.name for one in tensors.outputs])
     payload = Predict(
         inputs=tuple(given[spec.name] for spec in tensors.inputs if spec.name in given),
@@ -120,10 +125,9 @@ def _rows(inputs: Sequence[Tensor], tensors: TensorInfo) -> int:
     """Return the length of the batch axis, which all inputs share; 1 for a model without one.
 
     Raises:
-        RequestError: the inputs' lengths differ, or are not 1 to ``max_batch_size``.
+        RequestError: the inputs' lengths differ, or one is 0 or above ``max_batch_size``.
     """
-    most = tensors.max_batch_size
-    if not most or not inputs:
+    if not tensors.batched or not inputs:
         return 1
     first = inputs[0]
     for tensor in inputs:
@@ -134,7 +138,8 @@ def _rows(inputs: Sequence[Tensor], tensors: TensorInfo) -> int:
                 f"has {rows} rows and input {first.name!r} has {first.shape[0]}; the first axis is the "
                 "batch, of the same length in all inputs",
             )
-        if not 1 <= rows <= most:
+        if rows < 1 or rows > (tensors.max_batch_size or rows):
+            most = tensors.max_batch_size or "any number"
             raise _wrong(tensor, f"has {rows} rows; the model takes 1 to {most} in a request")
     return first.shape[0]
 

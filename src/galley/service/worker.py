@@ -22,7 +22,7 @@ import traceback
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 from galley import machine
 from galley.errors import EngineError, GalleyError, ModelError, NotEnoughMemory, SettingsError
@@ -49,10 +49,17 @@ from galley.service.frames import (
     decode_to_engine,
     encode,
 )
-from galley.service.protocol import AdapterEngine, Engine, EngineLoader, find_loader
+from galley.service.protocol import (
+    AdapterEngine,
+    Engine,
+    EngineLoader,
+    GatheringEngine,
+    find_loader,
+)
 from galley.service.watchdog import SIGN_OF_LIFE_SECONDS
 
-Inbox = queue.SimpleQueue[Submit | Abort | LoadAdapter | UnloadAdapter | None]
+Frame: TypeAlias = Submit | Abort | LoadAdapter | UnloadAdapter
+Inbox: TypeAlias = queue.SimpleQueue[Frame | None]
 """Frames received for the engine; None: the server has closed the connection."""
 
 CLOSE_SECONDS: Final = 1.0
@@ -239,7 +246,7 @@ def _take_frames(engine: Engine, inbox: Inbox, connection: Connection) -> int | 
     with suppress(queue.Empty):
         # Answer an abort at once, even if it leaves no work.
         while True:
-            frame = inbox.get(block=not engine.has_work and not count)
+            frame = _next_frame(engine, inbox, waits=not count)
             if frame is None:
                 return None
             count += 1
@@ -250,6 +257,23 @@ def _take_frames(engine: Engine, inbox: Inbox, connection: Connection) -> int | 
             else:
                 _take_adapter(engine, frame, connection)
     return count
+
+
+def _next_frame(engine: Engine, inbox: Inbox, *, waits: bool) -> Frame | None:
+    """Return the next frame.
+
+    Args:
+        engine: the engine.
+        inbox: the frames that have arrived.
+        waits: whether to wait for a frame if the engine has no work.
+
+    Raises:
+        queue.Empty: none has arrived, and none is waited for.
+    """
+    if not engine.has_work:
+        return inbox.get(block=waits)
+    seconds = engine.gather_seconds() if isinstance(engine, GatheringEngine) else 0.0
+    return inbox.get(timeout=seconds) if seconds > 0 else inbox.get_nowait()
 
 
 def _take_adapter(

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from galley.errors import SettingsError
+from galley.settings.engine_choice import engine_of
 from galley.settings.quality_gate import QualityGate
 from galley.types import BLOCK_TOKENS, SamplingDefaults, SamplingParams
 from galley.types.weight_dtypes import ACTIVATION_SPELLINGS, SPELLINGS, WeightDtypeName
@@ -53,9 +54,6 @@ DEFAULT_ADAPTERS = 16
 
 MOST_ADAPTER_RANK = 1024
 
-NATIVE_ENGINE = "native"
-"""Name of Galley's built-in engine; :mod:`galley.service.protocol` finds others by name."""
-
 
 def setting(
     default: T,
@@ -88,7 +86,7 @@ class EngineSettings:
     model: str = setting(
         "",
         "Model",
-        "folder, GGUF file, hub id, short name or bundled model (galley-demo, galley-demo-embed, "
+        "folder, GGUF or ONNX file, hub id, short name or bundled model (galley-demo, galley-demo-embed, "
         "galley-demo-speech)",
     )
     revision: str = setting("main", "Model", "branch, tag or commit of a hub id")
@@ -124,14 +122,15 @@ class EngineSettings:
         spellings=ACTIVATION_SPELLINGS,
     )
     engine: str = setting(
-        NATIVE_ENGINE,
+        "auto",
         "Model",
-        "engine that runs the model: native, or one that an installed package adds",
+        "engine that runs the model: native, onnx, or one that an installed package adds; auto: onnx for "
+        "an ONNX file, or a folder with one and no other weights, else native",
     )
     engine_options: str = setting(
         "",
         "Model",
-        "options that the engine of an installed package reads, as a JSON object; in YAML a mapping",
+        "options that an engine other than native reads, as a JSON object; in YAML a mapping",
     )
     executor: ExecutorName = setting(
         "auto",
@@ -305,6 +304,11 @@ class EngineSettings:
                 f"({self.max_batch_tokens}): each running sequence decodes one token a step"
             )
 
+    @property
+    def engine_name(self) -> str:
+        """Name of the engine: ``engine``, or the one that serves such a model."""
+        return engine_of(self.model) if self.engine == "auto" else self.engine
+
     def _check_engine_options(self) -> None:
         """Check that the options are a JSON object; its contents are left to the engine to check."""
         try:
@@ -326,7 +330,7 @@ class EngineSettings:
         try:
             return msgspec.json.decode(self.engine_options or "{}", type=kind)
         except msgspec.DecodeError as error:
-            raise SettingsError(f"engine_options of engine {self.engine!r}: {error}") from None
+            raise SettingsError(f"engine_options of engine {self.engine_name!r}: {error}") from None
 
     def with_own(self, defaults: SamplingDefaults) -> SamplingDefaults:
         """Return a checkpoint's default sampling, overridden by ``sampling_defaults``.

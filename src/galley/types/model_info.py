@@ -262,14 +262,16 @@ class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         inputs, outputs: what a request has to have and may request. Shapes include the batch axis.
-        max_batch_size: the most rows of a request, along the first axis of every input and output; 0: the
-            first axis is not a batch axis, and requests are computed one by one.
+        batched: whether the first axis of every input and output is a batch, whose rows do not depend on
+            each other. Otherwise requests are computed one by one.
+        max_batch_size: the most rows of a request, if it is batched; 0: no limit.
         platform: the runtime and format, as in the Open Inference Protocol's metadata, such as
             "onnxruntime_onnx".
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    batched: bool = False
     max_batch_size: int = 0
     platform: str = ""
 

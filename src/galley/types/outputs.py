@@ -87,6 +87,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         cached_tokens: prompt tokens that the prefix cache supplied.
         finish_reason: set in the last Output of a request.
         error: description of the failure, where ``finish_reason`` is "error".
+        refused: whether the request is at fault, not the engine.
         timing: set in the first and the last Output, and in each that may be the last because the
             request has stop strings.
     """
@@ -96,6 +97,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     error: str | None = None
+    refused: bool = False
     timing: Timing | None = None
 
     @property

@@ -38,6 +38,10 @@ ELEMENT_BYTES: Final[dict[Datatype, int]] = {
 """Data type -> bytes of an element. Elements of BYTES differ in size and are not listed."""
 
 
+MOST_BYTES: Final = 255 << 20
+"""The most bytes of a request's tensors, or of its answer's: they are in one frame between processes."""
+
+
 class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
     """An input or output of a model.
 

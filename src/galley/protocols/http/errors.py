@@ -17,6 +17,7 @@ from galley.errors import GalleyError
 from galley.protocols.anthropic import answers as anthropic_answer
 from galley.protocols.common.errors import ApiError, envelope, to_api_error
 from galley.protocols.common.messages import Strict
+from galley.protocols.oip import messages as oip_answer
 from galley.protocols.ollama import answers as ollama_answer
 
 CLIENT_GONE: Final = 499
@@ -31,8 +32,10 @@ TOO_LARGE: Final = "request_too_large"
 _ENVELOPES: Final[Mapping[str, Callable[[Exception], Mapping[str, Any]]]] = {
     anthropic_answer.ENDPOINT: anthropic_answer.envelope,
     ollama_answer.PREFIX: ollama_answer.envelope,
+    "/v2/rerank": envelope,
+    "/v2": oip_answer.envelope,
 }
-"""Path prefix -> error envelope of that protocol; all other paths use OpenAI's."""
+"""Path prefix -> error envelope of that protocol, the first that fits; all other paths use OpenAI's."""
 
 _FIELD: Final = re.compile(r"\w+", re.ASCII)
 
