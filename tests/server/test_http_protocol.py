@@ -33,7 +33,7 @@ END = {"type": "http.response.body", "body": b""}
 
 async def body_of(receive: Any) -> bytes:
     """Receive a whole body."""
-    body = b""
+    body: bytes = b""
     while True:
         message = await receive()
         body += message["body"]
@@ -78,9 +78,7 @@ def exchanged(app: App, data: bytes, *, eof: bool = False, **limits: Any) -> byt
             if eof:
                 writer.write_eof()
             async with asyncio.timeout(30):
-                received = await reader.read()
-            writer.close()
-            return received
+                return await reader.read()
 
     return asyncio.run(exchange())
 
@@ -89,7 +87,7 @@ def responses(data: bytes, *methods: str) -> list[tuple[h11.Response, bytes]]:
     """The responses in ``data``, read by a strict client that sent requests with these methods."""
     client = h11.Connection(h11.CLIENT)
     client.receive_data(data)
-    found = []
+    found: list[tuple[h11.Response, bytes]] = []
     for method in methods:
         if found:
             client.start_next_cycle()
