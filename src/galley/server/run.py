@@ -311,5 +311,6 @@ def _complain(message: str) -> None:
 
 def _configure_logging(settings: Settings) -> None:
     logs.start(settings.log_format, settings.log_level)
-    for chatty in ("asyncio", "httpx", "huggingface_hub"):
+    # At level DEBUG websockets logs the text of messages.
+    for chatty in ("asyncio", "httpx", "huggingface_hub", "websockets"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
