@@ -87,22 +87,29 @@ class RequestReader:
                 raise bad_request("The body is mostly chunk sizes, extensions or trailers")
 
     def _parse(self, data: bytes) -> None:
+        while (rest := self._parse_to_upgrade(data)) is not None:
+            if self._is_websocket:
+                self._receiver.websocket_head(self._head, rest)
+                return
+            self._parser = _new_parser(self)
+            data = self._head.without_upgrade() + rest
+
+    def _parse_to_upgrade(self, data: bytes) -> bytes | None:
+        """Return what follows the head of a request for an upgrade; None if there is none.
+
+        The parser takes what follows such a head, even the request's body, for another protocol.
+        """
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as stopped:
-            # After the headers: the parser takes all that follows for another protocol.
-            rest = data[stopped.args[0] :]
-            if self._is_websocket:
-                self._receiver.websocket_head(self._head, rest)
-            else:
-                self._parser = _new_parser(self)
-                self._parse(self._head.without_upgrade() + rest)
+            return data[stopped.args[0] :]
         except httptools.HttpParserCallbackError as error:
-            if isinstance(error.__context__, ApiError):
+            if isinstance(error.__context__, ApiError):  # raised by a method below
                 raise error.__context__ from None
             raise
         except httptools.HttpParserError:
             raise bad_request("This is not a valid HTTP/1.1 request") from None
+        return None
 
     # Called by the parser.
 
@@ -138,7 +145,7 @@ class RequestReader:
             self._is_websocket = self._websockets and head.wants_websocket()
             fault = fault_of_handshake(head) if self._is_websocket else None
             if fault is None:
-                return  # see _parse
+                return  # see _parse_to_upgrade
         if fault is not None:
             raise fault
         self.phase = BODY
