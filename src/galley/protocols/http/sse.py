@@ -58,7 +58,7 @@ class EventStream(Response):
     probe = b":\n\n"
     """Bytes that clients ignore.
 
-    See :meth:`galley.server.http_protocol.BoundedHttpProtocol.eof_received`.
+    See :meth:`galley.server.http_protocol.HttpProtocol.eof_received`.
     """
     ending = DONE
 

@@ -37,8 +37,7 @@ class EventSocket:
         async with asyncio.timeout(seconds):
             message = await self._socket.receive()
         if message["type"] == "websocket.disconnect":
-            # A lost connection has a code too, but no reason, not even an empty one.
-            if message["code"] in _CLOSED and "reason" in message:
+            if message["code"] in _CLOSED:
                 return None
             raise ClientGone("the client disconnected")
         text = message.get("text")
