@@ -368,7 +368,8 @@ def _respell(settings: EngineSettings) -> None:
 
 def check_values(settings: EngineSettings) -> None:
     """Raise SettingsError for a value outside of its setting's range or choices."""
-    kinds = _declared_types(type(settings))
+    cls: Any = type(settings)  # mypy does not take the type of a dataclass for hashable
+    kinds = _declared_types(cls)
     for declared in fields(settings):
         wrong = fault(kinds[declared.name], getattr(settings, declared.name))
         if wrong is not None:
