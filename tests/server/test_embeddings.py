@@ -277,7 +277,11 @@ def test_langchains_embeddings_by_ollamas_route(http: httpx.Client, client: Open
             "documents[1] has no field 'text'",
         ),
         ("/v1/rerank", {**PAIR, "rank_fields": ["title"]}, "documents[0] has no field 'title'"),
-        ("/v1/rerank", {**PAIR, "rank_fields": ["text", "text"]}, "rank_fields has a duplicate name"),
+        (
+            "/v1/rerank",
+            {**PAIR, "rank_fields": ["text", "text"]},
+            "rank_fields has a duplicate name",
+        ),
         ("/v1/rerank", {**PAIR, "documents": [{"text": ["b"]}]}, "documents[0].text is ranked"),
         ("/v1/rerank", {**PAIR, "max_chunks_per_doc": 10}, "max_chunks_per_doc is 10"),
         ("/v1/rerank", {**PAIR, "max_tokens_per_doc": 0}, "max_tokens_per_doc"),

@@ -319,7 +319,9 @@ def test_a_tenant_that_fills_all_places_leaves_another_its_own(server: Server) -
         filling[-1].read()
         error = error_of(filling[-1], 429)
         assert error["code"] == "queue_full"
-        assert "260 sequences are running or waiting, and at most 260 are allowed" in error["message"]
+        assert (
+            "260 sequences are running or waiting, and at most 260 are allowed" in error["message"]
+        )
         assert [ask_little() for _ in range(4)] == [expected] * 4
         for answer in filling:
             answer.close()
