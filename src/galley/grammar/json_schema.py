@@ -205,8 +205,8 @@ def _fault(part: Any, place: str, root: dict[str, Any]) -> str | None:
         if keyword == "$ref" and not _is_found(value, root):
             return (
                 f"'$ref' must point into the schema itself, got {shown(value)}; remote schemas are "
+                "not fetched"
             )
-            "not fetched"
     return None
 
 
