@@ -67,7 +67,9 @@ def step_seconds(
     rng = np.random.default_rng(1)
     ids = []
     for i, adapter in enumerate(adapters):
-        prompt = rng.integers(3, min(30_000, engine.info.vocab_size), context).tolist()
+        prompt = rng.integers(
+            3, min(30_000, engine.info.require_text().vocab_size), context
+        ).tolist()
         [request] = expand(prompt, params, engine.info, request_id=f"{time.monotonic()}-{i}")
         engine.add(msgspec.structs.replace(request, adapter=adapter))
         ids.append(request.id)

@@ -42,8 +42,8 @@ from benchmarks.results_file import machine_file, put
 from galley import LLM, SamplingParams
 from galley.demo import heldout
 from galley.engine.engine import Engine
-from galley.engine.guessing import Guessing
 from galley.engine.loaders import load_engine
+from galley.engine.speculation import EngineSpeculation
 from galley.engine.warm_up import measure_rows
 from galley.formats.source import resolve_model
 from galley.machine import available_cores
@@ -52,8 +52,8 @@ from galley.service.speech_requests import transcribe_requests
 from galley.settings.engine import EngineSettings, Speculation
 from galley.speculation.proposer import Follower, Forced, Proposal
 from galley.speculation.row_costs import RowCosts
-from galley.speculation.speculator import MOST_GUESSES
-from galley.types import EngineRequest
+from galley.speculation.speculator import MOST_DRAFT_TOKENS
+from galley.types import Decoded, EngineRequest
 from galley.types.audio import EncoderInput, SpeechInfo
 from recipes.assistant import glossary
 
@@ -95,11 +95,11 @@ class Oracle:
         """See :meth:`galley.speculation.proposer.Follower.propose`."""
         text = self._texts[tuple(tokens[:PROMPT_TOKENS])]
         known = len(tokens)
-        guesses = [
+        draft_tokens = [
             token if self._random.random() < self._rate else token ^ 1
             for token in text[known : known + most]
         ]
-        return Proposal(guesses, 1)
+        return Proposal(draft_tokens, 1)
 
 
 def asked(engine: Engine, sequences: int, tokens: int) -> list[EngineRequest]:
@@ -108,7 +108,7 @@ def asked(engine: Engine, sequences: int, tokens: int) -> list[EngineRequest]:
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     speech = engine.info.speech
     first = [] if speech is None else [speech.start_token]
-    words = engine.info.vocab_size - 2 if speech is None else speech.start_token - 1
+    words = engine.info.require_text().vocab_size - 2 if speech is None else speech.start_token - 1
     requests = []
     for number in range(sequences):
         prompt = [*first, *(rng.randrange(5, words) for _ in range(PROMPT_TOKENS - len(first)))]
@@ -138,7 +138,10 @@ def _noise(speech: SpeechInfo, seed: int) -> EncoderInput:
 
 
 def paced(
-    engine: Engine, requests: Sequence[EngineRequest], seconds: float, ways: Sequence[Guessing]
+    engine: Engine,
+    requests: Sequence[EngineRequest],
+    seconds: float,
+    ways: Sequence[EngineSpeculation],
 ) -> tuple[list[float], dict[str, list[int]]]:
     """Run the requests while all of them decode, ``seconds`` at most: tokens/s of each way, and texts.
 
@@ -172,12 +175,12 @@ def paced(
 def predicted(costs: RowCosts, sequences: int, rate: float) -> float:
     """The best that arithmetic says, as a ratio to no speculation."""
 
-    def gain(guesses: int) -> float:
-        tokens = sum(rate**i for i in range(guesses + 1))
-        return tokens * costs.seconds(sequences) / costs.seconds(sequences * (1 + guesses))
+    def gain(draft_tokens: int) -> float:
+        tokens = sum(rate**i for i in range(draft_tokens + 1))
+        return tokens * costs.seconds(sequences) / costs.seconds(sequences * (1 + draft_tokens))
 
-    most = min(MOST_GUESSES, MOST_ROWS // sequences - 1)
-    return max(gain(guesses) for guesses in range(most + 1))
+    most = min(MOST_DRAFT_TOKENS, MOST_ROWS // sequences - 1)
+    return max(gain(draft_tokens) for draft_tokens in range(most + 1))
 
 
 @dataclass(frozen=True)
@@ -226,24 +229,26 @@ def controlled(
     curves = []
     for sequences in sizes:
         requests = asked(engine, sequences, tokens)
-        _, texts = paced(engine, requests, 1e9, [Guessing()])
-        prompts = {r.id: r.payload.prompt for r in requests}
+        _, texts = paced(engine, requests, 1e9, [EngineSpeculation()])
+        prompts = {r.id: r.payload.prompt for r in requests if isinstance(r.payload, Decoded)}
         known = {tuple(ids): [*ids, *texts[name]] for name, ids in prompts.items()}
         points = []
         for rate in rates:
-            oracle = Guessing([Oracle(known, rate)], RowCosts(measured))
-            (plain, guessing), got = paced(engine, requests, seconds, [Guessing(), oracle])
+            oracle = EngineSpeculation([Oracle(known, rate)], RowCosts(measured))
+            (plain, speculation), got = paced(
+                engine, requests, seconds, [EngineSpeculation(), oracle]
+            )
             for name, text in got.items():
                 assert text[: len(texts[name])] == texts[name][: len(text)], name
             told = predicted(costs, sequences, rate)
-            points.append(Point(rate, plain, guessing / plain, told))
+            points.append(Point(rate, plain, speculation / plain, told))
         curves.append(Curve(sequences, points))
     return curves
 
 
-def _use(engine: Engine, guessing: Guessing) -> None:
-    engine._guessing = guessing
-    engine._scheduler.guess = guessing.guess
+def _use(engine: Engine, speculation: EngineSpeculation) -> None:
+    engine._speculation = speculation
+    engine._scheduler.propose_drafts = speculation.propose_drafts
 
 
 def conversations(items: int) -> dict[str, list[list[Any]]]:

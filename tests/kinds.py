@@ -11,7 +11,7 @@ KINDS: Final[dict[str, frozenset[str]]] = {
     ),
     "model": frozenset(
         {"adapters", "calibration", "embedding", "engine", "formats", "grammar", "models", "native"}
-        | {"ops", "quality", "speech", "train"}
+        | {"ops", "quality", "runtimes", "speech", "train"}
         | {"test_llm.py", "test_llm_evaluate.py", "test_llm_first_day.py", "test_llm_tools.py"}
         | {"test_real_models.py"}
     ),

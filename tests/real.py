@@ -25,6 +25,7 @@ JFK: Final = (
     "ask what you can do for your country"
 )
 """What is said in ``jfk.flac``."""
+_SPELLINGS: Final = {"ok": "okay", "mister": "mr"}
 
 
 def find(package: str, file: str) -> Path:
@@ -57,8 +58,9 @@ def recording(name: str) -> Samples:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text without case and punctuation."""
-    return [word for part in text.replace("-", " ").split() if (word := plain(part)).isalnum()]
+    """The words of a text without case and punctuation, in one spelling."""
+    said = [plain(part) for part in text.replace("-", " ").split()]
+    return [_SPELLINGS.get(word, word) for word in said if word.isalnum()]
 
 
 def errors(reference: list[str], heard: list[str]) -> int:

@@ -1,11 +1,12 @@
 """Clips of people's recordings whose words are known, in any order, with what lies between and under."""
 
 import random
+from pathlib import Path
 from typing import Final, Literal, get_args
 
 import numpy as np
 
-from galley.speech.audio import SAMPLE_RATE, Samples
+from galley.speech.audio import SAMPLE_RATE, Recording, Samples
 from tests import real
 
 CLIPS: Final = (
@@ -16,8 +17,38 @@ CLIPS: Final = (
     ("trn03.wav", 5.4, 6.86, "What I'm having is"),
     ("trn03.wav", 10.95, 12.8, "not finding out why"),
     ("trn05.wav", 8.0, 8.5, "Okay"),
+    (
+        "read/austen-1.flac",
+        0.0,
+        7.1,
+        "And Mr John Dashwood had then leisure to consider how much there might be prudently in his "
+        "power to do for them",
+    ),
+    ("read/austen-2.flac", 0.0, 3.0, "He was not an ill disposed young man"),
+    (
+        "read/austen-3.flac",
+        0.0,
+        5.3,
+        "unless to be rather cold hearted and rather selfish is to be ill disposed",
+    ),
+    (
+        "read/austen-4.flac",
+        0.0,
+        6.1,
+        "Had he married a more amiable woman he might have been made still more respectable than he was",
+    ),
+    ("read/austen-5.flac", 0.0, 3.3, "he might even have been made amiable himself"),
+    (
+        "read/report.flac",
+        0.0,
+        7.7,
+        "unless a system is established for the frequent formal review of activities thereunder in this "
+        "regard",
+    ),
 )
 """File, seconds, and what is said."""
+
+_READ: Final = Path(__file__).parent / "speech" / "data"
 
 Condition = Literal["plain", "silence", "noise", "music", "overlap"]
 CONDITIONS: Final[tuple[Condition, ...]] = get_args(Condition)
@@ -41,7 +72,7 @@ def shuffled(
             people talk in the background.
     """
     chance = random.Random(seed)
-    recordings = {name: real.recording(name) for name, *_ in CLIPS}
+    recordings = {name: _recording(name) for name, *_ in CLIPS}
     parts: list[Samples] = []
     said: list[str] = []
     length = 0
@@ -61,6 +92,11 @@ def shuffled(
     under = _under(condition, len(speech), seed)
     level = _BELOW * np.sqrt(np.square(speech).mean() / np.square(under).mean())
     return np.clip(speech + under * np.float32(level), -1.0, 1.0), said
+
+
+def _recording(name: str) -> Samples:
+    path = _READ / name
+    return np.concatenate(list(Recording(path))) if path.exists() else real.recording(name)
 
 
 def _under(condition: Condition, length: int, seed: int) -> Samples:

@@ -221,7 +221,7 @@ def test_wrong_settings_and_models_say_so(checkpoint: CheckpointMaker, tmp_path:
         SettingsError, match="dtype: 'float16' is not one of auto, float32, bfloat16"
     ):
         LLM(checkpoint("llama"), dtype="float16")  # type: ignore[arg-type]
-    with pytest.raises(SettingsError, match="device 'nonsense' cannot be used"):
+    with pytest.raises(SettingsError, match="cannot use device 'nonsense'"):
         LLM(checkpoint("llama"), device="nonsense")
     with pytest.raises(SettingsError, match="unknown setting 'nonsense'; known: activations, "):
         LLM(checkpoint("llama"), nonsense=1)

@@ -68,7 +68,7 @@ def test_perplexity_is_that_of_transformers(
 def test_impossible_windows_are_refused(llm: LLM) -> None:
     for text, numbers, told in (
         ("x", {}, "fewer than two tokens"),
-        (TEXT, {"context": 513}, "context 513: the model takes 2 to 512 tokens"),
+        (TEXT, {"context": 513}, "context is 513, expected 2 to 512 tokens"),
         (TEXT, {"context": 1}, "context 1"),
         (TEXT, {"context": 32, "stride": 32}, "stride 32: expected 1 to 31"),
         (TEXT, {"stride": 0}, "stride 0"),
@@ -120,7 +120,7 @@ def test_which_answers_count_as_right() -> None:
         ('{"prompt": "a"}', "line 2: .*missing required field `answer`"),
         ('{"answer": "a"}', "line 2: needs either prompt or messages"),
         ('{"prompt": "a", "messages": [], "answer": "a"}', "line 2: needs either"),
-        ('{"prompt": "a", "answer": []}', "line 2: needs an answer"),
+        ('{"prompt": "a", "answer": []}', "line 2: answer is missing"),
         ('{"prompt": 5, "answer": "a"}', "line 2: Expected `str | null`, got `int`"),
     ],
 )

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from galley.settings.engine import EngineSettings
-from galley.types import EngineRequest, Generate, OnPhase, Output, SamplingDefaults, Timing, Tokens
-from galley.types.model_info import EngineStats, ModelInfo, OnLedger, StepCosts
+from galley.types import EngineRequest, Generate, OnPhase, Output, Timing, Tokens
+from galley.types.model_info import EngineStats, ModelInfo, OnLedger, TextInfo
 
 
 class EchoEngine:
@@ -83,15 +83,6 @@ def load(
         family="echo",
         tasks=("generate",),
         executor="echo",
-        dtype="none",
-        quantize="none",
-        activations="none",
-        kv_dtype="none",
-        vocab_size=4096,
-        max_model_len=context,
-        kv_cache_tokens=context,
-        eos_token_ids=(),
-        defaults=SamplingDefaults(),
-        costs=StepCosts(weight_bytes=0, kv_bytes_per_token=0, row_operations=0, logit_operations=0),
+        text=TextInfo(vocab_size=4096, max_model_len=context),
     )
     return EchoEngine(info)

@@ -21,7 +21,7 @@ from galley.types import Adapter, EngineRequest, Output
 from tests.adapters.peft import adapter_in, make_adapter, merged
 from tests.checkpoints import random_ids
 from tests.conftest import CheckpointMaker
-from tests.engine.guesses import eager
+from tests.engine.drafts import eager
 from tests.engines import native
 
 SLOTS = 2
@@ -224,7 +224,9 @@ def test_what_cannot_be_loaded_is_the_requests_error_alone(
     with pytest.raises(ModelError, match=r"adapter gone: .*adapter_config.json"):
         engine.load_adapter(gone).result()
     high = make_adapter(tmp_path / "high", Path(engine.info.path), rank=17)
-    with pytest.raises(ModelError, match="rank 17, adapter_rank allows 16: set adapter_rank to 17"):
+    with pytest.raises(
+        ModelError, match="rank 17, but adapter_rank allows 16; set adapter_rank to 17"
+    ):
         engine.load_adapter(high).result()
     good = request(engine, adapters[0])
     texts, ends = outputs(engine, [request(engine, gone), good, request(engine, high)])

@@ -54,11 +54,11 @@ def refusal(folder: Path, shapes: Any) -> str:
         ("r", 0, "r: is 0"),
         ("r", 8.0, "r: is 8.0"),
         ("r", True, "r: is True"),
-        ("r", 4, r"lora_A.weight: has shape [8, 48], rank 4 and the model imply [4, 48]"),
+        ("r", 4, r"lora_A.weight: has shape [8, 48], expected [4, 48] with rank 4"),
         ("lora_alpha", "16", "lora_alpha: is '16'"),
         ("lora_alpha", float("nan"), "lora_alpha: is nan"),
         ("use_rslora", "yes", "use_rslora: is 'yes'"),
-        ("rank_pattern", {"q_proj": 17}, "has rank 17, adapter_rank allows 16"),
+        ("rank_pattern", {"q_proj": 17}, "has rank 17, but adapter_rank allows 16"),
         ("rank_pattern", {".*_proj": 4}, "rank_pattern: '.*_proj' is a regular expression"),
         ("rank_pattern", [], ""),
         ("alpha_pattern", {"q_proj": "x"}, "alpha_pattern: q_proj: is 'x'"),
@@ -85,9 +85,9 @@ def _shaped(name: str, *shape: int) -> Callable[[Tensors], None]:
     [
         (
             _shaped(f"{Q}.lora_A.weight", 8, 47),
-            "has shape [8, 47], rank 8 and the model imply [8, 48]",
+            "has shape [8, 47], expected [8, 48] with rank 8",
         ),
-        (_shaped(f"{Q}.lora_B.weight", 48, 8, 1), "imply [48, 8]"),
+        (_shaped(f"{Q}.lora_B.weight", 48, 8, 1), "expected [48, 8]"),
         (
             _shaped(f"{PREFIX}model.layers.2.self_attn.q_proj.lora_A.weight", 8, 48),
             "layers.2.self_attn.q_proj",
@@ -95,14 +95,14 @@ def _shaped(name: str, *shape: int) -> Callable[[Tensors], None]:
         (_shaped(f"{PREFIX}lm_head.lora_A.weight", 8, 48), "its other factor"),
         (
             _shaped(f"{PREFIX}model.embed_tokens.lora_embedding_A", 8, 48),
-            "lora_embedding_A: is no factor",
+            "lora_embedding_A: is not a LoRA factor",
         ),
-        (_shaped(f"{Q}.lora_magnitude_vector", 48), "lora_magnitude_vector: is no factor"),
-        (_shaped(f"{Q}.bias", 48), "q_proj.bias: is no factor"),
+        (_shaped(f"{Q}.lora_magnitude_vector", 48), "lora_magnitude_vector: is not a LoRA factor"),
+        (_shaped(f"{Q}.bias", 48), "q_proj.bias: is not a LoRA factor"),
         (lambda t: t.pop(f"{Q}.lora_B.weight"), "its other factor, lora_B.weight, is missing"),
         (lambda t: t[f"{Q}.lora_B.weight"].fill_(float("nan")), "not finite"),
         (lambda t: t.update({f"{Q}.lora_A.weight": torch.zeros(8, 48, dtype=torch.int8)}), "'I8'"),
-        (lambda t: t.clear(), "holds no factors"),
+        (lambda t: t.clear(), "contains no LoRA factors"),
     ],
 )
 def test_tensors_that_do_not_fit_the_model_are_refused(
@@ -136,7 +136,7 @@ def test_damaged_and_absent_files_are_refused(folder: Path, shapes: Any) -> None
     assert "truncated" in refusal(folder, shapes)
     tensors.rename(folder / "adapter_model.bin")
     assert "adapter_model.safetensors: cannot be read" in refusal(folder, shapes)
-    with pytest.raises(ModelError, match="a pickle, is not read"):
+    with pytest.raises(ModelError, match="a pickle, is not supported"):
         adapter_digest(folder)
     (folder / "adapter_config.json").write_text("[]")
     assert "is not a JSON object" in refusal(folder, shapes)

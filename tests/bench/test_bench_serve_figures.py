@@ -199,7 +199,7 @@ def test_lines_are_read_and_wrong_ones_told(tmp_path: Path) -> None:
         ('{"prompt": "hi"}', "line 1: a trace needs a timestamp"),
         ('{"timestamp": 1, "promt": "hi"}', "line 1: .*promt"),
         ('{"timestamp": 1, "output_tokens": 0}', "line 1: lengths"),
-        ("", "no line"),
+        ("", "the file is empty"),
     ):
         file.write_text(text)
         with pytest.raises(SettingsError, match=match):
@@ -264,7 +264,7 @@ def test_reports_come_back_and_are_compared_by_load(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="no load in common: 1/s; 2/s, and 8/s"):
         compared(before, report(8))
     file.write_text("{}")
-    with pytest.raises(SettingsError, match="no report of galley bench serve"):
+    with pytest.raises(SettingsError, match="not a report of galley bench serve"):
         read_report(file)
     file.write_bytes(msgspec.json.encode(report(1, version=99)))
     with pytest.raises(SettingsError, match="version 99"):

@@ -83,7 +83,7 @@ def test_inputs_are_tried_before_more_bytes(checkpoint: CheckpointMaker) -> None
 def test_a_kind_of_half_the_bytes_is_tried_before_float32(checkpoint: CheckpointMaker) -> None:
     folder = checkpoint("llama")
     with pytest.raises(
-        UnsupportedModel, match=r"The cheapest that passes: weight_dtype (bf16|f16)$"
+        UnsupportedModel, match=r"The cheapest settings that pass: weight_dtype (bf16|f16)$"
     ):
         load_engine(settings("kl=0.0005", quantize="int8"), folder)
 
@@ -101,7 +101,7 @@ def test_a_quantised_checkpoint_is_held_beside_its_original(
     said = json.loads(config.read_text())
     del said["galley_quantize"]  # as other programs' files are
     config.write_text(json.dumps(said))
-    with pytest.raises(UnsupportedModel, match="name the original"):
+    with pytest.raises(UnsupportedModel, match="set quality_gate_against to the original"):
         load_engine(settings("kl=1"), tmp_path / "int4")
     held = settings("kl=1", quality_gate_against=str(original))
     weights = load_engine(held, tmp_path / "int4").info.weights
@@ -112,7 +112,7 @@ def test_a_quantised_checkpoint_is_held_beside_its_original(
     with pytest.raises(UnsupportedModel, match=f"passes: {original} with weight_dtype int8"):
         load_engine(strict, tmp_path / "int4")
     other = settings("kl=1", quality_gate_against="galley-demo")
-    with pytest.raises(UnsupportedModel, match="it is no original of it"):
+    with pytest.raises(UnsupportedModel, match="name the checkpoint that it was quantised from"):
         load_engine(other, tmp_path / "int4")
 
 
@@ -154,7 +154,7 @@ def test_results_are_listed_and_removed(checkpoint: CheckpointMaker) -> None:
 
 
 def test_a_speech_model_is_refused(checkpoint: CheckpointMaker) -> None:
-    with pytest.raises(UnsupportedModel, match="is a speech model: leave it out"):
+    with pytest.raises(UnsupportedModel, match="is a speech model; leave it out"):
         load_engine(settings("kl=1"), checkpoint("whisper"))
 
 

@@ -71,7 +71,7 @@ def test_the_bytes_within_the_loss_are_about_the_fewest(most: float) -> None:
 
 
 def test_too_few_bytes_are_refused() -> None:
-    with pytest.raises(SettingsError, match="the smallest"):
+    with pytest.raises(SettingsError, match="the layers need at least"):
         assign(parts(), most_bytes=239)
 
 
@@ -186,4 +186,4 @@ def test_the_command_keeps_to_the_budget(checkpoint: CheckpointMaker, tmp_path: 
     assert {g["weights"]["num_bits"] for g in config["config_groups"].values()} == {4, 8}
     refused = galley("quantize", folder, tmp_path / "other", "--budget", "1KB", "--tokens", 600)
     assert refused.returncode == 2
-    assert "the smallest" in refused.stderr
+    assert "the layers need at least" in refused.stderr

@@ -168,7 +168,7 @@ def test_pieces_get_the_scores_that_merge_them(
     path, metadata, differs = tokenizer_file(folder)
     assert metadata.raw["tokenizer.ggml.model"] == "llama"
     assert metadata.raw["tokenizer.ggml.add_space_prefix"] is prefix
-    assert differs == (() if complete else ("its merges are not those of scores of pieces",))
+    assert differs == (() if complete else ("its merges do not follow from the scores of tokens",))
     check_equal(path, folder)
 
 
@@ -222,7 +222,7 @@ def test_the_command(tmp_path: Path) -> None:
     options = ("--format", "gguf", "--method", "rtn", "--tokens", 600, "--context", 48)
     done = galley("quantize", folder, out, *options)
     assert done.returncode == 0, done.stderr
-    assert "4 layers stay as they are" in done.stdout  # of 80 and 88 columns
+    assert "4 layers are not quantised" in done.stdout  # of 80 and 88 columns
     assert "on 611 tokens of text that the base generated" in done.stdout
     types = [tensor.tensor_type.name for tensor in gguf.GGUFReader(out).tensors]
     assert types.count("Q4_0") == 2 * 7 - 4

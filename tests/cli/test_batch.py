@@ -125,7 +125,7 @@ def test_every_kind_of_line_has_its_result(tmp_path: Path, run: Run) -> None:
     )
     done = run(source, tmp_path / "out.jsonl")
     assert done.returncode == 1, done.stderr
-    assert "12 results added, 0 were there, 8 failed" in done.stderr
+    assert "12 results added, 0 already present, 8 failed" in done.stderr
     results = {result["id"]: result for result in read(tmp_path / "out.jsonl")}
 
     def body(number: int) -> dict[str, Any]:
@@ -163,16 +163,16 @@ def test_failed_lines_are_counted_and_retried(tmp_path: Path, run: Run) -> None:
     target = tmp_path / "out.jsonl"
     first = run(source, target)
     assert first.returncode == 1
-    assert "3 results added, 0 were there, 3 failed" in first.stderr
+    assert "3 results added, 0 already present, 3 failed" in first.stderr
     assert "3 x 404: The model 'gpt' does not exist; this server has 'tiny'" in first.stderr
     target.chmod(0o640)
     flags = ("--served-model-name", "gpt", "--threads", "1", "--model", tmp_path / "gone")
     kept = galley("batch", source, target, *flags, "--no-retry-failed")
     assert kept.returncode == 1
-    assert "0 results added, 3 were there, 3 failed" in kept.stderr
+    assert "0 results added, 3 already present, 3 failed" in kept.stderr
     again = run(write(source, *(chat(i, max_tokens=2) for i in "abc")), target)
     assert again.returncode == 0, again.stderr
-    assert "3 results added, 0 were there, 0 failed" in again.stderr
+    assert "3 results added, 0 already present, 0 failed" in again.stderr
     assert answers(target).keys() == set("abc")
     assert target.stat().st_mode & 0o777 == 0o640
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
@@ -232,7 +232,7 @@ def test_a_finished_batch_starts_nothing(tmp_path: Path, run: Run) -> None:
     before = (tmp_path / "out.jsonl").read_bytes()
     again = galley("batch", source, tmp_path / "out.jsonl", "--model", tmp_path / "gone")
     assert again.returncode == 0
-    assert "0 results added, 1 were there" in again.stderr
+    assert "0 results added, 1 already present" in again.stderr
     assert (tmp_path / "out.jsonl").read_bytes() == before
 
 

@@ -99,7 +99,7 @@ def test_a_kill_at_any_byte_loses_nothing_that_was_whole(
 def test_only_one_process_writes(tmp_path: Path) -> None:
     with (
         Results(tmp_path / "out", WANTED),
-        pytest.raises(RequestError, match="another process writes this file"),
+        pytest.raises(RequestError, match="another process is writing this file"),
     ):
         Results(tmp_path / "out", WANTED)
     with Results(tmp_path / "out", WANTED) as again:
@@ -109,10 +109,10 @@ def test_only_one_process_writes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("precious notes", "holds a line that is no result"),
-        ("[1]", "holds a line that is no result"),
-        ('{"custom_id": "a"}', "holds a line that is no result"),
-        ('{"id": "batch_req_1", "custom_id": "a"}', "holds a line that is no result"),
+        ("precious notes", "contains a line that is not a batch result"),
+        ("[1]", "contains a line that is not a batch result"),
+        ('{"custom_id": "a"}', "contains a line that is not a batch result"),
+        ('{"id": "batch_req_1", "custom_id": "a"}', "contains a line that is not a batch result"),
         (json.dumps(result(1, "z")), "the result of 'z', which is not in the file"),
         (json.dumps(result(9, None)), "the result of 'batch_req_9'"),
         (json.dumps(result(1, None)), "the result of 'batch_req_1'"),
@@ -128,7 +128,7 @@ def test_other_files_are_left_alone(tmp_path: Path, line: str, message: str) -> 
 def test_a_torn_line_of_another_file_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_text("precious notes without an end", encoding="utf-8")
-    with pytest.raises(RequestError, match="no result"):
+    with pytest.raises(RequestError, match="not a batch result"):
         Results(path, WANTED)
     assert path.read_text(encoding="utf-8") == "precious notes without an end"
 
@@ -181,7 +181,7 @@ def test_failed_lines_are_counted_and_removed(tmp_path: Path) -> None:
         assert results.done == {"batch_req_3"}
         assert not results.failures
         assert path.read_text(encoding="utf-8").splitlines() == lines[2:]
-        with pytest.raises(RequestError, match="another process writes this file"):
+        with pytest.raises(RequestError, match="another process is writing this file"):
             Results(path, WANTED)
         results.append(failure(1, "a"))
         assert results.failures == {"404: no model": 1}

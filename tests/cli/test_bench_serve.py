@@ -134,15 +134,15 @@ def test_a_server_with_keys_asks_for_one(tmp_path: Path) -> None:
     ) as locked:
         done = galley("bench", "serve", locked.url, "--requests", 1)
     assert done.returncode == 2
-    assert "wants an API key" in done.stderr
-    assert "--api-key or the variable GALLEY_API_KEY" in done.stderr
+    assert "requires an API key" in done.stderr
+    assert "--api-key or the variable" in done.stderr
 
 
 def test_what_is_wrong_is_told(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     for args, error, match in (
-        ((url,), EngineError, "cannot be measured: connect"),
-        ((), SettingsError, "name a server's URL or a model"),
+        ((url,), EngineError, "cannot measure .*: connect"),
+        ((), SettingsError, "give a server's URL, a model"),
         ((url, "--", "--threads", "1"), SettingsError, "need a MODEL"),
         ((url, "--rate", "1", "--concurrency", "1"), SettingsError, "--rate and --concurrency"),
         ((url, "--concurrency", "1.5"), SettingsError, "'1.5', expected whole numbers"),

@@ -72,7 +72,7 @@ def test_a_speech_model_shows_its_decoder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--disable-pass", "melt"], "'melt' is no pass; passes: hoist-select-rows"),
+        (["--disable-pass", "melt"], "unknown pass 'melt'; passes: hoist-select-rows"),
         (["--svg", "nowhere/graph.svg"], "nowhere does not exist"),
         (["--max-running", "3"], "No such option"),
         (["--quantize", "bf16", "--activations", "int8"], "activations is 'int8', but executor"),

@@ -39,5 +39,5 @@ def test_lines_that_are_added_are_further_tenants(tmp_path: Path) -> None:
 def test_a_name_that_the_file_would_refuse(tmp_path: Path) -> None:
     refused = galley("keygen", "a b")
     assert refused.returncode == 2
-    assert "'a b' is no name for a tenant" in refused.stderr
+    assert "'a b' is not a valid tenant name" in refused.stderr
     assert not refused.stdout

@@ -16,7 +16,7 @@ import galley as galley_package
 from galley.cli.main import app
 from galley.cli.other_servers import FLAGS, Flag, markdown
 from galley.cli.serve import serve
-from galley.cli.transcribe import transcribe_options
+from galley.cli.speech_options import speech_options, transcribe_options
 from galley.settings.engine import EngineSettings
 from tests.cli.command import galley, parsed_command
 
@@ -132,6 +132,9 @@ def test_what_ollama_reads_has_a_flag(there: str, here: str, note: str) -> None:
 
 MODEL = rows(FASTER_WHISPER, "The model")
 OPTIONS = rows(FASTER_WHISPER, "A transcription")
+SPEECH_FLAGS = [
+    param.name or "" for param in click.command()(speech_options(lambda **_: None)).params
+]
 
 
 @pytest.mark.parametrize(("there", "here", "flag"), MODEL, ids=[row[0] for row in MODEL])
@@ -151,9 +154,8 @@ def test_a_faster_whisper_option_has_a_counterpart(there: str, here: str, flag: 
         VadOptions(**given["vad_parameters"])
     options = galley_package.TranscribeOptions(**keywords(here))
     if flag:
-        names = ("language", "task", "prompt", "hotwords", "beam_size", "vad")
         params = transcribe_with(flag)
-        made = transcribe_options(**{name: params[name] for name in names})
+        made = transcribe_options(**{name: params[name] for name in SPEECH_FLAGS})
         if params["word_timestamps"]:
             made = dataclasses.replace(made, word_timestamps=True)
         assert made == options

@@ -28,7 +28,7 @@ def test_a_gguf_file_is_refused_before_texts_are_read(
     texts = tmp_path / "there-are-none.txt"
     ended = galley("quantize", dense_gguf, tmp_path / "out", "--data", texts, *options)
     assert ended.returncode != 0
-    assert "galley quantize reads folders in Hugging Face's layout" in ended.stderr
+    assert "galley quantize needs a folder in Hugging Face's layout" in ended.stderr
     assert texts.name not in ended.stderr
     assert not (tmp_path / "out").exists()
 

@@ -264,7 +264,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_session(checkpoint: Path) -> None:
     terminal.interrupt()
     terminal.wait_for("\n>>> ")
     terminal.type("x" * 3000 + "\n")
-    terminal.wait_for("context holds 512")
+    terminal.wait_for("context is 512")
     terminal.wait_for(">>> ")
     terminal.type("/exit\n")
     assert terminal.leave() == 0

@@ -178,6 +178,40 @@ def test_values_out_of_range_are_refused(values: dict[str, Any]) -> None:
         Settings(**values)
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"port": 65536}, "port must be at least 0 and at most 65535, got 65536"),
+        ({"max_queue": -1}, "max_queue must be at least 0, got -1"),
+        ({"header_timeout": math.inf}, "header_timeout must be a finite number above 0, got inf"),
+        ({"drain_seconds": -0.5}, "drain_seconds must be a finite number of at least 0, got -0.5"),
+        (
+            {"request_timeout": 1e6},
+            "request_timeout must be above 0 and at most 86400, got 1000000.0",
+        ),
+        ({"state_interval": 24}, "state_interval must be a multiple of 16 and at least 16, got 24"),
+        (
+            {"price_per_hour": -1.0},
+            "price_per_hour must be a finite number of at least 0, got -1.0",
+        ),
+        ({"max_running": "many"}, "max_running: expected a whole number, got 'many'"),
+        ({"max_running": True}, "max_running: expected a whole number, got True"),
+        ({"threads": 2.0}, "threads: expected a whole number, got 2.0"),
+        ({"batching": "never"}, "batching: 'never' is not one of continuous, dynamic, static"),
+    ],
+    ids=str,
+)
+def test_an_error_says_which_values_are_allowed(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        Settings(**values)
+    assert str(error.value) == message
+
+
+def test_values_at_the_ends_of_their_ranges_are_accepted() -> None:
+    Settings(port=0, max_queue=0, drain_seconds=0, max_audio_seconds=math.inf, price_per_hour=0)
+    Settings(port=65535, request_timeout=86400, memory_limit_fraction=1, kv_memory_fraction=0.95)
+
+
 def test_keys_stay_out_of_the_repr() -> None:
     assert "hush" not in repr(Settings(api_key=("hush",)))
 

@@ -103,9 +103,9 @@ def test_no_recording_is_overwritten(tmp_path: Path) -> None:
     """Arguments that would destroy something, or that cannot be, are refused before anything is loaded."""
     a, b, text = (tmp_path / name for name in ("a.wav", "a.mp3", "a.txt"))
     for files, told in (
-        ((a, b), f"two of the files would be written to {text}"),
-        ((a, text), f"two of the files would be written to {text}"),
-        ((text, tmp_path / "b.wav"), f"would be written over {text}"),
+        ((a, b), f"the transcripts of two files would both be written to {text}"),
+        ((a, text), f"the transcripts of two files would both be written to {text}"),
+        ((text, tmp_path / "b.wav"), f"would overwrite the recording {text}"),
         (("-", "-"), "- was given twice"),
     ):
         done = galley("transcribe", *files)
@@ -137,7 +137,7 @@ def test_words_have_times(whisper: Path, short: Path) -> None:
 def test_what_would_overwrite_another_transcript_is_refused(whisper: Path, short: Path) -> None:
     done = galley("transcribe", short, short, *model(whisper), "--output-dir", short.parent)
     assert done.returncode == 2
-    assert "two of the files would be written to" in done.stderr
+    assert "the transcripts of two files would both be written to" in done.stderr
 
 
 def test_without_the_extra_it_is_said_how_to_get_it(short: Path, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_flag_wins_over_a_file_by_either_name(tmp_path: Path) -> None:
 def test_a_model_in_this_process_takes_either_name(name: str) -> None:
     arguments: dict[str, Any] = {name: "bfloat16"}
     with LLM(**arguments, kv_cache_tokens=1024, executor="cpu") as llm:
-        assert llm.info.quantize == "bf16"
+        assert llm.info.require_program().quantize == "bf16"
     invalid: dict[str, Any] = {name: "int3"}
     with pytest.raises(SettingsError, match="weight_dtype: 'int3' is not one of auto, float32, bf"):
         LLM(**invalid)

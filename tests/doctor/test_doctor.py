@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from galley.bench.report import Machine, Spread
-from galley.doctor import cores, gpu, memory, process, processor, speed, storage
-from galley.doctor.findings import Asked, Finding, Host, worst
+from galley.doctor import cores, gpu, memory, process, processor, runtimes, speed, storage
+from galley.doctor.findings import Context, Finding, Host, worst
 from galley.settings.config import Settings
 from tests.cli.command import free_port, galley
 
@@ -21,12 +21,12 @@ GIB = 2**30
 GENOA = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC 9R14\n"
 
 
-def asked(root: Path, files: dict[str, str] | None = None, **settings: object) -> Asked:
+def context(root: Path, files: dict[str, str] | None = None, **settings: object) -> Context:
     for name, text in (files or {}).items():
         path = root / name.lstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n")
-    return Asked(Settings(**settings), Host(root))  # type: ignore[arg-type]
+    return Context(Settings(**settings), Host(root))  # type: ignore[arg-type]
 
 
 def named(findings: list[Finding], check: str) -> Finding:
@@ -42,7 +42,7 @@ def found(check: str, findings: list[Finding]) -> tuple[str, str]:
 
 def test_threads_beyond_a_quota_are_a_problem(tmp_path: Path) -> None:
     quota = {"/sys/fs/cgroup/cpu.max": "100000 100000"}
-    findings = cores.check(asked(tmp_path, quota, threads=CPUS + 1))
+    findings = cores.check(context(tmp_path, quota, threads=CPUS + 1))
     level, text = found("threads", findings)
     if CPUS > 1:
         assert level == "problem"
@@ -50,11 +50,17 @@ def test_threads_beyond_a_quota_are_a_problem(tmp_path: Path) -> None:
     assert named(findings, "threads").remedy.startswith("--threads 1")
 
 
+def test_execution_providers_are_listed(tmp_path: Path) -> None:
+    level, text = found("onnxruntime", runtimes.check(context(tmp_path)))
+    assert level == "ok"
+    assert "CPUExecutionProvider" in text
+
+
 def test_threads_beyond_the_cores_are_a_warning_and_fewer_a_note(tmp_path: Path) -> None:
-    assert found("threads", cores.check(asked(tmp_path, threads=CPUS + 1)))[0] == "warning"
+    assert found("threads", cores.check(context(tmp_path, threads=CPUS + 1)))[0] == "warning"
     if CPUS > 1:
-        assert found("threads", cores.check(asked(tmp_path)))[0] == "ok"
-        assert found("threads", cores.check(asked(tmp_path, threads=CPUS - 1)))[0] == "note"
+        assert found("threads", cores.check(context(tmp_path)))[0] == "ok"
+        assert found("threads", cores.check(context(tmp_path, threads=CPUS - 1)))[0] == "note"
 
 
 @pytest.mark.skipif(CPUS < 2, reason="one core has no sibling")
@@ -63,13 +69,13 @@ def test_hyperthreads_and_nodes(tmp_path: Path) -> None:
     cpu = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
     shared = {cpu.format(n): f"{first},{second}" for n in (first, second)}
     apart = {cpu.format(n): str(n) for n in (first, second)}
-    siblings = cores.check(asked(tmp_path / "shared", shared))
+    siblings = cores.check(context(tmp_path / "shared", shared))
     assert "2 CPUs are 1 cores" in named(siblings, "hyperthreads").found
-    assert "hyperthreads" not in {f.check for f in cores.check(asked(tmp_path / "apart", apart))}
+    assert "hyperthreads" not in {f.check for f in cores.check(context(tmp_path / "apart", apart))}
     node = "/sys/devices/system/node/node{}/cpulist"
     lists = {node.format(0): f"{first}", node.format(1): f"{second}"}
-    assert found("NUMA", cores.check(asked(tmp_path / "two", lists)))[0] == "warning"
-    one = asked(tmp_path / "one", {node.format(0): "0-4095", node.format(1): ""})
+    assert found("NUMA", cores.check(context(tmp_path / "two", lists)))[0] == "warning"
+    one = context(tmp_path / "one", {node.format(0): "0-4095", node.format(1): ""})
     assert found("NUMA", cores.check(one))[0] == "ok"
 
 
@@ -80,7 +86,7 @@ def test_cpu_lists() -> None:
 
 @pytest.mark.parametrize(("load", "level"), [(0.01, "ok"), (99.0, "warning")])
 def test_load_of_others(tmp_path: Path, load: float, level: str) -> None:
-    busy = asked(tmp_path, {"/proc/loadavg": f"{load} 1.0 1.0 2/300 12345"})
+    busy = context(tmp_path, {"/proc/loadavg": f"{load} 1.0 1.0 2/300 12345"})
     assert found("load", cores.check(busy))[0] == level
 
 
@@ -100,12 +106,12 @@ def test_memory_is_the_containers(tmp_path: Path) -> None:
         "/sys/fs/cgroup/memory.current": str(7 * GIB),
         "/proc/self/cgroup": "0::/",
     }
-    findings = memory.check(asked(tmp_path, limits | meminfo(64 * GIB, 60 * GIB)))
+    findings = memory.check(context(tmp_path, limits | meminfo(64 * GIB, 60 * GIB)))
     level, text = found("memory", findings)
     assert (level, text) == ("warning", "1 GiB of 8 GiB available (the container's limit)")
-    roomy = memory.check(asked(tmp_path / "roomy", meminfo(64 * GIB, 60 * GIB)))
+    roomy = memory.check(context(tmp_path / "roomy", meminfo(64 * GIB, 60 * GIB)))
     assert found("memory", roomy) == ("ok", "60 GiB of 64 GiB available (the machine's memory)")
-    crowded = memory.check(asked(tmp_path / "crowded", meminfo(64 * GIB, 8 * GIB)))
+    crowded = memory.check(context(tmp_path / "crowded", meminfo(64 * GIB, 8 * GIB)))
     assert found("memory", crowded)[0] == "warning"
 
 
@@ -119,21 +125,21 @@ def test_memory_is_the_containers(tmp_path: Path) -> None:
 )
 def test_huge_pages(tmp_path: Path, text: str, level: str) -> None:
     files = meminfo(GIB, GIB) | {"/sys/kernel/mm/transparent_hugepage/enabled": text}
-    assert found("huge pages", memory.check(asked(tmp_path, files)))[0] == level
-    none = memory.check(asked(tmp_path / "none", meminfo(GIB, GIB)))
+    assert found("huge pages", memory.check(context(tmp_path, files)))[0] == level
+    none = memory.check(context(tmp_path / "none", meminfo(GIB, GIB)))
     assert found("huge pages", none)[0] == "warning"
 
 
 def test_swapped_memory(tmp_path: Path) -> None:
-    swapped = memory.check(asked(tmp_path, meminfo(8 * GIB, 4 * GIB, swap=GIB)))
-    assert found("swap", swapped) == ("warning", "1 GiB are swapped out")
+    swapped = memory.check(context(tmp_path, meminfo(8 * GIB, 4 * GIB, swap=GIB)))
+    assert found("swap", swapped) == ("warning", "1 GiB swapped out")
 
 
 def test_kernels_of_this_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from galley import _native
 
     supported = _native.supported_isas()
-    here = Asked(Settings(), Host())
+    here = Context(Settings(), Host())
     [finding] = processor.check(here)
     assert finding.figures["isa"] == supported[0]
     monkeypatch.setenv("GALLEY_CPU_ISA", "portable")
@@ -145,7 +151,7 @@ def test_kernels_of_this_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert unknown.level == "problem"
     monkeypatch.delenv("GALLEY_CPU_ISA")
     if supported[0] != "amx":
-        lost = asked(tmp_path, {"/proc/cpuinfo": "processor : 0\nflags : avx2 avx512f amx_tile"})
+        lost = context(tmp_path, {"/proc/cpuinfo": "processor : 0\nflags : avx2 avx512f amx_tile"})
         [finding] = processor.check(lost)
         assert finding.level == "warning"
         assert "AMX" in finding.found
@@ -172,8 +178,8 @@ VERSION = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Tue Oct  1 00:00:
 
 def test_no_gpu_is_no_finding_unless_one_is_asked_for(tmp_path: Path) -> None:
     network = {PCI + "class": "0x020000", PCI + "vendor": "0x10de"}
-    assert gpu.check(asked(tmp_path, network)) == []
-    assert found("GPU", gpu.check(asked(tmp_path, device="cuda")))[0] == "problem"
+    assert gpu.check(context(tmp_path, network)) == []
+    assert found("GPU", gpu.check(context(tmp_path, device="cuda")))[0] == "problem"
 
 
 @pytest.mark.parametrize(
@@ -197,11 +203,11 @@ def test_driver_and_torch(
 ) -> None:
     monkeypatch.setattr(gpu, "torch_cuda", lambda: cuda)
     files = NVIDIA | ({DRIVER: VERSION.format(driver)} if driver else {})
-    finding = named(gpu.check(asked(tmp_path, files, device="cuda")), "GPU")
+    finding = named(gpu.check(context(tmp_path, files, device="cuda")), "GPU")
     assert finding.level == level
     assert says in finding.found
     assert not driver or f"driver {driver}" in finding.found
-    assert worst(gpu.check(asked(tmp_path, files))) in ("note", "warning")
+    assert worst(gpu.check(context(tmp_path, files))) in ("note", "warning")
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -211,10 +217,10 @@ def test_triton_is_asked_for_where_the_gpu_executor_is(
     monkeypatch.setattr(gpu, "torch_cuda", lambda: "12.8")
     monkeypatch.setattr(gpu, "has_triton", lambda: installed)
     files = NVIDIA | {DRIVER: VERSION.format("570.86.15")}
-    finding = named(gpu.check(asked(tmp_path, files, device="cuda", executor="gpu")), "GPU")
+    finding = named(gpu.check(context(tmp_path, files, device="cuda", executor="gpu")), "GPU")
     assert finding.level == ("ok" if installed else "problem")
     assert ("galley-inference[gpu]" in finding.remedy) != installed
-    assert named(gpu.check(asked(tmp_path, files, device="cuda")), "GPU").level == "ok"
+    assert named(gpu.check(context(tmp_path, files, device="cuda")), "GPU").level == "ok"
 
 
 def test_torch_says_what_it_was_built_for(tmp_path: Path) -> None:
@@ -231,23 +237,23 @@ def test_torch_says_what_it_was_built_for(tmp_path: Path) -> None:
 
 def test_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GALLEY_CACHE_DIR", str(tmp_path / "new"))
-    findings = storage.check(asked(tmp_path))
+    findings = storage.check(context(tmp_path))
     assert {f.check for f in findings} == {"weight cache", "disk"}
     assert float(named(findings, "disk").figures["bytes_per_s"]) > 0
     assert not any(path.name.endswith(".partial") for path in tmp_path.iterdir())
-    assert {f.check for f in storage.check(asked(tmp_path), measure=False)} == {"weight cache"}
-    off = storage.check(asked(tmp_path, weight_cache=False))
+    assert {f.check for f in storage.check(context(tmp_path), measure=False)} == {"weight cache"}
+    off = storage.check(context(tmp_path, weight_cache=False))
     assert found("weight cache", off)[0] == "note"
     monkeypatch.setenv("GALLEY_CACHE_DIR", "/proc/none")
-    assert worst(storage.check(asked(tmp_path))) == "warning"
+    assert worst(storage.check(context(tmp_path))) == "warning"
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        level, text = found("port", process.check(asked(tmp_path, port=port)))
+        level, text = found("port", process.check(context(tmp_path, port=port)))
         assert (level, f":{port} cannot be bound" in text) == ("problem", True)
-    assert found("port", process.check(asked(tmp_path, port=port)))[0] == "ok"
+    assert found("port", process.check(context(tmp_path, port=port)))[0] == "ok"
 
 
 def measured(read: float, float32: float, spread: float = 0.0) -> Machine:
@@ -267,7 +273,7 @@ def measured(read: float, float32: float, spread: float = 0.0) -> Machine:
 
 
 def test_what_a_model_name_should_give(tmp_path: Path) -> None:
-    row = speed.processor_of(asked(tmp_path, {"/proc/cpuinfo": GENOA + "\nprocessor\t: 1"}))
+    row = speed.processor_of(context(tmp_path, {"/proc/cpuinfo": GENOA + "\nprocessor\t: 1"}))
     assert row is not None
     assert row.name == "EPYC 9004 (Genoa)"
     assert row.sources
@@ -278,7 +284,7 @@ def test_what_a_model_name_should_give(tmp_path: Path) -> None:
     throttled = speed.arithmetic(measured(9.6, 100), row)
     assert throttled.level == "warning"
     assert "46%" in throttled.found
-    z80 = asked(tmp_path / "new", {"/proc/cpuinfo": "model name : Z80"})
+    z80 = context(tmp_path / "new", {"/proc/cpuinfo": "model name : Z80"})
     assert speed.processor_of(z80) is None
     assert speed.bandwidth(measured(5.0, 200), None).level == "note"
     assert speed.arithmetic(measured(5.0, 200), None).level == "note"
@@ -291,22 +297,22 @@ def test_who_interferes(tmp_path: Path) -> None:
     assert speed.steadiness(measured(9, 200), stolen).level == "warning"
     assert speed.steadiness(measured(9, 200), speed.Interference(0.0, 3)).level == "problem"
     stat = "cpu  {} 0 0 {} 0 0 0 {} 0 0\ncpu0 1"
-    before = speed.cpu_times(asked(tmp_path, {"/proc/stat": stat.format(10, 90, 0)}))
-    after = speed.cpu_times(asked(tmp_path, {"/proc/stat": stat.format(80, 100, 20)}))
+    before = speed.cpu_times(context(tmp_path, {"/proc/stat": stat.format(10, 90, 0)}))
+    after = speed.cpu_times(context(tmp_path, {"/proc/stat": stat.format(80, 100, 20)}))
     assert speed.stolen_share(before, after) == pytest.approx(0.2)
     group = {
         "/proc/self/cgroup": "0::/pod",
         "/sys/fs/cgroup/pod/cpu.stat": "nr_periods 9\nnr_throttled 4",
     }
-    assert speed.throttled(asked(tmp_path / "v2", group)) == 4
+    assert speed.throttled(context(tmp_path / "v2", group)) == 4
 
 
 def test_a_governor_that_saves_power(tmp_path: Path) -> None:
     cpu = "/sys/devices/system/cpu/cpu0/cpufreq/"
     slow = {cpu + "scaling_governor": "powersave", cpu + "scaling_driver": "acpi-cpufreq"}
-    assert found("clock", speed.governor(asked(tmp_path, slow)))[0] == "warning"
+    assert found("clock", speed.governor(context(tmp_path, slow)))[0] == "warning"
     adaptive = slow | {cpu + "scaling_driver": "intel_pstate"}
-    assert speed.governor(asked(tmp_path, adaptive)) == []
+    assert speed.governor(context(tmp_path, adaptive)) == []
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_nomic_in_the_words_of_its_first_checkpoints(tmp_path: Path) -> None:
     del old["hidden_act"]
     path.write_text(json.dumps({**old, **more, **scaled}))
     engine = loaded(folder)
-    assert engine.info.max_model_len == 64
+    assert engine.info.require_text().max_model_len == 64
     [got] = vectors_of(engine, PROMPTS[3:4])
     assert np.array_equal(got, expected)
 

@@ -20,10 +20,10 @@ from galley.engine.block_hashes import encoder_block_hashes
 from galley.engine.blocks import BlockPool
 from galley.engine.commit import commit
 from galley.engine.encoder_cache import EncoderCache, EncoderFeatures
-from galley.engine.guessing import Guessing
 from galley.engine.kv import KVCache, check_blocks
 from galley.engine.scheduler import Scheduler, Work
 from galley.engine.sequence import Sequence
+from galley.engine.speculation import EngineSpeculation
 from galley.engine.states import StateCache
 from galley.engine.tasks.beam import BeamTask
 from galley.graph.program import KVGroup
@@ -41,7 +41,7 @@ from galley.types import (
     blocks_for,
 )
 from galley.types.audio import EncoderInput
-from tests.engine.guesses import each
+from tests.engine.drafts import each
 
 BLOCKS = 12
 BUDGET = 24
@@ -60,7 +60,7 @@ class EngineMachine(RuleBasedStateMachine):
     requests = Bundle("requests")
     blocks = BLOCKS
     speech = False
-    guesses = False
+    draft_tokens = False
     speculates = False
     groups: tuple[KVGroup, ...] = (KVGroup(),)
     state_slots = 0
@@ -85,16 +85,18 @@ class EngineMachine(RuleBasedStateMachine):
         states = StateCache(self.state_slots, interval=16) if self.state_slots else None
         self.kv = KVCache(self.pool, prefix_cache=prefix_cache, groups=self.groups, states=states)
         self.encoder_cache = EncoderCache(self.pool, sharing=prefix_cache, kept=kept)
-        self.guessing = Guessing()
+        self.speculation = EngineSpeculation()
         if self.speculates:
             costs = RowCosts({1: 1.0, 8: 1.2, 64: 9.0})
-            self.guessing = Guessing([PromptLookup(), RecentTexts(200)], costs)
+            self.speculation = EngineSpeculation([PromptLookup(), RecentTexts(200)], costs)
         self.scheduler = Scheduler(
             self.kv,
             self.encoder_cache,
             max_batch_tokens=BUDGET,
             max_running=MAX_RUNNING,
-            guess=each(self.propose) if self.guesses else self.guessing.guess,
+            propose_drafts=each(self.propose)
+            if self.draft_tokens
+            else self.speculation.propose_drafts,
         )
 
     @rule(
@@ -144,7 +146,7 @@ class EngineMachine(RuleBasedStateMachine):
             request, order=self.steps + priority * PRIORITY_STEPS, arrival=0.0, features=features
         )
         self.live[request.id] = sequence
-        self.guessing.begin(sequence)
+        self.speculation.begin(sequence)
         self.scheduler.add(sequence)
         return request.id
 
@@ -201,11 +203,11 @@ class EngineMachine(RuleBasedStateMachine):
         result = self.result_of(plan, batch, sampling)
         known = {work.sequence.id: list(work.sequence.tokens) for work in plan}
         outputs = commit(plan, result, self.kv)
-        self.guessing.settle(plan, 1.0)
+        self.speculation.settle(plan, 1.0)
         for output in outputs:
             if output.finish_reason:
                 sequence = self.live.pop(output.request_id)
-                self.guessing.end(sequence)
+                self.speculation.end(sequence)
                 self.scheduler.remove(sequence)
         for work in plan:
             self.check_text(work.sequence, known[work.sequence.id])
@@ -265,9 +267,9 @@ class EngineMachine(RuleBasedStateMachine):
     def write(self, work: Work) -> None:
         sequence = work.sequence
         for text, group, table in self.contexts(sequence):
-            guessed = [*text, *work.guesses]
+            text_with_drafts = [*text, *work.draft_tokens]
             for position in range(sequence.computed, sequence.computed + work.count):
-                content = self.content(sequence, group, guessed, position)
+                content = self.content(sequence, group, text_with_drafts, position)
                 self.slots[slot_of(table, position)] = content
 
     def read(self, work: Work) -> None:
@@ -275,9 +277,9 @@ class EngineMachine(RuleBasedStateMachine):
         sequence = work.sequence
         end = sequence.computed + work.count
         for text, group, table in self.contexts(sequence):
-            guessed = [*text, *work.guesses]
+            text_with_drafts = [*text, *work.draft_tokens]
             for position in seen(group, sequence.computed, end):
-                content = self.content(sequence, group, guessed, position)
+                content = self.content(sequence, group, text_with_drafts, position)
                 assert self.slots[slot_of(table, position)] == content
         if sequence.features:
             table = self.encoder_cache.table(sequence.id).tolist()
@@ -310,7 +312,7 @@ class EngineMachine(RuleBasedStateMachine):
         for work in plan:
             sequence, wanted = work.sequence, work.sequence.task.wanted(work.sequence, work)
             for i in range(wanted):
-                text = [*sequence.tokens, *work.guesses[:i]]
+                text = [*sequence.tokens, *work.draft_tokens[:i]]
                 if isinstance(sequence.task, BeamTask):
                     rng = np.random.default_rng([sum(text), i, self.steps])
                     logits[row] = rng.standard_normal(VOCAB)
@@ -387,7 +389,7 @@ class FewStatesMachine(EngineMachine):
 class GuessMachine(EngineMachine):
     """The same with guesses, right and wrong, for every sequence that has caught up."""
 
-    guesses = True
+    draft_tokens = True
 
 
 class GuessSpeechMachine(GuessMachine):

@@ -14,7 +14,7 @@ from galley.engine.loaders import load_engine
 from galley.errors import GalleyError, SettingsError
 from galley.settings.engine import EngineSettings
 from tests.conftest import CheckpointMaker
-from tests.engine.guesses import drafting
+from tests.engine.drafts import drafting
 from tests.engine.requests import PROMPTS, WISHES, request, run, seen
 from tests.thorough import examples
 
@@ -66,7 +66,7 @@ def test_texts_are_those_without(
     )
     for _ in range(2):
         assert seen(run(engine, made)) == expected
-        assert not engine._guessing._draft_model._progress  # type: ignore[union-attr]
+        assert not engine._speculation._draft_model._progress  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -100,19 +100,19 @@ def test_what_it_wrongly_guessed_leaves_no_trace(checkpoint: CheckpointMaker, ot
     params = {"temperature": 0.0, "max_tokens": 60, "ignore_eos": True}
     made = [request(0, list(range(5, 25)), params, engine)]
     expected = seen(run(plain, made))
-    draft = engine._guessing._draft_model
+    draft = engine._speculation._draft_model
     assert draft is not None
     honest, calls = draft.draft, [0]
 
     def spoilt(wanted: Any) -> Any:
         calls[0] += 1
-        guesses = [list(own) for own in honest(wanted)]
-        for own in guesses:
+        draft_tokens = [list(own) for own in honest(wanted)]
+        for own in draft_tokens:
             if calls[0] % 2 and len(own) > 2:
                 own[2] = 5 if own[2] != 5 else 6
-        return guesses
+        return draft_tokens
 
-    engine._guessing._speculator._drafter.draft = spoilt  # type: ignore[union-attr, method-assign]
+    engine._speculation._speculator._drafter.draft = spoilt  # type: ignore[union-attr, method-assign]
     assert seen(run(engine, made)) == expected
     stats = engine.stats
     # Each second time all are right, though wrong ones stood before.

@@ -113,7 +113,7 @@ def test_the_same_bits_with_the_experts_of_one_layer_in_memory(
 
 def _least_bytes(made: EngineSettings, folder: Path) -> int:
     """What the refusal of one byte says."""
-    with pytest.raises(SettingsError, match="must be in memory together") as error:
+    with pytest.raises(SettingsError, match="must fit in memory together") as error:
         load_engine(dataclasses.replace(made, expert_cache_bytes=1), folder)
     return int(str(error.value).split("at least ")[1].split(",")[0])
 
@@ -217,7 +217,7 @@ def test_what_does_not_fit_in_memory_is_told_of_the_disk(
     assert f"{ledger.experts_of_token / 1e9:.3g} s at 1 GB/s" in row
 
     monkeypatch.setattr(engine_memory, "available_memory", lambda: ledger.total)
-    with pytest.raises(EngineFailed, match="does not fit the memory") as error:
+    with pytest.raises(EngineFailed, match="does not fit in memory") as error:
         load_engine(settings(quantize="int4"), folder)
     changes = str(error.value).splitlines()[1:]
     [change] = [line for line in changes if "--experts disk" in line]
@@ -287,5 +287,5 @@ def test_without_a_place_for_the_file_it_does_not_start(
 ) -> None:
     (tmp_path / "in the way").write_text("")
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "in the way"))
-    with pytest.raises(SettingsError, match=f"set {FOLDER_VARIABLE} to a folder with room"):
+    with pytest.raises(SettingsError, match=f"set {FOLDER_VARIABLE} to a folder with enough space"):
         load_engine(settings(experts="disk"), checkpoint("mixtral"))

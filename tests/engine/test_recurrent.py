@@ -125,12 +125,12 @@ def test_what_a_state_cannot_do_is_said(
     folder = checkpoint("granite-hybrid")
     with caplog.at_level(logging.INFO, "galley.engine"):
         engine = load_engine(SETTINGS, folder)
-    assert "no speculation" in caplog.text
+    assert "speculation is off" in caplog.text
     beams = msgspec.structs.replace(PARAMS, num_beams=2)
     with pytest.raises(RequestError, match="num_beams is 2"):
         expand([5, 6], beams, engine.info, request_id="r")
     changes: dict[str, Any] = {"draft_model": str(checkpoint("llama"))}
-    with pytest.raises(SettingsError, match="cannot take tokens back"):
+    with pytest.raises(SettingsError, match="cannot undo rejected draft tokens"):
         load_engine(dataclasses.replace(SETTINGS, **changes), folder)
     with pytest.raises(SettingsError, match="state_interval must be a multiple of 16"):
         EngineSettings(state_interval=40)

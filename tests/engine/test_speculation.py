@@ -14,7 +14,7 @@ from galley.engine.warm_up import MEASURED_ROWS
 from galley.settings.engine import EngineSettings, Speculation
 from galley.speculation.row_costs import RowCosts
 from tests.conftest import CheckpointMaker
-from tests.engine.guesses import eager
+from tests.engine.drafts import eager
 from tests.engine.requests import PROMPTS, WISHES, request, run, seen
 from tests.thorough import examples
 
@@ -112,9 +112,9 @@ def test_stop_strings_cut_what_came_with_them(checkpoint: CheckpointMaker) -> No
     """Tokens that were drawn in the same step behind a stop string are neither told nor counted."""
     with (
         LLM(checkpoint("llama"), threads=1, kv_cache_tokens=512, speculation="off") as plain,
-        LLM(checkpoint("llama"), threads=1, kv_cache_tokens=512) as guessing,
+        LLM(checkpoint("llama"), threads=1, kv_cache_tokens=512) as speculation,
     ):
-        local = guessing._engine
+        local = speculation._engine
         assert isinstance(local, Engine)
         eager(local, "auto")
         params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True, logprobs=1)
@@ -128,7 +128,7 @@ def test_stop_strings_cut_what_came_with_them(checkpoint: CheckpointMaker) -> No
                 logprobs=1,
                 stop=(text[cut : cut + 3],),
             )
-            (one,), (other,) = (llm.generate([prompt], asked) for llm in (plain, guessing))
+            (one,), (other,) = (llm.generate([prompt], asked) for llm in (plain, speculation))
             assert (one.text, one.finish_reason) == (other.text, other.finish_reason)
             assert one.token_ids == other.token_ids
             assert one.logprobs == other.logprobs

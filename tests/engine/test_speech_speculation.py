@@ -19,7 +19,7 @@ from galley.types import EngineRequest
 from galley.types.audio import NO_RULES
 from tests.checkpoints import make_whisper
 from tests.conftest import CheckpointMaker
-from tests.engine.guesses import drafting, eager
+from tests.engine.drafts import drafting, eager
 from tests.engine.requests import run, seen
 from tests.models.whisper import GREEDY, PROMPT, RULED, RULES, random_features, window_of
 from tests.thorough import examples
@@ -115,8 +115,8 @@ def test_transcripts_are_those_without(
     else:
         drafts = {"agrees": folder, "other": other, "distilled": distilled}
         engine = drafting(folder, drafts[draft], **changes)
-        assert engine._guessing._draft_model is not None
-        assert engine._guessing._draft_model._shares_encoder == (draft != "other")
+        assert engine._speculation._draft_model is not None
+        assert engine._speculation._draft_model._shares_encoder == (draft != "other")
     for _ in range(2):
         assert seen(run(engine, made)) == expected
 
@@ -126,7 +126,7 @@ def test_a_model_that_agrees_saves_steps(rules: bool, checkpoint: CheckpointMake
     """Under Whisper's rules, too; it hears each recording once, however many requests are of it."""
     folder = checkpoint("whisper")
     engine = drafting(folder, folder, kv_cache_tokens=1024, prefix_cache=True)
-    draft = engine._guessing._draft_model
+    draft = engine._speculation._draft_model
     assert draft is not None
     wish = {"max_tokens": 30, "rules": rules, "ignore_eos": True}
     made = [spoken(engine, i, (i % 2, 150), wish) for i in range(3)]

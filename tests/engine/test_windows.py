@@ -75,12 +75,12 @@ def test_blocks_of_mixed_windows_share_pages(checkpoint: CheckpointMaker) -> Non
     groups = engine._kv.groups
     assert len({group.window for group in groups}) == 2
     layers = max(len(group.layers) for group in groups)
-    whole = kv_bytes_per_token(program, engine.info.kv_dtype) * BLOCK_TOKENS
+    whole = kv_bytes_per_token(program, engine.info.require_program().kv_dtype) * BLOCK_TOKENS
     block = engine._executor.kv_bytes_per_block()
     assert (
         block
         == whole * layers // len(program.kv)
-        == kv_bytes_per_block(program, engine.info.kv_dtype)
+        == kv_bytes_per_block(program, engine.info.require_program().kv_dtype)
     )
-    assert engine.info.kv_cache_tokens == 512
+    assert engine.info.require_text().kv_cache_tokens == 512
     assert engine.stats.kv_total_blocks == 512 // BLOCK_TOKENS * len(groups)

@@ -147,7 +147,7 @@ def _change(tensors: dict[str, Any], **changes: Any) -> None:
         ({}, {"format": "marlin-24"}, "format"),
         ({}, {"sparsity_config": {"format": "sparse-24"}}, "sparsity_config.format"),
         ({}, {"transform_config": {"x": 1}}, "transform_config"),
-        ({}, {"config_groups": {}}, "which num_bits of the config"),
+        ({}, {"config_groups": {}}, "which does not match num_bits of the config"),
         ({}, {"config_groups": {"a": {"weights": {"num_bits": 9}}}}, "num_bits"),
         ({}, {"config_groups": {"a": {"weights": {"num_bits": "4"}}}}, "num_bits"),
         ({}, {"config_groups": [1]}, "config_groups"),

@@ -88,7 +88,7 @@ def test_a_missing_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model
 
 def test_a_file(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(ModelNotFound, match="is a file; give the folder"):
+    with pytest.raises(ModelNotFound, match="is a file; give its folder"):
         resolve_model(str(tmp_path / "model.safetensors"))
 
 
@@ -96,13 +96,13 @@ def test_a_file(tmp_path: Path) -> None:
     "model", ["a/b/c", "gpt2", "org/na me", "org/\0", "-x/y", "x" * 5000, "ö/é"]
 )
 def test_neither_folder_nor_hub_id(model: str) -> None:
-    with pytest.raises(ModelNotFound, match="neither a folder nor a hub id"):
+    with pytest.raises(ModelNotFound, match="is not a folder, a hub id"):
         resolve_model(model)
 
 
 def test_an_id_that_the_hub_library_refuses(tmp_path: Path) -> None:
     text, _ = resolve(tmp_path, "http://127.0.0.1:9", "org/na--me")
-    assert "'org/na--me' is no hub id" in str(text)
+    assert "'org/na--me' is not a hub id" in str(text)
 
 
 # --- no hub there -------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def test_a_repository_without_safetensors(
     for name in [name for name in FILES if name.endswith(".safetensors")]:
         monkeypatch.delitem(FILES, name)
     text, _ = resolve(tmp_path, hub.url)
-    assert "holds no *.safetensors" in str(text)
+    assert "has no *.safetensors" in str(text)
     for number in (1, 2):
         monkeypatch.setitem(FILES, f"q4/a-q4-0000{number}-of-00002.gguf", b"GGUF" * number)
     file, _ = resolve(tmp_path / "one", hub.url)
@@ -282,7 +282,7 @@ def test_a_gguf_file_of_several_is_removed_alone(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("pull", "no-such"), "'no-such' is no hub id"),
+        (("pull", "no-such"), "'no-such' is not a hub id"),
         (("pull", "acme/none"), "the hub has no model acme/none"),
         (("rm", "galley-demo"), "galley-demo comes with Galley"),
     ],

@@ -118,7 +118,7 @@ def test_which_layers_have_a_window(said: Any, slides: list[int]) -> None:
         (
             "qwen3",
             {"rope__dimension_count": 16},
-            "rope.dimension_count is 16, but heads are 32 wide",
+            "rope.dimension_count is 16, but heads have 32 columns",
         ),
         (
             "phi3",

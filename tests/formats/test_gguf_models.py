@@ -184,7 +184,7 @@ def test_what_names_a_file(folders: Folders, tmp_path: Path) -> None:
     (tmp_path / "b.gguf").write_bytes(path.read_bytes())
     with pytest.raises(ModelNotFound, match=r"several GGUF files.*a\.gguf, b\.gguf"):
         resolve_model(str(tmp_path))
-    with pytest.raises(ModelNotFound, match="neither a folder nor"):
+    with pytest.raises(ModelNotFound, match="is not a folder, a hub id"):
         resolve_model("org/name/../x.gguf")
 
 

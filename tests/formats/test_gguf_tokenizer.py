@@ -284,10 +284,10 @@ def test_names_of_one_splitting() -> None:
 def test_what_contradicts_itself_is_named(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     cases: list[tuple[str, list[str], dict[str, Any]]] = [
-        ("tokens: token 'a' stands twice", ["a", "b", "a"], {}),
+        ("tokens: token 'a' occurs twice", ["a", "b", "a"], {}),
         ("merges: merge 0, 'a c'", ["a", "b", "ab"], {"token_merges": ["a c"]}),
         ("merges: merge 1, 'b a'", ["a", "b", "ab"], {"token_merges": ["a b", "b a"]}),
-        ("bos_token_id: is 9, there are 3", ["a", "b", "ab"], {"bos_token_id": 9}),
+        ("bos_token_id: is 9, but there are 3", ["a", "b", "ab"], {"bos_token_id": 9}),
         ("token_type: is not one number", ["a", "b"], {"token_types": [1]}),
     ]
     for said, tokens, more in cases:

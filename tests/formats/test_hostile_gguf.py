@@ -80,13 +80,13 @@ def aligned(value: int) -> bytes:
         (b"", "has 0 bytes"),
         (b"GGUF", "has 4 bytes"),
         (file(magic=b"GGML"), "begins with b'GGML'"),
-        *((file(version=v), f"version {v} is not read") for v in (0, 1, 4, 2**31)),
+        *((file(version=v), f"version {v} is not supported") for v in (0, 1, 4, 2**31)),
         (file(version=3 << 24), "big-endian"),
         (file(tensors=2**64 - 1), "tensor count"),
         (file(pairs=2**64 - 1), "metadata count"),
         (file(pairs=60_000), "metadata count is 60000"),
         (file(b"\xff" * 8, b"x" * 99, pairs=1), "metadata 0: a text of 18446744073709551615"),
-        (file(ONE, ONE, pairs=2), "a: stands twice"),
+        (file(ONE, ONE, pairs=2), "a: occurs twice"),
         (file(pair(b"a", TEXT, b"\xff" * 8), pairs=1), "a: a text of 18446744073709551615"),
         (file(pair(b"a", 99, b""), pairs=1), "a: has value type 99"),
         (
@@ -110,7 +110,7 @@ def aligned(value: int) -> bytes:
         (file(tensor(b"w", (4,), offset=7), tensors=1), "w: offset 7"),
         (file(tensor(b"w", (4,), offset=2**63), tensors=1), "w: ends at byte"),
         (file(tensor(b"w", (4,)), b"\0" * 10, tensors=1), "w: ends at byte"),
-        (file(tensor(b"w", (8,)), tensor(b"w", (8,)), b"\0" * 999, tensors=2), "w: stands twice"),
+        (file(tensor(b"w", (8,)), tensor(b"w", (8,)), b"\0" * 999, tensors=2), "w: occurs twice"),
         (
             file(tensor(b"w", (16,)), tensor(b"x", (16,), offset=32), b"\0" * 999, tensors=2),
             "within another",
@@ -186,7 +186,9 @@ def test_a_missing_and_a_wrong_shard_are_refused(path: Path, tmp_path: Path) -> 
     read_all(parts[0])
     second = parts[1].read_bytes()
     parts[1].write_bytes(parts[2].read_bytes())
-    assert "split.no: says that it is 2 of 3, its name says 1 of 3" in refusal_of(parts[0])
+    assert "split.no: is part 2 of 3 by its metadata, but 1 of 3 by its name" in refusal_of(
+        parts[0]
+    )
     parts[1].unlink()
     assert "No such file" in refusal_of(parts[0])
     parts[1].write_bytes(second)
@@ -218,11 +220,11 @@ def floats(*shape: int) -> Any:
 @pytest.mark.parametrize(
     ("metadata", "tensors", "said"),
     [
-        ({"expert_count": 7}, {}, "_exps.weight: is of 5 experts, but qwen3moe.expert_count is 7"),
+        ({"expert_count": 7}, {}, "_exps.weight: has 5 experts, but qwen3moe.expert_count is 7"),
         (
             {"expert_count": 2**31 - 1},
             {},
-            "is of 5 experts, but qwen3moe.expert_count is 2147483647",
+            "has 5 experts, but qwen3moe.expert_count is 2147483647",
         ),
         ({"expert_count": "5"}, {}, "qwen3moe.expert_count is '5'"),
         ({"expert_count": 5.0}, {}, "num_experts: is 5.0"),
@@ -230,7 +232,7 @@ def floats(*shape: int) -> Any:
         ({"expert_used_count": 9}, {}, "num_experts_per_tok: is 9, but there are 5 experts"),
         ({"expert_feed_forward_length": 25}, {}, "gate_proj.weight: has shape [24, 32]"),
         ({"expert_feed_forward_length": 2**31 - 1}, {}, "moe_intermediate_size: is 2147483647"),
-        ({}, {GATE: floats(4, 24, 32)}, f"{GATE}: is of 4 experts, but qwen3moe.expert_count is 5"),
+        ({}, {GATE: floats(4, 24, 32)}, f"{GATE}: has 4 experts, but qwen3moe.expert_count is 5"),
         ({}, {GATE: floats(5, 32, 24)}, "experts.0.gate_proj.weight: has shape [32, 24]"),
         ({}, {GATE: floats(120, 32)}, f"{GATE}: has 2 dimensions, expected 3"),
         ({}, {GATE: floats(5, 24, 2, 16)}, f"{GATE}: has 4 dimensions, expected 3"),
@@ -244,7 +246,7 @@ def floats(*shape: int) -> Any:
         (
             {"expert_count": 2**20 + 1},
             {**NO_EXPERTS, GATE: floats(2**20 + 1, 1, 1)},
-            f"{GATE}: is of more than 1048576 experts",
+            f"{GATE}: has more than 1048576 experts",
         ),
     ],
 )
@@ -263,10 +265,13 @@ def test_contradictory_expert_metadata_is_refused(
 @pytest.mark.parametrize(
     ("tensors", "said"),
     [
-        ({"rope_factors_long.weight": np.ones(3, np.float16)}, "long.weight: is no short vector"),
+        (
+            {"rope_factors_long.weight": np.ones(3, np.float16)},
+            "long.weight: is not a short vector",
+        ),
         (
             {"rope_factors_long.weight": np.ones((3, 1), np.float32)},
-            "long.weight: is no short vector",
+            "long.weight: is not a short vector",
         ),
         ({"rope_factors_long.weight": np.ones(2, np.float32)}, "long_factor"),
         ({"rope_factors_short.weight": None}, "with rope_factors_long.weight; expected"),

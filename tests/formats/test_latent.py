@@ -99,7 +99,7 @@ def test_parts_of_integers_are_not_rounded_to_integers_again() -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (CONFIG | {"v_head_dim": 8}, r"has shape \[36, 11\], 3 heads of 5 \+ 8 columns are 39"),
+        (CONFIG | {"v_head_dim": 8}, r"has shape \[36, 11\], expected 39 rows: 3 heads of 5 \+ 8"),
         (CONFIG | {"qk_nope_head_dim": "5"}, r"qk_nope_head_dim.*is '5'"),
         ({}, r"num_attention_heads.*is None"),
     ],

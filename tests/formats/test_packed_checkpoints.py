@@ -164,7 +164,7 @@ def read_all(folder: Path) -> None:
         (_says(bits=5), "bits"),
         (_says(bits="4"), "bits"),
         (_says(bits=None), "bits"),
-        (_says(group_size=7), "which group_size [7] of the config"),
+        (_says(group_size=7), "which does not match group_size [7] of the config"),
         (_says(group_size=-2), "group_size"),
         (_says(checkpoint_format="marlin"), "checkpoint_format"),
         (_says(is_marlin_format=True), "is_marlin_format"),

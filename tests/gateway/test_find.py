@@ -66,7 +66,7 @@ async def refusals(settings: Settings) -> None:
         with pytest.raises(RequestError, match="'tiny' cannot embed"):
             find("tiny", "embed")
         waiting = [generation(served, "waiting", 500)]
-        with pytest.raises(QueueFull, match="too late for the request's deadline"):
+        with pytest.raises(QueueFull, match="after the request's deadline"):
             find("tiny", "generate", Caller("hasty", deadline=time.monotonic() + 1e-3))
         waiting.append(generation(served, "last", 500))
         with pytest.raises(QueueFull, match="3 sequences are running or waiting"):

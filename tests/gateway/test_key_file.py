@@ -83,7 +83,7 @@ def test_a_list_of_tenants_needs_no_word_before_it(tmp_path: Path) -> None:
 def test_what_is_no_key_file_is_refused(tmp_path: Path, text: str, line: int) -> None:
     with pytest.raises(SettingsError) as error:
         read(tmp_path, text)
-    assert f"keys, line {line}: this is no API key" in str(error.value)
+    assert f"keys, line {line}: this is neither an API key" in str(error.value)
     assert "secret" not in str(error.value).replace(str(tmp_path), "")
 
 
@@ -102,11 +102,11 @@ def test_what_is_no_file_of_a_sane_size_is_refused_at_once(tmp_path: Path) -> No
     os.mkfifo(pipe)
     large.write_bytes(b"sk-a-long-key\n" * 400_000)
     for path, says in (
-        (pipe, "is no regular file"),
+        (pipe, "is not a regular file"),
         (tmp_path, "Is a directory"),
-        (Path("/dev/zero"), "is no regular file"),
+        (Path("/dev/zero"), "is not a regular file"),
         (large, "more than"),
-        (tmp_path / "missing", "cannot be read"),
+        (tmp_path / "missing", "cannot read"),
     ):
         with pytest.raises(SettingsError, match=says):
             read_key_file(str(path))
@@ -128,22 +128,22 @@ def test_what_is_no_file_of_a_sane_size_is_refused_at_once(tmp_path: Path) -> No
         ("    admin: 1\n", "admin"),
         ("    wieght: 2\n", "unknown field `wieght`; known: key_sha256, name, weight"),
         ("    key: secret-value\n", "unknown field `key`"),
-        ("    weight: 1\n    weight: 2\n", "line 5: weight stands twice"),
-        (FIRST, "line 4: tenant 'first': the name stands twice"),
+        ("    weight: 1\n    weight: 2\n", "line 5: weight occurs twice"),
+        (FIRST, "line 4: tenant 'first': the name occurs twice"),
         (
             FIRST.replace("first", "other"),
-            "line 4: tenant 'other': its key is also that of 'first'",
+            "line 4: tenant 'other': its key is also used by 'first'",
         ),
         ("  - name: other\n", "tenant 'other': key_sha256 must be"),
         ("  - name: other\n    key_sha256: secret-value\n", "key_sha256 must be"),
         ("  - name: other\n    key_sha256: []\n", "key_sha256 must be"),
         (f"  - name: other\n    key_sha256: {hashed('')}\n", "key_sha256 must be"),
-        (f"  - key_sha256: {hashed('x')}\n", "no name for a tenant"),
-        (f"  - name: 'a b'\n    key_sha256: {hashed('x')}\n", "'a b' is no name for a tenant"),
+        (f"  - key_sha256: {hashed('x')}\n", "not a valid tenant name"),
+        (f"  - name: 'a b'\n    key_sha256: {hashed('x')}\n", "'a b' is not a valid tenant name"),
         ("  - secret-value\n", "line 4: a tenant must be a mapping"),
-        ("  - name: 'secret-value\n", "not readable YAML"),
-        ("  - " + "[" * 20_000, "not readable YAML"),
-        ("others: []\n", "nothing beside it"),
+        ("  - name: 'secret-value\n", "not valid YAML"),
+        ("  - " + "[" * 20_000, "not valid YAML"),
+        ("others: []\n", "nothing else"),
     ],
 )
 def test_what_is_wrong_is_told_with_line_and_tenant(tmp_path: Path, lines: str, says: str) -> None:

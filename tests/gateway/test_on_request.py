@@ -31,7 +31,7 @@ class Weightless(ServedModel):
         self, on_phase: OnPhase | None = None, on_ledger: OnLedger | None = None
     ) -> None:
         if len(self.memory_holds) >= self.fitting:
-            raise NotEnoughMemory(f"{self.name} does not fit the memory")
+            raise NotEnoughMemory(f"{self.name} does not fit in memory")
         self.memory_holds.add(self.name)
 
     async def unload(self) -> None:
@@ -82,12 +82,14 @@ def test_a_model_with_requests_keeps_its_place() -> None:
 def test_without_room_it_is_said_beside_whom() -> None:
     a, b = models("a", "b", fitting=1)
     a.has_requests = True
-    with pytest.raises(MemoryPressure, match="no room for b beside models with requests: a"):
+    with pytest.raises(
+        MemoryPressure, match="no room for b, because other models have requests: a"
+    ):
         run([a, b], a, b, patience=0.3)
     assert a.memory_holds == {"a"}
 
 
 def test_what_never_fits_is_refused_at_once() -> None:
     [a] = models("a", fitting=0)
-    with pytest.raises(EngineFailed, match="a cannot be loaded: a does not fit the memory"):
+    with pytest.raises(EngineFailed, match="a cannot be loaded: a does not fit in memory"):
         run([a], a)

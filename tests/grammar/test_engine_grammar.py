@@ -21,7 +21,7 @@ from galley.text.tokenizer import Tokenizer
 from galley.types import EngineRequest, Grammar, Output
 from tests.checkpoints import make_checkpoint
 from tests.conftest import CheckpointMaker
-from tests.engine.guesses import each, eager
+from tests.engine.drafts import each, eager
 from tests.grammar.schemas import COUNT, NAME, SCHEMAS, record
 from tests.payloads import generated
 from tests.text import trained
@@ -135,7 +135,7 @@ def test_a_sentencepiece_vocabulary(tmp_path: Path) -> None:
     ids=["integer", "number", "fraction", "any"],
 )
 def test_a_number_ends_though_the_model_wants_nothing_but_digits(
-    schema: dict[str, Any], shape: str, guesses: Any, llm: LLM
+    schema: dict[str, Any], shape: str, draft_tokens: Any, llm: LLM
 ) -> None:
     """In arrays, and where more digits than that are asked for or belong to a text."""
     assert llm.tokenizer is not None
@@ -148,7 +148,7 @@ def test_a_number_ends_though_the_model_wants_nothing_but_digits(
             seed=seed,
             temperature=1.0,
             logit_bias=digits,
-            speculation=guesses,
+            speculation=draft_tokens,
         )
         for seed in range(8)
     ]
@@ -210,7 +210,7 @@ def test_a_grammar_that_fails_late_ends_the_request_with_an_error(llm: LLM) -> N
     ]
     for answer in llm.generate([[5, 6]] * 4, params):
         assert answer.finish_reason == "error"
-        assert "grammar cannot be followed" in (answer.error or "")
+        assert "grammar cannot be applied" in (answer.error or "")
         assert re.fullmatch("[ab]+", answer.text)
 
 
@@ -334,7 +334,7 @@ def test_guesses_change_nothing(
         known: list[int] = tokens[sequence.generated :][:3]
         return [*known, 64, 5] if wrong else known
 
-    engine._scheduler.guess = each(propose)
+    engine._scheduler.propose_drafts = each(propose)
     texts = run(engine, requests_of(engine, folder, MIXED))
     engine.close()
     assert texts == alone

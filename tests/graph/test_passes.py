@@ -192,7 +192,7 @@ def test_ops_that_nobody_reads_are_dropped() -> None:
 
 def test_an_unknown_pass_is_refused_with_the_list(checkpoint: CheckpointMaker) -> None:
     folder = checkpoint("llama")
-    with pytest.raises(SettingsError, match=r"'melt' is no pass; passes: .*merge-linears"):
+    with pytest.raises(SettingsError, match=r"unknown pass 'melt'; passes: .*merge-linears"):
         load_engine(settings_of(folder, disabled=("melt",)), folder)
 
 

@@ -171,7 +171,7 @@ def test_longrope_beyond_what_was_first_trained(
         got = [output.token_ids for output in llm.generate(prompts, GREEDY)]
     assert got == greedy(truth(folder), prompts, got)
     with LLM(folder, **how) as llm:
-        assert llm.info.max_model_len == 256
+        assert llm.info.require_text().max_model_len == 256
         got = [output.token_ids for output in llm.generate([random_ids(7, 200)], GREEDY)]
     assert got == greedy(truth(folder), [random_ids(7, 200)], got)
 

@@ -89,10 +89,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("granite-hybrid", {"mamba_d_head": 7}, "mamba_d_head 7"),
     ("granite-hybrid", {"mamba_n_heads": 5}, "mamba_n_heads"),
     ("granite-hybrid", {"mamba_d_conv": 1}, "mamba_d_conv"),
-    ("granite-hybrid", {"layer_types": ["mamba"] * 3}, "no layer of attention"),
+    ("granite-hybrid", {"layer_types": ["mamba"] * 3}, "no attention layer"),
     ("granite-hybrid", {"layer_types": ["mamba", "attention", "rwkv"]}, "layer_types"),
     ("granite-hybrid", {"position_embedding_type": "alibi"}, "position_embedding_type 'alibi'"),
-    ("qwen3-next", {"layer_types": ["linear_attention"] * 3}, "no layer of attention"),
+    ("qwen3-next", {"layer_types": ["linear_attention"] * 3}, "no attention layer"),
     ("qwen3-next", {"linear_num_value_heads": 5}, "linear_num_value_heads"),
     ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
     ("glm4-moe", {"n_group": 5}, "n_group"),
@@ -232,7 +232,7 @@ def test_attention_in_chunks_is_refused_where_it_is_not_done(checkpoint: Checkpo
     program = build_program(config)
     with pytest.raises(UnsupportedModel, match="this one has attention in chunks"):
         check_trainable(program)
-    with pytest.raises(UnsupportedModel, match="attention in chunks is not supported for embed"):
+    with pytest.raises(UnsupportedModel, match="chunked attention is not supported for embed"):
         over_whole_texts(program, program.shapes, all_rows=False)
 
 

@@ -140,7 +140,7 @@ def test_alignments_that_cannot_be_are_refused(speech: Callable[..., LocalEngine
     most = engine.info.max_request_tokens
     for prompt, message in (
         ([], "empty"),
-        ([VOCAB_SIZE], "holds token id"),
+        ([VOCAB_SIZE], "contains token id"),
         ([1] * (most + 1), f"{most + 1} tokens"),
     ):
         with pytest.raises(RequestError, match=message):

@@ -131,7 +131,7 @@ def test_requests_are_for_the_right_kind_of_model(
         EncoderInput(frames=2, mels=80, data=bytes(24))
     with pytest.raises(RequestError, match="index 4"):
         ask(engine, good, GREEDY, rules=SpeechRules(no_speech=(4, NO_SPEECH)))
-    with pytest.raises(RequestError, match="suppress_tokens holds token id") as error:
+    with pytest.raises(RequestError, match="suppress_tokens contains token id") as error:
         ask(engine, good, GREEDY, rules=SpeechRules(suppress_tokens=(VOCAB_SIZE,)))
     assert error.value.param == "suppress_tokens"
     with pytest.raises(RequestError, match="timestamps"):
@@ -168,5 +168,5 @@ def test_a_cache_without_room_for_an_encoder_input_is_refused(checkpoint: Checkp
     settings = EngineSettings(
         model=str(checkpoint("whisper")), executor="reference", kv_cache_tokens=80
     )
-    with pytest.raises(EngineFailed, match="one encoder input"):
+    with pytest.raises(EngineFailed, match="no room for an encoder input"):
         LocalEngine(settings)

@@ -364,7 +364,7 @@ def test_prefixes_chunks_and_preemption_leave_every_bit(
 
     def generate(count: int = 1, **settings: Any) -> tuple[list[Any], int, int]:
         with LLM(long_context, executor="cpu", kv_dtype=kv_type, **settings) as llm:
-            assert llm.info.kv_dtype == kv_type
+            assert llm.info.require_program().kv_dtype == kv_type
             for _ in range(count):
                 outputs = llm.generate(prompts, params)
         preempted = sum(o.timing.preemptions for o in outputs)
@@ -394,6 +394,6 @@ def test_the_type_is_a_setting_of_its_own(checkpoint: CheckpointMaker) -> None:
     assert sizes["auto"] == sizes["float32"] == 2 * sizes["bfloat16"]
     assert sizes["int4"] < sizes["int8"] < sizes["bfloat16"]
     with LLM(folder, executor="reference", dtype="bfloat16", kv_dtype="bfloat16") as llm:
-        assert llm.info.kv_dtype == "bfloat16"
+        assert llm.info.require_program().kv_dtype == "bfloat16"
     with pytest.raises(SettingsError, match=r"kv_dtype is 'bfloat16'.*'float32'.*executor 'cpu'"):
         LLM(folder, executor="reference", kv_dtype="bfloat16")

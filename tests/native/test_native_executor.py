@@ -223,7 +223,7 @@ def test_what_an_executor_cannot_do_is_refused(checkpoint: CheckpointMaker) -> N
     folder = checkpoint("llama")
     with pytest.raises(SettingsError, match=r"quantize is 'float32'.*'bfloat16'.*executor 'cpu'"):
         LLM(folder, quantize="float32", dtype="bfloat16", executor="reference")
-    with pytest.raises(SettingsError, match=r"device is 'cuda'.*'cpu' alone"):
+    with pytest.raises(SettingsError, match=r"device is 'cuda'.*'cpu' only"):
         LLM(folder, device="cuda", executor="cpu")
     with pytest.raises(SettingsError, match=r"weight_dtype: 'int3' is not one of"):
         LLM(folder, quantize="int3", executor="cpu")
@@ -233,7 +233,7 @@ def test_what_an_executor_cannot_do_is_refused(checkpoint: CheckpointMaker) -> N
         ("float32", "bfloat16", "float32", "bf16 or int8 or int4"),
     ):
         message = (
-            rf"activations is '{activations}', .* weights that are '{kind}' with {choices} alone: "
+            rf"activations is '{activations}', .* '{kind}' weights only with {choices}; "
             rf"leave it out, or set weight_dtype to {others}$"
         )
         with pytest.raises(SettingsError, match=message):
@@ -269,8 +269,10 @@ def test_activations_are_rounded_unless_told_otherwise(
 
     def scores(executor: ExecutorName, wanted: Activations, becomes: str) -> Floats:
         with LLM(checkpoint("llama"), quantize=kind, activations=wanted, executor=executor) as llm:
-            assert llm.info.activations == becomes
-            assert llm.info.kv_dtype == ("float32" if becomes == "float32" else "bfloat16")
+            assert llm.info.require_program().activations == becomes
+            assert llm.info.require_program().kv_dtype == (
+                "float32" if becomes == "float32" else "bfloat16"
+            )
             return np.array(llm.score([ids])[0])
 
     exact = scores("reference", "auto", "float32")

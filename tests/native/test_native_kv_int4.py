@@ -23,7 +23,7 @@ from galley.quality.texts import Window
 from galley.settings.engine import EngineSettings, ExecutorName
 from tests.checkpoints import make_checkpoint, random_ids
 from tests.conftest import CheckpointMaker
-from tests.engine.guesses import eager
+from tests.engine.drafts import eager
 from tests.engine.requests import request, run, seen
 from tests.models.chunks import run_chunks
 from tests.native.harness import ISAS, program_of
@@ -119,7 +119,7 @@ def test_the_ledger_has_what_is_allocated(checkpoint: CheckpointMaker) -> None:
         assert block == kv_bytes_per_block(program_of(folder), "int4")
         ledger = engine.info.ledger
         assert ledger is not None
-        assert ledger.kv_dtype == engine.info.kv_dtype == "int4"
+        assert ledger.kv_dtype == engine.info.require_program().kv_dtype == "int4"
         assert ledger.kv == block * engine.stats.kv_total_blocks
 
 
@@ -133,9 +133,9 @@ def test_guesses_change_no_bit(checkpoint: CheckpointMaker) -> None:
         made = [request(i, ids, wish, engine) for i, ids in enumerate((prompt, prompt[5:90]))]
         return seen(run(engine, made))
 
-    guessing = eager(load_engine(settings, folder), "prompt")
-    assert texts(guessing) == texts(load_engine(settings, folder))
-    assert guessing.stats.prompt_proposed_tokens > 0
+    speculation = eager(load_engine(settings, folder), "prompt")
+    assert texts(speculation) == texts(load_engine(settings, folder))
+    assert speculation.stats.prompt_proposed_tokens > 0
 
 
 def test_other_types_are_refused_by_name(checkpoint: CheckpointMaker) -> None:

@@ -49,7 +49,7 @@ def test_the_reference_executor_serves_where_the_native_one_is_missing(
     quantize: Quantize, checkpoint: CheckpointMaker, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING), LLM(checkpoint("llama"), quantize=quantize) as llm:
-        assert (llm.info.executor, llm.info.quantize) == (
+        assert (llm.info.executor, llm.info.require_program().quantize) == (
             "reference",
             "float32" if quantize == "auto" else "int4",
         )
@@ -57,7 +57,7 @@ def test_the_reference_executor_serves_where_the_native_one_is_missing(
     [warning] = caplog.messages
     assert "galley._native" in warning
     assert "C++17 compiler" in warning
-    assert "reference executor serves" in warning
+    assert "Using the reference executor" in warning
 
 
 @pytest.mark.usefixtures("no_native")
@@ -113,7 +113,7 @@ def test_a_server_without_any_executor_does_not_start(
         check=False,
     )
     assert done.returncode == 1
-    assert "cannot start: no executor runs here" in done.stderr
+    assert "cannot start: no executor can run here" in done.stderr
     assert "galley-inference[torch]" in done.stderr
 
 
@@ -141,7 +141,7 @@ def test_types_follow_the_checkpoint(
 
     def types(folder: Path, dtype: DType = "auto", quantize: Quantize = "auto") -> tuple[str, str]:
         with LLM(folder, dtype=dtype, quantize=quantize, executor=executor) as llm:
-            return llm.info.dtype, llm.info.quantize
+            return llm.info.require_program().dtype, llm.info.require_program().quantize
 
     assert types(whole) == ("float32", "float32")
     assert types(half) == ("bfloat16", "bf16")

@@ -71,7 +71,7 @@ def test_the_engine_says_the_same(checkpoint: CheckpointMaker, precision: Any) -
     folder = checkpoint("llama")
     settings = EngineSettings(quantize=precision, kv_dtype="bfloat16", kv_cache_tokens=64)
     info = load_engine(settings, folder).info
-    costs, ledger = info.costs, info.ledger
+    costs, ledger = info.require_program().costs, info.ledger
     assert ledger is not None
     planned = ModelSizes.of(build_program(read_json(folder / "config.json")), precision, "bfloat16")
     assert planned.step_weights == costs.weight_bytes
@@ -199,7 +199,7 @@ def test_fp8_is_for_gpus() -> None:
         (("--machine", "c7a.4xlarge", "--gpus", "2"), "--gpus 2: c7a.4xlarge is a CPU"),
         (("--machine", "TPU v5e", "--gpus", "2"), "TPU v5e has no link"),
         (("--measure", "--precision", "fp8"), "no fp8 weights"),
-        (("--measure", "--machine", "L4"), "leave --machine and --gpus out"),
+        (("--measure", "--machine", "L4"), "leave out --machine and --gpus"),
     ],
 )
 def test_a_machine_that_cannot_be_planned_is_named(
@@ -218,7 +218,7 @@ def test_the_best_buy_is_a_machine_that_galley_runs_on(tmp_path: Path) -> None:
         f"- {{name: cheap, kind: tpu, price: 1, {row}}}\n- {{name: dear, kind: cpu, price: 2, {row}}}\n"
     )
     done = planned(tmp_path, "--hardware", str(table), "--json", str(tmp_path / "plan.json"))
-    assert "The cheapest that meets it: dear with" in done.output
+    assert "The cheapest machine that meets the goal: dear with" in done.output
     assert "cheap with int4 weights" in done.output
     assert "no executor for it yet" in done.output
     read = json.loads((tmp_path / "plan.json").read_text())["predictions"]
@@ -337,7 +337,7 @@ def test_the_command_needs_no_weights(tmp_path: Path) -> None:
     config.write_text(json.dumps(LLAMA_70B))
     command = ["plan", str(config), "--ttft", "2", "--tpot", "0.05", "--json", str(page)]
     result = CliRunner().invoke(app, command, catch_exceptions=False)
-    assert "The cheapest that meets it: " in result.output
+    assert "The cheapest machine that meets the goal: " in result.output
     assert "needs " in result.output
     predictions = json.loads(page.read_text())["predictions"]
     assert len(predictions) == 3 * len(read_machines())
@@ -384,7 +384,7 @@ def test_the_command_tells_of_experts_on_disk(tmp_path: Path) -> None:
     [
         (LLAMA_7B, ("--experts", "disk"), "the model has no experts"),
         (MIXTRAL, ("--expert-cache-bytes", "9"), "experts is memory"),
-        (MIXTRAL, ("--experts", "disk", "--measure"), "leave --experts disk out"),
+        (MIXTRAL, ("--experts", "disk", "--measure"), "leave out --experts disk"),
         (
             MIXTRAL,
             ("--experts", "disk", "--expert-cache-bytes", "9"),

@@ -72,7 +72,7 @@ def test_the_engine_of_embeddings_says_the_same(precision: Any) -> None:
     assert info.ledger is not None
     assert model.weights == info.ledger.weights
     assert model.parameters == info.ledger.parameters
-    assert model.row_operations == info.costs.row_operations
+    assert model.row_operations == info.require_program().costs.row_operations
     assert model.kv_bytes(100) == info.ledger.kv == 0
 
 

@@ -97,7 +97,9 @@ def test_the_same_tokens_as_ctranslate2_of_the_same_features(
 def test_few_words_are_wrong(quantize: str) -> None:
     said = {item.name: item.text for number in heldout.SETS for item in heldout.read(number)}
     with Transcriber(quantize=quantize, threads=1) as transcriber:
-        assert transcriber.info.kv_dtype == ("int8" if quantize == "int8" else "bfloat16")
+        assert transcriber.info.require_program().kv_dtype == (
+            "int8" if quantize == "int8" else "bfloat16"
+        )
         heard = {
             name: transcriber.transcribe(DATA_DIR / f"{name}.{ending}").text()
             for name, ending in heldout.FORMATS.items()

@@ -129,7 +129,7 @@ def test_the_checkpoint_is_what_transformers_makes_of_it() -> None:
     items = [next(i for i in heldout.read(1) if i.task == task) for task in CALL_TASKS]
     with LLM(threads=1, dtype="float32") as llm:
         outputs = llm.chat([item.messages for item in items], GREEDY)
-        assert llm.info.max_model_len == 2048
+        assert llm.info.require_text().max_model_len == 2048
     for item, output in zip(items, outputs, strict=True):
         ids = tokenizer.apply_chat_template(
             item.messages, add_generation_prompt=True, return_tensors="pt", return_dict=True

@@ -135,7 +135,7 @@ def test_adapters_that_are_of_no_use_are_refused(server: Server, folder: Path) -
     refused = error_of(load(server, "dora", folder / "dora"), 400)
     assert refused["code"] == "adapter_unusable"
     assert "'use_dora' is True" in refused["message"]
-    assert "there is none" in error_of(load(server, "none", folder / "none"), 400)["message"]
+    assert "it does not exist" in error_of(load(server, "none", folder / "none"), 400)["message"]
     assert error_of(load(server, "a", folder / "b"), 409)["code"] == "conflict"
     assert error_of(load(server, "tiny", folder / "b"), 409)["code"] == "conflict"
     for name in ("", "a:b", "../x", "x" * 101, "x\n", "x\nx", "\n", "x\r"):

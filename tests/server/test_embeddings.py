@@ -240,7 +240,7 @@ def test_langchains_embeddings_by_ollamas_route(http: httpx.Client, client: Open
     assert "warnings" not in answer.json()
     options = {**body["options"], "temperature": 0.5, "num_ctx": 10**6, "wings": 2}
     answer = http.post("/api/embed", json={**body, "model": "vectors", "options": options})
-    assert answer.json()["warnings"] == ["not known, and not used: 'options.wings'"]
+    assert answer.json()["warnings"] == ["unknown options, ignored: 'options.wings'"]
     refused = http.post("/api/embed", json={"model": "vectors", "options": {"top_k": "x"}})
     assert refused.status_code == 400
     assert "options.top_k" in refused.json()["error"]
@@ -268,7 +268,7 @@ def test_langchains_embeddings_by_ollamas_route(http: httpx.Client, client: Open
         ("/v1/embeddings", {"input": ["a", 5]}, "not a mixture"),
         ("/v1/embeddings", {"input": "a", "dimensions": 49}, "dimensions is 49"),
         ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 131}, "1 to 130"),
-        ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 2}, "no text is left"),
+        ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 2}, "leaves no text"),
         ("/v1/embeddings", {"input": "a", "pooling": "cls"}, "pooling"),
         ("/v1/rerank", {"query": "a", "documents": []}, "documents"),
         (
@@ -277,7 +277,11 @@ def test_langchains_embeddings_by_ollamas_route(http: httpx.Client, client: Open
             "documents[1] has no field 'text'",
         ),
         ("/v1/rerank", {**PAIR, "rank_fields": ["title"]}, "documents[0] has no field 'title'"),
-        ("/v1/rerank", {**PAIR, "rank_fields": ["text", "text"]}, "rank_fields has a name twice"),
+        (
+            "/v1/rerank",
+            {**PAIR, "rank_fields": ["text", "text"]},
+            "rank_fields has a duplicate name",
+        ),
         ("/v1/rerank", {**PAIR, "documents": [{"text": ["b"]}]}, "documents[0].text is ranked"),
         ("/v1/rerank", {**PAIR, "max_chunks_per_doc": 10}, "max_chunks_per_doc is 10"),
         ("/v1/rerank", {**PAIR, "max_tokens_per_doc": 0}, "max_tokens_per_doc"),

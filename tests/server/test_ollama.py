@@ -156,7 +156,7 @@ def test_what_clients_ask_of_models(client: ollama.Client) -> None:
         (dict.fromkeys(("temperature", "num_ctx", "mirostat_eta", "wings")), []),
         ({"wings": 2, "mirostat_tau": 5.0}, ["'options.wings'", "'options.mirostat_tau'"]),
         ({"\U0001f9d9" * 100: 1, **{f"x{i}": 1 for i in range(20)}}, ["and 13 more"]),
-        ({"num_ctx": 10**6}, ["options.num_ctx is 1000000; the context holds 4096"]),
+        ({"num_ctx": 10**6}, ["options.num_ctx is 1000000; the model's context is 4096"]),
         ({"num_ctx": 4096, "repeat_last_n": 64, "repeat_penalty": 1.1}, []),
     ],
     ids=["nulls", "unknown", "many", "longer", "known"],

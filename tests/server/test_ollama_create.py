@@ -129,4 +129,4 @@ def test_unknown_parameters_are_warned_of(server: Server) -> None:
     headers = {"Authorization": f"Bearer {KEY}"}
     body = {"model": "w", "from": "calling", "stream": False, "parameters": {"wings": 2}}
     answer = httpx.post(f"{server.url}/api/create", json=body, headers=headers).json()
-    assert answer["warnings"] == ["not known, and not used: 'parameters.wings'"]
+    assert answer["warnings"] == ["unknown options, ignored: 'parameters.wings'"]

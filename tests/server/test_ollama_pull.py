@@ -94,8 +94,8 @@ def test_a_served_model_is_pulled_by_its_name_and_stays(
     [
         ("acme/none", "the hub has no model acme/none"),
         ("acme/broken", "the hub cannot be reached"),
-        ("no-such", "is no served model, hub id"),
-        ("../../etc", "is no served model, hub id"),
+        ("no-such", "is not a served model, hub id"),
+        ("../../etc", "is not a served model, hub id"),
     ],
 )
 def test_what_cannot_be_pulled_is_said(boss: ollama.Client, name: str, said: str) -> None:

@@ -143,7 +143,7 @@ def test_a_model_that_cannot_be_loaded_hurts_no_other(server: Server, folder: Pa
 
 def test_a_request_must_name_one_of_several(server: Server) -> None:
     answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"})
-    assert "which is meant" in error_of(answer, 400)["message"]
+    assert "choose one in the field model" in error_of(answer, 400)["message"]
 
 
 def test_ps_shows_what_is_loaded(server: Server) -> None:

@@ -189,13 +189,13 @@ def test_a_broken_call_is_text_with_a_warning() -> None:
         CallStart(0, "call_1", "get_weather"),
         Arguments(0, '{"city": Ro'),
         CallEnd(0, broken=True),
-        Text('{"city": Ro', warning="the arguments are no JSON"),
+        Text('{"city": Ro', warning="the arguments are not valid JSON"),
     ]
     made = [one for event in events for one in items.of(event)] + list(items.ended())
     ended = [one["item"] for one in made if one["type"] == "response.output_item.done"]
     assert [item["status"] for item in ended] == ["incomplete", "completed"]
     assert items.done == ended[1:]
-    assert items.done[0]["warning"] == "the arguments are no JSON"
+    assert items.done[0]["warning"] == "the arguments are not valid JSON"
 
 
 @pytest.mark.parametrize("behind", ["", " And so on."])

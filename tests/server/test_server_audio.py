@@ -15,7 +15,7 @@ import srt
 import webvtt
 from openai import OpenAI
 
-from galley import TranscribeOptions, Transcriber
+from galley import QualityRules, SpeechOptions, TranscribeOptions, Transcriber
 from galley.speech.audio import Recording
 from tests.missing import broken
 from tests.server.openapi import SPOKEN, check_answers
@@ -164,6 +164,92 @@ def test_what_speech_detection_cannot_do_is_named(
     assert answer.json()["error"]["param"] == param
 
 
+def test_a_chunking_strategy_says_how_speech_is_found(
+    client: OpenAI, hearing: Path, server: Server, speech: bytes
+) -> None:
+    """As the SDK writes the object in a form, and as JSON."""
+    found = SpeechOptions(threshold=0.4, min_silence_ms=300, pad_ms=150, lead_ms=200)
+    with Transcriber(hearing, threads=1) as transcriber:
+        options = TranscribeOptions(language="en", speech=found)
+        expected = transcriber.transcribe(speech, options).text()
+    strategy: Any = {
+        "type": "server_vad",
+        "threshold": 0.4,
+        "silence_duration_ms": 300,
+        "prefix_padding_ms": 200,
+    }
+
+    def said(strategy: Any) -> str:
+        return client.audio.transcriptions.create(
+            model="hearing",
+            file=("call.wav", speech),
+            language="en",
+            chunking_strategy=strategy,
+        ).text
+
+    assert said(strategy) == expected
+    assert said(json.dumps(strategy)) == expected
+    assert said("auto")
+    assert said({**strategy, "threshold": 1.0}) == ""
+
+
+def test_quality_controls_reach_the_model(client: OpenAI, hearing: Path, speech: bytes) -> None:
+    rules = QualityRules(
+        beam_size=2,
+        best_of=3,
+        temperatures=(0.0, 0.5),
+        compression_ratio_threshold=None,
+        log_prob_threshold=-0.01,
+        no_speech_threshold=None,
+        condition_on_previous_text=True,
+    )
+    with Transcriber(hearing, threads=1) as transcriber:
+        options = TranscribeOptions(language="en", rules=rules)
+        expected = list(transcriber.transcribe(speech, options))
+    answer = client.audio.transcriptions.create(
+        model="hearing",
+        file=("call.wav", speech),
+        language="en",
+        response_format="verbose_json",
+        extra_body={
+            "temperature": [0, 0.5],
+            "beam_size": 2,
+            "best_of": 3,
+            "compression_ratio_threshold": "null",
+            "log_prob_threshold": -0.01,
+            "no_speech_threshold": "null",
+            "condition_on_previous_text": True,
+        },
+    )
+    assert answer.segments
+    got = [(segment.text, segment.temperature) for segment in answer.segments]
+    assert got == [(segment.text, segment.temperature) for segment in expected]
+
+
+def test_each_chunk_may_have_its_own_language(client: OpenAI, speech: bytes) -> None:
+    answer: Any = client.audio.transcriptions.create(
+        model="hearing",
+        file=("call.wav", speech),
+        response_format="verbose_json",
+        extra_body={"multilingual": True, "language": "auto"},
+    )
+    assert answer.segments
+    assert all(segment.language in ("en", "de", "zh") for segment in answer.segments)
+
+
+def test_captions_have_a_width(client: OpenAI, speech: bytes) -> None:
+    captions: Any = client.audio.transcriptions.create(
+        model="hearing",
+        file=("call.wav", speech),
+        language="en",
+        response_format="srt",
+        extra_body={"max_line_width": 12},
+    )
+    parts = list(srt.parse(captions))
+    assert len(parts) > 1
+    assert all(len(part.content) <= 12 or " " not in part.content for part in parts)
+
+
 def test_a_stream_brings_the_same_text_in_pieces(
     client: OpenAI, speech: bytes, expected: str
 ) -> None:
@@ -256,6 +342,36 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"include[]": "logprobs"}, "include"),
     ({"chunking_strategy": "server_vad"}, "chunking_strategy"),
+    ({"chunking_strategy": '{"type": "server_vad"'}, "chunking_strategy"),
+    ({"chunking_strategy": '{"type": "other"}'}, "chunking_strategy.type"),
+    ({"chunking_strategy[threshold]": "0.5"}, "chunking_strategy.type"),
+    (
+        {"chunking_strategy[type]": "server_vad", "chunking_strategy[threshold]": "7"},
+        "chunking_strategy.threshold",
+    ),
+    (
+        {"chunking_strategy[type]": "server_vad", "chunking_strategy[prefix_padding_ms]": "9999"},
+        "chunking_strategy.prefix_padding_ms",
+    ),
+    (
+        {"chunking_strategy[type]": "server_vad", "chunking_strategy[silence_duration_ms]": "-1"},
+        "chunking_strategy.silence_duration_ms",
+    ),
+    ({"chunking_strategy[type]": "server_vad", "vad_threshold": "0.4"}, "chunking_strategy"),
+    ({"chunking_strategy[type]": "server_vad", "vad": "false"}, "chunking_strategy"),
+    ({"chunking_strategy[type]": ["server_vad", "server_vad"]}, "chunking_strategy"),
+    ({"chunking_strategy": "auto", "chunking_strategy[type]": "server_vad"}, "chunking_strategy"),
+    ({"language[code]": "en"}, "language"),
+    ({"beam_size": "0"}, "beam_size"),
+    ({"best_of": "11"}, "best_of"),
+    ({"temperature[]": ["0", "2"]}, "temperature[1]"),
+    ({"no_speech_threshold": "1.5"}, "no_speech_threshold"),
+    ({"log_prob_threshold": "0.5"}, "log_prob_threshold"),
+    ({"compression_ratio_threshold": "much"}, "compression_ratio_threshold"),
+    ({"hallucination_silence_threshold": "-1"}, "hallucination_silence_threshold"),
+    ({"multilingual": "true", "language": "en"}, "multilingual"),
+    ({"max_line_width": "20"}, "max_line_width"),
+    ({"max_line_width": "0", "response_format": "srt"}, "max_line_width"),
     ({"language": ["en", "de"]}, "language"),
     ({"language": "en", "language[]": "en"}, "language"),
     ({"track": "2"}, "track"),

@@ -15,6 +15,7 @@ import pytest
 from galley import LLM, SamplingParams
 from galley.errors import SettingsError
 from tests.server import toy_engine
+from tests.server.packages import install
 from tests.server.serving import Server, events, until
 
 pytestmark = pytest.mark.xdist_group("server_engines")
@@ -26,7 +27,7 @@ IDS = [10, 11, 12, 13, 14]
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> str:
     """``PYTHONPATH`` of an installed package with the engine ``echo``."""
-    return toy_engine.install(tmp_path_factory.mktemp("packages"))
+    return install(tmp_path_factory.mktemp("packages"), toy_engine, "echo")
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +202,7 @@ def test_unknown_engines_are_refused_with_what_there_is(
         assert llm.generate([IDS], SamplingParams(max_tokens=1))
     broken = tmp_path / "broken"
     broken.mkdir()
-    path = toy_engine.install(broken)
+    path = install(broken, toy_engine, "echo")
     (broken / "echo_engine.py").write_text("import a_missing_package")
     for name, environ, says in (
         ("other", package, "engine 'other' is unknown; known: native, echo"),

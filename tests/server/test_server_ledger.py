@@ -97,7 +97,7 @@ def test_what_does_not_fit_is_refused_before_it_is_loaded(
         command, capture_output=True, text=True, timeout=60, preexec_fn=limited, check=False
     )
     assert done.returncode == 1, done.stderr
-    assert done.stderr.count("does not fit the memory") == 1
+    assert done.stderr.count("does not fit in memory") == 1
     assert re.search(r"needs [\d.]+ GiB .*bf16 weights [\d.]+ GiB.*are available", done.stderr)
     changes = re.findall(r"^  \d\. (.*)$", done.stderr, re.MULTILINE)
     assert len(changes) == 3
@@ -138,5 +138,5 @@ def test_several_models_are_not_promised_the_same_memory(model: Path, tmp_path: 
             check=False,
         )
     assert done.returncode == 1, done.stderr
-    assert re.search(r"(one|two) does not fit the memory: it needs 6\d\d", done.stderr), done.stderr
+    assert re.search(r"(one|two) does not fit in memory: it needs 6\d\d", done.stderr), done.stderr
     assert done.stdout.count("in all") == 1  # the ledger of the other

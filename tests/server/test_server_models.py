@@ -205,7 +205,7 @@ def test_an_error_of_routing_names_the_model_that_was_asked_for(
         if named is not None:
             assert f"The model {named!r} cannot {task}; it can" in message
         elif path != "/api/embed":  # whose document asks for a name
-            assert f"No model of this server can {task}: it has 'chat', 'speech'" in message
+            assert f"No model of this server can {task}; it has 'chat', 'speech'" in message
 
 
 def test_live_audio_beside_a_chat(server: Server, client: OpenAI) -> None:

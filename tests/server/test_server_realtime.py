@@ -230,7 +230,7 @@ def test_what_was_heard_is_final_before_a_silent_client_is_left(
             client.until("never")
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1000
-        assert "nothing came for 1 s" in closed.value.rcvd.reason
+        assert "nothing received for 1 s" in closed.value.rcvd.reason
 
 
 def test_interim_text_may_be_asked_for(client: LiveClient) -> None:

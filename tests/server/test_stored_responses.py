@@ -183,5 +183,5 @@ def test_nothing_is_stored_where_nothing_may_be() -> None:
     store = ResponseStore(Settings(stored_responses=0))
     assert not store.is_on
     assert not store.keep("a", "x", of_size(1))
-    with pytest.raises(ValueError, match="this server stores none"):
+    with pytest.raises(ValueError, match="this server does not store responses"):
         store.previous("a", "x")

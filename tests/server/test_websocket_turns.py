@@ -8,14 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import uvicorn
-from uvicorn.server import ServerState
 from websockets.frames import OP_CONT, OP_PING, OP_TEXT, Frame
 
-from galley.server import websocket
+from galley.server.app_host import AppHost
 from galley.server.front_door import Admission, FrontDoor
-from galley.server.http_protocol import BoundedHttpProtocol
-from galley.server.websocket_protocol import BoundedWebSocketProtocol
+from galley.server.http_protocol import HttpProtocol
+from galley.server.websocket_protocol import WebSocketProtocol
 from galley.settings.config import Settings
 
 FRAMES = 20_000
@@ -35,28 +33,6 @@ HANDSHAKE = b"\r\n".join(
 )
 
 
-class Counted(BoundedWebSocketProtocol):
-    """Counts what it does since it was last asked."""
-
-    frames_read = messages = 0
-
-    def handle_ping(self) -> None:
-        """A frame."""
-        Counted.frames_read += 1
-        super().handle_ping()
-
-    def handle_cont(self, event: Frame) -> None:
-        """A frame."""
-        Counted.frames_read += 1
-        super().handle_cont(event)
-        assert len(self.frames) <= 1
-
-    def handle_text(self, event: Frame) -> None:
-        """A frame."""
-        Counted.frames_read += 1
-        super().handle_text(event)
-
-
 def frames(kind: str) -> Iterator[Frame]:
     """So many of one kind, then a message."""
     if kind == "empty parts":
@@ -74,23 +50,27 @@ def frames(kind: str) -> Iterator[Frame]:
 async def flooded(data: bytes, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Frames and messages in each round of the loop, until the message "end" has come."""
     over = asyncio.Event()
+    read: list[Frame] = []
+    messages: list[Any] = []
+    handle = WebSocketProtocol._handle
+
+    def counted(protocol: WebSocketProtocol, frame: Frame) -> None:
+        read.append(frame)
+        handle(protocol, frame)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         assert (await receive())["type"] == "websocket.connect"
         await send({"type": "websocket.accept"})
-        while (await receive()).get("text") != "end":
-            Counted.messages += 1
+        while (message := await receive()).get("text") != "end":
+            messages.append(message)
         over.set()
 
-    monkeypatch.setattr(websocket, "_late_protocol", Counted)
-    config = uvicorn.Config(app, ws=websocket.protocol(), lifespan="off", log_config=None)
-    config.load()
+    monkeypatch.setattr(WebSocketProtocol, "_handle", counted)
+    host = AppHost(app, headers=[], max_message_bytes=2**20)
     door = FrontDoor(Settings(), models=1, refused=lambda status: None)
 
-    def connect(admission: Admission) -> BoundedHttpProtocol:
-        return BoundedHttpProtocol(
-            door, admission, config=config, server_state=ServerState(), app_state={}
-        )
+    def connect(admission: Admission) -> HttpProtocol:
+        return HttpProtocol(host, door, admission)
 
     rounds: list[tuple[int, int]] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -99,10 +79,10 @@ async def flooded(data: bytes, monkeypatch: pytest.MonkeyPatch) -> list[tuple[in
         client = threading.Thread(target=flood, args=(port, data))
         client.start()
         while not over.is_set():
-            Counted.frames_read = Counted.messages = 0
+            before = len(read), len(messages)
             await asyncio.sleep(0)
-            rounds.append((Counted.frames_read, Counted.messages))
-        door.close()
+            rounds.append((len(read) - before[0], len(messages) - before[1]))
+        await door.close(1)
         await asyncio.to_thread(client.join)
     return rounds
 

@@ -1,7 +1,4 @@
-"""An engine that is not Galley's: answers a prompt with its own tokens, over and over, a few in a step.
-
-``install`` makes a package of it, as anybody's would be: Galley knows it by its entry point alone.
-"""
+"""An engine that is not Galley's: answers a prompt with its own tokens, over and over, a few in a step."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -11,8 +8,8 @@ from typing import Annotated
 import msgspec
 
 from galley.settings.engine import EngineSettings
-from galley.types import EngineRequest, Generate, OnPhase, Output, SamplingDefaults, Timing, Tokens
-from galley.types.model_info import EngineStats, ModelInfo, OnLedger, StepCosts
+from galley.types import EngineRequest, Generate, OnPhase, Output, Timing, Tokens
+from galley.types.model_info import EngineStats, ModelInfo, OnLedger, TextInfo
 
 CONTEXT = 4096
 VOCABULARY = 320
@@ -101,25 +98,10 @@ def load(
         family="echo",
         tasks=("generate",),
         executor="echo",
-        dtype="none",
-        quantize="none",
-        activations="none",
-        kv_dtype="none",
-        vocab_size=VOCABULARY,
-        max_model_len=settings.max_model_len or CONTEXT,
-        kv_cache_tokens=CONTEXT,
-        eos_token_ids=(),
-        defaults=SamplingDefaults(),
-        costs=StepCosts(weight_bytes=0, kv_bytes_per_token=0, row_operations=0, logit_operations=0),
+        text=TextInfo(
+            vocab_size=VOCABULARY,
+            max_model_len=settings.max_model_len or CONTEXT,
+            kv_cache_tokens=CONTEXT,
+        ),
     )
     return EchoEngine(info, folder / "closed", settings.options_as(EchoOptions))
-
-
-def install(folder: Path) -> str:
-    """A package with this engine, named ``echo``; the ``PYTHONPATH`` that has it."""
-    (folder / "echo_engine.py").write_text(Path(__file__).read_text())
-    metadata = folder / "echo_engine-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: echo-engine\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[galley.engines]\necho = echo_engine:load\n")
-    return str(folder)

@@ -18,7 +18,7 @@ from galley.service.streams import OutputStream
 from galley.settings.config import Settings
 from galley.settings.engine import EngineSettings
 from galley.types import EngineRequest, Output, SamplingDefaults
-from galley.types.model_info import ModelInfo, StepCosts
+from galley.types.model_info import ModelInfo, TextInfo
 from tests.conftest import CheckpointMaker
 from tests.payloads import generated
 
@@ -28,16 +28,13 @@ INFO = ModelInfo(
     family="llama",
     tasks=("score", "generate"),
     executor="cpu",
-    dtype="float32",
-    quantize="float32",
-    activations="float32",
-    kv_dtype="float32",
-    vocab_size=100,
-    max_model_len=64,
-    kv_cache_tokens=48,
-    eos_token_ids=(0,),
-    defaults=SamplingDefaults(temperature=0.6, top_k=20),
-    costs=StepCosts(weight_bytes=1, kv_bytes_per_token=1, row_operations=1, logit_operations=1),
+    text=TextInfo(
+        vocab_size=100,
+        max_model_len=64,
+        kv_cache_tokens=48,
+        eos_token_ids=(0,),
+        defaults=SamplingDefaults(temperature=0.6, top_k=20),
+    ),
 )
 
 

@@ -7,7 +7,12 @@ import pytest
 
 from galley.speculation.proposer import Follower, Forced, Proposal
 from galley.speculation.row_costs import RowCosts
-from galley.speculation.speculator import MOST_GUESSES, Asked, Guesser, Speculator
+from galley.speculation.speculator import (
+    MOST_DRAFT_TOKENS,
+    DraftRequest,
+    SequenceDrafts,
+    Speculator,
+)
 
 FLAT = {1: 1.0, 4: 1.0, 64: 16.0}
 """Four rows cost what one costs; from there on each costs a quarter."""
@@ -21,13 +26,13 @@ class Known:
         self.name = name
         self.right = 99
         self.match = match
-        self.asked = 0
+        self.requests = 0
 
     def follow(self, salt: bytes, forced: Forced | None) -> Follower:
         return self
 
     def propose(self, tokens: Sequence[int], most: int) -> Proposal:
-        self.asked += 1
+        self.requests += 1
         known = len(tokens)
         return Proposal([known + i if i < self.right else -1 for i in range(most)], self.match)
 
@@ -40,25 +45,31 @@ class Decoding:
 
     def __init__(self, speculator: Speculator, sequences: int) -> None:
         self.speculator = speculator
-        self.guessers: list[Guesser] = [speculator.follow(b"", None) for _ in range(sequences)]
+        self.drafts: list[SequenceDrafts] = [speculator.follow(b"", None) for _ in range(sequences)]
         self.texts = [[0] for _ in range(sequences)]
 
     def step(self, **fields: Any) -> list[int]:
         """How many guesses were verified for each."""
-        asked = [Asked(g, text, 99) for g, text in zip(self.guessers, self.texts, strict=True)]
-        told = {"decoding": len(asked), "rows": len(asked), **fields}
+        requests = [
+            DraftRequest(g, text, 99) for g, text in zip(self.drafts, self.texts, strict=True)
+        ]
+        told = {"decoding": len(requests), "rows": len(requests), **fields}
         least = self.speculator.least(told["decoding"], told["rows"])
-        guesses: Sequence[Sequence[int]] = [()] * len(asked)
+        draft_tokens: Sequence[Sequence[int]] = [()] * len(requests)
         if least < 1.0:
-            guesses = self.speculator.guess(asked, **{"budget": 512, **told}, least=least)
-        for guesser, text, own in zip(self.guessers, self.texts, guesses, strict=True):
+            draft_tokens = self.speculator.propose_drafts(
+                requests, **{"budget": 512, **told}, least=least
+            )
+        for drafts, text, own in zip(self.drafts, self.texts, draft_tokens, strict=True):
             known = len(text)
             right = [token for i, token in enumerate(own) if token == known + i]
             text += [*right, known + len(right)]
             if own:
-                self.speculator.settle(guesser, text)
-        self.speculator.observe(self.speculator._costs.seconds(len(asked) + sum(map(len, guesses))))
-        return [len(own) for own in guesses]
+                self.speculator.settle(drafts, text)
+        self.speculator.observe(
+            self.speculator._costs.seconds(len(requests) + sum(map(len, draft_tokens)))
+        )
+        return [len(own) for own in draft_tokens]
 
 
 def test_guesses_that_are_right_become_many_and_those_that_are_not_few() -> None:
@@ -67,7 +78,7 @@ def test_guesses_that_are_right_become_many_and_those_that_are_not_few() -> None
     first = one.step()[0]
     for _ in range(20):
         last = one.step()[0]
-    assert 0 < first < last == MOST_GUESSES
+    assert 0 < first < last == MOST_DRAFT_TOKENS
     known.right = 0
     for _ in range(60):
         last = one.step()[0]
@@ -75,7 +86,7 @@ def test_guesses_that_are_right_become_many_and_those_that_are_not_few() -> None
     known.right = 99
     for _ in range(20):
         last = one.step()[0]
-    assert last == MOST_GUESSES
+    assert last == MOST_DRAFT_TOKENS
 
 
 def test_a_large_batch_is_quiet_and_looks_nothing_up() -> None:
@@ -83,7 +94,7 @@ def test_a_large_batch_is_quiet_and_looks_nothing_up() -> None:
     many = Decoding(Speculator([known], RowCosts(FLAT)), 48)
     for _ in range(50):
         assert sum(many.step()) == 0
-    assert known.asked == 0
+    assert known.requests == 0
 
 
 def test_between_the_two_only_likely_guesses_are_verified() -> None:
@@ -103,7 +114,7 @@ def test_one_sequence_that_repeats_itself_gets_the_rows() -> None:
     wrong.right = 0
     speculator = Speculator([right], RowCosts(CHEAP))
     two = Decoding(speculator, 2)
-    two.guessers[1].tries[0].follower = wrong
+    two.drafts[1].tries[0].follower = wrong
     for _ in range(30):
         lengths = two.step()
     assert lengths[0] > 4 * lengths[1]
@@ -156,7 +167,7 @@ def test_what_each_step_takes_beside_the_model_makes_guesses_cheaper() -> None:
     for _ in range(200):
         costs.observe(1, 0, 5.0)
     assert costs.plain(1) == pytest.approx(5.0, rel=0.01)
-    assert costs.guessed(1, 1, 2) == pytest.approx(7.0, rel=0.01)
+    assert costs.with_drafts(1, 1, 2) == pytest.approx(7.0, rel=0.01)
     assert one.speculator.least(1, 1) < 0.3
     for _ in range(200):  # and a machine that is faster than it was
         costs.observe(1, 0, 0.5)

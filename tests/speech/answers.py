@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 
 from galley.text.tokenizer import Tokenizer
-from galley.types import Align, EngineRequest, Output, SamplingDefaults, Tokens, Transcribe
+from galley.types import Align, EngineRequest, Output, Tokens, Transcribe
 from galley.types.audio import SpeechInfo
-from galley.types.model_info import ModelInfo, StepCosts
+from galley.types.model_info import ModelInfo, TextInfo
 from tests.speech import tiny
 from tests.speech.tiny import token_id
 
@@ -37,12 +37,16 @@ def model_info() -> ModelInfo:
         alignment_heads=((0, 0),),
     )
     return ModelInfo(
-        name="tiny", path="", family="whisper", tasks=speech.tasks_done, executor="", dtype="", quantize="",
-        activations="", kv_dtype="", vocab_size=2000, max_model_len=64, kv_cache_tokens=4096,
-        eos_token_ids=(EOT,), defaults=SamplingDefaults(), costs=StepCosts(
-            weight_bytes=0, kv_bytes_per_token=0, row_operations=0, logit_operations=0
-        ), speech=speech,
-    )  # fmt: skip
+        name="tiny",
+        path="",
+        family="whisper",
+        tasks=speech.tasks_done,
+        executor="",
+        text=TextInfo(
+            vocab_size=2000, max_model_len=64, kv_cache_tokens=4096, eos_token_ids=(EOT,)
+        ),
+        speech=speech,
+    )
 
 
 def place(request: EngineRequest) -> float:

@@ -114,7 +114,9 @@ class Driver:
     ) -> None:
         self.listener = Listener(tokenizer, words)
         self.answer = answer or self.listener
-        info = msgspec.structs.replace(model_info(), max_model_len=context)
+        info = model_info()
+        text = msgspec.structs.replace(info.require_text(), max_model_len=context)
+        info = msgspec.structs.replace(info, text=text)
         tokens = SpeechTokens(info, tokenizer)
         self.session = LiveSession(tokens, Places(), Said(words), options, "s")
         self.events: list[LiveEvent] = []

@@ -66,5 +66,5 @@ def test_a_wrong_manifest_is_said_by_its_line(content: str, message: str, tmp_pa
     manifest.write_text(content)
     with pytest.raises(RequestError, match=message):
         read_manifest(manifest)
-    with pytest.raises(RequestError, match="cannot be read"):
+    with pytest.raises(RequestError, match="cannot read"):
         read_manifest(tmp_path / "none.jsonl")

@@ -185,7 +185,7 @@ def test_a_silent_track_is_told() -> None:
     recording = Recording(data, name="film")
     assert np.concatenate(list(recording)).max() < 1e-3
     assert recording.warnings == [
-        "film holds only silence in its audio track 1 of 2; `track` chooses another"
+        "film contains only silence in its audio track 1 of 2; `track` chooses another"
     ]
     heard = Recording(data, track=2)
     assert hertz(heard) == pytest.approx(600, abs=2)
@@ -195,7 +195,7 @@ def test_a_silent_track_is_told() -> None:
 def test_a_recording_of_silence_alone_is_told() -> None:
     recording = Recording(encode("wav", np.zeros(SAMPLE_RATE, np.float32)), name="call.wav")
     assert not np.concatenate(list(recording)).any()
-    assert recording.warnings == ["call.wav holds only silence"]
+    assert recording.warnings == ["call.wav contains only silence"]
 
 
 # Joined files.

@@ -189,7 +189,7 @@ def test_the_language_is_detected_once(tokenizer: Tokenizer) -> None:
 
 def test_what_the_model_does_not_know_is_refused(tokenizer: Tokenizer) -> None:
     driver = Driver(tokenizer, [])
-    with pytest.raises(RequestError, match="does not know french"):
+    with pytest.raises(RequestError, match="does not support french"):
         driver.session.configure(LiveOptions(language="fr"))
 
 

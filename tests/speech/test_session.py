@@ -10,13 +10,13 @@ import pytest
 
 from galley.errors import EngineError, ModelError, RequestError
 from galley.speech.fallback import compression_ratio, loops
-from galley.speech.options import QualityRules, TranscribeOptions
+from galley.speech.options import LiveOptions, QualityRules, TranscribeOptions
 from galley.speech.tokens import SpeechTokens
 from galley.text.tokenizer import Tokenizer
 from galley.types import EngineRequest, Output, Tokens
 from tests.payloads import spoken
 from tests.speech import tiny
-from tests.speech.answers import DE, EOT, SOT, at, model_info, place, says, to
+from tests.speech.answers import DE, EN, EOT, SOT, at, model_info, place, says, to
 from tests.speech.session_driver import Driver, chunk
 from tests.speech.tiny import token_id
 
@@ -106,6 +106,47 @@ def test_the_language_is_detected_in_the_first_chunk_and_nothing_else_is_asked_b
         [SOT, DE, token_id("<|transcribe|>")]
     ] * 2
     assert spoken(others[0]).encoder_input == spoken(first).encoder_input
+
+
+def test_each_chunks_language_is_detected_where_several_are_spoken(tokenizer: Tokenizer) -> None:
+    spoken_at = {0.0: DE, 10.0: EN, 20.0: DE}
+
+    def answer(request: EngineRequest) -> Output:
+        if spoken(request).sampling.max_tokens == 1:
+            result = Tokens(tokens=[spoken_at[place(request)]])
+            return Output(request_id=request.id, result=result, finish_reason="length")
+        return to(request, says(tokenizer, 0.0, " ja", 1.0))
+
+    driver = Driver(tokenizer, TranscribeOptions(multilingual=True), answer)
+    segments = driver.run([chunk(start, start + 4) for start in spoken_at])
+    assert [segment.language for segment in segments] == ["de", "en", "de"]
+    assert driver.session.language in ("de", "en")
+    # All are detected at once, and each transcript is in its chunk's language.
+    assert [spoken(request).prompt for request in driver.asked[:3]] == [[SOT]] * 3
+    for request in driver.asked[3:]:
+        assert spoken(request).prompt == [
+            SOT,
+            spoken_at[place(request)],
+            token_id("<|transcribe|>"),
+        ]
+
+
+def test_a_model_of_one_language_refuses_to_detect_others(tokenizer: Tokenizer) -> None:
+    info = model_info()
+    assert info.speech is not None
+    english = msgspec.structs.replace(
+        info, speech=msgspec.structs.replace(info.speech, languages={"<|en|>": EN})
+    )
+    with pytest.raises(RequestError, match="knows one language") as caught:
+        Driver(tokenizer, TranscribeOptions(multilingual=True), to, info=english)  # type: ignore[arg-type]
+    assert caught.value.param == "multilingual"
+    with pytest.raises(RequestError, match="give one of them"):
+        TranscribeOptions(language="en", multilingual=True)
+
+
+def test_a_language_may_be_auto() -> None:
+    assert TranscribeOptions(language=" Auto").language is None
+    assert LiveOptions(language="auto").language is None
 
 
 def test_a_bad_transcript_is_tried_again_hotter(tokenizer: Tokenizer) -> None:
@@ -277,7 +318,7 @@ def test_what_the_model_does_not_know_is_refused(tokenizer: Tokenizer) -> None:
     def driver(options: TranscribeOptions) -> Driver:
         return Driver(tokenizer, options, lambda request: Output(request_id=request.id))
 
-    with pytest.raises(RequestError, match="does not know french; it knows de, en, zh"):
+    with pytest.raises(RequestError, match="does not support french; it supports de, en, zh"):
         driver(TranscribeOptions(language="fr"))
     text_model = msgspec.structs.replace(model_info(), speech=None)
     with pytest.raises(ModelError, match="tiny is a text model"):

@@ -12,38 +12,14 @@ from galley.speech.chunks import AudioChunk
 from galley.speech.options import QualityRules, TranscribeOptions
 from galley.speech.results import Segment, Word
 from galley.speech.segmenter import SpeechSegment
-from galley.speech.word_tokens import split_to_word_tokens
 from galley.text.tokenizer import Tokenizer
 from galley.types import Align, EngineRequest, Output
-from galley.types.audio import Alignment
 from tests.payloads import aligned, spoken
-from tests.speech.answers import EN, EOT, RATE, SOT, Answer, model_info, place, says, to
+from tests.speech.aligning import START, heard
+from tests.speech.answers import EOT, RATE, Answer, model_info, place, says, to
 from tests.speech.session_driver import Driver, chunk
-from tests.speech.tiny import token_id
 
-START = [SOT, EN, token_id("<|transcribe|>"), token_id("<|notimestamps|>")]
 WORDS = TranscribeOptions(language="en", word_timestamps=True)
-ROWS = 200
-
-
-def heard(request: EngineRequest, tokenizer: Tokenizer, ends: Sequence[float]) -> Output:
-    """The engine's answer to an alignment of words that end so many seconds into the chunk."""
-    prompt = aligned(request).prompt
-    text = prompt[len(START) : -1]
-    weights = np.full((len(prompt), 1, ROWS), 0.001, np.float32)
-    row, begin = len(START) - 1, 0.0
-    for word, end in zip(split_to_word_tokens(text, tokenizer, "en"), ends, strict=True):
-        for token in range(word.token_count):
-            share = (end - begin) / word.token_count
-            first = round(50 * (begin + token * share))
-            weights[row, 0, first : max(first + 1, round(50 * (begin + (token + 1) * share)))] = 0.5
-            row += 1
-        begin = end
-    weights[row, 0, round(50 * begin) :] = 0.5
-    alignment = Alignment(
-        tokens=len(weights), heads=1, rows=ROWS, data=weights.astype("<f4").tobytes()
-    )
-    return Output(request_id=request.id, result=alignment, finish_reason="length")
 
 
 def answering(

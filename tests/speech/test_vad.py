@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from galley.errors import RequestError
 from galley.speech.audio import Recording
 from galley.speech.chunks import chunk_audio
 from galley.speech.options import SpeechOptions
@@ -117,3 +118,36 @@ def test_silence_and_faint_noise_are_no_speech(detector: SpeechDetector) -> None
     for samples in (np.zeros(160_000, np.float32), noise):
         stream = Levelled(detector.stream())
         assert (stream.feed(samples) < 0.5).all()
+
+
+def test_padding_before_speech_may_differ_from_padding_after_it(
+    detector: SpeechDetector, call: NDArray[np.float32]
+) -> None:
+    """The padding before begins no earlier than the previous segment's end."""
+
+    def found(options: SpeechOptions) -> list[tuple[int, int, int, int]]:
+        chunks = chunk_audio([call], 30, options, detector.stream(), pack=False)
+        return [
+            (s.start + s.lead, s.end - s.tail, s.lead, s.tail) for c in chunks for s in c.segments
+        ]
+
+    plain = found(SpeechOptions(min_silence_ms=200, pad_ms=100))
+    longer = found(SpeechOptions(min_silence_ms=200, pad_ms=100, lead_ms=300))
+    none = found(SpeechOptions(min_silence_ms=200, pad_ms=100, lead_ms=0))
+    assert len(plain) > 3
+    for one, other, bare in zip(plain, longer, none, strict=True):
+        assert one[:2] == other[:2] == bare[:2]  # the speech is the same
+        assert one[2] <= other[2] <= 300 * 16
+        assert (bare[2], one[3]) == (0, other[3])
+    assert any(lead == 300 * 16 for _, _, lead, _ in longer)
+
+
+@pytest.mark.parametrize("options", [{"pad_ms": 9_000}, {"lead_ms": 5_000}])
+def test_padding_too_long_for_the_model_is_named(
+    options: dict[str, int], detector: SpeechDetector
+) -> None:
+    [name] = options
+    speech = SpeechOptions(min_silence_ms=60_000, **options)
+    with pytest.raises(RequestError, match="a quarter of the model's longest input") as caught:
+        next(chunk_audio([], 15, speech, detector.stream()))
+    assert caught.value.param == name

@@ -154,6 +154,6 @@ def test_a_request_with_a_token_beyond_the_embedding_is_refused(tmp_path: Path) 
     with LLM(str(folder), threads=1) as llm:
         [fine] = llm.generate("the cat", SamplingParams(max_tokens=2))
         assert len(fine.token_ids) == 2
-        refusal = f"holds token id {last}; ids run from 0 to {VOCAB_SIZE - 1}"
+        refusal = f"contains token id {last}; ids run from 0 to {VOCAB_SIZE - 1}"
         with pytest.raises(RequestError, match=refusal):
             llm.generate(f"the {extra[-1]}")

@@ -377,7 +377,7 @@ def test_prompts_far_too_long_are_refused_before_they_are_read(
 ) -> None:
     tokenizer, template, _ = load(byte_level_folder, tmp_path, templates.CHATML)
     messages = [{"role": "user", "content": text * 20_000}]
-    with pytest.raises(ContextExceeded, match="at least 401 tokens; the context holds 400"):
+    with pytest.raises(ContextExceeded, match="at least 401 tokens; the context is 400"):
         template.encode(tokenizer, messages, context=400)
     messages = [{"role": "user", "content": text * 20}]
     ids = template.encode(tokenizer, messages)

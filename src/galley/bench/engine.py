@@ -63,7 +63,7 @@ class EngineBench:
         folder = resolve_model(settings.model, revision=settings.revision)
         plain = replace(settings, prefix_cache=False, speculation="off", draft_model=None)
         self._engine: Engine = load_engine(plain, folder)
-        # A first start writes its packed weights now, which would otherwise be measured, too.
+        # A first start writes its packed weights now, so that this is not measured.
         background.finish()
 
     @property
@@ -171,8 +171,8 @@ def _check(outputs: Sequence[Output], batch: int) -> None:
     if ended is not None or len(outputs) != batch:
         reason = ended.error or ended.finish_reason if ended else "preempted"
         raise EngineError(
-            f"a sequence stopped decoding while it was measured ({reason}): raise max_model_len "
-            "or kv_cache_tokens, or ask for less"
+            f"a sequence stopped decoding during the measurement ({reason}); raise max_model_len "
+            "or kv_cache_tokens, or lower --batch, --context or --decode"
         )
 
 
@@ -202,10 +202,11 @@ def bench_engine(
         )
     bench = EngineBench(settings)
     random = np.random.default_rng(workload.seed)
-    costs, activations = bench.info.costs, bench.info.activations
+    program = bench.info.require_program()
+    costs, activations = program.costs, program.activations
 
     def prompts(count: int, tokens: int) -> list[list[int]]:
-        ids = random.integers(bench.info.vocab_size, size=(count, tokens))
+        ids = random.integers(bench.info.require_text().vocab_size, size=(count, tokens))
         return [[int(token) for token in row] for row in ids]
 
     def repeated(name: str, run: Callable[[bool], list[Step]]) -> list[Run]:

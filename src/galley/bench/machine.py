@@ -42,7 +42,7 @@ def measure_machine(
     """
     if available_memory() < 2 * memory_bytes:
         raise SettingsError(
-            f"measuring the read bandwidth takes {memory_bytes >> 20} MiB and as much to spare; "
+            f"measuring the read bandwidth needs twice {memory_bytes >> 20} MiB of free memory; "
             f"{available_memory() >> 20} MiB are available"
         )
     threads = threads or available_cores()

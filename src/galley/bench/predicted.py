@@ -51,16 +51,16 @@ _PREFILLED: Final = 256
 
 _STEPS: Final = 8
 _SLACK: Final = 64
-"""Tokens of room for each sequence, beyond the requested ones."""
+"""Spare tokens for each sequence, in addition to the requested ones."""
 
 _NEWCOMERS: Final = 3
 _SAMPLE_BYTES: Final = 128 << 20
 _HUGE_PAGE: Final = 2 << 20
 _CACHED_BYTES: Final = 32 << 20
-"""Weights that may stay in the processor's caches, to which memory bandwidth does not apply."""
+"""Bytes of weights that can stay in the CPU's caches, so that memory bandwidth is no bound."""
 
 _SHORTEST: Final = 1e-6
-"""Seconds; shorter times are not measured."""
+"""Shortest time in seconds that is measured."""
 
 _MAPPING: Final = re.compile(r"[0-9a-f]+-[0-9a-f]+ ")
 
@@ -132,7 +132,7 @@ def compare(
 def compare_one(measuring: Measuring, sizes: ModelSizes) -> list[Compared]:
     """Run :func:`compare` at one precision in this process, which should have done nothing else."""
     folder = resolve_model(measuring.settings.model, revision=measuring.settings.revision)
-    # The memory that Python needs for a model, whatever its size, counts as the process's.
+    # Memory that Python needs for any model, whatever its size, counts towards the process.
     read_model(measuring.settings, folder)
     own = resident(folder)
     run = _Run(measuring, sizes)
@@ -146,8 +146,8 @@ def compare_one(measuring: Measuring, sizes: ModelSizes) -> list[Compared]:
             batch_tokens=run.settings.max_batch_tokens,
         )
         ttft, tpot, rate = run.measure(load)
-        # The machine's other load changes from minute to minute: the measurement lies between two
-        # calibrations.
+        # Other load on the machine changes from minute to minute, so the measurement is taken between
+        # two calibrations.
         after, _ = run.calibrate()
         shares, before = before.between(after), after
         machine = run.machine(bandwidth if sizes.step_weights < _CACHED_BYTES else rate)
@@ -180,7 +180,7 @@ class _Run:
         self._random = np.random.default_rng(0)
         most = max(measuring.batches)
         batch_tokens = max(measuring.settings.max_batch_tokens, most)
-        # All sequences continue to decode while the last of them and newcomers are computed.
+        # All sequences keep decoding while the last of them and new ones are prefilled.
         beyond = _SLACK + most * measuring.prompt // batch_tokens
         self._kv_tokens = max(
             most * (measuring.prompt + measuring.output + beyond),
@@ -260,7 +260,7 @@ class _Run:
             _ATTENDING * sizes.kv_bytes(_LONG + _STEPS),
             _DECODED[-1] * sizes.kv_bytes(_SHORT + _STEPS),
         )
-        # Each layer's part is a separate allocation, in huge pages where it has room for one.
+        # Each layer's part is a separate allocation, in huge pages if it is large enough.
         layers = sizes.kv_layers
         kv = -(-used // layers)
         if self._kv_tokens * sizes.kv_per_token // layers >= _HUGE_PAGE:
@@ -278,7 +278,7 @@ class _Run:
         return read_rate(self._measuring.settings.threads, _SAMPLE_BYTES)
 
     def _random_prompts(self, count: int, tokens: int) -> list[list[int]]:
-        rows = self._random.integers(self.info.vocab_size, size=(count, tokens))
+        rows = self._random.integers(self.info.require_text().vocab_size, size=(count, tokens))
         return [[int(token) for token in row] for row in rows]
 
 

@@ -13,7 +13,7 @@ PEAK_KIND: Final[Mapping[str, str]] = {
     "float16": "bf16",
     "float32": "float32",
 }
-"""Input type of linear layers -> kind of the products (see ``Machine.operations``) that these compute."""
+"""Input type of linear layers -> kind of their products (see ``Machine.operations``)."""
 
 
 @dataclass(frozen=True, slots=True)

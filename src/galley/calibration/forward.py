@@ -17,7 +17,7 @@ from galley.types import blocks_for
 Tokens = Sequence[int]
 
 _STEP_ROWS: Final = 256
-"""Most rows of a step; their logits are in memory at once."""
+"""Most rows per step; all of their logits are in memory at the same time."""
 
 
 class TeacherForced:
@@ -71,7 +71,9 @@ class TeacherForced:
             RequestError: the text is longer than the model was loaded for.
         """
         if len(tokens) > self.max_positions:
-            raise RequestError(f"{len(tokens)} tokens, {self.max_positions} at most")
+            raise RequestError(
+                f"the text has {len(tokens)} tokens, the model's context {self.max_positions}"
+            )
         ids = np.asarray(tokens, dtype=np.int64)
         tables = tuple(
             np.arange(group * self._blocks, (group + 1) * self._blocks, dtype=np.int64)
@@ -99,5 +101,5 @@ def check_text_model(model: Model) -> None:
     """Raise UnsupportedModel if the model is a speech model."""
     if model.speech is not None:
         raise UnsupportedModel(
-            "quality is measured for language models; for speech there is galley eval speech"
+            "galley eval quality supports language models only; use galley eval speech for speech models"
         )

@@ -37,7 +37,7 @@ _ROUNDED: Final = INTEGERS[::-1]
 """Integer weight types, the smallest first."""
 
 _WIDER: Final = "bfloat16"
-"""Inputs that lose next to nothing compared with int8 ones, at the same weights."""
+"""Input type that loses almost nothing, unlike int8, with the same weights."""
 
 
 def check(engine: Engine, settings: EngineSettings, folder: Path) -> None:
@@ -59,9 +59,9 @@ def _checked(
 ) -> WeightReceipt:
     receipt = engine.info.weights
     assert receipt is not None
-    told = {"kl": receipt.kl, "kl99": receipt.kl99, "top1": receipt.top1}
-    figures = {name: value for name, value in told.items() if value is not None}
-    if len(figures) == len(told) and not settings.quality_gate_against:
+    known = {"kl": receipt.kl, "kl99": receipt.kl99, "top1": receipt.top1}
+    figures = {name: value for name, value in known.items() if value is not None}
+    if len(figures) == len(known) and not settings.quality_gate_against:
         if misses := gate.misses(figures):
             raise _refused(engine.info, gate, misses, "another checkpoint of the model")
         return receipt
@@ -71,7 +71,7 @@ def _checked(
     if misses := gate.misses(figures):
         raise _refused(engine.info, gate, misses, check.cheapest(gate))
     log.info(
-        "%s as %s passes the quality gate %s: KL %.3g, 99 %% %.3g, top-1 %.2f%%, of %d positions",
+        "%s as %s passes the quality gate %s: KL %.3g, 99 %% %.3g, top-1 %.2f%%, at %d positions",
         *(
             engine.info.name,
             receipt.kind,
@@ -96,7 +96,7 @@ def _refused(
     assert info.weights is not None
     return UnsupportedModel(
         f"{info.name} as {info.weights.kind} does not pass the quality gate {gate}: "
-        f"{'; '.join(misses)}. The cheapest that passes: {remedy}"
+        f"{'; '.join(misses)}. The cheapest settings that pass: {remedy}"
     )
 
 
@@ -120,8 +120,8 @@ class _Check:
         self._model: Model = read_model(settings, folder, engine.info.executor)
         if engine.info.speech is not None:
             raise UnsupportedModel(
-                f"quality_gate is for language models, and {engine.info.name} is a speech model: leave it "
-                "out, or with several models set it for the language model alone (NAME.quality_gate=...)"
+                f"quality_gate is for language models, and {engine.info.name} is a speech model; leave it "
+                "out, or set it for the language model only (NAME.quality_gate=...)"
             )
         self._original = self._find_original()
         self._windows: list[list[int]] = []
@@ -134,17 +134,17 @@ class _Check:
                 self._settings, model=named, dtype="auto", quantize="auto", activations="auto"
             )
             found = read_model(settings, resolve_model(named), self._engine.info.executor)
-        told = found.weights.info
-        if not all(told(name).kind.is_dense for name in found.program.matrices):
+        info = found.weights.info
+        if not all(info(name).kind.is_dense for name in found.program.matrices):
             raise UnsupportedModel(
-                f"{named or self._engine.info.name} is quantised in its checkpoint, which holds nothing to "
-                "compare with: name the original (quality_gate_against), or leave quality_gate out"
+                f"{named or self._engine.info.name} is quantised in its checkpoint, so there is nothing to "
+                "compare it with: set quality_gate_against to the original, or leave out quality_gate"
             )
         ours, its = self._model.program.vocab_size, found.program.vocab_size
         if ours != its:
             raise UnsupportedModel(
-                f"quality_gate_against: {named} has a vocabulary of {its} tokens, "
-                f"{self._engine.info.name} one of {ours}: it is no original of it"
+                f"quality_gate_against: {named} has {its} tokens in its vocabulary, "
+                f"{self._engine.info.name} has {ours}; name the checkpoint that it was quantised from"
             )
         return found
 
@@ -163,8 +163,14 @@ class _Check:
         info = self._engine.info
         assert info.weights is not None
         assert info.ledger is not None
+        program = info.require_program()
         known = [
-            *(self._model.checkpoint.state(), info.weights.kind, info.activations, info.kv_dtype),
+            *(
+                self._model.checkpoint.state(),
+                info.weights.kind,
+                program.activations,
+                program.kv_dtype,
+            ),
             *(info.ledger.isa, str(self._settings.disable_pass), str((_TEXTS, _TOKENS))),
         ]
         if self._original is not self._model:
@@ -186,7 +192,7 @@ class _Check:
 
     @property
     def _rounds_inputs(self) -> bool:
-        return self._engine.info.activations == "int8"
+        return self._engine.info.require_program().activations == "int8"
 
     def _passes(self, gate: QualityGate, model: Model, kind: str | None, inputs: str) -> bool:
         """Return whether ``model`` passes with matrices as ``kind`` (None: as served) and ``inputs``."""
@@ -254,7 +260,7 @@ class _Check:
         if not self._windows:
             length = min(_TOKENS, self._engine.info.max_request_tokens // 2)
             room = (
-                self._engine.info.kv_cache_tokens
+                self._engine.info.require_text().kv_cache_tokens
                 // BLOCK_TOKENS
                 // len(self._model.program.kv_groups)
             )

@@ -53,12 +53,12 @@ def sizes_of(model: Model, architecture: str) -> Sizes:
     if windows != {0}:
         if architecture != "llama" or len(windows) > 1:
             raise UnsupportedModel(
-                f"sliding_window: llama.cpp's {architecture} has no such attention"
+                f"sliding_window: llama.cpp's {architecture} has no sliding-window attention"
             )
         keys["attention.sliding_window"] = kv.window
         notes = (
-            f"llama.cpp attends to all of a text, this model to its last {kv.window} tokens: in longer "
-            "texts its answers differ",
+            f"llama.cpp attends to the whole context, this model only to the last {kv.window} tokens: "
+            "answers to longer texts differ",
         )
     rope, factors = _rope(model)
     found = {f"{architecture}.{key}": value for key, value in (keys | rope).items()}

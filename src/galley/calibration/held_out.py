@@ -10,7 +10,7 @@ from galley.errors import SettingsError
 Windows = list[list[int]]
 
 HELD_OUT: Final = 8
-"""One text in this many is held out of the calibration, for the measurement."""
+"""One text in this many is held out of calibration to measure the loss."""
 
 
 class Texts(NamedTuple):
@@ -50,8 +50,8 @@ def apart(calibration: Sequence[Sequence[int]], measured: Sequence[Sequence[int]
     left = [list(window) for window in calibration if tuple(window) not in seen]
     if not left or not measured:
         raise SettingsError(
-            f"calibration needs texts that are not measured on, and of {len(calibration)} texts "
-            f"beside {len(measured)} that are, none is left: give more text, or a smaller --context"
+            f"too little text: {len(measured)} texts are held out to measure the loss, which leaves "
+            f"{len(calibration)} for calibration; give more text, or a smaller --context"
         )
     return Texts(left, [list(window) for window in measured])
 

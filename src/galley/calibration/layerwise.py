@@ -20,13 +20,13 @@ from galley.ops.sampling import Logits
 from galley.types import blocks_for
 
 _STEP_ROWS: Final = 2048
-"""Rows of a step, but at least one whole text."""
+"""Rows per step, but at least one whole text."""
 
 _TABLE: Final = "buffer "
 """Prefix of the name of a kept buffer's table."""
 
 LOGIT_ROWS: Final = 128
-"""Rows of a step whose logits are wanted: a row has the whole vocabulary."""
+"""Rows per step whose logits are computed: each row spans the whole vocabulary."""
 
 
 class Layerwise:

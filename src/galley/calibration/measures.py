@@ -54,7 +54,7 @@ class TokenLoss:
 
 
 _VALUES: Final = 1 << 22
-"""Logits that are compared at once, with several float64 copies of each."""
+"""Logits compared at a time; each has several float64 copies."""
 
 
 class Divergence:
@@ -76,7 +76,7 @@ class Divergence:
 
     def _add(self, base: Logits, model: Logits, following: Ids) -> None:
         p, q = log_softmax(base), log_softmax(model)
-        # A logit of -inf, which a masked token has, is no difference where both models have it.
+        # A masked token has a logit of -inf; where both models have it, there is no difference.
         terms = np.exp(p) * np.subtract(p, q, out=np.zeros_like(p), where=~np.isneginf(p))
         expected = base.argmax(axis=1)
         self._kl.append(np.maximum(terms.sum(axis=1), 0.0))

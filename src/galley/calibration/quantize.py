@@ -83,7 +83,7 @@ class Plan:
     act_order: bool = True
     inputs: str = FLOAT_INPUTS
 
-    def told(self) -> str:
+    def fingerprint(self) -> str:
         """Return all of it as text, the same for equal plans."""
         schemes = sorted((name, dataclasses.astuple(s)) for name, s in self.schemes.items())
         inputs = [] if self.inputs == FLOAT_INPUTS else [self.inputs]
@@ -236,7 +236,7 @@ class Quantizer:
         return f"model-{number + 1:05}-of-{len(self.layers) + 1:05}.safetensors"
 
     def _digest(self) -> str:
-        known = (self._model.checkpoint.state(), self._plan.told(), json.dumps(self._texts))
+        known = (self._model.checkpoint.state(), self._plan.fingerprint(), json.dumps(self._texts))
         return hashlib.sha256("\0".join(known).encode()).hexdigest()
 
     @property
@@ -250,7 +250,7 @@ class Quantizer:
             read = json.loads(state.read_text())
             if read["digest"] != self.digest:
                 raise SettingsError(
-                    f"{self._out} was begun from other weights, data or options: remove it, or write "
+                    f"{self._out} contains a run with other weights, data or options; remove it, or write "
                     "to another folder"
                 )
             done = int(read["done"])
@@ -260,7 +260,7 @@ class Quantizer:
                 run.skip_past(self.layers[done - 1].end, values)
             return done
         if self._out.exists() and any(self._out.iterdir()):
-            raise SettingsError(f"{self._out} is not empty: write to a new folder")
+            raise SettingsError(f"{self._out} is not empty; name a new folder")
         self._out.mkdir(parents=True, exist_ok=True)
         return 0
 
@@ -366,20 +366,22 @@ def copy_others(source: Path, out: Path) -> None:
 def check_dense(model: Model) -> None:
     """Raise UnsupportedModel for a speech model, one with experts, or one with quantized weights."""
     if model.speech is not None:
-        raise UnsupportedModel("galley quantize is for language models, and this one hears speech")
+        raise UnsupportedModel(
+            "galley quantize supports language models only; this is a speech model"
+        )
     if any(op.signature.apart for op in model.program.ops):
         raise UnsupportedModel(
-            "galley quantize does not quantise experts or latent attention, which this model has: serve "
-            "it with --weight-dtype int4 or int8, which round its matrices to nearest"
+            "this model has experts or latent attention, which galley quantize does not support; serve it "
+            "with --weight-dtype int4 or int8, which round its matrices to nearest"
         )
     weights = model.weights
     for name in model.program.matrices:
         if not weights.info(name).kind.is_dense:
             raise UnsupportedModel(
-                f"tensor {name} is {weights.info(name).kind} in the checkpoint: quantise the original, "
-                "whose weights are bf16, f16 or f32"
+                f"tensor {name} is {weights.info(name).kind} in the checkpoint; quantise the original, "
+                "with weights in bf16, f16 or f32"
             )
     if not model.checkpoint.folder.is_dir():
         raise UnsupportedModel(
-            f"{model.checkpoint.folder}: galley quantize reads folders in Hugging Face's layout"
+            f"{model.checkpoint.folder}: galley quantize needs a folder in Hugging Face's layout"
         )

@@ -18,7 +18,7 @@ from galley.quant.refine import refined
 from galley.quant.smoothquant import smoothing_scales
 
 _SAMPLED: Final = 256
-"""Most rows of inputs, spread evenly, on which scales are compared."""
+"""Most rows of inputs, evenly spaced, on which scales are compared."""
 
 
 class Rounding(Protocol):

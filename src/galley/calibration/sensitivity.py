@@ -92,11 +92,11 @@ def parts_of(
         method: of a plan.
         calibration: other texts, which gptq uses; if there are none, it uses those to measure on.
     """
-    told = ["by errors, corrected", model.checkpoint.state(), windows, sorted(names)]
-    told += [[astuple(scheme) for scheme in schemes]]
+    known = ["by errors, corrected", model.checkpoint.state(), windows, sorted(names)]
+    known += [[astuple(scheme) for scheme in schemes]]
     if method == "gptq":
-        told += [method, calibration]
-    digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]
+        known += [method, calibration]
+    digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:32]
     kept = store.get(digest, list[Part])
     if kept is None:
         measure = _Measure(model, factory, windows)
@@ -156,7 +156,7 @@ def _measured(
         for buffer, part in parts.items():
             rows = run.advance(buffer)
             trial = trials_of(model, part, block.rows[buffer] if block else None)
-            # Where groups do not divide rows, two schemes may be the same.
+            # If groups do not divide rows, two schemes can be the same.
             depth = model.program.shapes[part[0]][1]
             fitting = dict.fromkeys(scheme.fitting(depth) for scheme in schemes)
             made = {scheme: trial(scheme) for scheme in fitting}
@@ -279,8 +279,8 @@ def assign(
 
     if most_bytes is not None and size() > most_bytes:
         raise SettingsError(
-            f"the smallest that the layers can be is {size() / 1e6:.4g} MB, "
-            f"and {most_bytes / 1e6:.4g} MB are left for them"
+            f"the layers need at least {size() / 1e6:.4g} MB, but --budget leaves "
+            f"{most_bytes / 1e6:.4g} MB for them"
         )
     while most_kl is None or sum(now(i).kl for i in range(len(parts))) > most_kl:
         room = math.inf if most_bytes is None else most_bytes - size()

@@ -30,7 +30,7 @@ _BIASES: Final = {
     "qwen2": ("q", "k", "v"),
     "qwen3": (),
 }
-"""Architecture -> linear layers that may have a bias there."""
+"""Architecture -> linear layers that can have a bias in GGUF."""
 
 
 class ToGGUF(NamedTuple):
@@ -66,17 +66,18 @@ def prepare(model: Model, name: str, *, nearest_tokenizer: bool = False) -> ToGG
     sizes, factors, notes = sizes_of(model, architecture)
     folder = model.checkpoint.folder
     if not folder.is_dir():
-        raise UnsupportedModel(f"{folder}: GGUF files are made of folders in Hugging Face's layout")
+        raise UnsupportedModel(f"{folder}: writing GGUF needs a folder in Hugging Face's layout")
     vocabulary = vocabulary_of(folder, model.program.vocab_size)
     differs = "; ".join(vocabulary.differs)
     if differs and not nearest_tokenizer:
         raise UnsupportedModel(
-            f"{folder}: llama.cpp has no tokenizer like this one: {differs}. --nearest-tokenizer writes "
-            "the nearest that it has, by which some texts become other tokens there; Galley reads the "
-            "tokenizer itself, which is written, too"
+            f"{folder}: llama.cpp has no equivalent of this tokenizer: {differs}. --nearest-tokenizer "
+            "writes "
+            "the most similar one, with which llama.cpp tokenizes some texts differently; Galley uses the "
+            "original, which is written as well"
         )
     if differs:
-        notes += (f"llama.cpp makes other tokens of some texts: {differs}",)
+        notes += (f"llama.cpp tokenizes some texts differently: {differs}",)
     metadata: Metadata = {"general.architecture": architecture, "general.type": "model"}
     metadata |= {"general.name": name, "general.quantization_version": 2, **sizes}
     metadata |= vocabulary.metadata
@@ -96,12 +97,12 @@ def write(model: Model, made: ToGGUF, out: Path) -> None:
         OSError: the file cannot be written.
     """
     receipt = model.checkpoint.config.get(QUANTIZED_KEY) or {}
-    told = {f"galley.quantize.{key}": receipt[key] for key in RECEIPT if key in receipt}
+    metadata = {f"galley.quantize.{key}": receipt[key] for key in RECEIPT if key in receipt}
     tensors = [*_tensors(model, str(made.metadata["general.architecture"]))]
     if made.factors is not None:
         raw = made.factors.view(np.uint8)
         tensors.append(Outgoing(ROPE_FACTORS, "F32", made.factors.shape, lambda: raw))
-    write_gguf(out, {**made.metadata, **told}, tensors)
+    write_gguf(out, {**made.metadata, **metadata}, tensors)
 
 
 def read_dense_model(folder: Path) -> Model:
@@ -118,7 +119,7 @@ def check_family(model: Model) -> None:
     family = model.checkpoint.config.get("model_type")
     if family not in ARCHITECTURES:
         raise UnsupportedModel(
-            f"model_type {family} is not written as GGUF; known: {', '.join(ARCHITECTURES)}"
+            f"model_type {family} cannot be written as GGUF; supported: {', '.join(ARCHITECTURES)}"
         )
 
 
@@ -126,7 +127,9 @@ def _check_biases(model: Model, architecture: str) -> None:
     for name in model.program.shapes:
         role = name.removesuffix("_proj.bias").rpartition(".")[2]
         if name.endswith("_proj.bias") and role not in _BIASES[architecture]:
-            raise UnsupportedModel(f"tensor {name}: llama.cpp's {architecture} has no such bias")
+            raise UnsupportedModel(
+                f"tensor {name}: llama.cpp's {architecture} does not support this bias"
+            )
 
 
 def _tensors(model: Model, architecture: str) -> Iterator[Outgoing]:
@@ -138,7 +141,7 @@ def _tensors(model: Model, architecture: str) -> Iterator[Outgoing]:
     for name in program.shapes:
         stored = gguf_name(name)
         if stored is None:
-            raise UnsupportedModel(f"tensor {name} has no name in GGUF files")
+            raise UnsupportedModel(f"tensor {name} has no equivalent in GGUF files")
         info = weights.info(name)
         field = permuted_heads(stored) if architecture == "llama" else None
         data: Callable[[], Bytes] = partial(_bytes, weights, name, heads[field] if field else 0)
@@ -169,7 +172,7 @@ def _ends(model: Model, vocabulary: Metadata) -> Metadata:
     others = [token for token in ids if token != first and texts[token] not in END_TEXTS]
     if len(others) > 2:
         raise UnsupportedModel(
-            f"{len(ids)} tokens end an answer (eos_token_id), GGUF files have keys for three"
+            f"eos_token_id has {len(ids)} tokens, GGUF files have keys for three"
         )
     keys = ("eos", "eot", "eom")
     return {

@@ -27,33 +27,37 @@ _REASONS: Final = 5
     "--retry-failed/--no-retry-failed",
     default=True,
     show_default=True,
-    help="do lines again whose result in OUT.jsonl is a failure",
+    help="retry the lines whose result in OUT.jsonl is a failure",
 )
 @click.argument(
-    "requests", metavar="IN.jsonl", type=click.Path(path_type=Path), help="one request a line"
+    "requests", metavar="IN.jsonl", type=click.Path(path_type=Path), help="one request per line"
 )
 @click.argument(
-    "results", metavar="OUT.jsonl", type=click.Path(path_type=Path), help="one result a line"
+    "results", metavar="OUT.jsonl", type=click.Path(path_type=Path), help="one result per line"
 )
 def batch(flags: Flags, requests: Path, results: Path, retry_failed: bool) -> None:
     """Answer a file of requests in OpenAI's batch format.
 
-    Results are written as they come, not in the order of the requests. After an interruption run
-    the same command again: it goes on with the lines that OUT.jsonl holds no answer of yet. The exit
-    code is 1 if OUT.jsonl holds failures in the end; they are counted by their reasons.
+    Results are written as they complete, not in the order of the requests. After an interruption, run
+    the same command again: it continues with the lines that have no result in OUT.jsonl yet. The exit
+    code is 1 if OUT.jsonl contains failures at the end; they are counted by reason.
     """
     settings = flags.settings()
     start_logging(settings)
     wanted = scan(requests)
     if results.exists() and results.samefile(requests):
-        raise RequestError(f"{requests} cannot be read and written at the same time")
+        raise RequestError(
+            f"{requests} is both the input and the output; name another file for the results"
+        )
     with Results(results, wanted, retry_failed=retry_failed) as output:
         before = len(output.done)
         if before < len(wanted):
             _answer_all(settings, requests, wanted, output)
     failed = output.failures.total()
     added = len(wanted) - before
-    click.echo(f"{results}: {added} results added, {before} were there, {failed} failed", err=True)
+    click.echo(
+        f"{results}: {added} results added, {before} already present, {failed} failed", err=True
+    )
     for reason, count in output.failures.most_common(_REASONS):
         click.echo(f"  {count} x {reason}", err=True)
     if len(output.failures) > _REASONS:

@@ -137,7 +137,7 @@ class Results:
                 while line:
                     line = line[self._file.write(line) or 0 :]
             except OSError:
-                self._file.truncate(end)  # needs no room
+                self._file.truncate(end)  # needs no disk space
                 raise
         self._count(result)
 
@@ -160,8 +160,8 @@ class Results:
             yield
         except OSError as error:
             raise RequestError(
-                f"cannot write {self._path}: {error.strerror}. Its results are whole: run the same "
-                "command again, and it goes on"
+                f"cannot write {self._path}: {error.strerror}. The results in it are complete: run the "
+                "same command again to continue"
             ) from error
 
     @staticmethod
@@ -177,7 +177,7 @@ class Results:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 file.close()
-                raise RequestError(f"{path}: another process writes this file") from None
+                raise RequestError(f"{path}: another process is writing this file") from None
             # Another process may have put a new file in its place before this one got the lock.
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file.fileno()), path.stat()):
@@ -216,12 +216,12 @@ class Results:
             is_failure = self._count(result)
         except (ValueError, LookupError, TypeError):
             raise RequestError(
-                f"{path} holds a line that is no result; name another file"
+                f"{path} contains a line that is not a batch result; name another file"
             ) from None
         identity = by_custom_id.get(custom_id, "") if custom_id is not None else identity
         if wanted.get(identity, "") != custom_id:
             raise RequestError(
-                f"{path} holds the result of {custom_id or identity!r}, which is not in the file "
+                f"{path} contains the result of {custom_id or identity!r}, which is not in the file "
                 "of requests; name another file"
             )
         return identity, is_failure

@@ -70,10 +70,10 @@ async def _respond(
         raise
     except Exception as error:  # one line's failure is that line's result, as over HTTP
         models.expect()  # raises if the engine is gone for good
-        told = to_api_error(error)
-        if told.status >= 500:
+        api_error = to_api_error(error)
+        if api_error.status >= 500:
             log.exception("request %s failed", request_id)
-        return told.status, dict(envelope(told))
+        return api_error.status, dict(envelope(api_error))
 
 
 async def _complete(models: Registry, line: BatchLine, caller: Caller) -> dict[str, Any]:
@@ -84,7 +84,7 @@ async def _complete(models: Registry, line: BatchLine, caller: Caller) -> dict[s
             answer = await _start(models, line, caller)
             try:
                 whole = await answer.whole()
-                # Parts of it may be JSON already.
+                # Parts of the answer may already be JSON.
                 plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(whole))
                 return plain
             finally:
@@ -94,19 +94,19 @@ async def _complete(models: Registry, line: BatchLine, caller: Caller) -> dict[s
 
 
 async def _embed(models: Registry, line: BatchLine, caller: Caller) -> dict[str, Any]:
-    asked = validate(EmbeddingsRequest, line.body)
-    served = await models.find(asked.model, "embed")
-    return dict(await embeddings(served, asked, caller))
+    request = validate(EmbeddingsRequest, line.body)
+    served = await models.find(request.model, "embed")
+    return dict(await embeddings(served, request, caller))
 
 
 async def _start(
     models: Registry, line: BatchLine, caller: Caller
 ) -> ChatAnswer | CompletionAnswer:
     if line.url == "/v1/chat/completions":
-        asked = validate(ChatRequest, line.body)
-        _refuse_stream(asked.stream)
+        request = validate(ChatRequest, line.body)
+        _refuse_stream(request.stream)
         return await ChatAnswer.start(
-            await models.find(asked.model, "generate", caller), asked, caller
+            await models.find(request.model, "generate", caller), request, caller
         )
     prompt = validate(CompletionRequest, line.body)
     _refuse_stream(prompt.stream)
@@ -116,4 +116,4 @@ async def _start(
 
 def _refuse_stream(stream: bool | None) -> None:
     if stream:
-        raise RequestError("stream is not possible in a batch", param="stream")
+        raise RequestError("stream is not supported in a batch; leave it out", param="stream")

@@ -55,7 +55,7 @@ bench_group.add_command(serve)
 @_count(
     "--memory-mib",
     default=_MEMORY_MIB,
-    help="memory read for the bandwidth; far more than the CPU's caches hold",
+    help="memory read to measure the bandwidth; should be far larger than the CPU's caches",
 )
 @_count("--repeats", default=7, help="measurements of each figure")
 @_json_option
@@ -94,9 +94,9 @@ def engine(
     seed: int,
     json_file: Path | None,
 ) -> None:
-    """Prefill and decode speed at each batch size, and its share of what the machine can do.
+    """Measure prefill and decode speed at each batch size, and its share of what the machine can do.
 
-    Prompts are random, decoding is greedy and stops nowhere, the prefix cache is off.
+    Prompts are random, decoding is greedy and ignores end tokens, and the prefix cache is off.
     """
     settings = flags.settings(model=model)
     start_logging(settings)
@@ -146,9 +146,11 @@ def _check_generates(settings: EngineSettings) -> None:
     if makes_vectors(folder):
         name = settings.model or folder.name
         raise SettingsError(
-            f"{name} makes vectors or scores of whole texts: it has no prefill and no decoding to measure. "
-            f"`galley graph {name}` times a text of 64 tokens; in Galley's sources `python -m "
-            "benchmarks.embeddings` measures texts a second in the shapes of published models"
+            f"{name} returns vectors or scores of whole texts, so there is no prefill or decoding to "
+            "measure. "
+            f"`galley graph {name}` times a text of 64 tokens; `python -m benchmarks.embeddings`, in "
+            "Galley's "
+            "source tree, measures texts per second with the shapes of published models"
         )
 
 
@@ -162,7 +164,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 def _measure(threads: int | None, memory_mib: int, repeats: int) -> "Machine":
     from galley.ops.executor import executor_factory
 
-    executor_factory("cpu")  # names the remedy where there is no native module
+    executor_factory("cpu")  # raises an error with the remedy if there is no native module
     from galley.bench.machine import PHASES, measure_machine
     from galley.ops.isa import naming
 

@@ -24,7 +24,7 @@ _FILE: Final = click.Path(path_type=Path, exists=True)
 _SECONDS: Final = click.FloatRange(min=0, min_open=True)
 _REQUESTS: Final = 100
 _CONCURRENCY: Final = "1,4,16"
-_LATE: Final = 0.05  # of the median latency: a client later than that distorts its results
+_LATE: Final = 0.05  # of the median latency: a client that lags more than this distorts its results
 
 _Decorator: TypeAlias = Callable[[Callable[..., None]], Callable[..., None]]
 
@@ -40,31 +40,33 @@ def _options(*options: _Decorator) -> _Decorator:
 
 _load_options = _options(
     click.option(
-        "--rate", metavar="R,R,...", help="open loop: requests a second, Poisson arrivals"
+        "--rate", metavar="R,R,...", help="open loop: requests per second, Poisson arrivals"
     ),
     click.option(
         "--concurrency",
         metavar="N,N,...",
-        help=f"closed loop: requests at a time; default: {_CONCURRENCY}",
+        help=f"closed loop: concurrent requests; default: {_CONCURRENCY}",
     ),
     click.option(
         "--trace",
         type=_FILE,
         metavar="FILE",
-        help="open loop: JSONL whose lines have a timestamp (seconds) each, and what --data has",
+        help="open loop: JSONL lines with a timestamp (seconds) and the fields of --data",
     ),
     click.option(
-        "--requests", type=click.IntRange(min=1), help=f"of each run; default: {_REQUESTS}"
+        "--requests", type=click.IntRange(min=1), help=f"requests of each run; default: {_REQUESTS}"
     ),
     click.option(
-        "--seconds", type=_SECONDS, help="start requests for so long, in place of --requests"
+        "--seconds",
+        type=_SECONDS,
+        help="start requests for this many seconds, instead of --requests",
     ),
     click.option(
         "--warmup",
         type=click.IntRange(min=0),
         default=4,
         show_default=True,
-        help="requests before each run that are not counted",
+        help="uncounted warm-up requests before each run",
     ),
 )
 
@@ -87,32 +89,32 @@ _request_options = _options(
         metavar="LENGTH",
         default="128",
         show_default=True,
-        help="as --prompt-tokens; sent as max_tokens",
+        help="like --prompt-tokens; sent as max_tokens",
     ),
     click.option(
         "--shared-prefix",
         type=click.FloatRange(0, 1),
         default=0.0,
         show_default=True,
-        help="share of each synthetic prompt, from its beginning, that is the same in all",
+        help="share of each synthetic prompt, from the start, that all prompts have in common",
     ),
     click.option(
         "--data",
         type=_FILE,
         metavar="PATH",
-        help="JSONL of prompts (prompt or messages, output_tokens); for transcriptions a recording or a "
-        "folder of them",
+        help="JSONL of prompts (prompt or messages, output_tokens); for transcriptions, a recording or a "
+        "folder of recordings",
     ),
     click.option(
         "--ignore-eos/--no-ignore-eos",
         default=True,
-        help="ask for answers of full length; default: yes",
+        help="request answers of full length; default: yes",
     ),
     click.option(
         "--body",
         metavar="JSON",
         default="{}",
-        help='further fields of requests: {"temperature": 1}',
+        help='additional request fields: {"temperature": 1}',
     ),
     click.option("--model", metavar="NAME", help="served name; default: the first of /v1/models"),
     click.option(
@@ -122,7 +124,11 @@ _request_options = _options(
         help="sent as bearer token",
     ),
     click.option(
-        "--timeout", type=_SECONDS, default=600.0, show_default=True, help="seconds for one request"
+        "--timeout",
+        type=_SECONDS,
+        default=600.0,
+        show_default=True,
+        help="time limit of a request in seconds",
     ),
     click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True),
 )
@@ -132,7 +138,9 @@ _report_options = _options(
         "--slo", metavar="M=T,...", default="", help="for goodput: ttft=1s,tpot=50ms,latency=10s"
     ),
     click.option(
-        "--price-per-hour", type=_SECONDS, help="of the server's machine, US dollars: for the cost"
+        "--price-per-hour",
+        type=_SECONDS,
+        help="price of the server's machine in US dollars, to compute the cost per token",
     ),
     click.option(
         "--json", "json_file", type=_PATH, metavar="FILE", help="also write all figures to FILE"
@@ -145,7 +153,7 @@ _report_options = _options(
         nargs=2,
         type=_FILE,
         metavar="A.json B.json",
-        help="measure nothing: two reports of --json beside each other; with --html in one page",
+        help="measure nothing; compare two reports of --json side by side, with --html on one page",
     ),
 )
 
@@ -159,14 +167,17 @@ _report_options = _options(
     ),
 )
 @click.argument(
-    "target", metavar="[URL | MODEL]", required=False, help="a running server, or what to serve"
+    "target",
+    metavar="[URL | MODEL]",
+    required=False,
+    help="a running server, or the model to serve",
 )
 @click.argument(
     "serve_flags",
     nargs=-1,
     metavar="[-- FLAGS]",
     type=click.UNPROCESSED,
-    help="flags of galley serve, with MODEL",
+    help="flags of galley serve, only with MODEL",
 )
 @_load_options
 @_request_options
@@ -179,9 +190,9 @@ def serve(
     compare: tuple[Path, Path] | None,
     **options: Any,
 ) -> None:
-    """Measure a server with OpenAI's API, as its clients see it.
+    """Measure a server with OpenAI's API, as seen by its clients.
 
-    URL is any server that runs. MODEL is a folder, hub id or bundled model; galley serve is started for it
+    URL is any running server. MODEL is a folder, hub id or bundled model; galley serve is started with it
     on this machine, with the FLAGS after --.
     """
     check_folders(json=json_file, html=html_file)
@@ -189,7 +200,7 @@ def serve(
         _compare(compare, html_file)
         return
     if target is None:
-        raise SettingsError("name a server's URL or a model to serve, or two reports to --compare")
+        raise SettingsError("give a server's URL, a model to serve, or two reports to --compare")
     is_url = target.startswith(("http://", "https://"))
     if is_url and serve_flags:
         raise SettingsError(
@@ -221,9 +232,9 @@ def _plan(options: dict[str, Any]) -> "Plan":
 
     given = [name for name in ("rate", "concurrency", "trace") if options[name] is not None]
     if len(given) > 1:
-        raise SettingsError(f"--{given[0]} and --{given[1]}: a run has one of them")
+        raise SettingsError(f"--{given[0]} and --{given[1]} exclude each other; give one of them")
     if options["requests"] is not None and options["seconds"] is not None:
-        raise SettingsError("--requests and --seconds: a run has one of them")
+        raise SettingsError("--requests and --seconds exclude each other; give one of them")
     kind = given[0] if given else "concurrency"
     requests, times = options["requests"], []
     if kind == "trace":
@@ -253,8 +264,10 @@ def _workload(options: dict[str, Any]) -> "Workload":
 
     data, trace = options["data"], options["trace"]
     if data and trace:
-        raise SettingsError("--data and --trace: the lines of a trace say what is asked")
-    heard = options["endpoint"] == "transcriptions"
+        raise SettingsError(
+            "--data and --trace exclude each other: the lines of a trace contain the prompts"
+        )
+    transcribes = options["endpoint"] == "transcriptions"
     return Workload(
         endpoint=options["endpoint"],
         prompt_tokens=Lengths.parse(options["prompt_tokens"], "--prompt-tokens"),
@@ -262,8 +275,10 @@ def _workload(options: dict[str, Any]) -> "Workload":
         shared_prefix=options["shared_prefix"],
         ignore_eos=options["ignore_eos"],
         body=_json_object("--body", options["body"]),
-        lines=read_lines(data or trace, trace=bool(trace)) if (data or trace) and not heard else (),
-        recordings=find_recordings(data) if data and heard else (),
+        lines=read_lines(data or trace, trace=bool(trace))
+        if (data or trace) and not transcribes
+        else (),
+        recordings=find_recordings(data) if data and transcribes else (),
         seed=options["seed"],
     )
 
@@ -288,10 +303,10 @@ def _measure(
     from galley.machine import available_cores, cpu_name
 
     names = [name for name in _TOLD if not (workload.recordings and name in _LENGTHS)]
-    told = {
+    facts = {
         name.replace("_", " "): str(options[name]) for name in names if options[name] is not None
     }
-    told |= {"warm-up": f"{plan.warm_up} requests", "seed": str(options["seed"])}
+    facts |= {"warm-up": f"{plan.warm_up} requests", "seed": str(options["seed"])}
     client = Client(url, api_key=options["api_key"], timeout=options["timeout"])
     with _bar(plan) as on_progress:
         return asyncio.run(
@@ -301,7 +316,7 @@ def _measure(
                 workload,
                 model=options["model"],
                 target=target,
-                told=told,
+                workload_facts=facts,
                 machine=f"{cpu_name()}, {available_cores()} cores",
                 on_progress=on_progress,
             )
@@ -320,10 +335,10 @@ def _bar(plan: "Plan") -> Iterator[Callable[[str, int], None]]:
 
 
 def _print(report: "Report") -> None:
-    from galley.bench.serve.compare import beside
+    from galley.bench.serve.compare import comparison_rows
 
     print(f"{report.target}, model {report.model}")
-    print(table(("load", *(point.name for point in report.points)), beside(report.points)))
+    print(table(("load", *(point.name for point in report.points)), comparison_rows(report.points)))
     for point in report.points:
         for kind, count in point.errors.items():
             print(f"{point.name}: {count} x {kind}: {point.details[kind]}")
@@ -363,7 +378,7 @@ def _json_object(name: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise SettingsError(f"{name} is no JSON: {error}") from error
+        raise SettingsError(f"{name} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise SettingsError(f"{name} is {text!r}, expected an object")
     return value

@@ -44,7 +44,7 @@ def list_files() -> None:
     """List the packed weights and measured results on disk, last used first."""
     folder, files = _files()
     if not files:
-        click.echo(f"{folder} holds no packed weights")
+        click.echo(f"no packed weights in {folder}")
         _list_results()
         return
     rows = []
@@ -73,19 +73,19 @@ def _list_results() -> None:
     "--older-than",
     metavar="DAYS",
     type=click.FloatRange(min=0),
-    help="remove packed weights last used more than so many days ago",
+    help="remove packed weights last used more than this many days ago",
 )
 @click.option(
     "--max-size",
     metavar="SIZE",
     callback=parse_size,
-    help="keep at most so much (500MB, 2GB), the most recently used first",
+    help="keep at most this much (500MB, 2GB), the most recently used first",
 )
 def prune(everything: bool, older_than: float | None, max_size: int | None) -> None:
-    """Remove packed weights that no start can use any more, and those that the options select.
+    """Remove packed weights that can no longer be used, and those that the options select.
 
-    No start can use damaged files, those of another version, and those of checkpoints that have changed
-    or gone. A running engine keeps what it has mapped.
+    Files that are damaged, of another version, or of a checkpoint that has changed or been deleted can no
+    longer be used. A running engine keeps what it has mapped.
     """
     folder, files = _files()
     freed, left = 0, sum(file.size for file in files)
@@ -118,7 +118,7 @@ def prune(everything: bool, older_than: float | None, max_size: int | None) -> N
 def _files() -> "tuple[Path, list[CachedFile]]":
     from galley.ops.executor import executor_factory
 
-    executor_factory("cpu")  # whose files these are; reports the problem where it is missing
+    executor_factory("cpu")  # the files belong to it; raises a clear error if it is missing
     from galley.ops.packed_files import cached_files, packed_folder, tidy
 
     try:
@@ -145,11 +145,11 @@ def _unwanted(
         elif everything:
             yield file, "--all was given"
         elif file.path.name not in current:
-            yield file, "the checkpoint has changed or gone"
+            yield file, "the checkpoint has changed or been deleted"
         elif older_than is not None and days > older_than:
             yield file, f"last used {ago(days * DAY_SECONDS)}"
         elif max_size is not None and kept + file.size > max_size:
-            yield file, f"{in_bytes(max_size)} are full"
+            yield file, f"--max-size {in_bytes(max_size)} exceeded"
         else:
             kept += file.size
 

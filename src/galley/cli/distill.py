@@ -13,7 +13,7 @@ from galley.cli.training import (
     SETTINGS,
     examples_of,
     need_torch,
-    told,
+    summary,
     training_options,
 )
 from galley.errors import SettingsError
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 @click.option(
     "--layers",
     metavar="0,2,5",
-    help="the student is these layers of the teacher, whose weights must be bf16, f16 or f32",
+    help="build the student from these layers of the teacher, whose weights must be bf16, f16 or f32",
 )
 @click.option(
     "--student-config",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="the student is a new model of this config.json, with the teacher's vocabulary",
+    help="build a new student from this config.json, with the teacher's vocabulary",
 )
 @click.option(
     "--student-model",
     metavar="MODEL",
-    help="the student is this model, trained further: a smaller one of the teacher's family",
+    help="train this model further: a smaller one of the teacher's family",
 )
 @training_options(learning_rate=1e-3)
 def distill(
@@ -56,15 +56,15 @@ def distill(
     student_model: str | None,
     **how: Any,
 ) -> None:
-    """Train a student to say what a teacher says, and write it as a checkpoint that galley serve reads.
+    """Train a student model to imitate a teacher, and write it as a checkpoint for galley serve.
 
-    The student has the teacher's tokenizer and chat template: it is a model to serve, or a draft model for
-    the teacher. --weight-dtype and --executor say how the teacher runs. An interrupted run goes on where
-    it was when it is started again.
+    The student keeps the teacher's tokenizer and chat template, so it can be served, or used as a draft
+    model for the teacher. --weight-dtype and --executor apply to the teacher. Start an interrupted run
+    again to resume it.
     """
     if [layers, student_config, student_model].count(None) != 2:
         raise SettingsError(
-            "give one of --layers, --student-config and --student-model: it says what the student is"
+            "give exactly one of --layers, --student-config and --student-model, to define the student"
         )
     need_torch()
     from dataclasses import replace
@@ -90,7 +90,7 @@ def distill(
     examples, source = examples_of(settings, read, data, **text)
     task = Task(read, settings, made, replace(settings, quantize="auto"))
     report = train(task, examples, options, student, progress)
-    print(told(student, report, source, time.monotonic() - began))
+    print(summary(student, report, source, time.monotonic() - began))
 
 
 def _student(read: "Model", layers: str | None, config: Path | None, seed: int) -> "Student":

@@ -22,23 +22,28 @@ _MARKS: Final = {"ok": "ok", "note": "note", "warning": "WARNING", "problem": "P
     "--measure/--no-measure",
     default=True,
     show_default=True,
-    help="run cores and memory for some seconds",
+    help="measure cores and memory for some seconds",
 )
-@click.option("--json", "json_file", metavar="FILE", help="also write FILE; -: to stdout, alone")
+@click.option(
+    "--json",
+    "json_file",
+    metavar="FILE",
+    help="also write the findings to FILE; -: write only JSON, to stdout",
+)
 def doctor(flags: Flags, measure: bool, json_file: str | None) -> None:
-    """Find what is wrong with this machine for serving models, what it costs and what to do.
+    """Find problems of this machine for serving models, with their costs and remedies.
 
-    Looks at kernels, cores, memory, GPUs, the disk of packed weights, the port and open files, with the
-    settings that galley serve would have here. Exit codes: 0 nothing worse than a note, 1 warnings, 2
+    Checks kernels, cores, memory, GPUs, the disk of packed weights, the port and open files, with the
+    settings that galley serve would use here. Exit codes: 0 for notes at most, 1 for warnings, 2 for
     problems.
     """
     check_folders(json=Path(json_file) if json_file else None)  # the folder of "-" exists
     settings = flags.settings()
     from galley.doctor.examine import examine
-    from galley.doctor.findings import EXIT_CODES, Asked, Host, worst
+    from galley.doctor.findings import EXIT_CODES, Context, Host, worst
 
     findings: list[Finding] = []
-    for finding in examine(Asked(settings, Host()), measure=measure):
+    for finding in examine(Context(settings, Host()), measure=measure):
         findings.append(finding)
         if json_file != "-":
             _print(finding)

@@ -28,17 +28,24 @@ _TOGETHER: Final = 256
 @click.option(
     "--file",
     type=click.Path(path_type=Path, allow_dash=True),
-    help='a text a line, or JSON lines with "text" (or "input") if it ends in .jsonl; - is the standard '
-    "input",
+    help='one text per line, or JSON lines with "text" (or "input") if the name ends in .jsonl; - is the '
+    "standard input",
 )
 @click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     help="write the vectors to this file; default: print them",
 )
-@click.option("--dimensions", type=click.IntRange(min=1), help="the first so many of each vector")
-@click.option("--prompt-name", help='of a prompt of the model that is put before texts, as "query"')
-@click.option("--truncate", is_flag=True, help="cut texts to what the model takes")
+@click.option(
+    "--dimensions",
+    type=click.IntRange(min=1),
+    help="keep this many leading dimensions of each vector",
+)
+@click.option(
+    "--prompt-name",
+    help='name of one of the model\'s prompts to prepend to each text, such as "query"',
+)
+@click.option("--truncate", is_flag=True, help="cut texts to the model's context")
 def embed(
     flags: Flags,
     texts: Sequence[str],
@@ -46,13 +53,13 @@ def embed(
     output: Path | None,
     **wanted: Any,
 ) -> None:
-    """Make vectors of TEXTS, or of those in a file, with a model of embeddings.
+    """Compute the embeddings of TEXTS, or of the texts in a file.
 
-    A line of JSON for each text, in their order: {"index": 0, "text": "...", "embedding": [...]}.
-    Without --model it is the bundled galley-demo-embed.
+    Prints a line of JSON for each text, in order: {"index": 0, "text": "...", "embedding": [...]}. The
+    default model is the bundled galley-demo-embed.
     """
     if bool(texts) == (file is not None):
-        raise SettingsError("give texts, or --file FILE with a text a line")
+        raise SettingsError("give texts, or --file FILE with one text per line")
     settings = flags.settings()
     settings = dataclasses.replace(settings, model=settings.model or BUNDLED_EMBED)
     start_logging(settings)
@@ -73,7 +80,7 @@ def embed(
             target.flush()
             bar.update(len(batch))
     if not index:
-        raise RequestError(f"{file} has no text")
+        raise RequestError(f"{file} contains no text")
     if output is not None:
         say_written(output)
 
@@ -102,7 +109,7 @@ def _text_of(line: str, number: int, file: Path) -> str:
     if isinstance(found, dict):
         found = found.get("text", found.get("input"))
     if not isinstance(found, str) or not found:
-        raise RequestError(f'{file}, line {number}: needs "text" that is not empty')
+        raise RequestError(f'{file}, line {number}: "text" is missing or empty')
     return found
 
 

@@ -11,8 +11,9 @@ from galley.cli.eval_own import answers, perplexity
 from galley.cli.eval_quality import quality
 from galley.cli.options import MODEL_HELP, Command, Flags, Group, start_logging, with_flags
 from galley.cli.report import check_folders, json_option, write_json
+from galley.cli.speech_options import speech_options, transcribe_options
 from galley.cli.terminal import progress, table
-from galley.cli.transcribe import speech_options, speech_settings, transcribe_options
+from galley.cli.transcribe import speech_settings
 from galley.settings.engine import EngineSettings
 from galley.types import SamplingParams
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from galley.speech.evaluate import Scores, Transcribed
 
 _LONGEST_ANSWER: Final = 256
-"""Most tokens of an answer. Right answers have at most as many characters; longer ones are wrong anyway."""
+"""Most tokens of an answer. No correct answer has more characters; longer ones are wrong anyway."""
 
 
 @click.group("eval", cls=Group)
@@ -43,7 +44,7 @@ eval_group.add_command(quality)
 def demo(flags: Flags, model: str | None, json_file: Path | None) -> None:
     """Score the call-centre tasks on both held-out sets, by exact match of greedy answers.
 
-    Set 1 holds out names, accounts and numbers; set 2 the wordings, too.
+    Set 1 holds out names, accounts and numbers; set 2 also holds out the wordings.
     """
     settings = flags.settings(model=model)
     start_logging(settings)
@@ -89,16 +90,16 @@ def speech(flags: Flags, manifest: Path, json_file: Path | None, **wanted: Any) 
         Transcriber.from_settings(settings) as transcriber,
         progress("transcribing", len(samples)) as bar,
     ):
-        heard = transcribe_all(transcriber, samples, options, bar.update)
-    scores = score(heard)
+        transcribed = transcribe_all(transcriber, samples, options, bar.update)
+    scores = score(transcribed)
     print(
-        f"{len(heard)} recordings, {scores.audio_seconds:.0f} s: WER {scores.wer:.1%}, "
+        f"{len(transcribed)} recordings, {scores.audio_seconds:.0f} s: WER {scores.wer:.1%}, "
         f"CER {scores.cer:.1%}, real-time factor {scores.real_time_factor:.3f}"
     )
-    write_json(json_file, _speech_json(heard, scores))
+    write_json(json_file, _speech_json(transcribed, scores))
 
 
-def _speech_json(heard: "Sequence[Transcribed]", scores: "Scores") -> dict[str, Any]:
+def _speech_json(transcribed: "Sequence[Transcribed]", scores: "Scores") -> dict[str, Any]:
     return {
         **asdict(scores),
         "recordings": [
@@ -109,7 +110,7 @@ def _speech_json(heard: "Sequence[Transcribed]", scores: "Scores") -> dict[str, 
                 "audio_seconds": round(one.audio_seconds, 3),
                 "seconds": round(one.seconds, 3),
             }
-            for one in heard
+            for one in transcribed
         ],
     }
 

@@ -19,12 +19,16 @@ _MOST_MISSES: Final = 5
 
 @click.command(cls=Command)
 @with_flags(EngineSettings, model=True)
-@click.argument("text", metavar="FILE", type=click.Path(path_type=Path), help="text in UTF-8")
+@click.argument("text", metavar="FILE", type=click.Path(path_type=Path), help="UTF-8 text")
 @click.option(
-    "--context", type=int, help="tokens of a window; default: 2048, or the model's context if less"
+    "--context",
+    type=int,
+    help="tokens per window; default: 2048, or the model's context if shorter",
 )
 @click.option(
-    "--stride", type=int, help="tokens from a window to the next one; default: half of --context"
+    "--stride",
+    type=int,
+    help="tokens from the start of one window to the next; default: half of --context",
 )
 @json_option
 def perplexity(
@@ -41,7 +45,7 @@ def perplexity(
     try:
         words = text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"{text} cannot be read: {error}") from error
+        raise RequestError(f"cannot read {text}: {error}") from error
     from galley.llm.evaluate import TextScorer
     from galley.llm.llm import LLM
 
@@ -71,22 +75,22 @@ def perplexity(
     type=click.Choice(("exact", "contains")),
     default="exact",
     show_default=True,
-    help="what the model says is the answer, or has the answer in it",
+    help="exact: the output must equal an answer; contains: the output must contain one",
 )
 @click.option("--system", default="", help="system message before each prompt")
-@click.option("--plain", is_flag=True, help="continue prompts as they are, without chat template")
+@click.option("--plain", is_flag=True, help="continue the prompts without the chat template")
 @click.option(
     "--max-tokens",
     type=click.IntRange(min=1),
     default=256,
     show_default=True,
-    help="most tokens of an answer",
+    help="maximum tokens of an answer",
 )
 @json_option
 def answers(
     flags: Flags, questions: Path, max_tokens: int, json_file: Path | None, **wanted: Any
 ) -> None:
-    """Count a model's right answers to questions of your own, asked at temperature 0.
+    """Count a model's right answers to questions of your own, at temperature 0.
 
     A line may have "messages" instead of "prompt", and a list of right answers as "answer".
     """
@@ -99,22 +103,24 @@ def answers(
     read = read_questions(questions)
     greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     with LLM.from_settings(settings) as llm, progress("answering", len(read)) as bar:
-        told = ask(llm, read, greedy, together=settings.running_limit, advance=bar.update, **wanted)
+        results = ask(
+            llm, read, greedy, together=settings.running_limit, advance=bar.update, **wanted
+        )
         name = llm.info.name
-    misses = [one for one in told if not one.right]
-    right = len(told) - len(misses)
+    misses = [one for one in results if not one.right]
+    right = len(results) - len(misses)
     for miss in misses[:_MOST_MISSES]:
         print(f"wrong: {miss.said[:200]!r} is not {' or '.join(map(repr, miss.question.answers))}")
     print(
-        f"{name}: {right} of {len(told)} right = {right / len(told):.1%} ({wanted['match']} match)"
+        f"{name}: {right} of {len(results)} right = {right / len(results):.1%} ({wanted['match']} match)"
     )
     page = {
         "model": name,
         "file": str(questions),
         "match": wanted["match"],
         "correct": right,
-        "total": len(told),
-        "rate": right / len(told),
+        "total": len(results),
+        "rate": right / len(results),
         "answers": [
             {
                 "asked": one.question.conversation,
@@ -122,7 +128,7 @@ def answers(
                 "answer": one.said,
                 "right": one.right,
             }
-            for one in told
+            for one in results
         ],
     }
     write_json(json_file, page)

@@ -32,9 +32,7 @@ _KEPT_TOKENS: Final = 100
 )
 @with_flags(EngineSettings)
 @click.argument("model", required=False, help=MODEL_HELP)
-@click.option(
-    "--against", metavar="BASE", help="checkpoint that is the truth; default: MODEL itself"
-)
+@click.option("--against", metavar="BASE", help="checkpoint to compare with; default: MODEL itself")
 @click.option(
     "--against-weight-dtype",
     "--against-quantize",
@@ -42,13 +40,13 @@ _KEPT_TOKENS: Final = 100
     type=Choice(_KINDS, SPELLINGS),
     default="auto",
     show_default=True,
-    help="type of the base's weights; auto: as its checkpoint",
+    help="type of the base's weights; auto: the checkpoint's",
 )
 @click.option(
     "--also",
     type=Choice(_KINDS, SPELLINGS),
     multiple=True,
-    help="measure MODEL as this kind, too; repeat for several",
+    help="also measure MODEL with this weight type; repeat for several",
 )
 @click.option(
     "--data",
@@ -62,29 +60,33 @@ _KEPT_TOKENS: Final = 100
     type=click.IntRange(min=2),
     default=8192,
     show_default=True,
-    help="of text to compare on",
+    help="tokens of text to compare on",
 )
 @click.option(
     "--context",
     type=click.IntRange(min=2),
     default=512,
     show_default=True,
-    help="tokens of a window at most",
+    help="maximum tokens per window",
 )
 @click.option(
     "--match",
     type=click.Choice(("exact", "contains")),
     default="exact",
     show_default=True,
-    help="an answer is right if it is the expected one, or has it in it",
+    help="exact: an answer must equal the expected one; contains: it must contain it",
 )
 @click.option(
-    "--max-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="of an answer"
+    "--max-tokens",
+    type=click.IntRange(min=1),
+    default=256,
+    show_default=True,
+    help="maximum tokens of an answer",
 )
 @click.option(
     "--sensitivity",
     is_flag=True,
-    help="also measure each part of the base by itself as int4 and int8, for the page and the JSON",
+    help="also measure each part of the base separately as int4 and int8, for the page and the JSON",
 )
 @json_option
 @click.option(
@@ -99,7 +101,7 @@ def quality(
 ) -> None:
     """Measure what quantization costs: a model compared with its base, on the same tokens.
 
-    The base rounds nothing: its inputs of linear layers, keys and values are float32. Printed are
+    The base runs unrounded: the inputs of its linear layers, keys and values are float32. Prints
     perplexity, divergence of the next token's probabilities (KL, over the whole vocabulary), how often both
     models have the same likeliest token, how long greedy answers agree, right answers, size and speed.
     """
@@ -165,8 +167,8 @@ def _compare(
 def _as_json(comparison: "Comparison") -> dict[str, Any]:
     def measured(one: Any) -> dict[str, Any]:
         kept = one.tokens[:_KEPT_TOKENS]
-        told = [{**asdict(token), "text": comparison.spelled[token.token]} for token in kept]
-        return {**asdict(one), "tokens": told}
+        tokens = [{**asdict(token), "text": comparison.spelled[token.token]} for token in kept]
+        return {**asdict(one), "tokens": tokens}
 
     return {
         "base": asdict(comparison.base),

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     type=click.IntRange(min=1),
     default=50,
     show_default=True,
-    help="steps timed for each row; the median is shown",
+    help="timed steps per row; the median is shown",
 )
 @click.option(
     "--html",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="write table and picture to FILE",
+    help="write the table and the picture to FILE",
 )
 @click.option(
     "--svg", metavar="FILE", type=click.Path(path_type=Path), help="write the picture to FILE"
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 def graph(
     flags: Flags, model: str | None, repeats: int, html: Path | None, svg: Path | None
 ) -> None:
-    """Show what each graph pass gains.
+    """Show the gain of each graph pass.
 
-    A row is the program after a pass: its ops, the bytes of weights read and of buffers read and written
-    for one token, the memory that the buffers share, and the time of a decoding step with one row; of a
-    model of embeddings, or a reranker, of a text of 64 tokens. The picture is the program as the native
-    executor runs it. Of a speech model it is the decoder.
+    Each row describes the program after a pass: its ops, the bytes of weights read and of buffers read and
+    written for one token, the memory that the buffers share, and the time of a decoding step with one row
+    (for embedding models and rerankers, of a text of 64 tokens). The picture shows the program as the
+    native executor runs it; for a speech model, its decoder.
     """
     settings = flags.settings(model=model)
     check_folders(html=html, svg=svg)
@@ -50,7 +50,9 @@ def graph(
     from galley.formats.source import resolve_model
     from galley.ops.executor import executor_factory
 
-    executor_factory("cpu")  # names the missing part, where the imports below would just fail
+    executor_factory(
+        "cpu"
+    )  # raises an error that names the missing part, before the imports below fail
     from galley.engine.stages import measure_eager, measure_stages, stage_names
     from galley.graph.picture import draw_svg
 

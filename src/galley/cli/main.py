@@ -70,7 +70,7 @@ for command in (
 def main() -> None:
     """Run the command line. Exit codes: 0 success, 1 failure, 2 wrong usage or settings, 130 Ctrl-C."""
     try:
-        # An exit code when a command ends with one, else None, which is 0.
+        # A command's exit code, or None, which means 0.
         sys.exit(app.main(prog_name="galley", standalone_mode=False))
     except click.ClickException as error:
         error.show()

@@ -121,10 +121,10 @@ def with_flags(
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def call(context: click.Context, /, config: Path | None, **values: object) -> None:
             given = {name: values.pop(name) for name, _ in options}
-            told = {name: v for name, v in given.items() if _on_command_line(context, name)}
-            command(flags=Flags(told, config), **values)
+            given_flags = {name: v for name, v in given.items() if _on_command_line(context, name)}
+            command(flags=Flags(given_flags, config), **values)
 
-        # update_wrapper also copies the arguments that click decorators below have declared.
+        # update_wrapper also copies the arguments that the click decorators below have declared.
         decorated: Callable[..., None] = functools.update_wrapper(click.pass_context(call), command)
         for _, option in reversed(options):
             decorated = option(decorated)
@@ -272,5 +272,5 @@ _CONFIG: Final = click.option(
     "--config",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="settings as YAML; default: galley.yaml in this folder, if there is one",
+    help="YAML file of settings; default: galley.yaml in the working directory, if it exists",
 )

@@ -59,20 +59,20 @@ def _refused(server: Server, names: str, note: str, *, takes_value: bool = True)
     return Flag(server, tuple(names.split()), note=note, takes_value=takes_value)
 
 
-_FROM_CHECKPOINT: Final = "read from the checkpoint: leave it out"
+_FROM_CHECKPOINT: Final = "read from the checkpoint; leave it out"
 
 FLAGS: Final = (
     Flag("vLLM", ("--model",), note="the model is an argument", positional=True),
     _same("vLLM", "--max-num-seqs", "--max-running"),
     _same("vLLM", "--max-num-batched-tokens", "--max-batch-tokens"),
-    _same("vLLM", "--kv-cache-dtype", "--kv-dtype", "int8 or int4 take the place of fp8"),
+    _same("vLLM", "--kv-cache-dtype", "--kv-dtype", "int8 or int4 instead of fp8"),
     _switch("vLLM", "--enable-prefix-caching", "--prefix-cache", "on by default"),
     _switch("vLLM", "--no-enable-prefix-caching", "--no-prefix-cache"),
     _same(
         "vLLM",
         "--tool-call-parser",
         "--tool-parser",
-        "found by the chat template if left out",
+        "detected from the chat template by default",
         llama3_json="llama",
         llama4_pythonic="pythonic",
         qwen3_coder="qwen_xml",
@@ -86,20 +86,20 @@ FLAGS: Final = (
         "vLLM",
         "--reasoning-parser",
         "--reasoning-parser",
-        "found by the chat template if left out",
+        "detected from the chat template by default",
         deepseek_r1="think",
         qwen3="think",
     ),
     _always("vLLM", "--enable-chunked-prefill", "always on"),
     _always("vLLM", "--enable-auto-tool-choice", "always on"),
-    _always("vLLM", "--async-scheduling --enforce-eager", "nothing to switch"),
+    _always("vLLM", "--async-scheduling --enforce-eager", "nothing to configure"),
     _always("vLLM", "--disable-log-requests", "prompts are not logged without --log-prompts"),
     _switch("vLLM", "--enable-log-requests", "--log-prompts"),
     _same("vLLM", "--max-loras", "--max-adapters"),
     _same("vLLM", "--max-lora-rank", "--adapter-rank"),
-    _same("vLLM", "--lora-modules", "--adapter", "NAME=FOLDER; repeat it for several"),
-    _always("vLLM", "--enable-lora", "on where --adapter or --max-adapters is given"),
-    _same("vLLM", "--allowed-origins", "--cors-origin", "one origin; repeat it for several"),
+    _same("vLLM", "--lora-modules", "--adapter", "NAME=FOLDER; repeat for several"),
+    _always("vLLM", "--enable-lora", "on if --adapter or --max-adapters is given"),
+    _same("vLLM", "--allowed-origins", "--cors-origin", "one origin; repeat for several"),
     _same("vLLM", "--ssl-certfile", "--tls-cert"),
     _same("vLLM", "--ssl-keyfile", "--tls-key"),
     _same("vLLM", "--uvicorn-log-level", "--log-level"),
@@ -107,21 +107,23 @@ FLAGS: Final = (
     _refused(
         "vLLM",
         "--gpu-memory-utilization",
-        "use --kv-memory-fraction (of the memory left beside the weights) or --kv-cache-tokens",
+        "use --kv-memory-fraction (of the memory that the weights leave) or --kv-cache-tokens",
     ),
     _refused(
-        "vLLM", "--quantization -q", f"{_FROM_CHECKPOINT}, or round at load with --weight-dtype"
+        "vLLM",
+        "--quantization -q",
+        f"{_FROM_CHECKPOINT}, or quantise while loading with --weight-dtype",
     ),
     _refused("vLLM", "--load-format", _FROM_CHECKPOINT),
     _refused("vLLM", "--tokenizer --hf-config-path", "the checkpoint's own is used"),
     _refused("vLLM", "--tokenizer-mode", _FROM_CHECKPOINT),
-    _refused("vLLM", "--trust-remote-code", "code of a checkpoint is never run", takes_value=False),
-    _refused("vLLM", "--block-size", "blocks have 16 tokens: leave it out"),
+    _refused("vLLM", "--trust-remote-code", "code in a checkpoint is never run", takes_value=False),
+    _refused("vLLM", "--block-size", "blocks have 16 tokens; leave it out"),
     _refused(
-        "vLLM", "--swap-space --cpu-offload-gb", "preempted sequences are recomputed: leave it out"
+        "vLLM", "--swap-space --cpu-offload-gb", "preempted sequences are recomputed; leave it out"
     ),
     _refused("vLLM", "--download-dir", "set HF_HOME, or give a folder as the model"),
-    _refused("vLLM", "--seed", "send a seed with the request; greedy answers need none"),
+    _refused("vLLM", "--seed", "set the seed in each request; greedy decoding needs none"),
     _refused("vLLM", "--chat-template", "put chat_template.jinja into the checkpoint's folder"),
     _refused(
         "vLLM",
@@ -129,16 +131,21 @@ FLAGS: Final = (
         "a model runs on one machine with all of its cores (--threads)",
     ),
     _refused("vLLM", "--speculative-config", "use --draft-model and --speculation"),
-    _refused("vLLM", "--num-speculative-tokens", "the number follows from what is accepted"),
-    _refused("vLLM", "--structured-outputs-config", "llguidance is built in: leave it out"),
-    _refused("vLLM", "--scheduling-policy", "requests carry a priority; see --priority-steps"),
-    _refused("vLLM", "--max-logprobs", "20, as in OpenAI's API: leave it out"),
+    _refused("vLLM", "--num-speculative-tokens", "the number adapts to the acceptance rate"),
+    _refused("vLLM", "--structured-outputs-config", "llguidance is built in; leave it out"),
+    _refused("vLLM", "--scheduling-policy", "requests have a priority; see --priority-steps"),
+    _refused("vLLM", "--max-logprobs", "fixed at 20, as in OpenAI's API; leave it out"),
     _refused("vLLM", "--hf-token", "set HF_TOKEN"),
     _refused("vLLM", "--root-path --middleware", "put a reverse proxy in front"),
-    _refused("vLLM", "--task --runner", "follows from the checkpoint: leave it out"),
-    _refused("vLLM", "--limit-mm-per-prompt", "models read text and audio, no images"),
+    _refused("vLLM", "--task --runner", "determined by the checkpoint; leave it out"),
+    _refused("vLLM", "--limit-mm-per-prompt", "models accept text and audio, not images"),
     Flag("llama-server", ("-m",), note="the model is an argument", positional=True),
-    _same("llama-server", "-c --ctx-size", "--max-model-len", "of one request, not of all slots"),
+    _same(
+        "llama-server",
+        "-c --ctx-size",
+        "--max-model-len",
+        "per request, not for all slots together",
+    ),
     _same("llama-server", "-t", "--threads"),
     _same("llama-server", "-np --parallel", "--max-running"),
     _same("llama-server", "-a --alias", "--served-model-name"),
@@ -149,23 +156,25 @@ FLAGS: Final = (
     _refused(
         "llama-server",
         "-ctk --cache-type-k -ctv --cache-type-v",
-        "use --kv-dtype: keys and values have one type",
+        "use --kv-dtype; keys and values have the same type",
     ),
     _refused(
-        "llama-server", "-ngl --gpu-layers --n-gpu-layers", "the model runs where --device says"
+        "llama-server",
+        "-ngl --gpu-layers --n-gpu-layers",
+        "use --device to choose where the model runs",
     ),
     _refused("llama-server", "-b --batch-size -ub --ubatch-size", "use --max-batch-tokens"),
     _refused("llama-server", "--lora --lora-scaled", "use --adapter NAME=FOLDER (PEFT's layout)"),
     _refused(
         "llama-server",
         "--mlock --no-mmap",
-        "weights are mapped and read once: leave it out",
+        "weights are mapped and read once; leave it out",
         takes_value=False,
     ),
     _refused(
         "llama-server",
         "--embedding --embeddings --reranking --rerank",
-        "follows from the checkpoint: leave it out",
+        "determined by the checkpoint; leave it out",
         takes_value=False,
     ),
     _refused(
@@ -242,11 +251,11 @@ def markdown(server: Server) -> str:
             there = ", ".join(f"`{name}`" for name in flag.names)
             here = f"`{flag.becomes}`" if flag.becomes else "MODEL" if flag.positional else ""
             rows.append(
-                f"| {there} | {here or ('accepted' if flag.always else '-')} | {_told(flag)} |"
+                f"| {there} | {here or ('accepted' if flag.always else '-')} | {_note(flag)} |"
             )
     return "\n".join(rows)
 
 
-def _told(flag: Flag) -> str:
+def _note(flag: Flag) -> str:
     pairs = ", ".join(f"`{there}` is `{here}`" for there, here in flag.values.items())
     return "; ".join(part for part in (flag.note, pairs) if part)

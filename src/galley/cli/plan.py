@@ -38,11 +38,11 @@ _READ_BYTES: Final = 256 << 20
     ),
 )
 @with_flags(("revision", "kv_dtype", "threads", "experts", "expert_cache_bytes"))
-@click.argument("model", required=False, help=f"{MODEL_HELP}. A config.json will do")
+@click.argument("model", required=False, help=f"{MODEL_HELP}. A config.json is enough")
 @click.option("--prompt", type=_COUNT, help="tokens of a prompt; default: 512, with --measure 128")
 @click.option("--output", type=_COUNT, help="tokens of an answer; default: 128, with --measure 32")
 @click.option(
-    "--concurrency", type=_COUNT, help="requests at a time; default: 8, with --measure 1, 8 and 32"
+    "--concurrency", type=_COUNT, help="concurrent requests; default: 8, with --measure 1, 8 and 32"
 )
 @click.option(
     "--weight-dtype",
@@ -50,7 +50,7 @@ _READ_BYTES: Final = 256 << 20
     "precisions",
     multiple=True,
     type=Choice(tuple(WEIGHT_DTYPES), SPELLINGS),
-    help="of the weights; repeat for several; default: bf16, int8 and int4",
+    help="weight type; repeat for several; default: bf16, int8 and int4",
 )
 @click.option("--ttft", type=_SECONDS, help="goal: seconds to the first token")
 @click.option("--tpot", type=_SECONDS, help="goal: seconds between tokens")
@@ -59,22 +59,22 @@ _READ_BYTES: Final = 256 << 20
     "names",
     metavar="NAME",
     multiple=True,
-    help="row of the table of machines, such as L4; repeat for several; default: all",
+    help="machine of the table, such as L4; repeat for several; default: all",
 )
 @click.option(
     "--gpus",
     type=click.IntRange(1, 64),
     default=1,
     show_default=True,
-    help="accelerators of one machine that share each matrix (tensor parallel)",
+    help="GPUs of one machine that share each matrix (tensor parallelism)",
 )
 @click.option("--hardware", metavar="FILE", type=_PATH, help="another table of machines")
 @click.option(
     "--measure",
     is_flag=True,
-    help="run the model here for some minutes and print predictions beside what is measured",
+    help="run the model here for some minutes, and print predictions next to measurements",
 )
-@click.option("--json", "json_file", metavar="FILE", type=_PATH, help="also write FILE")
+@click.option("--json", "json_file", metavar="FILE", type=_PATH, help="also write the plan to FILE")
 def plan(
     flags: Flags,
     model: str | None,
@@ -84,17 +84,18 @@ def plan(
     hardware: Path | None,
     json_file: Path | None,
     measure: bool,
-    **asked: Any,
+    **load_options: Any,
 ) -> None:
-    """Memory, latency, throughput and cost of a model, from its config.json alone.
+    """Predict memory, latency, throughput and cost of a model, from its config.json alone.
 
-    Each machine of the table is asked what it makes of so many requests at a time, each begun when another
-    ends. The plan then says how many at a time meet the goal (--ttft, --tpot), which machine is the
-    cheapest that does, and what stands in the way of the cheaper ones. By roofline: a step reads its bytes
-    at 80 % of the bandwidth, or computes at 60 % of the peak, whichever takes longer. With --measure it is
-    held against this machine instead, with the model's weights. With --experts disk machines without a
-    GPU are compared, which alone can leave experts there. Of a model of embeddings, or a reranker, the
-    load is whole texts of --prompt tokens: seconds are until a text's answer, tokens are those of texts.
+    Predicts how each machine of the table handles --concurrency requests, each started when another ends:
+    how many concurrent requests meet the goal (--ttft, --tpot), which machine is the cheapest that does,
+    and why the cheaper ones do not. The estimate is a roofline: a step reads its bytes at 80 % of the
+    bandwidth, or computes at 60 % of the peak, whichever takes longer. --measure compares predictions with
+    measurements on this machine instead, and needs the model's weights. --experts disk compares machines
+    without a GPU, since only these can leave experts on disk. For embedding models and rerankers, the load
+    is whole texts of --prompt tokens: latency is the time to a text's result, throughput counts tokens of
+    texts.
     """
     check_folders(json=json_file)
     settings = flags.settings(model=model)
@@ -114,22 +115,26 @@ def plan(
     program = build_program(fields)
     whole_texts = not is_gguf(config) and is_vector_model(fields, config.parent)
     if whole_texts:
-        _check_whole_texts(settings, measure, asked)
+        _check_whole_texts(settings, measure, load_options)
         program = over_whole_texts(program, program.shapes, all_rows=True)
     if program.encoder is not None:
-        raise SettingsError(f"{config}: galley plan knows language models; this one hears")
+        raise SettingsError(
+            f"{config} is a speech model; galley plan supports language, embedding and reranking models"
+        )
     chosen = precisions or COMPARED
     if measure:
         _check_measurable(chosen, names, gpus)
         if settings.experts == "disk":
             raise SettingsError(
-                "--measure runs with all experts in memory: leave --experts disk out"
+                "--measure runs with all experts in memory; leave out --experts disk"
             )
-        _measure(settings, program, chosen, asked, json_file)
+        _measure(settings, program, chosen, load_options, json_file)
         return
-    limits = {name: asked[name] for name in ("ttft", "tpot") if asked[name] is not None}
+    limits = {
+        name: load_options[name] for name in ("ttft", "tpot") if load_options[name] is not None
+    }
     output, prompt = (0, min(512, program.max_positions)) if whole_texts else (128, 512)
-    load = _load(program, asked, prompt=prompt, output=output, concurrency=8)
+    load = _load(program, load_options, prompt=prompt, output=output, concurrency=8)
     load = dataclasses.replace(load, expert_cache_bytes=settings.expert_cache_bytes)
     _plan(program, chosen, settings, load, machines, Goal(**limits), json_file)
 
@@ -140,26 +145,27 @@ def _check_measurable(precisions: Sequence[str], names: Sequence[str], gpus: int
         if precision not in RUNNABLE:
             raise SettingsError(f"--measure: the native executor has no {precision} weights")
     if names or gpus != 1:
-        raise SettingsError("--measure is about this machine: leave --machine and --gpus out")
+        raise SettingsError("--measure runs on this machine; leave out --machine and --gpus")
 
 
-def _check_whole_texts(settings: Settings, measure: bool, asked: Mapping[str, Any]) -> None:
+def _check_whole_texts(settings: Settings, measure: bool, load_options: Mapping[str, Any]) -> None:
     """Raise SettingsError, with the name, for options that only a generating model supports."""
     given = {
         "--measure": measure,
-        "--output": asked["output"],
-        "--tpot": asked["tpot"],
+        "--output": load_options["output"],
+        "--tpot": load_options["tpot"],
         "--experts disk": settings.experts == "disk",
     }
     for name, value in given.items():
         if value:
             raise SettingsError(
-                f"{name} is for models that generate, and this one makes vectors or scores of whole texts: "
-                "leave it out"
+                f"{name} is for models that generate text; this one returns vectors or scores of whole "
+                "texts. "
+                "Leave it out"
             )
 
 
-def _load(program: "Program", asked: Mapping[str, Any], **defaults: int) -> "Load":
+def _load(program: "Program", load_options: Mapping[str, Any], **defaults: int) -> "Load":
     """Return the requested load, with defaults for the rest.
 
     Raises:
@@ -167,7 +173,7 @@ def _load(program: "Program", asked: Mapping[str, Any], **defaults: int) -> "Loa
     """
     from galley.plan.predict import Load
 
-    load = Load(**{name: asked[name] or default for name, default in defaults.items()})
+    load = Load(**{name: load_options[name] or default for name, default in defaults.items()})
     if load.prompt + load.output > program.max_positions:
         raise SettingsError(
             f"a prompt of {load.prompt} and an output of {load.output} tokens exceed the model's context "
@@ -213,7 +219,8 @@ def _of_cpus(machines: "Sequence[Machine]") -> "Sequence[Machine]":
     found = [machine for machine in machines if machine.kind == "cpu"]
     if not found:
         raise SettingsError(
-            "experts is disk, but the table has no machine of kind cpu, and others keep them in memory"
+            "experts is disk, but the table has no machine of kind cpu, and only these leave experts "
+            "on disk"
         )
     return found
 
@@ -235,7 +242,7 @@ def _measure(
     settings: Settings,
     program: "Program",
     precisions: "Sequence[str]",
-    asked: Mapping[str, Any],
+    load_options: Mapping[str, Any],
     json_file: Path | None,
 ) -> None:
     """Print predictions for this machine next to measurements on it."""
@@ -244,8 +251,8 @@ def _measure(
     from galley.ops.isa import naming
     from galley.plan.sizes import ModelSizes
 
-    batches = BATCHES if asked["concurrency"] is None else (asked["concurrency"],)
-    load = _load(program, asked, prompt=PROMPT, output=OUTPUT, concurrency=max(batches))
+    batches = BATCHES if load_options["concurrency"] is None else (load_options["concurrency"],)
+    load = _load(program, load_options, prompt=PROMPT, output=OUTPUT, concurrency=max(batches))
     kv_dtype = _kv_dtype(settings)
     with progress("machine", PHASES) as bar, naming(settings.threads):
         peaks = measure_machine(
@@ -270,7 +277,7 @@ def _measure(
         f"{peaks.cpu}, {peaks.threads} threads, {peaks.isa}: {peaks.read_huge.median / 1e9:.0f} GB/s; "
         f"prompts of {load.prompt} and answers of {load.output} tokens"
     )
-    header = ("weights", "at a time", "what", "predicted", "measured", "off by")
+    header = ("weights", "concurrency", "figure", "predicted", "measured", "off by")
     rows = [
         (
             c.precision,
@@ -291,17 +298,17 @@ def _print_sizes(sizes: "Sequence[ModelSizes]", kv_dtype: str, load: "Load") -> 
     print(f"{first.parameters / 1e6:,.1f} million parameters, context {first.max_positions} tokens")
     if load.output:
         print(
-            f"KV cache in {kv_dtype}: {bytes_text(first.kv_per_token)} a token, "
+            f"KV cache in {kv_dtype}: {bytes_text(first.kv_per_token)} per token, "
             f"{bytes_text(first.kv_bytes(tokens))} for a request of {tokens} tokens"
         )
     else:
         print(f"Vectors or scores of whole texts of {tokens} tokens: no KV cache, no output")
     if first.state:
-        print(f"{bytes_text(first.state)} of these are the state of its recurrent layers")
+        print(f"{bytes_text(first.state)} of this is the state of recurrent layers")
     header = ["weights", "held", "read a step"]
     rows = [[s.precision, bytes_text(s.weights), bytes_text(s.step_weights)] for s in sizes]
     if first.on_disk.experts:
-        header += ["experts on disk", "a token reads from disk at most"]
+        header += ["experts on disk", "read from disk per token, at most"]
         for row, s in zip(rows, sizes, strict=True):
             row += [_experts_text(s), disk_read_text(s.on_disk.token)]
     print(table(header, rows) + "\n")
@@ -350,10 +357,10 @@ def _print_predictions(predictions: "Sequence[Prediction]", goal: "Goal") -> Non
         rows.append((p.machine.name, p.sizes.precision, used, *figures, str(most), runs, *held))
     left = (0, 1, header.index("bound by"), header.index("executor"))
     print(table(header, rows, left=left))
-    print("most: requests at a time that fit and meet the goal")
-    print("executor: what runs there in Galley today")
+    print("most: concurrent requests that fit and meet the goal")
+    print("executor: Galley's executor for that machine")
     if on_disk:
-        print("all but memory is of steps that read no experts from disk: those reads come on top")
+        print("all figures but memory are for steps that read no experts from disk")
     print()
 
 
@@ -376,9 +383,11 @@ def _print_choice(predictions: "Sequence[Prediction]", goal: "Goal") -> None:
 
     best = cheapest([p for p in predictions if p.executor], goal)
     if best is None:
-        print("No machine of the table that Galley runs on holds this load and meets the goal:")
+        print(
+            "No machine of the table that Galley runs on has room for this load and meets the goal:"
+        )
     else:
-        print(f"The cheapest that meets it: {_priced(best)}")
+        print(f"The cheapest machine that meets the goal: {_priced(best)}")
     cheaper = cheapest(predictions, goal)
     if cheaper is not None and cheaper is not best:
         print(f"  {_priced(cheaper)} would meet it, but Galley has no executor for it yet")
@@ -392,7 +401,7 @@ def _priced(prediction: "Prediction") -> str:
     tokens = "output tokens" if prediction.load.output else "tokens of texts"
     return (
         f"{prediction.machine.name} with {prediction.sizes.precision} weights, "
-        f"{prediction.machine.price:g} $ an hour, {_cost_text(prediction)} $ for a million {tokens}"
+        f"${prediction.machine.price:g} per hour, ${_cost_text(prediction)} per million {tokens}"
     )
 
 

@@ -20,10 +20,12 @@ _TIMEOUT_SECONDS: Final = 30.0
 
 @click.command(cls=Command)
 @with_flags(("host", "port", "api_key"))
-@click.argument("url", required=False, help="of the server; default: what host and port say")
-@click.option("--all", "everything", is_flag=True, help="models that are not loaded, too")
+@click.argument(
+    "url", required=False, help="the server's URL; default: from the settings host and port"
+)
+@click.option("--all", "everything", is_flag=True, help="include models that are not loaded")
 def ps(flags: Flags, url: str | None, everything: bool) -> None:
-    """List the models that a running server has loaded, and until when.
+    """List the models that a running server has loaded, and when they will be unloaded.
 
     The key is the first of --api-key, GALLEY_API_KEY or galley.yaml.
     """
@@ -65,7 +67,9 @@ def _get(url: str, key: str) -> list[dict[str, Any]]:
         GalleyError: no server answers with a list of models.
     """
     if not url.startswith(("http://", "https://")):
-        raise GalleyError(f"{url!r} is no URL of a server; one is like http://127.0.0.1:8000")
+        raise GalleyError(
+            f"{url!r} is not the URL of a server; give one such as http://127.0.0.1:8000"
+        )
     address = url.rstrip("/").removesuffix("/v1") + "/v1/models"
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     request = urllib.request.Request(address, headers=headers)  # noqa: S310 - see above
@@ -74,11 +78,11 @@ def _get(url: str, key: str) -> list[dict[str, Any]]:
             cards: list[dict[str, Any]] = json.load(answer)["data"]
             return cards
     except urllib.error.HTTPError as error:
-        raise GalleyError(f"{address} answers {error.code}: {_said(error)}") from error
+        raise GalleyError(f"{address} answered {error.code}: {_said(error)}") from error
     except (OSError, ValueError, KeyError) as error:
         reason = getattr(error, "reason", error)
         raise GalleyError(
-            f"no server answers at {address} ({reason}); galley serve starts one"
+            f"no server answers at {address} ({reason}); start one with galley serve"
         ) from error
 
 

@@ -10,24 +10,24 @@ from galley.errors import ModelNotFound, RequestError
 from galley.formats.aliases import aliases_of
 from galley.formats.source import BUNDLED_MODELS, hub_name, resolve_model
 
-_MODEL = "hub id (org/name), GGUF file of one (org/name/FILE.gguf) or short name (llama3.2)"
+_MODEL = "hub id (org/name), GGUF file on the hub (org/name/FILE.gguf) or short name (llama3.2)"
 
 
 @click.command(cls=Command)
 @click.argument("model", metavar="MODEL", help=_MODEL)
 @click.option("--revision", default="main", show_default=True, help="branch, tag or commit")
 def pull(model: str, revision: str) -> None:
-    """Download a model from the hub, so that it starts without one.
+    """Download a model from the hub, so that it starts without a download.
 
-    Files that are here already are not downloaded again, and a broken download goes on where it was.
+    Files that are already present are not downloaded again, and an interrupted download resumes.
     """
     if model in BUNDLED_MODELS:
         resolve_model(model)
-        click.echo(f"{model} comes with Galley: there is nothing to download")
+        click.echo(f"{model} is bundled with Galley; there is nothing to download")
         return
     found = hub_name(model)
     if found is None:
-        raise RequestError(f"{model!r} is no {_MODEL}")
+        raise RequestError(f"{model!r} is not a {_MODEL}")
     if found != model:
         click.echo(f"{model} is {found}")
     click.echo(str(resolve_model(model, revision=revision)))
@@ -58,14 +58,14 @@ def _is_here(bundled: str) -> bool:
 @click.command(cls=Command)
 @click.argument("models", metavar="MODEL...", nargs=-1, required=True, help=_MODEL)
 def rm(models: tuple[str, ...]) -> None:
-    """Remove downloaded models, all their revisions.
+    """Remove all revisions of downloaded models.
 
-    A server that runs one goes on with it until its engine has to start again.
+    A server that runs such a model keeps it until its engine restarts.
     """
     from galley.formats.hub_cache import remove
 
     for model in models:
         if model in BUNDLED_MODELS:
-            raise RequestError(f"{model} comes with Galley, and goes with it")
+            raise RequestError(f"{model} is bundled with Galley and cannot be removed")
         click.echo(f"removed {model} ({in_bytes(remove(model))})")
-    click.echo("galley cache prune removes packed weights that no start can use any more")
+    click.echo("galley cache prune removes packed weights that can no longer be used")

@@ -14,7 +14,7 @@ from galley.cli.training import (
     SETTINGS,
     examples_of,
     need_torch,
-    told,
+    summary,
     training_options,
 )
 from galley.errors import SettingsError
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     type=click.Choice(INTEGERS[::-1]),
     default="int4",
     show_default=True,
-    help="what weights become",
+    help="type of the trained weights",
 )
 @click.option(
     "--packed/--floats",
     default=True,
     show_default=True,
-    help="the checkpoint has the linear layers' integers, as galley quantize writes them; or floats that "
-    "become them, embeddings too, when it is served with --weight-dtype",
+    help="--packed: write the linear layers as integers, as galley quantize does; --floats: write floats, "
+    "which become the same integers, embeddings included, when served with --weight-dtype",
 )
 @click.option(
     "--group",
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     "--ignore",
     metavar="NAME",
     multiple=True,
-    help="--packed: leave layers whose name has this in it as they are; repeat for several",
+    help="--packed: do not quantise layers whose name contains this; repeat for several",
 )
 @click.option("--data", metavar="FILE", type=click.Path(path_type=Path), help=DATA_HELP)
 @training_options(learning_rate=1e-4)
@@ -70,10 +70,10 @@ def qat(
     answers_only: bool,
     **how: Any,
 ) -> None:
-    """Train a model with int4 or int8 weights to say what it says without, and write its checkpoint.
+    """Train a model with int4 or int8 weights to match its unrounded outputs, and write a checkpoint.
 
-    Weights are rounded in each step exactly as they will be (quantisation-aware training); the teacher is
-    the model as it was. A run that was interrupted goes on where it was when it is started again.
+    Weights are rounded in each step exactly as they will be served (quantisation-aware training); the
+    teacher is the original model. Start an interrupted run again to resume it.
     """
     rounded = {name: how.pop(name) for name in ("packed", "group", "zero_points")}
     ignore: tuple[str, ...] = how.pop("ignore")
@@ -95,7 +95,7 @@ def qat(
     examples, source = examples_of(settings, read, data, **size, answers_only=answers_only)
     served = settings if scheme else replace(settings, quantize=quantize)
     report = train(Task(read, settings, made, served), examples, Options(**how), out, progress)
-    print(told(out, report, source, time.monotonic() - began))
+    print(summary(out, report, source, time.monotonic() - began))
 
 
 def _scheme(
@@ -110,7 +110,7 @@ def _scheme(
     from galley.quant.grid import Scheme
 
     if not packed and (group is not None or zero_points or ignore):
-        raise SettingsError("--group, --zero-points and --ignore are for --packed checkpoints")
+        raise SettingsError("--group, --zero-points and --ignore need --packed")
     if zero_points and not WEIGHT_DTYPES[quantize].zero_points:
         raise SettingsError("--zero-points are for int4; integers of 8 bits are symmetric")
     if group is not None and group % 16:

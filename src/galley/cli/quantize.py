@@ -57,17 +57,16 @@ _SETTINGS: Final = ("revision", "executor", "device", "threads")
     type=click.Choice(("compressed-tensors", _GGUF)),
     default="compressed-tensors",
     show_default=True,
-    help="a folder that vLLM and transformers read; gguf: one file that llama.cpp reads",
+    help="compressed-tensors: a folder for vLLM and transformers; gguf: one file for llama.cpp",
 )
 @click.option(
     "--method",
     type=click.Choice(_METHODS),
     default="gptq",
     show_default=True,
-    help="rtn: round to nearest; mse: clip each group for the least error; gptq: errors are made up for "
-    "by later columns; awq: columns with large inputs are scaled up first; smoothquant: so that "
-    "inputs lose least as int8 (--bits 8); none: gguf alone, all values as "
-    "they are",
+    help="rtn: round to nearest; mse: clip each group for the least error; gptq: later columns compensate "
+    "for errors; awq: scale up columns with large inputs first; smoothquant: scale columns so that "
+    "inputs lose least as int8 (--bits 8); none: keep all values (--format gguf only)",
 )
 @click.option("--bits", type=click.Choice(("4", "8")), default="4", show_default=True)
 @click.option(
@@ -81,39 +80,39 @@ _SETTINGS: Final = ("revision", "executor", "device", "threads")
     type=click.Choice(("float", "dynamic", "min-max", "percentile", "mse", "entropy")),
     default="float",
     show_default=True,
-    help="what the file says of the layers' inputs. dynamic: int8, a scale for each token; min-max, ...: "
-    "int8, one scale for each layer, which this observer finds in the text; all with --bits 8, and for "
-    "other programs: Galley rounds inputs as its own settings say",
+    help="how other programs round the layers' inputs (--bits 8 only). dynamic: int8 with a scale per "
+    "token; min-max and the others: int8 with one scale per layer, which this observer determines from the "
+    "text. Galley itself follows its own settings",
 )
 @click.option(
     "--symmetric/--zero-points",
     default=True,
     show_default=True,
-    help="zero is the middle of the range, or each group has a zero point (4 bits)",
+    help="symmetric ranges, or a zero point per group (--bits 4 only)",
 )
 @click.option(
     "--act-order/--no-act-order",
     default=True,
     show_default=True,
-    help="gptq: columns with the largest inputs first",
+    help="gptq: quantise columns with the largest inputs first",
 )
 @click.option(
     "--budget",
     metavar="SIZE",
     callback=parse_size,
-    help="mixed precision: 4 or 8 bits, or none, for each part, for the least loss in files of so much "
-    "(0.7GB)",
+    help="mixed precision: choose 4 bits, 8 bits or none for each part, for the least loss within this "
+    "file size (0.7GB)",
 )
 @click.option(
     "--max-kl",
     type=click.FloatRange(min=0),
-    help="mixed precision: the smallest files that lose at most so much (mean KL divergence in nats)",
+    help="mixed precision: the smallest files within this loss (mean KL divergence in nats)",
 )
 @click.option(
     "--ignore",
     metavar="NAME",
     multiple=True,
-    help="leave layers whose name has this in it as they are; repeat for several",
+    help="do not quantise layers whose name contains this; repeat for several",
 )
 @click.option(
     "--data",
@@ -127,24 +126,25 @@ _SETTINGS: Final = ("revision", "executor", "device", "threads")
     type=click.IntRange(min=64),
     default=16384,
     show_default=True,
-    help="of text; an eighth is measured on, or all by rtn and mse, which calibrate with none",
+    help="tokens of text; an eighth is held out to measure the loss (rtn and mse, which need no "
+    "calibration, measure on all of it)",
 )
 @click.option(
     "--context",
     type=click.IntRange(min=16),
     default=512,
     show_default=True,
-    help="tokens of a window at most",
+    help="maximum tokens per window",
 )
 @click.option(
     "--nearest-tokenizer",
     is_flag=True,
-    help="gguf: write a tokenizer that llama.cpp has none like as the nearest that it has",
+    help="gguf: write a tokenizer that llama.cpp lacks as the most similar one that it has",
 )
 def quantize(flags: Flags, model: str, out: Path, **wanted: Any) -> None:
     """Quantise a checkpoint's linear layers, measure what that costs, and write it.
 
-    A run that was interrupted goes on where it was when it is started again.
+    Start an interrupted run again to resume it.
     """
     settings = flags.settings(model=model)
     start_logging(settings)
@@ -158,7 +158,7 @@ def quantize(flags: Flags, model: str, out: Path, **wanted: Any) -> None:
     if wanted["method"] == "none":
         assert made is not None
         _write(read, made, out)
-        print(f"{out}: {_megabytes(out)} MB, every value as it was")
+        print(f"{out}: {_megabytes(out)} MB, all values unchanged")
     else:
         _quantize(settings, read, out, made, **wanted)
 
@@ -172,7 +172,7 @@ def _check(
         expected = "a name that ends in .gguf" if gguf else "a folder, or --format gguf"
         raise SettingsError(f"OUT {out}: expected {expected}")
     if gguf and out.exists():
-        raise SettingsError(f"{out} exists: write to a new file")
+        raise SettingsError(f"{out} exists; name a new file")
     if nearest_tokenizer and not gguf:
         raise SettingsError(
             "--nearest-tokenizer is for --format gguf; folders keep their tokenizer"
@@ -180,11 +180,13 @@ def _check(
     if method != "none":
         return
     if not gguf:
-        raise SettingsError("--method none is for --format gguf: the folder is what it would write")
+        raise SettingsError(
+            "--method none needs --format gguf: in a folder it would write an unchanged copy"
+        )
     context = click.get_current_context()
     for name, option in _OF_METHODS.items():
         if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
-            raise SettingsError(f"{option} is for methods that quantise, and --method is none")
+            raise SettingsError(f"{option} does not apply to --method none")
 
 
 def _read(settings: Settings) -> "Model":
@@ -239,14 +241,14 @@ def _quantize(
     began = time.monotonic()
     texts = texts_for(settings, read, data, tokens=tokens, context=context)
     _, factory = choose_executor(settings.executor, settings.device)
-    asked = Wanted(**options, gguf=made is not None)
-    split = (held_apart if asked.calibrates else all_measured)(texts.windows)
-    plan = plan_of(read, factory, split, asked)
+    wanted = Wanted(**options, gguf=made is not None)
+    split = (held_apart if wanted.calibrates else all_measured)(texts.windows)
+    plan = plan_of(read, factory, split, wanted)
     folder = out if made is None else out.with_name(f"{out.name}.layers")
     quantizer = Quantizer(read, factory, folder, plan, split)
 
     def finish(written: Path) -> None:
-        if made is None and not asked.observes:
+        if made is None and not wanted.observes:
             return
         done = _read(replace(settings, model=str(written)))
         if made is not None:
@@ -254,17 +256,17 @@ def _quantize(
         else:
             from galley.calibration.static_inputs import write_static_inputs
 
-            write_static_inputs(done, factory, split.calibration, asked.inputs)
+            write_static_inputs(done, factory, split.calibration, wanted.inputs)
 
     with progress("layers", len(quantizer.layers), done=quantizer.done) as bar:
         loss = quantizer.run(lambda name: bar.update(1), finish)
     if made is not None:
         shutil.rmtree(folder)
-    source = f"that were held out: {texts.source}" if split.calibration else f"of {texts.source}"
-    print(_told(out, loss, source, time.monotonic() - began))
+    source = f"held out: {texts.source}" if split.calibration else f"of {texts.source}"
+    print(_summary(out, loss, source, time.monotonic() - began))
 
 
-def _told(out: Path, loss: "Loss", source: str, seconds: float) -> str:
+def _summary(out: Path, loss: "Loss", source: str, seconds: float) -> str:
     return (
         f"{out}: {_megabytes(out)} MB, {seconds:.0f} s\n"
         f"perplexity {loss.base_perplexity:.4g} -> {loss.perplexity:.4g}, KL {loss.kl:.2g} "

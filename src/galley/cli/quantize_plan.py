@@ -20,7 +20,7 @@ _MEASURED_TOKENS: Final = 1024
 
 _CALIBRATED_TOKENS: Final = 4096
 _TOKENS_A_COLUMN: Final = 2
-"""Least number of GPTQ's tokens there for each column of the widest matrix: with fewer it would overfit."""
+"""Least number of calibration tokens per column of the widest matrix: with fewer, GPTQ overfits."""
 
 _GROUP: Final = 128
 _FINEST: Final = 32
@@ -78,16 +78,20 @@ def _plan(read: "Model", wanted: Wanted) -> "Plan":
     names = linear_weights(read.program)
     names = [name for name in names if not any(part in name for part in wanted.ignore)]
     if not names:
-        raise SettingsError(f"--ignore {' '.join(wanted.ignore)} leaves no layer to quantise")
+        raise SettingsError(
+            f"--ignore {' '.join(wanted.ignore)} excludes every layer; nothing is left to quantise"
+        )
     scheme = _scheme(wanted)
     if wanted.gguf:
         shapes = read.program.shapes
         odd = [name for name in names if shapes[name][1] % scheme.group]
         if odd:
-            print(f"{len(odd)} layers stay as they are: {odd[0]} has {shapes[odd[0]][1]} columns")
+            print(f"{len(odd)} layers are not quantised: {odd[0]} has {shapes[odd[0]][1]} columns")
         names = [name for name in names if name not in odd]
         if not names:
-            raise SettingsError(f"no layer has columns in groups of {scheme.group}, as GGUF needs")
+            raise SettingsError(
+                f"no layer's columns divide into groups of {scheme.group}, as GGUF requires"
+            )
     return Plan(wanted.method, dict.fromkeys(names, scheme), wanted.act_order, wanted.inputs)
 
 
@@ -101,19 +105,23 @@ def _scheme(wanted: Wanted) -> "Scheme":
         group = BLOCK if wanted.gguf else 0 if rounds_inputs else _GROUP
     if rounds_inputs and (wanted.bits != "8" or wanted.gguf or wanted.mixed or group):
         raise SettingsError(
-            f"--inputs {wanted.inputs} is for --bits 8, whole rows (--group 0) and compressed-tensors: "
-            "what other programs multiply int8 inputs with"
+            f"--inputs {wanted.inputs} needs --bits 8, --group 0 and compressed-tensors: other programs "
+            "multiply int8 inputs only with whole rows of int8"
         )
     if wanted.bits == "8" and not wanted.symmetric:
         raise SettingsError("--zero-points are for --bits 4; integers of 8 bits are symmetric")
     if wanted.method == "smoothquant" and wanted.bits != "8":
-        raise SettingsError("--method smoothquant is for --bits 8: weights and inputs become int8")
+        raise SettingsError("--method smoothquant needs --bits 8: weights and inputs become int8")
     if wanted.method == "smoothquant" and wanted.mixed:
-        raise SettingsError("--budget and --max-kl give parts 4 bits, --method smoothquant 8")
+        raise SettingsError(
+            "--budget and --max-kl give some parts 4 bits; --method smoothquant needs 8"
+        )
     if group % 16:
         raise SettingsError(f"--group {group}: expected a multiple of 16, or 0 for whole rows")
     if wanted.gguf and group != BLOCK:
-        raise SettingsError(f"--group {group}: GGUF's integers have groups of {BLOCK}")
+        raise SettingsError(
+            f"--group {group}: GGUF's integers have groups of {BLOCK}; leave --group out"
+        )
     scheme = Scheme(4 if wanted.bits == "4" else 8, group, wanted.symmetric)
     return replace(scheme, scale_type="F16") if wanted.gguf else scheme
 
@@ -143,7 +151,7 @@ def _mixed(
     print(_choices_table(parts, choices))
     chosen = schemes_of(parts, choices)
     if not chosen:
-        raise SettingsError("no layer needs to be quantised for that: take the checkpoint as it is")
+        raise SettingsError("the unquantised checkpoint already meets this limit; nothing to do")
     return replace(plan, schemes=chosen)
 
 
@@ -165,12 +173,12 @@ def _choices_table(parts: "Sequence[Part]", choices: "Sequence[Choice]") -> str:
         tried = (f"{_kind(c)} {c.kl:.2g}" for c in part.choices if c.scheme)
         more = f" and {len(part.names) - 1} more" if len(part.names) > 1 else ""
         name = part.names[0].removesuffix(".weight")
-        taken = _kind(choice) if choice.scheme else "as it is"
+        taken = _kind(choice) if choice.scheme else "unquantised"
         rows.append((f"{name}{more}", ", ".join(tried), taken, f"{choice.bytes / 1e6:.4g}"))
     total = sum(choice.kl for choice in choices)
     size = sum(choice.bytes for choice in choices) / 1e6
     rows.append(("all", "", f"KL {total:.2g}", f"{size:.4g}"))
-    return table(("layers", "KL of each by itself", "taken", "MB"), rows, left=(0, 1, 2))
+    return table(("layers", "KL on its own", "chosen", "MB"), rows, left=(0, 1, 2))
 
 
 def _kind(choice: "Choice") -> str:

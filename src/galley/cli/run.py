@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 COMMANDS_HELP: Final = """\
 /clear  forget the conversation
-/help   show this
+/help   show this help help
 /exit   leave (or /bye, or Ctrl-D)
 Ctrl-C  stop the answer in progress"""
 
@@ -50,7 +50,7 @@ def run(flags: Flags, first: str | None, second: str | None, system: str) -> Non
 
     With a single argument: an existing folder, a path, a hub id (org/name), a short name (llama3.2) or the
     name of a bundled model is the MODEL; a word that looks like another model's name is refused; anything
-    else is the PROMPT for the bundled model. Text piped into the command is a PROMPT, too.
+    else is the PROMPT for the bundled model. Text piped into the command is also a PROMPT.
     """
     model, prompt = _model_and_prompt(first, second)
     settings = flags.settings(model=model)
@@ -91,7 +91,7 @@ def _unknown(name: str) -> str:
     ]
     meant = f" (did you mean {', '.join(near)}?)" if near else ""
     return (
-        f"{name!r} looks like a model's name, but Galley knows no model of that name{meant}: give a "
+        f"{name!r} looks like a model's name, but Galley knows no model of that name{meant}. Give a "
         f"folder, a GGUF file, a hub id (org/name) or a short name. As a prompt of the bundled model: "
         f"galley run {BUNDLED} {name}"
     )
@@ -101,7 +101,7 @@ def _names_model(text: str) -> bool:
     if text in BUNDLED_MODELS or hub_id_of(text) is not None:
         return True
     path_like = text.startswith(("/", "./", "../", "~"))
-    # os.path, because pathlib raises for invalid paths, and any prompt may be passed here.
+    # os.path, because pathlib raises for invalid paths, and any prompt can be passed here.
     at_hub = HUB_ID.fullmatch(text) or HUB_GGUF.fullmatch(text)
     is_file = text.endswith(".gguf") and os.path.isfile(text)
     return path_like or at_hub is not None or is_file or os.path.isdir(text)
@@ -225,7 +225,7 @@ def _converse(chat: Chat) -> None:
         elif line == "/help":
             print(COMMANDS_HELP)
         elif line.startswith("/"):
-            print(f"no command {line.split()[0]}; /help lists them")
+            print(f"unknown command {line.split()[0]}; /help lists the commands")
         elif line:
             _say(chat, line)
 

@@ -43,7 +43,7 @@ class _ServeCommand(Command):
 def serve(flags: Flags, models: tuple[str, ...]) -> None:
     """Serve a model, or several by name, through an OpenAI-compatible HTTP API.
 
-    Several: galley serve chat=org/name speech=galley-demo-speech. The names are those of the API.
+    Several: galley serve chat=org/name speech=galley-demo-speech. Clients use these names.
     Options apply to all models; NAME.SETTING=VALUE after NAME=MODEL, such as chat.weight_dtype=int4, or
     galley.yaml's models section sets an option of one model.
     """
@@ -52,7 +52,7 @@ def serve(flags: Flags, models: tuple[str, ...]) -> None:
         return _with_folder(flags.settings_of(models))
 
     settings = read()
-    # The engine processes start now, so that they import their modules while this one imports the server.
+    # Start the engine processes now, so that they import their modules while this one imports the server.
     spawner = Spawner(settings, ahead=True)
     from galley.server.run import serve as run_server
 
@@ -69,8 +69,8 @@ def _with_folder(settings: Settings) -> Settings:
         return settings
     if settings.model:
         raise SettingsError(
-            f"beside models_dir a model needs a name: NAME={settings.model} (galley serve NAME=MODEL "
-            f"--models-dir {settings.models_dir})"
+            f"with models_dir, model {settings.model} needs a name: galley serve NAME={settings.model} "
+            f"--models-dir {settings.models_dir}"
         )
     named = {model.name for model in settings.models}
     found = tuple(
@@ -80,6 +80,7 @@ def _with_folder(settings: Settings) -> Settings:
     )
     if not (found or named):
         raise SettingsError(
-            f"models_dir: {settings.models_dir} holds no models: folders with a config.json, or GGUF files"
+            f"models_dir: {settings.models_dir} contains no models (folders with a config.json, or GGUF "
+            "files)"
         )
     return dataclasses.replace(settings, models=(*settings.models, *found))

@@ -33,15 +33,15 @@ def progress(label: str, total: int, *, done: int = 0) -> "ProgressBar[int]":
 class ProgressLines(ProgressBar[int]):
     """Progress for logs: a line whenever ten seconds have passed since the previous one."""
 
-    _told: float | None = None
+    _shown_at: float | None = None
 
     def render_progress(self) -> None:
         """See :class:`click._termui_impl.ProgressBar`."""
         now = time.monotonic()
-        if self._told is None:  # the beginning
-            self._told = now
-        if now - self._told >= _LINE_SECONDS:
-            self._told = now
+        if self._shown_at is None:  # the beginning
+            self._shown_at = now
+        if now - self._shown_at >= _LINE_SECONDS:
+            self._shown_at = now
             share = f" of {self.length} ({self.pos / self.length:.0%})" if self.length else ""
             click.echo(f"{self.label}: {self.pos}{share}", file=self.file)
 

@@ -25,47 +25,47 @@ _OPTIONS: Final = (
         type=click.IntRange(min=16),
         default=4096,
         show_default=True,
-        help="of a step; a longer text is a step of its own",
+        help="tokens per step; a longer text is a step of its own",
     ),
     click.option(
         "--tokens",
         type=click.IntRange(min=64),
         default=1 << 20,
         show_default=True,
-        help="of text; one window in eight is kept out and measured on",
+        help="tokens of text; one window in eight is held out to measure the loss",
     ),
     click.option(
         "--context",
         type=click.IntRange(min=16),
         default=512,
         show_default=True,
-        help="tokens of a window at most",
+        help="maximum tokens per window",
     ),
     click.option(
         "--answers-only",
         is_flag=True,
-        help="only what the assistant writes counts in the loss (data of messages, or prompts and answers)",
+        help="compute the loss on the assistant's tokens only (data with messages, or prompts and answers)",
     ),
     click.option(
         "--temperature",
         type=click.FloatRange(min=0, min_open=True),
         default=1.0,
         show_default=True,
-        help="divides the logits of teacher and student; above 1 unlikely tokens count for more",
+        help="divides the logits of teacher and student; above 1, unlikely tokens count more",
     ),
     click.option(
         "--kl-weight",
         type=click.FloatRange(0, 1),
         default=0.9,
         show_default=True,
-        help="share of the divergence from the teacher in the loss; the rest is the text's own next token",
+        help="weight of the divergence from the teacher in the loss; the rest is cross entropy on the text",
     ),
     click.option(
         "--top-k",
         type=click.IntRange(min=1),
         default=32,
         show_default=True,
-        help="the teacher's likeliest tokens that are kept on disk for each position, 4 to 6 bytes each",
+        help="number of the teacher's likeliest tokens stored on disk per position, 4 to 6 bytes each",
     ),
     click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True),
     click.option(
@@ -74,7 +74,7 @@ _OPTIONS: Final = (
         default=100,
         show_default=True,
         metavar="STEPS",
-        help="between two notes of the state, from which an interrupted run goes on",
+        help="steps between saves of the state, from which an interrupted run resumes",
     ),
 )
 
@@ -93,7 +93,7 @@ def training_options(
         type=click.FloatRange(min=0, min_open=True),
         default=learning_rate,
         show_default=True,
-        help="at its peak, after a twentieth of the steps; then it falls to zero",
+        help="peak learning rate, reached after a twentieth of the steps; it then decays to zero",
     )
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -133,7 +133,7 @@ def examples_of(
 
     if answers_only and data is None:
         raise SettingsError(
-            "--answers-only needs data with answers: text of the model's own has none"
+            "--answers-only needs data with answers; text that the model generates has none"
         )
     size = {"tokens": tokens, "context": context}
     texts = texts_for(settings, read, data, **size, mark_answers=answers_only)
@@ -143,7 +143,7 @@ def examples_of(
     return [Example(window, [float(own) for own in marks]) for window, marks in pairs], texts.source
 
 
-def told(out: Path, report: "Report", source: str, seconds: float) -> str:
+def summary(out: Path, report: "Report", source: str, seconds: float) -> str:
     """Return the summary of a run."""
     size = sum(path.stat().st_size for path in out.glob("*.safetensors"))
     before, after, served = report.before, report.after, report.served
@@ -151,7 +151,7 @@ def told(out: Path, report: "Report", source: str, seconds: float) -> str:
         f"{out}: {size / 1e6:.4g} MB, {seconds:.0f} s\n"
         f"loss {before.cross_entropy:.4g} -> {after.cross_entropy:.4g}, divergence from the teacher "
         f"{before.kl:.2g} -> {after.kl:.2g} nats\n"
-        f"as it is served: perplexity {served.perplexity:.4g} (teacher {served.base_perplexity:.4g}), "
+        f"as served: perplexity {served.perplexity:.4g} (teacher {served.base_perplexity:.4g}), "
         f"KL {served.kl:.2g} (99 %: {served.kl_p99:.2g}), same likeliest token {served.top1:.2%}, on "
-        f"{served.tokens} tokens that were held out: {source}"
+        f"{served.tokens} held-out tokens: {source}"
     )

@@ -4,7 +4,7 @@ import dataclasses
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final, get_args
@@ -13,6 +13,7 @@ import click
 
 from galley.cli.options import Command, Flags, start_logging, with_flags
 from galley.cli.report import say_written
+from galley.cli.speech_options import speech_options, transcribe_options
 from galley.cli.terminal import progress
 from galley.errors import RequestError, SettingsError
 from galley.formats.source import BUNDLED_SPEECH
@@ -21,68 +22,12 @@ from galley.settings.engine import EngineSettings
 from galley.types.audio import SampleType
 
 if TYPE_CHECKING:
-    from galley.speech.options import TranscribeOptions
     from galley.speech.results import Segment
     from galley.speech.transcribe import Transcription
 
 FORMATS = ("text", "srt", "vtt", "json", "verbose_json")
 _STDIN: Final = Path("-")
 SUFFIXES = {"text": ".txt", "json": ".json", "verbose_json": ".json"}
-
-
-def speech_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the flags of a transcription to a command; see :func:`transcribe_options`."""
-    options = (
-        click.option("--language", help="spoken language (en, german, ...); default: detected"),
-        click.option(
-            "--task",
-            type=click.Choice(("transcribe", "translate")),
-            default="transcribe",
-            show_default=True,
-            help="transcribe, or translate into English",
-        ),
-        click.option(
-            "--prompt", default="", help="names and words that may occur in the recording"
-        ),
-        click.option(
-            "--hotwords",
-            default="",
-            help="names and terms that the decoder has in front of it all along",
-        ),
-        click.option(
-            "--beam-size",
-            type=int,
-            default=5,
-            show_default=True,
-            help="width of the beam search, 1 to 10; 1 is greedy decoding, which is faster",
-        ),
-        click.option(
-            "--vad/--no-vad", default=True, show_default=True, help="leave silence out (Silero VAD)"
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def transcribe_options(
-    *, language: str | None, task: Any, prompt: str, hotwords: str, beam_size: int, vad: bool
-) -> "TranscribeOptions":
-    """Return the options of a transcription.
-
-    Raises:
-        RequestError: a value is wrong.
-    """
-    from galley.speech.options import QualityRules, SpeechOptions, TranscribeOptions
-
-    return TranscribeOptions(
-        language=language,
-        task=task,
-        prompt=prompt,
-        hotwords=hotwords,
-        speech=SpeechOptions() if vad else None,
-        rules=QualityRules(beam_size=beam_size),
-    )
 
 
 def speech_settings(flags: Flags) -> Settings:
@@ -119,10 +64,10 @@ def speech_settings(flags: Flags) -> Settings:
     metavar="DIR",
     type=click.Path(path_type=Path, file_okay=False),
     help="write transcripts to DIR/NAME.srt (.json, .vtt, ...); default: print that of one file or of "
-    "the standard input, write those of several files beside them",
+    "the standard input, write those of several files next to the recordings",
 )
 @click.option(
-    "--normalize", is_flag=True, help="even out loudness, so that quiet speakers are heard"
+    "--normalize", is_flag=True, help="even out loudness, so that quiet speakers are transcribed"
 )
 @click.option(
     "--word-timestamps",
@@ -132,20 +77,20 @@ def speech_settings(flags: Flags) -> Settings:
 @click.option(
     "--max-line-width",
     type=click.IntRange(min=1),
-    help="most characters of a caption in srt and vtt; needs --word-timestamps",
+    help="maximum characters per caption in srt and vtt; needs --word-timestamps",
 )
 @click.option(
     "--track",
     type=click.IntRange(min=1),
-    help="which of a file's audio tracks, from 1; default: the file's own default",
+    help="number of the audio track, from 1; default: the file's default track",
 )
 @click.option(
     "--raw-format",
     type=click.Choice(get_args(SampleType)),
     help="encoding of files without a header; needs --sample-rate",
 )
-@click.option("--sample-rate", type=int, help="of files without a header, in Hz")
-@click.option("--channels", type=int, help="of files without a header; default: 1")
+@click.option("--sample-rate", type=int, help="sample rate of files without a header, in Hz")
+@click.option("--channels", type=int, help="channels of files without a header; default: 1")
 @speech_options
 def transcribe(
     flags: Flags,
@@ -159,8 +104,8 @@ def transcribe(
 ) -> None:
     """Transcribe recordings: wav, mp3, flac, ogg, opus, m4a, aac, wma, aiff, and the sound of videos.
 
-    The transcript of one file is printed; those of several are written beside them, or into --output-dir.
-    A file that cannot be read is reported and skipped; the exit code is 1 then.
+    The transcript of one file is printed; those of several are written next to the recordings, or into
+    --output-dir. A file that cannot be read is reported and skipped, and the exit code is then 1.
     """
     settings = speech_settings(flags)
     start_logging(settings)
@@ -208,11 +153,12 @@ def _targets(files: Sequence[Path], output_dir: Path | None, suffix: str) -> lis
     for target in written:
         if written.count(target) > 1:
             raise SettingsError(
-                f"two of the files would be written to {target}; rename one, or transcribe it alone"
+                f"the transcripts of two files would both be written to {target}; rename one, or "
+                "transcribe it alone"
             )
         if target in files:
             raise SettingsError(
-                f"the transcript would be written over {target}; give --output-dir DIR"
+                f"the transcript would overwrite the recording {target}; give --output-dir DIR"
             )
     if output_dir is not None:
         output_dir.mkdir(parents=True, exist_ok=True)
@@ -280,12 +226,12 @@ def _formatted(
         case "json":
             yield captions.as_json(list(segments)).decode() + "\n"
         case _:
-            # The info is complete only after the segments.
-            told = list(segments)
-            timed = any(segment.words is not None for segment in told)
+            # The info is complete only once all segments are read.
+            complete = list(segments)
+            timed = any(segment.words is not None for segment in complete)
             yield (
                 captions.as_verbose_json(
-                    told, transcription.info, ("segment", "word") if timed else ("segment",)
+                    complete, transcription.info, ("segment", "word") if timed else ("segment",)
                 ).decode()
                 + "\n"
             )

@@ -2,20 +2,20 @@
 
 from typing import Final
 
-from galley.doctor.findings import Asked, Finding
+from galley.doctor.findings import Context, Finding
 from galley.machine import available_cores, usable_cpus
 
 _BUSY: Final = 0.25
 """Share of the cores used by others from which a finding is reported."""
 
 
-def check(asked: Asked) -> list[Finding]:
+def check(context: Context) -> list[Finding]:
     """Check threads against cores, hyperthreads, NUMA and load."""
-    return [_threads(asked), *_siblings(asked), _numa(asked), *_load(asked)]
+    return [_threads(context), *_siblings(context), _numa(context), *_load(context)]
 
 
-def _threads(asked: Asked) -> Finding:
-    host, settings = asked.host, asked.settings
+def _threads(context: Context) -> Finding:
+    host, settings = context.host, context.settings
     affinity = len(usable_cpus())
     cores = available_cores(host.cgroup, host.membership)
     threads = settings.threads or cores
@@ -29,13 +29,13 @@ def _threads(asked: Asked) -> Finding:
             check="threads",
             level="problem" if cores < affinity else "warning",
             found=found,
-            cost="threads wait for each other at every layer"
+            cost="more threads than cores: they wait for each other at every layer"
             + (
-                ", and the kernel stops all of them when the quota is used up"
+                ", and the kernel stops all of them when the quota is exhausted"
                 if cores < affinity
                 else ""
             ),
-            remedy=f"--threads {cores}, or leave the setting out",
+            remedy=f"--threads {cores}, or leave out the setting",
             figures=figures,
         )
     if threads < cores:
@@ -43,8 +43,8 @@ def _threads(asked: Asked) -> Finding:
             check="threads",
             level="note",
             found=found,
-            cost="cores that do not compute",
-            remedy="leave --threads out, unless the others are for somebody else",
+            cost="idle cores",
+            remedy="leave out --threads, unless other processes need these cores",
             figures=figures,
         )
     if cores == 1:
@@ -53,7 +53,7 @@ def _threads(asked: Asked) -> Finding:
             level="warning",
             found=found,
             cost="the server, its text workers and the engine share one core: streams stutter under load",
-            remedy="two cores or more",
+            remedy="use at least two cores",
             figures=figures,
         )
     if models > 1 and not settings.take_turns:
@@ -61,18 +61,18 @@ def _threads(asked: Asked) -> Finding:
             check="threads",
             level="warning",
             found=f"{models} models with {threads} threads each on {cores} cores, not taking turns",
-            cost="engines that step at the same time hold each other up",
+            cost="engines that compute at the same time slow each other down",
             remedy="--take-turns, or --threads for each model",
             figures=figures,
         )
     return Finding(check="threads", level="ok", found=found, figures=figures)
 
 
-def _siblings(asked: Asked) -> list[Finding]:
+def _siblings(context: Context) -> list[Finding]:
     mine = usable_cpus()
     lists = {
         int(path.parent.parent.name.removeprefix("cpu")): path.read_text().strip()
-        for path in asked.host.paths(
+        for path in context.host.paths(
             "/sys/devices/system/cpu", "cpu[0-9]*/topology/thread_siblings_list"
         )
     }
@@ -85,16 +85,18 @@ def _siblings(asked: Asked) -> list[Finding]:
             check="hyperthreads",
             level="note",
             found=f"{len(used)} CPUs are {physical} cores with hyperthreads",
-            cost="two threads of a core share its arithmetic: prefill is that of cores, not of CPUs",
-            remedy=f"compare --threads {physical} with galley bench engine; buy by cores, not by vCPUs",
+            cost="two hyperthreads share a core's arithmetic units: prefill scales with cores, not "
+            "with CPUs",
+            remedy=f"try --threads {physical} with galley bench engine; size machines by cores, not by "
+            "vCPUs",
             figures={"cpus": len(used), "cores": physical},
         )
     ]
 
 
-def _numa(asked: Asked) -> Finding:
+def _numa(context: Context) -> Finding:
     nodes = {}
-    for path in asked.host.paths("/sys/devices/system/node", "node[0-9]*/cpulist"):
+    for path in context.host.paths("/sys/devices/system/node", "node[0-9]*/cpulist"):
         nodes[path.parent.name] = cpus_in(path.read_text().strip())
     mine = usable_cpus()
     used = sorted(name for name, cpus in nodes.items() if cpus & mine)
@@ -102,26 +104,27 @@ def _numa(asked: Asked) -> Finding:
         return Finding(
             check="NUMA",
             level="ok",
-            found="all cores are near the same memory",
+            found="one NUMA node: all cores have the same memory",
             figures={"nodes": 1},
         )
     return Finding(
         check="NUMA",
         level="warning",
-        found=f"the cores lie on {len(used)} NUMA nodes ({', '.join(used)})",
-        cost="weights lie on one node: cores of others read them at a half to two thirds of its bandwidth",
-        remedy="one server for each node: numactl --cpunodebind=0 --membind=0 galley serve ..., or a pod "
+        found=f"the cores are on {len(used)} NUMA nodes ({', '.join(used)})",
+        cost="weights are on one node: cores of other nodes read them at half to two thirds of its "
+        "bandwidth",
+        remedy="run one server per node: numactl --cpunodebind=0 --membind=0 galley serve ..., or a pod "
         "with a single-node topology policy",
         figures={"nodes": len(used)},
     )
 
 
-def _load(asked: Asked) -> list[Finding]:
+def _load(context: Context) -> list[Finding]:
     """Report the present load of other processes: those that were runnable recently."""
-    words = asked.host.text("/proc/loadavg").split()
+    words = context.host.text("/proc/loadavg").split()
     if not words:
         return []
-    cores = available_cores(asked.host.cgroup, asked.host.membership)
+    cores = available_cores(context.host.cgroup, context.host.membership)
     load = float(words[0])
     if load < _BUSY * cores:
         return [
@@ -136,9 +139,10 @@ def _load(asked: Asked) -> list[Finding]:
         Finding(
             check="load",
             level="warning",
-            found=f"load {load:.2f} on {cores} cores: others compute here",
-            cost="a step waits for the slowest of its threads, and so for theirs",
-            remedy="move them, or keep cores apart (taskset, cpuset) and set --threads to what is left",
+            found=f"load {load:.2f} on {cores} cores: other processes use them",
+            cost="a step waits for its slowest thread, so other processes on its cores delay it",
+            remedy="move them, or reserve cores for Galley (taskset, cpuset) and set --threads to "
+            "their number",
             figures={"load": load},
         )
     ]

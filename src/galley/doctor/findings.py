@@ -12,7 +12,7 @@ from galley.settings.config import Settings
 Level = Literal["ok", "note", "warning", "problem"]
 
 LEVELS: Final[tuple[Level, ...]] = ("ok", "note", "warning", "problem")
-"""From good to bad. A note is worth knowing, but nothing can be gained by acting on it."""
+"""From good to bad. A note is worth knowing, but needs no action."""
 
 EXIT_CODES: Final[Mapping[Level, int]] = {"ok": 0, "note": 0, "warning": 1, "problem": 2}
 
@@ -71,7 +71,7 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Context:
     """The subject of an examination.
 
     Attributes:

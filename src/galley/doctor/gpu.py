@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from galley.doctor.findings import Asked, Finding
+from galley.doctor.findings import Context, Finding
 from galley.errors import pip_install
 
 _VENDORS: Final = {"0x10de": "NVIDIA", "0x1002": "AMD"}
@@ -15,40 +15,40 @@ _DISPLAYS: Final = ("0x0300", "0x0302", "0x0380", "0x1200")
 _NVIDIA: Final = "/proc/driver/nvidia/version"
 
 _LEAST_DRIVER: Final = {11: 450, 12: 525, 13: 580}
-"""Major version of CUDA -> least major version of NVIDIA's driver for Linux.
+"""Major version of CUDA -> minimum major version of NVIDIA's driver for Linux.
 
 From CUDA's release notes, "minor version compatibility".
 """
 
 
-def check(asked: Asked) -> list[Finding]:
+def check(context: Context) -> list[Finding]:
     """Check the GPUs; return nothing where there is no GPU and none is requested."""
-    found = devices(asked)
-    wanted = asked.settings.device != "cpu"
+    found = devices(context)
+    wanted = context.settings.device != "cpu"
     if not found:
-        return [_missing(asked)] if wanted else []
-    driver = driver_version(asked)
+        return [_missing(context)] if wanted else []
+    driver = driver_version(context)
     if driver is None and "NVIDIA" in found:
         return [
             Finding(
                 check="GPU",
                 level="problem" if wanted else "note",
                 found=f"{', '.join(found)} on the bus, but NVIDIA's driver is not loaded",
-                cost="models run on the CPU alone",
+                cost="models run on the CPU only",
                 remedy="install the driver (see nvidia-smi); containers need nvidia-container-toolkit",
             )
         ]
     said = f"{', '.join(found)}, driver {driver or 'amdgpu'}"
-    return [_judged(said, driver, torch_cuda(), wanted=wanted, executor=asked.settings.executor)]
+    return [_judged(said, driver, torch_cuda(), wanted=wanted, executor=context.settings.executor)]
 
 
-def _missing(asked: Asked) -> Finding:
+def _missing(context: Context) -> Finding:
     return Finding(
         check="GPU",
         level="problem",
-        found=f"device is {asked.settings.device}, but no GPU is here",
+        found=f"device is {context.settings.device}, but no GPU was found",
         cost="galley serve does not start",
-        remedy="--device cpu, or give the container the GPU (docker run --gpus all)",
+        remedy="--device cpu, or pass the GPU to the container (docker run --gpus all)",
     )
 
 
@@ -81,8 +81,8 @@ def _judged(
             check="GPU",
             level="problem" if wanted else "warning",
             found=f"{said}; torch is built for CUDA {cuda}, which needs a driver of {least} or later",
-            cost="torch sees no GPU",
-            remedy=f"a driver of {least} or later, or torch for an older CUDA",
+            cost="torch cannot use the GPU",
+            remedy=f"install driver {least} or later, or torch for an older CUDA",
             figures=figures,
         )
     if wanted and executor == "gpu" and not has_triton():
@@ -98,27 +98,27 @@ def _judged(
         check="GPU",
         level="ok" if wanted else "note",
         found=f"{said}; torch for CUDA {cuda}",
-        cost="" if wanted else "device is cpu: the GPU is not used",
+        cost="" if wanted else "device is cpu, so the GPU is not used",
         remedy="" if wanted else "--device cuda",
         figures=figures,
     )
 
 
-def devices(asked: Asked) -> list[str]:
+def devices(context: Context) -> list[str]:
     """Return the makers of the GPUs on the PCI bus."""
     found = []
-    for path in asked.host.paths("/sys/bus/pci/devices", "*/class"):
+    for path in context.host.paths("/sys/bus/pci/devices", "*/class"):
         vendor = _VENDORS.get((path.parent / "vendor").read_text().strip())
         if vendor and path.read_text().strip().startswith(_DISPLAYS):
             found.append(vendor)
-    if not found and asked.host.text(_NVIDIA):
+    if not found and context.host.text(_NVIDIA):
         found.append("NVIDIA")
     return found
 
 
-def driver_version(asked: Asked) -> str | None:
+def driver_version(context: Context) -> str | None:
     """Return the version of NVIDIA's driver, if it is loaded."""
-    match = re.search(r"Kernel Module\D*?(\d+\.[\d.]+)", asked.host.text(_NVIDIA))
+    match = re.search(r"Kernel Module\D*?(\d+\.[\d.]+)", context.host.text(_NVIDIA))
     return match[1] if match else None
 
 

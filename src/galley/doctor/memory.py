@@ -5,7 +5,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from galley.doctor.findings import Asked, Finding
+from galley.doctor.findings import Context, Finding
 from galley.machine import bytes_text, memory
 
 try:
@@ -17,20 +17,20 @@ _LITTLE: Final = 2 << 30
 """Bytes below which hardly any useful model fits."""
 
 _CROWDED: Final = 0.2
-"""Share of available memory in the limit, below which others take too much."""
+"""Available share of the limit, below which other processes use too much."""
 
 _THP: Final = "/sys/kernel/mm/transparent_hugepage/"
 
 
-def check(asked: Asked) -> list[Finding]:
+def check(context: Context) -> list[Finding]:
     """Check limits, huge pages and swap."""
-    return [_limits(asked), *_address_space(), _huge_pages(asked), *_swap(asked)]
+    return [_limits(context), *_address_space(), _huge_pages(context), *_swap(context)]
 
 
-def _limits(asked: Asked) -> Finding:
-    host = asked.host
+def _limits(context: Context) -> Finding:
+    host = context.host
     found = memory(host.cgroup, host.membership, host.root / "proc/meminfo")
-    total = _meminfo(asked, "MemTotal")
+    total = _meminfo(context, "MemTotal")
     where = "the container's limit" if found.limit < total else "the machine's memory"
     finding = Finding(
         check="memory",
@@ -46,15 +46,15 @@ def _limits(asked: Asked) -> Finding:
         return replace(
             finding,
             level="warning",
-            cost="room for about a billion parameters in int4 beside a small KV cache, at most",
-            remedy="a larger limit or machine; galley plan MODEL says what a model needs",
+            cost="room for about a billion parameters in int4 and a small KV cache, at most",
+            remedy="raise the limit or use a larger machine; galley plan MODEL shows what a model needs",
         )
     if found.available < _CROWDED * found.limit:
         return replace(
             finding,
             level="warning",
-            cost="the KV cache is sized by what is available: fewer requests at a time",
-            remedy="stop what else holds memory here",
+            cost="the KV cache is sized by available memory: fewer concurrent requests",
+            remedy="stop other processes that use memory",
         )
     return finding
 
@@ -69,23 +69,23 @@ def _address_space() -> list[Finding]:
         Finding(
             check="ulimit -v",
             level="warning",
-            found=f"addresses are limited to {bytes_text(limit)}",
-            cost="mapped checkpoints, stacks and memory that is never touched count, too",
-            remedy="ulimit -v unlimited; a container limits what is used instead",
+            found=f"address space is limited to {bytes_text(limit)}",
+            cost="mapped checkpoints, stacks and memory that is never touched also count",
+            remedy="ulimit -v unlimited; limit memory with a container instead",
             figures={"limit_bytes": limit},
         )
     ]
 
 
-def _huge_pages(asked: Asked) -> Finding:
-    chosen = re.search(r"\[(\w+)\]", asked.host.text(_THP + "enabled"))
+def _huge_pages(context: Context) -> Finding:
+    chosen = re.search(r"\[(\w+)\]", context.host.text(_THP + "enabled"))
     if chosen is None:
         return Finding(
             check="huge pages",
             level="warning",
             found="the kernel has no transparent huge pages",
-            cost="5 to 30 % of the speed of decoding: weights are read through more page tables",
-            remedy="a kernel with CONFIG_TRANSPARENT_HUGEPAGE",
+            cost="5 to 30 % of the decoding speed, lost to TLB misses when reading weights",
+            remedy="use a kernel with CONFIG_TRANSPARENT_HUGEPAGE",
             figures={"mode": "none"},
         )
     mode = chosen[1]
@@ -94,7 +94,7 @@ def _huge_pages(asked: Asked) -> Finding:
             check="huge pages",
             level="warning",
             found="transparent huge pages are off",
-            cost="5 to 30 % of the speed of decoding: weights are read through more page tables",
+            cost="5 to 30 % of the decoding speed, lost to TLB misses when reading weights",
             remedy=f"echo madvise > {_THP}enabled (as root, on the host)",
             figures={"mode": mode},
         )
@@ -106,24 +106,24 @@ def _huge_pages(asked: Asked) -> Finding:
     )
 
 
-def _swap(asked: Asked) -> list[Finding]:
-    total = _meminfo(asked, "SwapTotal")
-    used = total - _meminfo(asked, "SwapFree")
+def _swap(context: Context) -> list[Finding]:
+    total = _meminfo(context, "SwapTotal")
+    used = total - _meminfo(context, "SwapFree")
     if used < 64 << 20:
         return []
     return [
         Finding(
             check="swap",
             level="warning",
-            found=f"{bytes_text(used)} are swapped out",
-            cost="weights or keys and values that come back from disk stop everybody's tokens",
-            remedy="more memory or less in it; swapoff -a, or vm.swappiness=0",
+            found=f"{bytes_text(used)} swapped out",
+            cost="every stream stalls while weights or KV cache are read back from disk",
+            remedy="add memory or run less; swapoff -a, or vm.swappiness=0",
             figures={"used_bytes": used},
         )
     ]
 
 
-def _meminfo(asked: Asked, name: str) -> int:
+def _meminfo(context: Context, name: str) -> int:
     """Return the bytes of a field; 0 if the kernel does not report it."""
-    match = re.search(rf"^{name}:\s+(\d+)", asked.host.text("/proc/meminfo"), re.MULTILINE)
+    match = re.search(rf"^{name}:\s+(\d+)", context.host.text("/proc/meminfo"), re.MULTILINE)
     return 1024 * int(match[1]) if match else 0

@@ -12,7 +12,7 @@ from msgspec import Meta
 from galley.bench.machine import measure_machine
 from galley.bench.report import Machine as Measured
 from galley.bench.report import Spread
-from galley.doctor.findings import Asked, Finding
+from galley.doctor.findings import Context, Finding
 from galley.errors import SettingsError
 
 TABLE: Final = Path(__file__).with_name("processors.yaml")
@@ -27,7 +27,7 @@ _RESTLESS: Final = 0.25
 """Spread of five measurements, as a share of their median, that indicates interference."""
 
 _STOLEN: Final = 0.02
-"""Share of the CPUs' time that the hypervisor gave to others, from which a finding is reported."""
+"""Share of CPU time stolen by the hypervisor, from which a finding is reported."""
 
 _CPU_FIELDS: Final = 8
 _STEAL: Final = 7
@@ -66,25 +66,27 @@ class Interference:
     throttled: int
 
 
-def check(asked: Asked) -> list[Finding]:
+def check(context: Context) -> list[Finding]:
     """Measure bandwidth, arithmetic and interference, with all cores, for some seconds."""
-    before, stops = cpu_times(asked), throttled(asked)
+    before, stops = cpu_times(context), throttled(context)
     try:
         measured = measure_machine(
-            threads=asked.settings.threads,
+            threads=context.settings.threads,
             memory_bytes=_READ_BYTES,
             seconds=_SECONDS,
             repeats=_REPEATS,
         )
     except SettingsError as error:
-        return [Finding(check="speed", level="warning", found=f"cannot be measured: {error}")]
-    interference = Interference(stolen_share(before, cpu_times(asked)), throttled(asked) - stops)
-    processor = processor_of(asked)
+        return [Finding(check="speed", level="warning", found=f"measurement failed: {error}")]
+    interference = Interference(
+        stolen_share(before, cpu_times(context)), throttled(context) - stops
+    )
+    processor = processor_of(context)
     return [
         bandwidth(measured, processor),
         arithmetic(measured, processor),
         steadiness(measured, interference),
-        *governor(asked),
+        *governor(context),
     ]
 
 
@@ -105,8 +107,8 @@ def bandwidth(measured: Measured, processor: Processor | None) -> Finding:
     fair = processor.bandwidth / processor.cores * measured.threads
     figures |= {"fair_GB_per_s": fair, "processor": processor.name}
     found = (
-        f"{rate:.1f} GB/s on {measured.threads} threads; their share of a {processor.name}'s "
-        f"{processor.bandwidth:.0f} is {fair:.1f}"
+        f"{rate:.1f} GB/s on {measured.threads} threads, whose share of the {processor.bandwidth:.0f} GB/s "
+        f"of a {processor.name} is {fair:.1f}"
     )
     if rate >= _FAIR * fair:
         return Finding(check="memory bandwidth", level="ok", found=found, figures=figures)
@@ -114,9 +116,9 @@ def bandwidth(measured: Measured, processor: Processor | None) -> Finding:
         check="memory bandwidth",
         level="warning",
         found=found,
-        cost=f"decoding is bound by it: about {rate / fair:.0%} of the tokens a second to be expected",
-        remedy="other machines on this host read, too, or memory channels are empty (dmidecode -t "
-        "memory): measure again later, or move",
+        cost=f"decoding is bound by bandwidth: about {rate / fair:.0%} of the expected tokens per second",
+        remedy="other virtual machines on this host use the bandwidth, or memory channels are empty "
+        "(dmidecode -t memory): measure again later, or use another host",
         figures=figures,
     )
 
@@ -152,9 +154,9 @@ def arithmetic(measured: Measured, processor: Processor | None) -> Finding:
         check="arithmetic",
         level="warning",
         found=found,
-        cost=f"prefill and large batches at about {share:.0%} of what so many cores compute",
-        remedy="the clock is lowered (heat, power limit), the CPUs are hyperthreads of fewer cores, or "
-        "others compute here: see the other findings",
+        cost=f"prefill and large batches run at about {share:.0%} of the speed expected of these cores",
+        remedy="the clock is throttled (heat, power limit), the CPUs are hyperthreads of fewer cores, or "
+        "other processes use them: see the other findings",
         figures=figures,
     )
 
@@ -169,16 +171,18 @@ def steadiness(measured: Measured, interference: Interference) -> Finding:
         "spread": worst,
     }
     found = (
-        f"{interference.stolen:.1%} of the time stolen by the hypervisor, {interference.throttled} stops "
-        f"by the quota, measurements spread by {worst:.0%} ({what})"
+        f"{interference.stolen:.1%} of CPU time stolen by the hypervisor, throttled "
+        f"{interference.throttled} "
+        f"times by the quota, measurements vary by {worst:.0%} ({what})"
     )
     if interference.throttled:
         return Finding(
             check="neighbours",
             level="problem",
             found=found,
-            cost="the kernel stops all threads for the rest of each period: tokens stutter",
-            remedy="--threads below the quota, or a quota of whole cores (requests = limits in Kubernetes)",
+            cost="the kernel stops all threads for the rest of each period, so streams stutter",
+            remedy="set --threads below the quota, or use a quota of whole cores (requests = limits in "
+            "Kubernetes)",
             figures=figures,
         )
     if interference.stolen > _STOLEN or worst > _RESTLESS:
@@ -186,8 +190,9 @@ def steadiness(measured: Measured, interference: Interference) -> Finding:
             check="neighbours",
             level="warning",
             found=found,
-            cost="latency moves with what others do: P99 is theirs, not yours",
-            remedy="dedicated cores or another host; heat shows in this way, too (dmesg | grep -i throttl)",
+            cost="latency, above all P99, depends on what else runs on the host",
+            remedy="use dedicated cores or another host; overheating looks the same (dmesg | grep -i "
+            "throttl)",
             figures=figures,
         )
     return Finding(check="neighbours", level="ok", found=found, figures=figures)
@@ -197,32 +202,32 @@ def _spread(rates: Spread) -> float:
     return (rates.high - rates.low) / rates.median
 
 
-def governor(asked: Asked) -> list[Finding]:
+def governor(context: Context) -> list[Finding]:
     """Report whether the clock stays low while cores idle between requests."""
-    paths = asked.host.paths("/sys/devices/system/cpu", "cpu[0-9]*/cpufreq/scaling_governor")
+    paths = context.host.paths("/sys/devices/system/cpu", "cpu[0-9]*/cpufreq/scaling_governor")
     governors = {path.read_text().strip() for path in paths}
     if not governors & {"powersave", "conservative"}:
         return []
-    drivers = asked.host.paths("/sys/devices/system/cpu", "cpu0/cpufreq/scaling_driver")
+    drivers = context.host.paths("/sys/devices/system/cpu", "cpu0/cpufreq/scaling_driver")
     if drivers and drivers[0].read_text().strip() in ("intel_pstate", "amd-pstate-epp"):
-        return []  # whose "powersave" goes up with the load
+        return []  # whose "powersave" raises the clock with the load
     return [
         Finding(
             check="clock",
             level="warning",
             found=f"the frequency governor is {', '.join(sorted(governors))}",
-            cost="cores that idle between requests begin each one slowly",
+            cost="cores that idle between requests start each one at a low clock",
             remedy="cpupower frequency-set -g performance",
             figures={"governor": ", ".join(sorted(governors))},
         )
     ]
 
 
-def processor_of(asked: Asked, table: Path = TABLE) -> Processor | None:
+def processor_of(context: Context, table: Path = TABLE) -> Processor | None:
     """Return the row of the table for this CPU, if there is one."""
     import yaml
 
-    text = asked.host.text("/proc/cpuinfo")
+    text = context.host.text("/proc/cpuinfo")
     fields = {
         name.strip(): value.strip()
         for name, _, value in (line.partition(":") for line in text.split("\n\n")[0].splitlines())
@@ -234,12 +239,12 @@ def processor_of(asked: Asked, table: Path = TABLE) -> Processor | None:
     return next((row for row in rows if re.match(row.match, key)), None)
 
 
-def cpu_times(asked: Asked) -> list[int]:
+def cpu_times(context: Context) -> list[int]:
     """Return the times of all CPUs, in ticks, by the fields of proc(5).
 
     These are user, nice, system, idle, iowait, irq, softirq and steal.
     """
-    line = asked.host.text("/proc/stat").partition("\n")[0].split()
+    line = context.host.text("/proc/stat").partition("\n")[0].split()
     return [int(word) for word in line[1 : 1 + _CPU_FIELDS]]
 
 
@@ -250,13 +255,13 @@ def stolen_share(before: list[int], after: list[int]) -> float:
     return spent[_STEAL] / total if len(spent) == _CPU_FIELDS and total else 0.0
 
 
-def throttled(asked: Asked) -> int:
+def throttled(context: Context) -> int:
     """Return how often the kernel has stopped this process's control group for exceeding its quota."""
     stops = 0
-    for line in asked.host.text("/proc/self/cgroup").splitlines():
+    for line in context.host.text("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "" or "cpu" in controllers.split(","):
-            folder = asked.host.cgroup / ("cpu" if controllers else "") / path.strip("/")
+            folder = context.host.cgroup / ("cpu" if controllers else "") / path.strip("/")
             try:
                 found = re.search(r"nr_throttled (\d+)", (folder / "cpu.stat").read_text())
             except OSError:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from galley.doctor.findings import Asked, Finding
+from galley.doctor.findings import Context, Finding
 from galley.machine import bytes_text
 
 _VARIABLE: Final = "GALLEY_CACHE_DIR"
@@ -16,21 +16,21 @@ _ROOM: Final = 10 << 30
 
 _PROBE_BYTES: Final = 64 << 20
 _SLOW: Final = 100e6
-"""Bytes a second below which the disk delays a first start."""
+"""Bytes per second below which the disk delays a first start."""
 
 _MOST_SECONDS: Final = 2.0
 
 
-def check(asked: Asked, *, measure: bool = True) -> list[Finding]:
+def check(context: Context, *, measure: bool = True) -> list[Finding]:
     """Check the cache folder, or the nearest folder above it that exists; ``measure`` writes to it."""
-    if not asked.settings.weight_cache:
+    if not context.settings.weight_cache:
         return [
             Finding(
                 check="weight cache",
                 level="note",
                 found="weight_cache is off",
-                cost="every start packs the weights: seconds for each billion parameters",
-                remedy="leave it on where there is a disk",
+                cost="every start packs the weights again: seconds per billion parameters",
+                remedy="leave it on if there is a disk",
             )
         ]
     from galley.ops.packed_files import packed_folder  # needs the native kernels
@@ -38,10 +38,10 @@ def check(asked: Asked, *, measure: bool = True) -> list[Finding]:
     try:
         folder = packed_folder()
     except OSError as error:
-        return [_unwritable(f"no folder is known: {error}")]
+        return [_unwritable(f"no folder for packed weights: {error}")]
     place = next(path for path in (folder, *folder.parents) if path.is_dir())
     if not os.access(place, os.W_OK | os.X_OK):
-        return [_unwritable(f"{place} cannot be written to")]
+        return [_unwritable(f"{place} is not writable")]
     return [_room(place), *([_speed(place)] if measure else [])]
 
 
@@ -50,8 +50,8 @@ def _unwritable(found: str) -> Finding:
         check="weight cache",
         level="warning",
         found=found,
-        cost="every start packs the weights: seconds for each billion parameters",
-        remedy=f"set {_VARIABLE} to a folder that can be written to, in containers on a volume",
+        cost="every start packs the weights again: seconds per billion parameters",
+        remedy=f"set {_VARIABLE} to a writable folder, on a volume in containers",
     )
 
 
@@ -62,8 +62,10 @@ def _room(place: Path) -> Finding:
         check="weight cache",
         level="warning" if little else "ok",
         found=f"{bytes_text(free)} free in {place}",
-        cost="the weights of a larger model are not kept: every start packs them" if little else "",
-        remedy=f"galley cache prune, or {_VARIABLE} on a larger disk" if little else "",
+        cost="packed weights of a larger model do not fit: every start packs them again"
+        if little
+        else "",
+        remedy=f"galley cache prune, or set {_VARIABLE} to a larger disk" if little else "",
         figures={"free_bytes": free, "folder": str(place)},
     )
 
@@ -88,10 +90,10 @@ def _speed(place: Path) -> Finding:
     return Finding(
         check="disk",
         level="warning" if slow else "ok",
-        found=f"{bytes_text(rate)} a second written and synced in {place}",
-        cost="a first start writes its packed weights for minutes, and cold starts read as slowly"
+        found=f"{bytes_text(rate)} per second written and synced in {place}",
+        cost="a first start takes minutes to write its packed weights, and cold starts read as slowly"
         if slow
         else "",
-        remedy=f"{_VARIABLE} on a local SSD" if slow else "",
+        remedy=f"set {_VARIABLE} to a local SSD" if slow else "",
         figures={"bytes_per_s": rate},
     )

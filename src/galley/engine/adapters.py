@@ -16,7 +16,7 @@ from galley.formats.adapter_files import adapter_digest
 from galley.ops.executor import Executor
 from galley.types import Adapter
 
-_CHANGED: Final = "its files have changed since it was loaded: unload it and load it again"
+_CHANGED: Final = "its files have changed since it was loaded; unload it and load it again"
 
 
 @dataclass(slots=True)

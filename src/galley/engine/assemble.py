@@ -50,14 +50,14 @@ def _token_batch(
                 positions.append(begin)
                 starts.append(len(tokens))
                 tables.append(hypothesis)
-        elif count == 1:  # a slice and ranges would take two fifths of the time
+        elif count == 1:  # a slice and ranges would take two fifths of the function's time
             tokens.append(sequence.tokens[begin])
             positions.append(begin)
             starts.append(len(tokens))
             tables.append(sequence.tables)
         else:
             tokens.extend(sequence.tokens[begin : begin + count])
-            tokens.extend(work.guesses)
+            tokens.extend(work.draft_tokens)
             positions.extend(range(begin, begin + count))
             starts.append(len(tokens))
             tables.append(sequence.tables)

@@ -10,13 +10,13 @@ from galley.engine.blocks import BlockPool
 from galley.engine.draft_model import DraftModel
 from galley.engine.encoder_cache import EncoderCache
 from galley.engine.engine import Engine
-from galley.engine.guessing import Guessing, proposers_of
 from galley.engine.kv import KVCache
 from galley.engine.load_draft import Draft, load_draft, read_draft
 from galley.engine.loading import Loading
 from galley.engine.memory import KVSize, plan_memory
 from galley.engine.preparing import Preparing
 from galley.engine.scheduler import Scheduler
+from galley.engine.speculation import EngineSpeculation, proposers_of
 from galley.engine.states import StateCache
 from galley.engine.warm_up import MEASURED_ROWS, measure_rows, warm_up
 from galley.errors import SettingsError
@@ -27,7 +27,7 @@ from galley.ops.executor import Executor, ExecutorMemory, ExecutorOptions
 from galley.ops.measured_steps import measured_steps
 from galley.settings.engine import EngineSettings
 from galley.speculation.row_costs import RowCosts
-from galley.types.model_info import Ledger
+from galley.types.model_info import Ledger, TextInfo
 
 log: Final = logging.getLogger("galley.engine")
 
@@ -41,7 +41,7 @@ def build_generation(loading: Loading) -> Engine:
     """
     settings, model = loading.settings, loading.model
     draft = read_draft(settings, model, loading.folder, loading.executor_name, loading.factory)
-    program, options = _adapted(loading, model.program if draft is None else draft.guessed.program)
+    program, options = _adapted(loading, model.program if draft is None else draft.target.program)
     kv, ledger = _planned(loading, program, options, draft)
     loading.announce(ledger)
     options = dataclasses.replace(options, expert_cache_bytes=ledger.experts)
@@ -63,7 +63,7 @@ def build_generation(loading: Loading) -> Engine:
             pause=loading.pauses,
         )
     warm_up(executor, program, model.speech)
-    guessing = _guessing(loading, executor, kv, draft_model)
+    speculation = _speculation(loading, executor, kv, draft_model)
     loading.clock.end("warm-up")
     speech = model.speech
     info = loading.info(
@@ -71,25 +71,27 @@ def build_generation(loading: Loading) -> Engine:
         program,
         options,
         ledger,
+        TextInfo(
+            vocab_size=program.vocab_size,
+            max_model_len=kv.max_model_len,
+            kv_cache_tokens=kv.tokens,
+            grammars=speech is None,
+            adapters=options.adapters,
+            recurrent=bool(program.states),
+        ),
         tasks=("score", *(("generate",) if speech is None else speech.tasks_done)),
-        vocab_size=program.vocab_size,
-        max_model_len=kv.max_model_len,
-        kv_cache_tokens=kv.tokens,
         speech=speech,
-        grammars=speech is None,
-        adapters=options.adapters,
-        recurrent=bool(program.states),
     )
     grammars = Grammars(loading.folder, program.vocab_size, model.checkpoint.eos_token_ids)
     return Engine(
         executor,
         cache,
         encoder_cache,
-        _scheduler(settings, cache, encoder_cache, guessing),
+        _scheduler(settings, cache, encoder_cache, speculation),
         info,
         priority_steps=settings.priority_steps,
         meter=loading.meter,
-        guessing=guessing,
+        speculation=speculation,
         preparing=Preparing(grammars, _adapter_pool(executor, program, options)),
     )
 
@@ -102,7 +104,7 @@ def _adapted(loading: Loading, program: Program) -> tuple[Program, ExecutorOptio
     if loading.model.speech is not None:
         raise SettingsError(
             f"max_adapters is {settings.adapter_slots}, but {loading.name} is a speech model, and adapters "
-            "are for text models: leave it out"
+            "are for text models; leave it out"
         )
     return with_adapters(program), dataclasses.replace(
         options, adapters=settings.adapter_slots, adapter_rank=settings.adapter_rank
@@ -114,7 +116,7 @@ def _planned(
 ) -> tuple[KVSize, Ledger]:
     def memory_of(options: ExecutorOptions) -> ExecutorMemory:
         memory = loading.factory.memory(program, loading.model.weights, options)
-        return memory if draft is None else draft.beside(memory)
+        return memory if draft is None else draft.with_draft(memory)
 
     return plan_memory(
         loading.settings,
@@ -135,7 +137,10 @@ def _caches(settings: EngineSettings, kv: KVSize) -> tuple[KVCache, EncoderCache
 
 
 def _scheduler(
-    settings: EngineSettings, cache: KVCache, encoder_cache: EncoderCache, guessing: Guessing
+    settings: EngineSettings,
+    cache: KVCache,
+    encoder_cache: EncoderCache,
+    speculation: EngineSpeculation,
 ) -> Scheduler:
     return Scheduler(
         cache,
@@ -144,7 +149,7 @@ def _scheduler(
         max_running=settings.running_limit,
         priority_steps=settings.priority_steps,
         gatherer=_gatherer(settings),
-        guess=guessing.guess,
+        propose_drafts=speculation.propose_drafts,
     )
 
 
@@ -157,9 +162,9 @@ def _adapter_pool(
     return AdapterPool(executor, shapes, slots=options.adapters, rank=options.adapter_rank)
 
 
-def _guessing(
+def _speculation(
     loading: Loading, executor: Executor, kv: KVSize, draft_model: DraftModel | None
-) -> Guessing:
+) -> EngineSpeculation:
     """Return the engine's speculation; it is disabled where a recurrent state cannot be rolled back."""
     settings, model = loading.settings, loading.model
     program = model.program
@@ -167,9 +172,9 @@ def _guessing(
     most = min(settings.logit_rows, kv.max_model_len, kv.tokens)
     nobody = not proposers and draft_model is None
     if proposers and program.states:
-        log.info("no speculation: states of recurrent layers cannot take tokens back")
+        log.info("speculation is off: recurrent layers cannot undo rejected draft tokens")
     if nobody or program.states or most < MEASURED_ROWS[1]:
-        return Guessing()
+        return EngineSpeculation()
     groups = len(program.kv_groups)
     measured = measured_steps(
         executor,
@@ -177,7 +182,7 @@ def _guessing(
         f"{most} rows",
         lambda: measure_rows(executor, groups, most, model.speech, blocks=kv.blocks),
     )
-    return Guessing(proposers, RowCosts(measured), settings.logit_rows, draft_model)
+    return EngineSpeculation(proposers, RowCosts(measured), settings.logit_rows, draft_model)
 
 
 def _gatherer(settings: EngineSettings) -> BatchGatherer | None:

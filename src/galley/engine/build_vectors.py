@@ -9,7 +9,7 @@ from galley.engine.memory import plan_without_cache
 from galley.engine.read_model import Model
 from galley.errors import SettingsError
 from galley.ops.executor import Batch, Executor, forward
-from galley.types.model_info import EmbeddingInfo
+from galley.types.model_info import TextInfo, VectorInfo
 
 _OF_GENERATION: Final = {
     "quality_gate": "",
@@ -17,7 +17,7 @@ _OF_GENERATION: Final = {
     "batching": "continuous",
     "experts": "memory",
 }
-"""Settings that do not apply to such a model, with the values that they have when left out."""
+"""Settings that do not apply to such a model -> their defaults."""
 
 
 def build_vectors(loading: Loading) -> EmbeddingEngine:
@@ -32,7 +32,7 @@ def build_vectors(loading: Loading) -> EmbeddingEngine:
         value = getattr(settings, name)
         if value != unset:
             raise SettingsError(
-                f"{name} is {value!r}, but {loading.name} makes vectors of texts and writes none: leave it "
+                f"{name} is {value!r}, but {loading.name} computes vectors and generates no text; leave it "
                 "out for this model"
             )
     program, head = model.program, model.head
@@ -59,11 +59,9 @@ def build_vectors(loading: Loading) -> EmbeddingEngine:
         program,
         model.options,
         ledger,
+        TextInfo(vocab_size=program.token_ids, max_model_len=max_tokens),
         tasks=(head.task,),
-        vocab_size=program.token_ids,
-        max_model_len=max_tokens,
-        kv_cache_tokens=0,
-        embedding=_described(model),
+        vectors=_described(model),
     )
     return EmbeddingEngine(
         executor,
@@ -75,11 +73,11 @@ def build_vectors(loading: Loading) -> EmbeddingEngine:
     )
 
 
-def _described(model: Model) -> EmbeddingInfo:
+def _described(model: Model) -> VectorInfo:
     head, program = model.head, model.program
     assert head is not None
     types = [op.tensor("weight") for op in program.ops if op.name == "embed_types"]
-    return EmbeddingInfo(
+    return VectorInfo(
         pooling="+".join(head.pooling),
         normalized=head.normalize,
         width=head.width(program.vocab_size),

@@ -18,7 +18,7 @@ def commit(plan: Plan[Work], result: StepResult, kv: KVCache) -> list[Output]:
         output = sequence.task.consume(sequence, work, result)
         if output is not None:
             outputs.append(output)
-        if work.guesses:
+        if work.draft_tokens:
             _take_back(sequence, kv)
         if sequence.forks is not None:
             kv.fork(sequence.id, sequence.forks)

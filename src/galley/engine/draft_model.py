@@ -26,7 +26,7 @@ from galley.speculation.row_costs import RowCosts
 _clock: Final = time.perf_counter
 
 _MOST_ENCODED: Final = 64
-"""Number of encoder outputs that are remembered; a forgotten one is encoded again."""
+"""Number of cached encoder outputs; an evicted one is encoded again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,12 +37,12 @@ class _Progress:
         table: the blocks that hold its keys and values, which are lost if the sequence has other blocks
             now.
         computed: number of leading tokens of the sequence whose keys and values are there.
-        guessed: draft tokens whose keys and values follow; usable as far as the sequence accepted them.
+        drafted: draft tokens whose keys and values follow; usable as far as the sequence accepted them.
     """
 
     table: "array[int]"
     computed: int = 0
-    guessed: list[int] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
 
 
 class DraftModel:
@@ -111,24 +111,28 @@ class DraftModel:
     def draft(self, wanted: Tokens[Wanted[Sequence]]) -> list[Tokens[int]]:
         """Return draft tokens: see :class:`galley.speculation.drafter.Drafter`."""
         began = _clock()
-        guesses: list[list[int]] = [[] for _ in wanted]
-        ready = self._catch_up(wanted, guesses)
+        draft_tokens: list[list[int]] = [[] for _ in wanted]
+        ready = self._catch_up(wanted, draft_tokens)
         for length in range(1, max((one.length for one in wanted), default=0)):
-            going = [i for i in ready if len(guesses[i]) == length < self._most(wanted[i])]
+            going = [i for i in ready if len(draft_tokens[i]) == length < self._most(wanted[i])]
             if not going:
                 break
-            self._step([(wanted[i].sequence, guesses[i][-1:]) for i in going], going, guesses)
+            self._step(
+                [(wanted[i].sequence, draft_tokens[i][-1:]) for i in going], going, draft_tokens
+            )
         for i in ready:
             known = wanted[i].sequence.tokens
             progress = self._progress[wanted[i].sequence.id]
-            progress.computed, progress.guessed = len(known), guesses[i][:-1]
+            progress.computed, progress.drafted = len(known), draft_tokens[i][:-1]
         self.seconds += _clock() - began
-        return list(guesses)
+        return list(draft_tokens)
 
     def _most(self, one: Wanted[Sequence]) -> int:
         return min(one.length, self._max_len - len(one.sequence.tokens))
 
-    def _catch_up(self, wanted: Tokens[Wanted[Sequence]], guesses: list[list[int]]) -> list[int]:
+    def _catch_up(
+        self, wanted: Tokens[Wanted[Sequence]], draft_tokens: list[list[int]]
+    ) -> list[int]:
         """Compute known tokens and sample the first draft tokens; return the indices that got one.
 
         Known tokens that do not fit one step of the draft model are computed in later steps.
@@ -153,27 +157,27 @@ class DraftModel:
                 ready.append(i)
             else:
                 partly.append((sequence, behind))
-        self._step([*whole, *partly], ready, guesses)
+        self._step([*whole, *partly], ready, draft_tokens)
         for sequence, behind in partly:
             self._progress[sequence.id].computed += len(behind)
-        return [i for i in ready if guesses[i]]
+        return [i for i in ready if draft_tokens[i]]
 
     def _step(
         self,
         rows: Iterable[tuple[Sequence, Tokens[int]]],
         drawn: Tokens[int],
-        guesses: list[list[int]],
+        draft_tokens: list[list[int]],
     ) -> None:
         """Compute the next tokens, and draft one for each of the first ``len(drawn)`` sequences."""
         tokens, positions = array("q"), array("q")
         starts, wanted = array("q", [0]), array("q")
         tables: list[array[int]] = []
-        heard: list[Sequence] = []
+        with_audio: list[Sequence] = []
         sampling = SamplingBatch()
         for place, (sequence, added) in enumerate(rows):
             progress = self._progress[sequence.id]
             if place < len(drawn):
-                known = guesses[drawn[place]]
+                known = draft_tokens[drawn[place]]
                 begin = (
                     len(sequence.tokens) + len(known) - len(added) if known else progress.computed
                 )
@@ -189,7 +193,7 @@ class DraftModel:
             starts.append(len(tokens))
             tables.append(progress.table)
             if sequence.features is not None:
-                heard.append(sequence)
+                with_audio.append(sequence)
         if not tables:
             return
         began = _clock()
@@ -199,14 +203,14 @@ class DraftModel:
             starts=starts,
             tables=tuple(tables),
             wanted=wanted,
-            cross=cross_context(heard, self._encoder_cache) if heard else None,
+            cross=cross_context(with_audio, self._encoder_cache) if with_audio else None,
         )
         result = execute(self._executor, batch, sampling)
         if len(tokens) == len(tables):
             self.costs.observe(len(tokens), 0, _clock() - began)
         for place, token in zip(drawn, result.tokens, strict=True):
             if token != NO_TOKEN and token < self._vocab_size:
-                guesses[place].append(token)
+                draft_tokens[place].append(token)
 
     def take_encoded(self, sequences: Iterable[Sequence], rows: EncoderRows) -> None:
         """Encode ``rows`` [all rows, width], the target encoder's output for these sequences in order."""
@@ -242,10 +246,10 @@ class DraftModel:
         if progress is None or progress.table is not table:
             progress = self._progress[sequence.id] = _Progress(table)
         computed = progress.computed
-        for token in progress.guessed:
+        for token in progress.drafted:
             # The last token is computed again, for its logits.
             if computed >= len(sequence.tokens) - 1 or sequence.tokens[computed] != token:
                 break
             computed += 1
-        progress.computed, progress.guessed = computed, []
+        progress.computed, progress.drafted = computed, []
         return progress

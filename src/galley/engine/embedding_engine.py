@@ -122,7 +122,7 @@ class EmbeddingEngine:
         meter.assembled()
         try:
             rows = forward(self._executor, batch)
-        except BaseException:  # an interrupt in a notebook: the texts still wait
+        except BaseException:  # such as an interrupt in a notebook: the texts stay in the queue
             for text in texts:
                 heappush(self._waiting.setdefault(text.request.tenant, []), text)
             self._count += len(texts)
@@ -176,7 +176,7 @@ class EmbeddingEngine:
             engine_seconds=seconds * len(text.payload.prompt),
         )
         if not np.isfinite(vector).all():
-            error = "the model made no numbers of this text"
+            error = "the model's result for this text is NaN or infinite"
             return Output(request_id=request.id, finish_reason="error", error=error, timing=timing)
         return Output(
             request_id=request.id,

@@ -23,10 +23,10 @@ from galley.types import blocks_for
 from galley.types.audio import EncoderInput
 
 KEPT_ENCODER_OUTPUTS: Final = 16
-"""Number of encoder outputs that stay when their last request is over."""
+"""Number of encoder outputs kept after their last request has ended."""
 
 MAX_FEATURE: Final = 1e4
-"""Above any log-mel value; greater ones, or NaN, could leave infinities in the KV cache."""
+"""Bound above any log-mel value; larger ones, or NaN, could leave infinities in the KV cache."""
 
 
 @dataclass(frozen=True, slots=True)

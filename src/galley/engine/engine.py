@@ -11,11 +11,11 @@ from galley.engine.adapters import AdapterPool
 from galley.engine.assemble import assemble
 from galley.engine.commit import commit
 from galley.engine.encoder_cache import MAX_FEATURE, EncoderCache, EncoderFeatures
-from galley.engine.guessing import Guessing
 from galley.engine.kv import KVCache, check_blocks
 from galley.engine.preparing import Prepared, Preparing
 from galley.engine.scheduler import Scheduler, Work
 from galley.engine.sequence import Sequence
+from galley.engine.speculation import EngineSpeculation
 from galley.engine.step_meter import StepMeter
 from galley.errors import EngineError
 from galley.ops.executor import Executor
@@ -51,7 +51,7 @@ class Engine:
         *,
         priority_steps: int,
         meter: StepMeter | None = None,
-        guessing: Guessing | None = None,
+        speculation: EngineSpeculation | None = None,
         preparing: Preparing | None = None,
     ) -> None:
         self.info = info
@@ -62,7 +62,7 @@ class Engine:
         self._scheduler = scheduler
         self._priority_steps = priority_steps
         self._meter = meter or StepMeter()
-        self._guessing = guessing or Guessing()
+        self._speculation = speculation or EngineSpeculation()
         self._sequences: dict[str, Sequence] = {}
         self._preparing = Preparing() if preparing is None else preparing
         self._grammars, self._adapters = self._preparing.grammars, self._preparing.adapters
@@ -108,7 +108,7 @@ class Engine:
     @property
     def _adapter_pool(self) -> AdapterPool:
         if self._adapters is None:
-            raise EngineError("the engine has no room for adapters: set max_adapters")
+            raise EngineError("the engine was started without adapters; set max_adapters")
         return self._adapters
 
     def _begin(self, prepared: Prepared) -> None:
@@ -118,7 +118,7 @@ class Engine:
         assert isinstance(payload, Decoded), request.id
         features = self._features(request, payload)
         if features is not None and not features.usable:
-            error = f"the audio holds features that are no numbers or beyond {MAX_FEATURE:g}"
+            error = f"the audio features contain NaN or values above {MAX_FEATURE:g}"
             self._refused.append(Output(request_id=request.id, finish_reason="error", error=error))
             return
         sequence = Sequence(
@@ -133,13 +133,13 @@ class Engine:
         if not self._sequences:
             self._meter.awake()
         self._sequences[request.id] = sequence
-        self._guessing.begin(sequence)
+        self._speculation.begin(sequence)
         self._scheduler.add(sequence)
 
     def _stop_ids(self, payload: Decoded) -> frozenset[int]:
         if isinstance(payload, Align):
             return frozenset()
-        eos = () if payload.sampling.ignore_eos else self.info.eos_token_ids
+        eos = () if payload.sampling.ignore_eos else self.info.require_text().eos_token_ids
         return frozenset((*eos, *payload.sampling.stop_token_ids))
 
     def _features(self, request: EngineRequest, payload: Decoded) -> EncoderFeatures | None:
@@ -156,7 +156,7 @@ class Engine:
             self._preparing.abort(request_id)
             self._refused = [o for o in self._refused if o.request_id != request_id]
             if sequence := self._sequences.pop(request_id, None):
-                self._guessing.end(sequence)  # a stop string may have been found in it
+                self._speculation.end(sequence)  # it may have ended with a stop string
                 self._scheduler.remove(sequence)
                 self._preparing.release(sequence.request)
 
@@ -180,7 +180,7 @@ class Engine:
             if not plan and self._scheduler.gathers:
                 time.sleep(_GATHERING_SECONDS)
                 return []
-            assert plan, "there is work, and every request fits the cache by itself"
+            assert plan, "there is work, and every single request fits the cache"
             self._account(plan)
             batch, sampling = assemble(plan, self._kv, self._encoder_cache)
             if sampling.mask_fills and self._grammars is not None:
@@ -189,16 +189,16 @@ class Engine:
             running = self._executor.submit(batch, sampling)
             result = self._executor.collect(running)
             if result.encoded is not None:
-                self._guessing.encoded(plan, result.encoded)
+                self._speculation.encoded(plan, result.encoded)
             meter.executed(plan)
         except BaseException:
-            # An interrupt in a notebook: this step's blocks were promised but never filled.
+            # Such as an interrupt in a notebook: this step's blocks were claimed but never filled.
             self._scheduler.preempt_all()
             self._kv.take_copies()
             self._kv.forget_all()
             raise
         outputs = commit(plan, result, self._kv)
-        self._guessing.settle(plan, meter.seconds)
+        self._speculation.settle(plan, meter.seconds)
         self._steps += 1
         outputs = self._emit(plan, outputs)
         meter.end()
@@ -221,10 +221,10 @@ class Engine:
     @property
     def stats(self) -> EngineStats:
         """The engine's current statistics."""
-        prompt, recent = self._guessing.counts("prompt"), self._guessing.counts("recent")
-        grammar = self._guessing.counts("grammar")
+        prompt, recent = self._speculation.counts("prompt"), self._speculation.counts("recent")
+        grammar = self._speculation.counts("grammar")
         experts = self._executor.expert_counts()
-        draft, drafted = self._guessing.counts("draft"), self._guessing.draft_seconds
+        draft, drafted = self._speculation.counts("draft"), self._speculation.draft_seconds
         return EngineStats(
             running=len(self._scheduler.running),
             waiting=self._scheduler.waiting + len(self._preparing),
@@ -281,7 +281,7 @@ class Engine:
             if work.encodes and sequence.features:
                 self._encoder_rows += sequence.features.rows
             decodes = sequence.first_token or len(sequence.tokens) > len(sequence.prompt)
-            if decodes and work.count == 1 + len(work.guesses):
+            if decodes and work.count == 1 + len(work.draft_tokens):
                 width = sequence.task.width
                 self._decode_tokens += width if width > 1 else work.count
             else:
@@ -290,10 +290,10 @@ class Engine:
     def _emit(self, plan: list[Work], outputs: list[Output]) -> list[Output]:
         """Record first tokens, drop finished sequences, and attach timings where they are needed."""
         now = time.monotonic()
-        told = {output.request_id for output in outputs}
+        reported = {output.request_id for output in outputs}
         for work in plan:  # a beam search has tokens long before it outputs any
             sequence = work.sequence
-            if work.completes and sequence.generated and sequence.id not in told:
+            if work.completes and sequence.generated and sequence.id not in reported:
                 sequence.first_token = sequence.first_token or now
         for i, output in enumerate(outputs):
             sequence = self._sequences[output.request_id]
@@ -306,13 +306,13 @@ class Engine:
                 total=now - sequence.arrival,
                 preemptions=sequence.preemptions,
                 engine_seconds=sequence.engine_seconds,
-                proposed=sequence.guesser.proposed if sequence.guesser else 0,
-                accepted=sequence.guesser.accepted if sequence.guesser else 0,
+                proposed=sequence.drafts.proposed if sequence.drafts else 0,
+                accepted=sequence.drafts.accepted if sequence.drafts else 0,
             )
             outputs[i] = msgspec.structs.replace(output, timing=timing)
             if output.finish_reason:
                 del self._sequences[sequence.id]
-                self._guessing.end(sequence)
+                self._speculation.end(sequence)
                 self._scheduler.remove(sequence)
                 self._preparing.release(sequence.request)
         return outputs

@@ -90,7 +90,7 @@ class FairShare:
 
     def _place(self, sequence: Work) -> tuple[float, Work]:
         request = sequence.request
-        # Only the operator decides which tenant precedes which; live audio cannot wait.
+        # Priority between tenants is the operator's decision; live audio cannot wait.
         live = request.priority <= LIVE_PRIORITY
         priority = LIVE_PRIORITY if live else request.tenant_priority
         time = self._active[request.tenant].time + priority * self._priority_tokens

@@ -227,7 +227,7 @@ class KVCache:
                 table = hypothesis[g]
                 for i in range(tables.first[g], first):
                     self.pool.release(table[i])
-                # Executors expect a block at each index, and give its content no weight.
+                # Executors expect a block at each index, and ignore its content.
                 table[:first] = array("q", [table[min(first, len(table) - 1)]]) * first
             tables.first[g] = max(first, tables.first[g])
 
@@ -283,7 +283,7 @@ class KVCache:
         if self.states is not None:
             self.states.close(request_id)
         for hypothesis in reversed(tables.hypotheses):
-            # A prefix is useful only with the blocks of all groups.
+            # A prefix is usable only if the blocks of all groups are cached.
             for i in reversed(range(max(map(len, hypothesis)))):
                 for table, first in zip(hypothesis, tables.first, strict=True):
                     if first <= i < len(table):
@@ -353,6 +353,6 @@ def check_blocks(
     """Assert conservation: the pool counts each block once per table that holds it."""
     held: Counter[int] = Counter()
     for table in tables:
-        assert len(set(table)) == len(table), "a table holds a block twice"
+        assert len(set(table)) == len(table), "a block occurs twice in a table"
         held.update(table)
     pool.check(dict(held))

@@ -33,17 +33,17 @@ class Draft:
         model: the input for the draft model's executor.
         memory: the memory that the executor will hold.
         group: KV group of the target model whose blocks will hold the draft model's keys and values.
-        guessed: the target model, as it is to be loaded together with this one.
+        target: the target model, as it is to be loaded together with this one.
         shares_encoder: whether both have the same encoder, so that the target model's serves both.
     """
 
     model: Model
     memory: ExecutorMemory
     group: int
-    guessed: Model
+    target: Model
     shares_encoder: bool
 
-    def beside(self, memory: ExecutorMemory) -> ExecutorMemory:
+    def with_draft(self, memory: ExecutorMemory) -> ExecutorMemory:
         """Return the memory that both models hold together."""
         mine = self.memory
         return dataclasses.replace(
@@ -59,7 +59,7 @@ class Draft:
 
 def read_draft(
     settings: EngineSettings,
-    guessed: Model,
+    target: Model,
     folder: Path,
     executor: str,
     factory: ExecutorFactory,
@@ -68,7 +68,7 @@ def read_draft(
 
     Args:
         settings: the engine's settings.
-        guessed: the target model.
+        target: the target model.
         folder: the target model's checkpoint.
         executor: name of the executor that runs both.
         factory: creates the executor.
@@ -92,32 +92,33 @@ def read_draft(
     )
     model = read_model(own, place, executor)
     model = model._replace(program=dataclasses.replace(model.program, aligner=None))
-    program = guessed.program
-    _check_audio(name, model.speech, guessed.speech)
+    program = target.program
+    _check_audio(name, model.speech, target.speech)
     for what, one in (("draft_model " + name, model.program), ("the model", program)):
         if one.states:
             raise SettingsError(
-                f"{what} keeps a state that cannot take tokens back: leave draft_model out"
+                f"{what} has recurrent layers, which cannot undo rejected draft tokens; leave out "
+                "draft_model"
             )
     if [group.window for group in model.program.kv_groups] != [0]:
         raise SettingsError(
-            f"draft_model {name} has layers with a sliding window: a draft model must keep all tokens"
+            f"draft_model {name} has layers with a sliding window, which a draft model must not have"
         )
     whole = [g for g, group in enumerate(program.kv_groups) if not group.window]
     if not whole:
         raise SettingsError(
-            "draft_model needs a model that keeps all tokens in some of its layers: leave it out"
+            "draft_model needs a model with at least one layer without a sliding window; leave it out"
         )
     if (difference := first_difference(folder, place)) is not None:
-        raise SettingsError(f"draft_model {name} has another vocabulary: {difference}")
-    shares = _same_encoder(model, guessed)
+        raise SettingsError(f"draft_model {name} has a different vocabulary: {difference}")
+    shares = _same_encoder(model, target)
     if shares:
         giver, taker = share_encoder(
-            program, guessed.checkpoint.config, model.program, model.checkpoint.config
+            program, target.checkpoint.config, model.program, model.checkpoint.config
         )
-        guessed, model = guessed._replace(program=giver), model._replace(program=taker)
+        target, model = target._replace(program=giver), model._replace(program=taker)
     memory = factory.memory(model.program, model.weights, model.options)
-    return Draft(model, memory, whole[0], guessed, shares)
+    return Draft(model, memory, whole[0], target, shares)
 
 
 def _same_encoder(one: Model, other: Model) -> bool:
@@ -140,23 +141,23 @@ def _same_values(one: Weight, other: Weight) -> bool:
     return one.dtype == other.dtype and np.array_equal(one.data, other.data)
 
 
-def _check_audio(name: str, draft: SpeechInfo | None, guessed: SpeechInfo | None) -> None:
+def _check_audio(name: str, draft: SpeechInfo | None, target: SpeechInfo | None) -> None:
     """Check that both or neither are speech models, and that the target's audio suits the draft model.
 
     Raises:
         SettingsError: they do not match.
     """
-    if (draft is None) != (guessed is None):
+    if (draft is None) != (target is None):
         which = (f"draft_model {name}", "the model")[draft is None]
         other = ("the model", f"draft_model {name}")[draft is None]
         raise SettingsError(f"{which} is a speech model and {other} is not")
-    if draft is None or guessed is None:
+    if draft is None or target is None:
         return
     for what in ("mels", "stride", "max_frames"):
-        mine, theirs = getattr(draft, what), getattr(guessed, what)
+        mine, theirs = getattr(draft, what), getattr(target, what)
         if mine < theirs if what == "max_frames" else mine != theirs:
             raise SettingsError(
-                f"draft_model {name} hears other features: {what} is {mine}, the model's {theirs}"
+                f"draft_model {name} has other audio features: {what} is {mine}, the model's is {theirs}"
             )
 
 

@@ -96,7 +96,9 @@ def load_engine(
     """
     engine = load(settings, folder, on_phase, pause, on_ledger)
     if not isinstance(engine, Engine):
-        raise SettingsError(f"{folder} makes vectors or scores of texts and generates none")
+        raise SettingsError(
+            f"{folder} returns vectors or scores of texts; it does not generate text"
+        )
     return engine
 
 
@@ -116,7 +118,7 @@ def _retrying(folder: Path, build: Callable[[], T]) -> T:
         needs = sum(path.stat().st_size for path in files) / 2**20
         left = min(available_memory(), address_space_left()) / 2**20
         raise EngineFailed(
-            f"memory ran out while {folder} was loaded: its weights are {needs:.0f} MiB on disk, "
-            f"{left:.0f} MiB are available now; allow more (container limit, ulimit -v), set "
-            "weight_dtype to int8 or int4, or kv_cache_tokens to less"
+            f"out of memory while loading {folder}: its weights are {needs:.0f} MiB on disk, "
+            f"{left:.0f} MiB are available now. Raise the limit (container, ulimit -v), set "
+            "weight_dtype to int8 or int4, or lower kv_cache_tokens"
         ) from error

@@ -7,6 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from galley.engine.read_model import Model, read_model
 from galley.engine.step_meter import Pauses, StepMeter
 from galley.engine.weight_receipt import held_kinds, weight_receipt
@@ -15,7 +17,7 @@ from galley.ops.executor import Executor, ExecutorFactory, ExecutorOptions, choo
 from galley.ops.rows import check_isa
 from galley.settings.engine import EngineSettings
 from galley.types import OnPhase
-from galley.types.model_info import Ledger, ModelInfo, OnLedger
+from galley.types.model_info import Ledger, ModelInfo, OnLedger, ProgramInfo, TextInfo
 
 
 class StartPhases:
@@ -121,6 +123,7 @@ class Loading:
         program: Program,
         options: ExecutorOptions,
         ledger: Ledger,
+        text: TextInfo,
         **own: Any,
     ) -> ModelInfo:
         """Return the engine's description of itself, after its last phase.
@@ -130,6 +133,7 @@ class Loading:
             program: the program that it runs.
             options: the options that it was created with.
             ledger: the memory ledger.
+            text: limits of texts, without what the checkpoint and the settings say.
             own: the fields of :class:`ModelInfo` that depend on the type of model.
         """
         checkpoint, weights = self.model.checkpoint, self.model.weights
@@ -139,13 +143,18 @@ class Loading:
             path=str(self.folder),
             family=self.family,
             executor=self.executor_name,
-            dtype=options.dtype,
-            quantize=options.quantize,
-            activations=executor.activations,
-            kv_dtype=options.kv_dtype,
-            eos_token_ids=checkpoint.eos_token_ids,
-            defaults=self.settings.with_own(checkpoint.defaults),
-            costs=executor.step_costs(),
+            program=ProgramInfo(
+                dtype=options.dtype,
+                quantize=options.quantize,
+                activations=executor.activations,
+                kv_dtype=options.kv_dtype,
+                costs=executor.step_costs(),
+            ),
+            text=msgspec.structs.replace(
+                text,
+                eos_token_ids=checkpoint.eos_token_ids,
+                defaults=self.settings.with_own(checkpoint.defaults),
+            ),
             phases=self.clock.ready(),
             ledger=ledger,
             weights=weight_receipt(checkpoint, program, kinds),

@@ -15,13 +15,13 @@ from galley.types.model_info import Ledger
 from galley.types.weight_dtypes import INTEGERS, SMALLEST, smaller_than
 
 LEAST_TOKENS: Final = 512
-"""Tokens of one request that must fit; with fewer, a server is useless."""
+"""Tokens of one request that must fit for a server to be useful."""
 
 LEAST_STATES: Final = 2
-"""A request that continues from a kept state reads that state and writes its own."""
+"""State slots per request: one that continues from a kept state reads it and writes its own."""
 
 RESERVE_BYTES: Final = 192 << 20
-"""For the server (60 MiB), text workers (35 MiB and a tokenizer each) and unread responses (64 MiB)."""
+"""Bytes for the server (60 MiB), text workers (35 MiB + tokenizer each) and unread responses (64 MiB)."""
 
 _LENGTHS: Final = (512, 2048, 8192, 32768, 131072)
 """Request lengths in tokens, below the longest context, for which a ledger states how many requests fit."""
@@ -121,15 +121,15 @@ def plan_memory(
         available = min(available_memory(), address_space_left())
     buffers = memory.buffers(settings.max_batch_tokens, settings.logit_rows)
     left = available - memory.weights - memory.adapters - buffers - RESERVE_BYTES
-    beside = left - _least_cache(settings, size)
-    experts = memory.experts.cache_bytes(settings.expert_cache_bytes, beside)
+    remaining = left - _least_cache(settings, size)
+    experts = memory.experts.cache_bytes(settings.expert_cache_bytes, remaining)
     room = int(max(0, left - experts) * settings.kv_memory_fraction)
     size = replace(size, states=_states(settings, size, room))
     size = replace(size, blocks=_kv_blocks(settings, size, room - size.states * size.state_bytes))
     if size.blocks <= size.encoder_blocks:
         raise EngineFailed(
-            f"a KV cache of {size.blocks * BLOCK_TOKENS} tokens does not hold one encoder input, which "
-            f"takes {size.encoder_blocks * BLOCK_TOKENS}, and its transcript; set kv_cache_tokens to more"
+            f"a KV cache of {size.blocks * BLOCK_TOKENS} tokens has no room for an encoder input, which "
+            f"takes {size.encoder_blocks * BLOCK_TOKENS}, and its transcript; raise kv_cache_tokens"
         )
     ledger = Ledger(
         family=family,
@@ -225,8 +225,8 @@ def plan_without_cache(
         missing = bytes_text(ledger.total - ledger.available)
         changes = [
             f"{missing} more memory: a larger container limit or ulimit -v",
-            f"--weight-dtype {' or '.join(INTEGERS)}, if that is not so yet",
-            "--max-model-len and --max-batch-tokens of less: buffers are for the longest text",
+            f"--weight-dtype {' or '.join(INTEGERS)}, if not set yet",
+            "lower --max-model-len and --max-batch-tokens, since buffers have room for the longest text",
         ]
         raise NotEnoughMemory(refusal(name, ledger, changes))
     return most, ledger
@@ -249,7 +249,7 @@ def refusal(name: str, ledger: Ledger, changes: Sequence[str]) -> str:
     )
     listed = "".join(f"\n  {i}. {change}" for i, change in enumerate(changes, 1))
     return (
-        f"{name} does not fit the memory: it needs {bytes_text(ledger.total)} ({parts}), "
+        f"{name} does not fit in memory: it needs {bytes_text(ledger.total)} ({parts}), "
         f"{bytes_text(ledger.available)} are available. Each of these makes it fit:{listed}"
     )
 
@@ -265,26 +265,26 @@ def _changes(
     """Return three changes that each make the model fit: settings, then memory, then a smaller model."""
     changes = []
     least = size.least * size.block_bytes
-    beside = ledger.total - ledger.weights - ledger.experts
-    asked = 0 if settings.expert_cache_bytes is None else ledger.experts
+    others = ledger.total - ledger.weights - ledger.experts
+    requested = 0 if settings.expert_cache_bytes is None else ledger.experts
 
     def weights_as(kind: str) -> int:
         memory = memory_of(replace(options, quantize=kind))
-        return memory.weights + max(memory.experts.least_bytes, asked)
+        return memory.weights + max(memory.experts.least_bytes, requested)
 
     rooms = (ledger.available - ledger.total + ledger.kv) // size.block_bytes
     if settings.kv_cache_tokens is not None and rooms >= size.least:
         tokens = replace(size, blocks=rooms).tokens
-        changes.append(f"--kv-cache-tokens {tokens} (the cache then takes what is left)")
-    # A type that makes none of the model's matrices smaller does not fit either.
+        changes.append(f"--kv-cache-tokens {tokens} (the cache then uses the remaining memory)")
+    # Skip types that do not make any of the model's matrices smaller.
     for kind in smaller_than(options.quantize) if ledger.executor == "cpu" else ():
-        needs = beside + weights_as(kind)
+        needs = others + weights_as(kind)
         if needs <= ledger.available:
             changes.append(f"--weight-dtype {kind} (needs {bytes_text(needs)})")
             break
     else:
         if ledger.executor == "cpu" and options.quantize != SMALLEST:
-            needs = beside - ledger.kv + least + weights_as(SMALLEST)
+            needs = others - ledger.kv + least + weights_as(SMALLEST)
             if needs <= ledger.available:
                 tokens = replace(size, blocks=size.least).tokens
                 changes.append(
@@ -294,8 +294,8 @@ def _changes(
     changes += _of_experts(program, options, ledger, memory_of)
     missing = ledger.total - ledger.available
     changes.append(
-        f"{bytes_text(missing)} more memory: a larger container limit or ulimit -v, other programs "
-        "stopped, or another machine (galley plan MODEL compares them)"
+        f"{bytes_text(missing)} more memory: a larger container limit or ulimit -v, fewer other "
+        "programs, or another machine (galley plan MODEL compares them)"
     )
     smallest = replace(options, experts="memory")
     if ledger.executor == "cpu":
@@ -311,8 +311,8 @@ def _changes(
         )
     if len(changes) < 3:
         changes.append(
-            f"a machine or container with {bytes_text(2 * ledger.total)}, which leaves room for more "
-            "requests at a time, too"
+            f"a machine or container with {bytes_text(2 * ledger.total)}, which also has room for more "
+            "concurrent requests"
         )
     return changes[:3]
 
@@ -324,10 +324,10 @@ def _of_experts(
     memory_of: Callable[[ExecutorOptions], ExecutorMemory],
 ) -> list[str]:
     """Return the change to experts on disk, or to fewer of them in memory, if that makes the model fit."""
-    beside = ledger.total - ledger.weights - ledger.experts
+    others = ledger.total - ledger.weights - ledger.experts
     if options.experts == "disk":
         memory = memory_of(options)
-        slots = (ledger.available - beside - memory.weights) // memory.experts.slot
+        slots = (ledger.available - others - memory.weights) // memory.experts.slot
         if slots < memory.experts.least:
             return []
         return [f"--expert-cache-bytes {slots * memory.experts.slot}"]
@@ -335,7 +335,7 @@ def _of_experts(
     if not routed or options.weight_cache is None or ledger.executor != "cpu":
         return []
     memory = memory_of(replace(options, experts="disk"))
-    needs = beside + memory.weights + memory.experts.least_bytes
+    needs = others + memory.weights + memory.experts.least_bytes
     if needs > ledger.available:
         return []
     return [
@@ -376,8 +376,8 @@ def _kv_blocks(settings: EngineSettings, size: KVSize, room: int) -> int:
 
 def _least(settings: EngineSettings, size: KVSize) -> int:
     """Return the blocks needed to start: those requested, or those of one useful request."""
-    asked = settings.kv_cache_tokens
-    return size.least if asked is None else size.needed_for(asked)
+    requested = settings.kv_cache_tokens
+    return size.least if requested is None else size.needed_for(requested)
 
 
 def _least_cache(settings: EngineSettings, size: KVSize) -> int:

@@ -60,7 +60,7 @@ class Preparing:
         """Queue a request that needs preparing; return False for any other."""
         compiled, payload = None, request.payload
         if isinstance(payload, Generate) and payload.sampling.grammar is not None:
-            assert self.grammars is not None, "ModelInfo.grammars says so"
+            assert self.grammars is not None, "guaranteed by TextInfo.grammars"
             compiled = self.grammars.compile(payload.sampling.grammar, payload.output)
         elif request.adapter is None:
             return False
@@ -118,6 +118,6 @@ class Preparing:
         slot: int | None = -1
         if one.request.adapter is not None:
             if self.adapters is None:
-                raise GalleyError("the engine has no room for adapters: set max_adapters")
+                raise GalleyError("the engine was started without adapters; set max_adapters")
             slot = self.adapters.acquire(one.request.adapter)
         return None if slot is None else Prepared(one.request, one.arrival, grammar, slot)

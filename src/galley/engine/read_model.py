@@ -65,7 +65,7 @@ def read_model(settings: EngineSettings, folder: Path, executor: str = "cpu") ->
     unread = None if head is None else UNREAD
     check_surplus(program, tensors, checkpoint.config, folder=str(folder), unread=unread)
     options = _executor_options(
-        settings, executor, checkpoint, weights, program.routers, hears=speech is not None
+        settings, executor, checkpoint, weights, program.routers, is_speech=speech is not None
     )
     return Model(checkpoint, program, weights, options, speech, head)
 
@@ -77,7 +77,7 @@ def _executor_options(
     weights: Weights,
     routers: frozenset[str],
     *,
-    hears: bool,
+    is_speech: bool,
 ) -> ExecutorOptions:
     """Derive the options left at "auto": dtype from the matrices, quantize and kv_dtype from dtype.
 
@@ -101,13 +101,13 @@ def _executor_options(
             quantize = "f16"
     kv_dtype: str = settings.kv_dtype
     if kv_dtype == "auto":
-        asked = (settings.dtype, settings.activations, settings.quantize)
-        exact = not {"float32", "f16"}.isdisjoint(asked)
+        requested = (settings.dtype, settings.activations, settings.quantize)
+        exact = not {"float32", "f16"}.isdisjoint(requested)
         if not mostly_rounded(weights):
             exact = exact or quantize in ("float32", "f16")
-        rounded = "int8" if hears and quantize in INTEGERS else "bfloat16"
+        rounded = "int8" if is_speech and quantize in INTEGERS else "bfloat16"
         kv_dtype = rounded if executor in ("cpu", "gpu") and not exact else dtype
-        if "float32" not in asked and has_8_bit_kv(checkpoint.folder, checkpoint.config):
+        if "float32" not in requested and has_8_bit_kv(checkpoint.folder, checkpoint.config):
             kv_dtype = "int8"
     return ExecutorOptions(
         dtype=dtype,

@@ -27,30 +27,30 @@ from galley.engine.sequence import Sequence
 from galley.types import BLOCK_TOKENS
 
 _NOTHING: Final = EncoderClaim(b"", [], [], 0)
-"""The claim on the encoder cache of a text model's request."""
+"""Claim on the encoder cache of a request that needs no encoder."""
 
 
 class Work(msgspec.Struct, frozen=True, gc=False):
-    """One sequence's work in a step: its next ``count`` tokens, known ones first, then ``guesses``.
+    """One sequence's work in a step: its next ``count`` tokens, known ones first, then ``draft_tokens``.
 
     Attributes:
         completes: whether all known tokens are computed after the step, so that new ones can be sampled.
         encodes: whether the sequence's encoder input is encoded first.
-        guesses: draft tokens that follow the known ones; rejected ones are rolled back.
+        draft_tokens: draft tokens that follow the known ones; rejected ones are rolled back.
     """
 
     sequence: Sequence
     count: int
     completes: bool
     encodes: bool = False
-    guesses: Tokens[int] = ()
+    draft_tokens: Tokens[int] = ()
 
 
-Guess: TypeAlias = Callable[[list[Work], int], Iterable[tuple[int, Tokens[int]]]]
+ProposeDrafts: TypeAlias = Callable[[list[Work], int], Iterable[tuple[int, Tokens[int]]]]
 """Takes a plan and the number of draft tokens that fit; yields (index in the plan, draft tokens).
 
-A sequence gets draft tokens only where its known tokens are completed, and no more than its task can
-verify.
+A sequence gets draft tokens only if the step computes all of its known tokens, and at most as many as
+its task can verify.
 """
 
 
@@ -60,7 +60,7 @@ class Scheduler:
     Attributes:
         running: sequences that hold blocks, in order.
         preemptions: number of preemptions so far.
-        guess: proposes draft tokens for sequences that have caught up; None disables speculation.
+        propose_drafts: proposes draft tokens for sequences that have caught up; None disables speculation.
 
     Args:
         gatherer: holds new sequences back until the running batch is over; None lets them join at any
@@ -75,7 +75,7 @@ class Scheduler:
         max_batch_tokens: int,
         max_running: int,
         priority_steps: int = 1,
-        guess: Guess | None = None,
+        propose_drafts: ProposeDrafts | None = None,
         gatherer: BatchGatherer | None = None,
     ) -> None:
         assert max_running <= max_batch_tokens
@@ -84,7 +84,7 @@ class Scheduler:
         self._max_batch_tokens = max_batch_tokens
         self._max_running = max_running
         self._capacity = kv.pool.total * BLOCK_TOKENS
-        self.guess = guess
+        self.propose_drafts = propose_drafts
         self._gatherer = gatherer
         # A step that only decodes computes up to max_running tokens.
         self._fair = FairShare(priority_steps * max_running)
@@ -152,8 +152,8 @@ class Scheduler:
         behind = [sequence for sequence in self.running if sequence.is_behind()]
         if behind or self._waiting:
             budget = self._prefill(plan, budget, behind, admits=self.preemptions == preempted)
-        if self.guess is not None and budget:
-            self._add_guesses(plan, self.guess(plan, budget))
+        if self.propose_drafts is not None and budget:
+            self._add_draft_tokens(plan, self.propose_drafts(plan, budget))
         return plan
 
     def _advance(self, sequence: Sequence, plan: list[Work], budget: int) -> int:
@@ -168,19 +168,21 @@ class Scheduler:
         self._fair.charge(sequence, count)
         return budget - min(budget, count)
 
-    def _add_guesses(self, plan: list[Work], guessed: Iterable[tuple[int, Tokens[int]]]) -> None:
+    def _add_draft_tokens(
+        self, plan: list[Work], proposals: Iterable[tuple[int, Tokens[int]]]
+    ) -> None:
         """Append draft tokens to sequences that catch up in this step.
 
         Draft tokens only use budget and blocks that are otherwise unused: no sequence waits or is
         preempted for them.
         """
-        for i, guesses in guessed:
+        for i, draft_tokens in proposals:
             work, sequence = plan[i], plan[i].sequence
-            end = len(sequence.tokens) + len(guesses)
-            if guesses and self._kv.takes_back and self._kv.grow(sequence.id, end):
-                count = work.count + len(guesses)
-                plan[i] = msgspec.structs.replace(work, count=count, guesses=guesses)
-                self._fair.charge(sequence, len(guesses))
+            end = len(sequence.tokens) + len(draft_tokens)
+            if draft_tokens and self._kv.takes_back and self._kv.grow(sequence.id, end):
+                count = work.count + len(draft_tokens)
+                plan[i] = msgspec.structs.replace(work, count=count, draft_tokens=draft_tokens)
+                self._fair.charge(sequence, len(draft_tokens))
 
     def preempt_all(self) -> None:
         """Preempt all sequences after a failed step: the blocks that it was to fill were never computed."""
@@ -288,7 +290,7 @@ class Scheduler:
         if features is not None:
             encoded = self._encoder_cache.claim(features)
         rows = features.rows if features and encoded and encoded.fresh else 0
-        # An encoder input is encoded as a whole, so the first one of a step may exceed the budget.
+        # An encoder input is encoded as a whole, so the first one in a step can exceed the budget.
         exceeds = rows >= budget
         if (exceeds and encodes) or not self._open(sequence, encoded):
             return None, 0
@@ -306,8 +308,8 @@ class Scheduler:
     def _open(self, sequence: Sequence, encoded: EncoderClaim | None) -> bool:
         """Allocate blocks for all known tokens, so that a started prompt never stalls for memory."""
         claim = self._claim(sequence)
-        beside = encoded or _NOTHING
-        if not self._kv.reserve(claim, beside.fresh, beside.blocks):
+        encoder_claim = encoded or _NOTHING
+        if not self._kv.reserve(claim, encoder_claim.fresh, encoder_claim.blocks):
             return False
         if encoded is not None:
             self._encoder_cache.open(sequence.id, encoded)
@@ -339,7 +341,7 @@ class Scheduler:
                 victim = self._worst(self.running, holds)
                 tenant = victim.request.tenant
                 left = self._held(tenant, holds) - holds(victim)
-                # No tenant gives up so much that it could reclaim it: nothing oscillates.
+                # A tenant never gives up so much that it could reclaim it, so nothing oscillates.
                 if left < self._fair.share(tenant) * capacity:
                     return
                 self._preempt(victim)
@@ -361,10 +363,10 @@ class Scheduler:
         """Return the resource it lacks, as (amount that a sequence holds, capacity); None if nothing."""
         if not self._has_seat(newcomer):
             return _seats, self._max_running
-        beside = _NOTHING
+        encoder_claim = _NOTHING
         if newcomer.features is not None:
-            beside = self._encoder_cache.claim(newcomer.features)
-        if not self._kv.has_room(self._claim(newcomer), beside.fresh, beside.blocks):
+            encoder_claim = self._encoder_cache.claim(newcomer.features)
+        if not self._kv.has_room(self._claim(newcomer), encoder_claim.fresh, encoder_claim.blocks):
             return _tokens, self._capacity
         return None
 

@@ -8,7 +8,7 @@ from galley.engine.block_hashes import adapter_hash, salt_hash
 from galley.engine.encoder_cache import EncoderFeatures
 from galley.engine.tasks import Task, task_of
 from galley.grammar.matcher import GrammarMatcher
-from galley.speculation.speculator import Guesser
+from galley.speculation.speculator import SequenceDrafts
 from galley.types import Align, Decoded, EngineRequest
 
 
@@ -43,7 +43,7 @@ class Sequence:
         engine_seconds: its share of the engine's time so far.
         forks: set by a task whose hypotheses have been replaced: for each new one, the index of the old
             one whose blocks it continues from.
-        guesser: its speculation state; None without speculation.
+        drafts: its speculation state; None without speculation.
     """
 
     request: EngineRequest
@@ -70,7 +70,7 @@ class Sequence:
     preemptions: int = 0
     engine_seconds: float = 0.0
     forks: list[int] | None = None
-    guesser: Guesser | None = None
+    drafts: SequenceDrafts | None = None
 
     def __post_init__(self, grammar: GrammarMatcher | None) -> None:
         request, payload = self.request, self.request.payload

@@ -33,7 +33,7 @@ from galley.ops.sampling import SamplingBatch
 from galley.types import BLOCK_TOKENS, blocks_for
 
 CONTEXT: Final = 64
-"""Tokens that precede the measured step's one; for models of whole texts, the text's length."""
+"""Tokens before that of the measured step; for models of whole texts, the text's length."""
 _WARM_UPS: Final = 3
 
 
@@ -105,7 +105,7 @@ def measure_eager(model: Model, *, repeats: int) -> float | None:
         model.options, dtype=dtype, activations="auto", kv_dtype=dtype, disable_pass=()
     )
     seconds = _step_seconds(factory(model.program, model.weights, options), model, repeats)
-    # The executor's table of its own methods is a cycle that would keep its weights.
+    # The executor's table of its own methods is a reference cycle that would keep its weights alive.
     gc.collect()
     return seconds
 

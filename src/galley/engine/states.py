@@ -94,7 +94,7 @@ class StateCache:
             if self.find(link) is not None or not self.pool.can_take(1):
                 continue
             slot = self.pool.take()
-            if done == end:  # the state is kept where it is; the next step writes elsewhere
+            if done == end:  # the state is kept in place; the next step writes to another slot
                 self.pool.register(link, place.own)
                 behind = slot
                 continue

@@ -116,7 +116,7 @@ class _Timestamps:
         return self._rules.begin
 
     def accept(self, token: int) -> None:
-        # A lone first timestamp counts as the second of a pair.
+        # A single first timestamp counts as the second of a pair.
         self._previous = self._last or not self._count
         self._last = token >= self._rules.begin
         self._count += 1
@@ -132,7 +132,7 @@ class _Timestamps:
             ranges.append((0, self._rules.text_end))
         elif self._last:
             ranges.append((begin, MAX_COUNT))
-        # The second of a pair may repeat the first; no later one may.
+        # The second timestamp of a pair may repeat the first, but no later one may.
         ranges.append((begin, self._latest + (not opened)))
         if not self._count:
             ranges.append((0, begin))

@@ -16,7 +16,7 @@ MEASURED_ROWS: Final = (1, 4, 8, 2, 6, 16, 32, 64)
 """Numbers of rows, in the order in which they are measured."""
 
 MEASURING_SECONDS: Final = 0.5
-"""Approximate limit on the time that measuring takes."""
+"""Approximate limit in seconds on the time that measuring takes."""
 
 
 def warm_up(executor: Executor, program: Program, speech: SpeechInfo | None) -> None:

@@ -13,7 +13,7 @@ from galley.types.model_info import WeightReceipt
 from galley.types.weight_dtypes import INTEGERS
 
 _OF_FILES: Final = ("F16", "F16xI8")
-"""Types of scales that integers have in GGUF files; weights that are rounded at load have others."""
+"""Scale types of integers in GGUF files; weights that are rounded while loading have others."""
 
 
 def weight_receipt(checkpoint: CheckpointReader, program: Program, kinds: Kinds) -> WeightReceipt:

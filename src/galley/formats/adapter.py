@@ -47,14 +47,14 @@ _IGNORED: Final = frozenset(
         "velora_config",
     }
 )
-"""Fields about its training, or about which layers have factors, which the tensors determine as well."""
+"""Ignored fields: about training, or about which layers have factors, which the tensors show."""
 
 _HONOURED: Final = frozenset(
     {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"}
 )
 _NOTHING: Final[tuple[object, ...]] = (None, False, "", "none", [], {})
 _PLAIN_STARTS: Final = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
-"""Values of ``init_lora_weights`` that leave the model's own weights as they are."""
+"""Values of ``init_lora_weights`` that do not change the model's own weights."""
 
 
 class LowRank(NamedTuple):
@@ -72,7 +72,7 @@ class LowRank(NamedTuple):
 
 
 AdapterWeights: TypeAlias = Mapping[str, LowRank]
-"""Name of a linear layer's weight in the model -> the factors that are added to its product."""
+"""Name of a linear layer's weight in the model -> the LoRA factors added to its product."""
 
 
 class AdapterConfig(NamedTuple):
@@ -132,12 +132,12 @@ def read_adapter(folder: Path, shapes: Mapping[str, tuple[int, ...]], rank: int)
         found = _FACTOR.fullmatch(name.removeprefix(_PREFIX))
         if found is None:
             raise UnsupportedModel(
-                f"{path}: {name}: is no factor (lora_A.weight, lora_B.weight) of a linear layer, which is "
-                "all that is added to a model: leave out modules_to_save, embeddings, DoRA and biases"
+                f"{path}: {name}: is not a LoRA factor (lora_A.weight, lora_B.weight) of a linear layer; "
+                "modules_to_save, embeddings, DoRA and biases are not supported"
             )
         sides.setdefault(found["module"], {})[found["side"]] = tensor
     if not sides:
-        raise CheckpointError("holds no factors", file=str(path))
+        raise CheckpointError("contains no LoRA factors", file=str(path))
     return {
         f"{module}.weight": _pair(module, factors, config, shapes, rank)
         for module, factors in sides.items()
@@ -160,7 +160,7 @@ def read_config(folder: Path) -> AdapterConfig:
     start = fields.get("init_lora_weights")
     if not any(start is known or start == known for known in _PLAIN_STARTS):
         raise UnsupportedModel(
-            f"{path}: init_lora_weights is {shown(start)}, which changes the model's own weights: convert "
+            f"{path}: init_lora_weights is {shown(start)}, which changes the model's own weights; convert "
             "the adapter to plain LoRA with path_initial_model_for_weight_conversion"
         )
     for name, value in fields.items():
@@ -203,19 +203,21 @@ def _pair(
     shape = shapes.get(f"{module}.weight")
     if shape is None:
         raise one.wrong(
-            f"the model has no linear layer {shown(module)} that adapters add to (output layer and "
-            "embeddings are none)"
+            f"the model has no linear layer {shown(module)} that supports adapters (the output layer and "
+            "embeddings do not)"
         )
     if len(factors) < 2:
         other = "B" if "A" in factors else "A"
         raise one.wrong(f"its other factor, lora_{other}.weight, is missing")
     rank, (outputs, inputs) = config.rank_of(module), shape
     if rank > most:
-        raise one.wrong(f"has rank {rank}, adapter_rank allows {most}: set adapter_rank to {rank}")
+        raise one.wrong(
+            f"has rank {rank}, but adapter_rank allows {most}; set adapter_rank to {rank}"
+        )
     for tensor, expected in ((factors["A"], (rank, inputs)), (factors["B"], (outputs, rank))):
         if tensor.shape != expected:
             raise tensor.wrong(
-                f"has shape {list(tensor.shape)}, rank {rank} and the model imply {list(expected)}"
+                f"has shape {list(tensor.shape)}, expected {list(expected)} with rank {rank}"
             )
     return LowRank(_finite(factors["A"]), _finite(factors["B"]), config.scale_of(module))
 
@@ -233,7 +235,7 @@ def _finite(tensor: StoredTensor) -> DenseWeight:
     }[weight.dtype]
     bits = np.frombuffer(weight.data.tobytes(), kind)
     if np.any(bits & exponent == exponent):
-        raise tensor.wrong("holds values that are not finite")
+        raise tensor.wrong("contains values that are not finite")
     return weight
 
 
@@ -271,6 +273,7 @@ def _patterns(path: Path, name: str, fields: Mapping[str, Any], read: Any) -> di
     for pattern in value:
         if not re.fullmatch(r"\^?[\w.]+", pattern):
             raise UnsupportedModel(
-                f"{path}: {name}: {shown(pattern)} is a regular expression; names of modules are supported"
+                f"{path}: {name}: {shown(pattern)} is a regular expression; only names of modules are "
+                "supported"
             )
     return {pattern: read(path, f"{name}: {pattern}", number) for pattern, number in value.items()}

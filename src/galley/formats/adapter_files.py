@@ -24,9 +24,9 @@ def adapter_digest(folder: Path) -> str:
             status = (folder / name).stat()
         except FileNotFoundError:
             if name == CONFIG:
-                reason = "there is none: an adapter is a folder in PEFT's layout"
+                reason = "it does not exist; an adapter is a folder in PEFT's layout"
             else:
-                reason = "there is none (adapter_model.bin, a pickle, is not read)"
+                reason = "it does not exist (adapter_model.bin, a pickle, is not supported)"
             raise CheckpointError(reason, file=str(folder / name)) from None
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)

@@ -56,7 +56,7 @@ ALIASES: Final[Mapping[str, str]] = {
     "whisper:large": "openai/whisper-large-v3",
     "whisper:turbo": "openai/whisper-large-v3-turbo",
 }
-"""``name`` or ``name:tag``, in lower case; the name alone is the one that ``:latest`` refers to."""
+"""``name`` or ``name:tag``, in lower case; ``name`` is what ``name:latest`` refers to."""
 
 _WORD: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]*(:[A-Za-z0-9._-]+)?", re.ASCII)
 _LONGEST: Final = 96

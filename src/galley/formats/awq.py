@@ -20,7 +20,7 @@ from galley.formats.weights import Floats
 Words = npt.NDArray[np.int32]
 
 _PLACES: Final = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Places of the outputs 0 to 7 in their word."""
+"""Positions of outputs 0 to 7 in their word."""
 
 
 def read_awq(section: Section, stored: Stored) -> dict[str, Matrix]:

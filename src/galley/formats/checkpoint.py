@@ -17,13 +17,14 @@ from galley.formats.safetensors import StoredTensor, read_header, read_safetenso
 from galley.formats.stacked import UnstackedExperts
 from galley.formats.vocabulary import end_of_text
 from galley.formats.weights import Weights
+from galley.settings.engine_choice import is_file_of_engine
 from galley.types import SamplingDefaults, SamplingParams
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 
 _OWN = frozenset({"deepseek_v2", "deepseek_v3", "nomic_bert", "phi3"})
-"""Families whose published checkpoints contain code for programs without support: it is not run."""
+"""Families whose checkpoints contain code for programs without built-in support; it is not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +50,22 @@ class Checkpoint:
     def open(cls, folder: Path, *, exact: bool = False) -> "Checkpoint":
         """Open the checkpoint in ``folder``. Raises ModelNotFound, CheckpointError or UnsupportedModel."""
         if not folder.is_dir():
+            if is_file_of_engine(folder):
+                raise UnsupportedModel(
+                    f"{folder} is a model of tensors, which galley serve serves; this is for checkpoints"
+                )
             raise ModelNotFound(f"model folder {folder} does not exist")
         config = read_json(folder / "config.json")
         family = config.get("model_type")
         if not isinstance(family, str | None):
             file = str(folder / "config.json")
-            raise CheckpointError(f"is {shown(family)}, no text", file=file, field="model_type")
+            raise CheckpointError(
+                f"is {shown(family)}, not a string", file=file, field="model_type"
+            )
         if "auto_map" in config and family not in _OWN:
             raise UnsupportedModel(
-                f"{folder / 'config.json'}: auto_map asks for code from the checkpoint to be run; "
-                "Galley never does"
+                f"{folder / 'config.json'}: auto_map requires code from the checkpoint, which "
+                "Galley never runs"
             )
         generation_file = folder / "generation_config.json"
         generation = read_json(generation_file) if generation_file.exists() else {}
@@ -155,8 +162,8 @@ class Checkpoint:
         if not path.exists():
             if not whole and not has_safetensors(self.folder):
                 raise CheckpointError(
-                    f"has neither {SINGLE_FILE} nor {INDEX_FILE}; Galley reads safetensors only, GGUF "
-                    "files and, of Whisper, the model.bin that CTranslate2's converter writes",
+                    f"has neither {SINGLE_FILE} nor {INDEX_FILE}; Galley reads safetensors, GGUF "
+                    "files, and Whisper's model.bin as written by CTranslate2's converter",
                     file=str(self.folder),
                 )
             return None
@@ -188,7 +195,9 @@ def check_eos(ids: Iterable[int], vocab_size: int, file: str) -> None:
     for token in ids:
         if token >= vocab_size:
             raise CheckpointError(
-                f"is {token}, the model has {vocab_size} tokens", file=file, field="eos_token_id"
+                f"is {token}, but the model has {vocab_size} tokens",
+                file=file,
+                field="eos_token_id",
             )
 
 

@@ -77,7 +77,7 @@ def _schemes(section: Section) -> list[_Scheme]:
     if sparse is not None:
         sparse.choice("format", "dense", ("dense",))
     if section.section("transform_config") is not None:
-        raise section.unsupported("transform_config", "its transformations would be left out")
+        raise section.unsupported("transform_config", "its transformations are not implemented")
     schemes = []
     for group in section.sections("config_groups"):
         group.choice("format", "dense", _FORMATS)
@@ -114,8 +114,9 @@ def _packed_integers(
     fitting = [s for s in schemes if -(-depth * s.bits // 32) == words.shape[1]]
     if outputs != len(words) or not fitting:
         raise packed.wrong(
-            f"is {list(words.shape)} words for {[outputs, depth]} integers, which num_bits of the config "
-            "does not explain"
+            f"has {list(words.shape)} words for {[outputs, depth]} integers, which does not match "
+            "num_bits of "
+            "the config"
         )
     scale = stored.take(f"{name}.weight_scale")
     scheme = _fitting(fitting, "int", scale, depth)
@@ -127,7 +128,7 @@ def _shape(tensor: StoredTensor) -> tuple[int, int]:
     values = array(tensor, "I64" if tensor.dtype == "I64" else "I32", (2,))
     outputs, depth = int(values[0]), int(values[1])
     if not (0 < outputs < 2**31 and 0 < depth < 2**31):
-        raise tensor.wrong(f"is {[outputs, depth]}, expected the shape of a matrix")
+        raise tensor.wrong(f"has shape {[outputs, depth]}, expected the shape of a matrix")
     return outputs, depth
 
 
@@ -158,7 +159,7 @@ def _matrix(
     if scale.shape != (outputs, groups) and not (
         groups == 1 and scale.shape in ((), (1,), (1, 1), (outputs,))
     ):
-        raise scale.wrong(f"is {list(scale.shape)}, expected {[outputs, groups]}")
+        raise scale.wrong(f"has shape {list(scale.shape)}, expected {[outputs, groups]}")
     g_idx = stored.take_any(f"{name}.weight_g_idx")
     order = None
     if g_idx is not None and not _unused(g_idx):
@@ -201,8 +202,8 @@ def _fitting(schemes: list[_Scheme], type: str, scale: StoredTensor, depth: int)
     }
     if len(found) != 1:
         raise scale.wrong(
-            f"is {list(scale.shape)} for {depth} columns of type {type}, which {len(found) or 'no'} "
-            "config_groups explain"
+            f"has shape {list(scale.shape)} for {depth} columns of type {type}, which {len(found) or 'no'} "
+            "config_groups match"
         )
     return next(iter(found.values()))
 
@@ -213,7 +214,7 @@ def _zeros(zero: StoredTensor, bits: int, grid: tuple[int, int]) -> Callable[[],
     if zero.dtype == "I8":
         values = array(zero, "I8", zero.shape)
         if zero.shape != grid and not (groups == 1 and zero.shape in ((1,), (outputs,), ())):
-            raise zero.wrong(f"is {list(zero.shape)}, expected {list(grid)}")
+            raise zero.wrong(f"has shape {list(zero.shape)}, expected {list(grid)}")
         if not values.any():
             return None
         return lambda: _filled(_unsigned(zero, values, bits), grid)
@@ -225,7 +226,7 @@ def _unsigned(tensor: StoredTensor, values: npt.NDArray[np.int8], bits: int) -> 
     middle = 1 << (bits - 1)
     if bits < 8 and (values.min() < -middle or values.max() >= middle):
         raise tensor.wrong(
-            f"has integers from {values.min()} to {values.max()}, beyond {bits} bits"
+            f"has integers from {values.min()} to {values.max()}, which exceed {bits} bits"
         )
     return values.view(np.uint8) + np.uint8(middle)
 
@@ -247,7 +248,7 @@ def _fp8(name: str, weight: StoredTensor, schemes: list[_Scheme], stored: Stored
     stored.take_any(f"{name}.weight_zero_point")
     floats = [scheme for scheme in schemes if scheme.type == "float" and scheme.bits == 8]
     if not floats:
-        raise weight.wrong(f"is {weight.dtype}, which no config_groups explain")
+        raise weight.wrong(f"is {weight.dtype}, which no config_groups match")
     blocks: list[tuple[int, int] | None] = [None]
     blocks += [scheme.block for scheme in floats if scheme.block is not None]
     blocks += [(1, scheme.group) for scheme in floats if scheme.group]

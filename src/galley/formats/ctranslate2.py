@@ -43,9 +43,9 @@ from galley.types import SamplingDefaults
 _SPEC: Final = "WhisperSpec"
 _INT8: Final = WeightKind("int8", 0, "F32")
 _ENGLISH_ONLY: Final = 51864
-"""Vocabulary size of English-only checkpoints; their vocabulary contains language tokens all the same."""
+"""Vocabulary size of English-only checkpoints, although the vocabulary contains language tokens."""
 _MAX_INITIAL_TIMESTAMP: Final = 50
-"""Steps of 20 ms: a transcript begins within the first second, as in openai/whisper."""
+"""In steps of 20 ms: a transcript begins within the first second, as in openai/whisper."""
 _LANGUAGE: Final = re.compile(r"<\|[a-z]{2,3}\|>")
 
 _OUTPUT: Final = "decoder/projection"
@@ -69,7 +69,7 @@ _OF_LAYER: Final[Mapping[str, tuple[str, ...]]] = {
     "ffn/linear_0": ("fc1",),
     "ffn/linear_1": ("fc2",),
 }
-"""Module there -> modules here, whose rows are stored one after another in it."""
+"""CTranslate2's module -> Galley's modules, whose rows are stored one after another in it."""
 _PARTS: Final = {
     "weight": "weight",
     "gamma": "weight",
@@ -103,8 +103,9 @@ class CTranslate2Checkpoint:
         file = read_ctranslate2(folder / MODEL_FILE)
         if file.spec != _SPEC:
             raise UnsupportedModel(
-                f"{file.path}: is a model of CTranslate2's kind {file.spec}; of these Galley reads {_SPEC} "
-                "alone: take the checkpoint that it was converted from"
+                f"{file.path}: is a CTranslate2 model of type {file.spec}; only {_SPEC} is supported. "
+                "Use the "
+                "checkpoint that it was converted from"
             )
         config = _config(file)
         generation = _generation(folder, config["vocab_size"])
@@ -175,7 +176,9 @@ def _generation(folder: Path, vocab_size: int) -> dict[str, Any]:
         known = [ids[name] for name in names if name in ids]
         if not known:
             raise CheckpointError(
-                "no token has this name", file=str(_vocabulary_file(folder)), field=names[0]
+                "the vocabulary has no such token",
+                file=str(_vocabulary_file(folder)),
+                field=names[0],
             )
         return known[0]
 
@@ -221,7 +224,7 @@ def _vocabulary(folder: Path) -> list[str]:
             return msgspec.json.decode(data, type=list[str])
         return data.decode().removesuffix("\n").split("\n")
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"is no list of tokens: {error}", file=str(path)) from None
+        raise CheckpointError(f"is not a list of tokens: {error}", file=str(path)) from None
 
 
 class _Rows(NamedTuple):
@@ -269,7 +272,7 @@ class _Rows(NamedTuple):
         with np.errstate(divide="ignore", over="ignore"):
             scales: Floats = np.float32(1) / divisors
         if not (np.isfinite(scales) & (scales > 0)).all():
-            raise self.file.wrong(scale.name, "has a scale that is no positive number")
+            raise self.file.wrong(scale.name, "has a scale that is not a positive number")
         return scales
 
 
@@ -277,7 +280,9 @@ def _matrices(file: CTranslate2File) -> dict[str, Matrix]:
     made: dict[str, Matrix] = {}
     for rows in _all_rows(file):
         stored = rows.variable.dtype.lower()
-        change = "its kernel takes no integers" if rows.scale and len(rows.shape) != 2 else ""
+        change = (
+            "its kernel does not accept integers" if rows.scale and len(rows.shape) != 2 else ""
+        )
         size = rows.variable.data.nbytes // rows.variable.shape[0] * rows.rows
         made[rows.name] = Matrix(rows.info, partial(_Rows.read, rows), stored, size, change)
     return made
@@ -292,14 +297,14 @@ def _all_rows(file: CTranslate2File) -> Iterator[_Rows]:
             continue
         modules = _modules(module)
         if part not in _PARTS or not modules:
-            raise file.wrong(name, "belongs to no Whisper model that Galley knows")
+            raise file.wrong(name, "does not belong to any Whisper model that Galley supports")
         scale = _scale(file, name, variable)
         count, left = divmod(variable.shape[0], len(modules))
         if left or not count:
             raise file.wrong(name, f"has {variable.shape[0]} rows for {len(modules)} tensors")
         for i, made in enumerate(modules):
             if part == "bias" and made.endswith(".k_proj"):
-                continue  # CTranslate2 adds zeros: Whisper's keys have no bias
+                continue  # zeros added by CTranslate2; Whisper's keys have no bias
             yield _Rows(file, variable, scale, f"{made}.{_PARTS[part]}", i * count, count)
 
 
@@ -308,8 +313,8 @@ def _scale(file: CTranslate2File, name: str, variable: Variable) -> Variable | N
         return None
     if variable.dtype != "I8" or not name.endswith("/weight"):
         raise UnsupportedModel(
-            f"{file.path}: {name} is of type {variable.dtype}; Galley reads float32, float16, bfloat16 and "
-            "int8: convert the model with one of these"
+            f"{file.path}: {name} is of type {variable.dtype}; supported are float32, float16, bfloat16 "
+            "and int8; convert the model with one of these"
         )
     scale = file.get(f"{name}_scale")
     if scale.dtype != "F32" or scale.shape != variable.shape[:1]:

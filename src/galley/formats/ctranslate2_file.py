@@ -24,13 +24,13 @@ MODEL_FILE: Final = "model.bin"
 Bytes = npt.NDArray[np.uint8]
 
 _VERSIONS: Final = range(4, 7)
-"""Versions of the layout; 6 is the current one, and 5 and 4 differ only in what the models mean."""
+"""Versions of the layout; 6 is current, and 5 and 4 have the same layout."""
 _TYPES: Final = (("F32", 4), ("I8", 1), ("I16", 2), ("I32", 4), ("F16", 2), ("BF16", 2))
-"""Element type and its bytes, by number."""
+"""Element type number -> type and its bytes."""
 _MAX_VARIABLES: Final = 1 << 16
 _MAX_DIMENSIONS: Final = 8
 _MAX_SPEC: Final = 64
-"""Maximum characters of the name of the model's type; no known one has half as many."""
+"""Maximum length of the name of the model's type; known names are less than half as long."""
 
 
 class Variable(NamedTuple):
@@ -79,7 +79,7 @@ class CTranslate2File:
         found = self.get(name)
         types: dict[str, Any] = {"I8": np.int8, "I16": np.int16, "I32": np.int32}
         if found.shape or found.dtype not in types:
-            raise self.wrong(name, "is no single whole number")
+            raise self.wrong(name, "is not a single whole number")
         return int(found.data.view(types[found.dtype])[0])
 
 
@@ -120,32 +120,32 @@ class _Reader:
         version = self._number("I")
         if version not in _VERSIONS:
             raise UnsupportedModel(
-                f"{self._path}: is of version {version} of CTranslate2's layout, known are "
-                f"{_VERSIONS[0]} to {_VERSIONS[-1]}: convert the model again"
+                f"{self._path}: has version {version} of CTranslate2's layout, supported are "
+                f"{_VERSIONS[0]} to {_VERSIONS[-1]}; convert the model again"
             )
         spec = self._text()
         if len(spec) > _MAX_SPEC or not spec.isidentifier():
-            raise self._wrong("is no CTranslate2 model")
+            raise self._wrong("is not a CTranslate2 model")
         return spec
 
     def read(self) -> CTranslate2File:
         """Read the whole file."""
         spec = self.spec()
-        self._number("I")  # revision of the spec: renamed variables are reported as missing
+        self._number("I")  # revision of the spec; renamed variables are reported as missing
         places: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
         for _ in range(self._count("variables")):
             name, dtype, shape, begin, size = self._variable()
             if name in places:
-                raise self._wrong("stands twice", name)
+                raise self._wrong("occurs twice", name)
             places[name] = (dtype, shape, begin, size)
         aliases = {self._text(): self._text() for _ in range(self._count("aliases"))}
         if self._file.tell() != self._size:
             raise self._wrong(
-                f"has {self._size} bytes, its tables end after {self._file.tell()}: trailing data"
+                f"has {self._size} bytes, but its tables end after {self._file.tell()}: trailing data"
             )
         for alias, name in aliases.items():
             if name not in places:
-                raise self._wrong(f"stands for {name}, which is missing", alias)
+                raise self._wrong(f"is an alias of {name}, which is missing", alias)
         mapped = np.memmap(self._path, dtype=np.uint8, mode="r")
         variables = {
             name: Variable(name, dtype, shape, mapped[begin : begin + size])
@@ -161,11 +161,11 @@ class _Reader:
         shape = tuple(self._number("I") for _ in range(dimensions))
         number, size, begin = self._number("B"), self._number("I"), self._file.tell()
         if number >= len(_TYPES):
-            raise self._wrong(f"is of element type {number}, which is unknown", name)
+            raise self._wrong(f"has unknown element type {number}", name)
         dtype, width = _TYPES[number]
         if math.prod(shape) * width != size or size > self._size - begin:
             raise self._wrong(
-                f"is {dtype} {list(shape)} in {size} bytes, and {self._size - begin} are left", name
+                f"is {dtype} {list(shape)} in {size} bytes, but {self._size - begin} are left", name
             )
         self._file.seek(begin + size)
         return name, dtype, shape, begin, size
@@ -173,7 +173,7 @@ class _Reader:
     def _count(self, what: str) -> int:
         count = self._number("I")
         if count > _MAX_VARIABLES:
-            raise self._wrong(f"has {count} {what}, at most {_MAX_VARIABLES} are read")
+            raise self._wrong(f"has {count} {what}, more than the supported {_MAX_VARIABLES}")
         return count
 
     def _number(self, kind: str) -> int:
@@ -184,7 +184,7 @@ class _Reader:
         try:
             return text.removesuffix(b"\0").decode()
         except UnicodeDecodeError as error:
-            raise self._wrong(f"has a name that is no text: {error}") from None
+            raise self._wrong(f"has a name that is not UTF-8: {error}") from None
 
     def _take(self, count: int) -> bytes:
         try:
@@ -192,7 +192,7 @@ class _Reader:
         except OSError as error:
             raise self._wrong(f"cannot be read: {error.strerror}") from error
         if len(data) < count:
-            raise self._wrong("ends within its tables: truncated")
+            raise self._wrong("is truncated: it ends within its tables")
         self._header += data
         return data
 

@@ -60,7 +60,7 @@ def fp8_matrix(
         rows, grid = 1, (outputs, 1)
     if scale.shape != grid and not (grid == (1, 1) and scale.shape in ((), (1,))):
         raise scale.wrong(
-            f"is {list(scale.shape)}, expected {list(grid)} for a weight of {[outputs, depth]}"
+            f"has shape {list(scale.shape)}, expected {list(grid)} for a weight of {[outputs, depth]}"
         )
     blocks = "" if block is None else f", blocks of {rows} x {columns}"
     return ScaledFloats(

@@ -28,7 +28,7 @@ from galley.types import SamplingDefaults
 
 _MAX_FACTORS: Final = 1 << 13
 _MAX_TENSORS: Final = 1 << 20
-"""Maximum tensors of a checkpoint, those of experts included; the largest published have a tenth."""
+"""Maximum tensors of a checkpoint, counting each expert; the largest published ones have a tenth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class GGUFCheckpoint:
         embedding = tensors.get("token_embd.weight")
         if embedding is None or len(embedding.shape) != 2:
             raise CheckpointError(
-                "tensor is missing" if embedding is None else "is no matrix",
+                "tensor is missing" if embedding is None else "is not a matrix",
                 file=metadata.file,
                 field="token_embd.weight",
             )
@@ -111,13 +111,14 @@ def _read_split(path: Path) -> Iterator[GGUFFile]:
         said = [file.metadata.get(f"split.{name}") for name in ("no", "count")]
         if said != [index, len(paths)] and (len(paths) > 1 or said[1] not in (None, 0, 1)):
             raise CheckpointError(
-                f"says that it is {said[0]} of {said[1]}, its name says {index} of {len(paths)}; give the "
-                "files the names that they were split with",
+                f"is part {said[0]} of {said[1]} by its metadata, but {index} of {len(paths)} by its "
+                "name; restore "
+                "the names that the files were split with",
                 file=str(part),
                 field="split.no",
             )
         if twice := seen & file.tensors.keys():
-            raise CheckpointError("is in another file, too", file=str(part), field=sorted(twice)[0])
+            raise CheckpointError("is also in another file", file=str(part), field=sorted(twice)[0])
         seen |= file.tensors.keys()
         yield file
 
@@ -138,7 +139,7 @@ def _rope_factors(files: Iterable[GGUFFile]) -> Factors:
 def _short_vector(file: GGUFFile, name: str) -> list[float]:
     tensor = file.tensors[name]
     if tensor.type.name != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > _MAX_FACTORS:
-        raise CheckpointError("is no short vector of F32", file=str(file.path), field=name)
+        raise CheckpointError("is not a short vector of F32", file=str(file.path), field=name)
     return [float(value) for value in _bytes_of(file, tensor).view(np.float32)]
 
 
@@ -182,16 +183,16 @@ class _GGUFWeights(Weights):
                     else {made: _Place(tensor, file, name, _shape(made, tensor), heads=heads)}
                 )
                 if self._places.keys() & places.keys():
-                    raise _wrong(file, name, "stands twice")
+                    raise _wrong(file, name, "occurs twice")
                 self._places |= places
                 if len(self._places) > _MAX_TENSORS:
-                    raise _wrong(file, name, f"makes more than {_MAX_TENSORS} tensors of experts")
+                    raise _wrong(file, name, f"has more than {_MAX_TENSORS} tensors of experts")
                 if tensor.type.values > 1 and any(len(p.shape) != 2 for p in places.values()):
                     raise _wrong(
                         file,
                         name,
-                        f"has {len(tensor.shape)} dimensions, but type {tensor.type.name}, which only "
-                        "matrices have",
+                        f"has {len(tensor.shape)} dimensions, but type {tensor.type.name} is for matrices "
+                        "only",
                     )
 
     def info(self, name: str) -> TensorInfo:
@@ -248,10 +249,10 @@ def _experts(file: GGUFFile, name: str, made: str, metadata: Metadata) -> dict[s
         raise _wrong(
             file,
             name,
-            f"is of {tensor.shape[0]} experts, but {metadata.architecture}.expert_count is {shown(count)}",
+            f"has {tensor.shape[0]} experts, but {metadata.architecture}.expert_count is {shown(count)}",
         )
     if tensor.shape[0] > _MAX_TENSORS:
-        raise _wrong(file, name, f"is of more than {_MAX_TENSORS} experts")
+        raise _wrong(file, name, f"has more than {_MAX_TENSORS} experts")
     return {
         made.replace("*", str(i)): _Place(
             tensor, file, name, tensor.shape[1:], (i, tensor.shape[0])
@@ -267,7 +268,7 @@ def _heads(file: GGUFFile, name: str, tensor: GGUFTensor, config: Mapping[str, A
     heads = config.get(key, config.get("num_attention_heads"))
     if type(heads) is not int or heads < 1 or tensor.shape[0] % (2 * heads):
         raise _wrong(
-            file, name, f"has {tensor.shape[0]} rows, which {shown(heads)} heads cannot share"
+            file, name, f"has {tensor.shape[0]} rows, which {shown(heads)} heads do not divide"
         )
     return heads
 

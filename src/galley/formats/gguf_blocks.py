@@ -30,15 +30,15 @@ Halves = npt.NDArray[np.float16]
 Integers = npt.NDArray[np.int8] | npt.NDArray[np.uint8]
 
 CHUNK_VALUES: Final = 1 << 20
-"""Number of a matrix's values that are unpacked at a time, so that temporaries stay small."""
+"""Number of values unpacked at a time, to keep temporaries small."""
 
 _IQ4: Final = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8
 )
-"""The values of IQ4_NL and IQ4_XS."""
+"""Values of IQ4_NL and IQ4_XS."""
 
 _E2M1: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
-"""Twice the values of MXFP4, whose scales are halved instead."""
+"""Twice the values of MXFP4; its scales are halved to compensate."""
 
 
 class Groups(NamedTuple):

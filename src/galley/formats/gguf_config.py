@@ -23,7 +23,7 @@ _SIZES: Final = {
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "head_dim": "attention.key_length",
 }
-"""Field of config.json -> key, without the architecture in front, for all families."""
+"""Field of config.json -> GGUF key without the architecture's prefix, for all families."""
 
 _REFUSED: Final[Mapping[str, tuple[Any, ...]]] = {
     "expert_count": (),
@@ -74,19 +74,19 @@ SAMPLING: Final = {
     "min_p": "min_p",
     "repetition_penalty": "penalty_repeat",
 }
-"""Field of generation_config.json -> key, without ``general.sampling`` in front."""
+"""Field of generation_config.json -> GGUF key without the prefix ``general.sampling``."""
 
 RECEIPT: Final = {"method": str, "calibration": str, "kl": float, "kl99": float, "top1": float}
-"""Values that ``galley quantize`` stores: key, without ``galley.quantize`` in front, and type."""
+"""Values that ``galley quantize`` stores: key, without the prefix ``galley.quantize``, and type."""
 
 _END_IDS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 END_TEXTS: Final = frozenset(
     {"<|eot_id|>", "<|im_end|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<end_of_turn>"}
     | {"<|return|>", "<|call|>"}
 )
-"""Tokens that end a turn, whatever the file specifies; llama.cpp's list."""
+"""Tokens that always end a turn, even if the file does not list them; from llama.cpp."""
 _HARMONY: Final = frozenset({"<|return|>", "<|call|>"})
-"""Where both are tokens, ``<|end|>`` ends one message of an answer that may have several."""
+"""If both are tokens, ``<|end|>`` ends one message of an answer that can have several."""
 
 
 def config_of(
@@ -173,8 +173,8 @@ def _layer_types(
         slides = [bool(value) for value in period]
     else:
         raise CheckpointError(
-            f"is {shown(period)}, expected how often a layer has no window, or true or false for each of "
-            f"{layers} layers",
+            f"is {shown(period)}, expected a period of layers without a window, or true or false for each "
+            f"of {layers} layers",
             file=metadata.file,
             field=f"{metadata.architecture}.{_PATTERN}",
         )
@@ -206,7 +206,7 @@ def generation_of(metadata: Metadata) -> dict[str, Any]:
     }
     for name, key in SAMPLING.items():
         if (value := metadata.raw.get(f"general.sampling.{key}")) is not None:
-            # Write a float32 in its short form: 0.7, not 0.699999988.
+            # The shortest decimal of the float32: 0.7, not 0.699999988.
             generation[name] = float(f"{value:.7g}") if isinstance(value, float) else value
     return generation
 

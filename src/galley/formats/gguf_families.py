@@ -81,7 +81,7 @@ MIXTRAL: Final = Family(
     keys={**_WINDOW, "num_local_experts": "expert_count", **_CHOSEN},
     permuted=True,
 )
-"""Family of files with architecture llama that have experts."""
+"""Family of files with architecture llama and experts."""
 
 FAMILIES: Final[Mapping[str, Family]] = {
     "llama": Family(model_type="llama", keys=_WINDOW, permuted=True, windowed="mistral"),
@@ -154,7 +154,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         flags={"attention_bias": BIASES["attention_bias"]},
         rope={
             "truncate": False
-        },  # llama.cpp rounds YaRN's ramp to whole columns, but the model does not
+        },  # llama.cpp rounds YaRN's ramp to whole columns; the model does not
         period=2,
     ),
     "granite": Family(
@@ -167,7 +167,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         },
         defaults={"embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0},
         permuted=True,
-        required={"rope.scaling.finetuned": True},  # otherwise nothing is rotated
+        required={"rope.scaling.finetuned": True},  # otherwise llama.cpp applies no rotation
     ),
     "smollm3": Family(model_type="smollm3", defaults={"no_rope_layer_interval": 4}, permuted=True),
     "olmo2": Family(

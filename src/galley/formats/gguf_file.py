@@ -23,12 +23,12 @@ _VERSIONS: Final = (2, 3)
 _MAX_PAIRS: Final = 1 << 16
 _MAX_TENSORS: Final = 1 << 20
 _MAX_ELEMENTS: Final = 1 << 22
-"""Maximum elements of a metadata array; the largest vocabularies have a sixteenth of it."""
+"""Maximum elements of a metadata array; the largest vocabularies have a sixteenth of this."""
 _MAX_NAME: Final = 1024
 _MAX_TEXT: Final = 1 << 24
 _MAX_DIMENSIONS: Final = 4
 _MAX_VALUES: Final = 1 << 48
-"""Maximum values of a tensor: as many as the largest address spaces can map."""
+"""Maximum values of a tensor: what the largest address space can map."""
 _DEFAULT_ALIGNMENT: Final = 32
 _MAX_ALIGNMENT: Final = 1 << 20
 _MAX_SPLITS: Final = 1 << 12
@@ -105,7 +105,7 @@ class GGUFFile:
     mapped: mmap.mmap
 
 
-_BESIDE: Final = re.compile(r"(^|[-_.])(mmproj|imatrix)([-_.]|$)")
+_ACCESSORY: Final = re.compile(r"(^|[-_.])(mmproj|imatrix)([-_.]|$)")
 
 
 def is_gguf(path: Path) -> bool:
@@ -119,12 +119,12 @@ def ggufs_in(folder: Path) -> list[Path]:
     Image projectors (``mmproj``) and quantization statistics (``imatrix``) are excluded.
     """
     files = (path for path in sorted(folder.iterdir()) if is_gguf(path))
-    return sorted({split_files(path)[0] for path in files if not is_beside(path.name)})
+    return sorted({split_files(path)[0] for path in files if not is_accessory(path.name)})
 
 
-def is_beside(name: str) -> bool:
+def is_accessory(name: str) -> bool:
     """Return whether a GGUF file's name marks it as an accessory of a model, not a model."""
-    return _BESIDE.search(name.lower()) is not None
+    return _ACCESSORY.search(name.lower()) is not None
 
 
 def split_files(path: Path) -> list[Path]:
@@ -138,7 +138,7 @@ def split_files(path: Path) -> list[Path]:
         return [path]
     stem, _, count = match.groups()
     if not 0 < int(count) <= _MAX_SPLITS:
-        raise CheckpointError(f"its name counts {int(count)} files", file=str(path))
+        raise CheckpointError(f"its name implies {int(count)} files", file=str(path))
     return [path.with_name(f"{stem}-{i:05}-of-{count}.gguf") for i in range(1, int(count) + 1)]
 
 
@@ -152,14 +152,14 @@ def read_gguf(path: Path) -> GGUFFile:
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size < 24:
-            raise CheckpointError(f"has {size} bytes, which is no GGUF file", file=str(path))
+            raise CheckpointError(f"has {size} bytes, too few for a GGUF file", file=str(path))
         try:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise CheckpointError(
                 f"cannot map its {bytes_text(size)} ({error.strerror}), "
-                f"{bytes_text(address_space_left())} of address space are left: raise ulimit -v, or limit "
-                "the memory with a container, which counts what is used instead",
+                f"{bytes_text(address_space_left())} of address space are left; raise ulimit -v, or limit "
+                "memory with a container instead, which counts only memory in use",
                 file=str(path),
             ) from error
     return _Parser(path, mapped).file()
@@ -180,7 +180,7 @@ class _Parser:
             key = self._text(_MAX_NAME)
             self._field = key if key.isprintable() else f"metadata {index}"
             if key in metadata:
-                raise self._wrong("stands twice")
+                raise self._wrong("occurs twice")
             metadata[key] = self._value(self._number("I"))
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
         self._field = "general.alignment"
@@ -201,12 +201,10 @@ class _Parser:
         version = self._number("I")
         if version not in _VERSIONS:
             if int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS:
-                raise UnsupportedModel(
-                    f"{self._path}: a big-endian file; only little-endian is read"
-                )
+                raise UnsupportedModel(f"{self._path}: big-endian files are not supported")
             raise UnsupportedModel(
-                f"{self._path}: GGUF version {version} is not read; known: 2, 3. Convert the file with "
-                "llama.cpp's converter of today"
+                f"{self._path}: GGUF version {version} is not supported; supported: 2, 3. Convert the file "
+                "with a current llama.cpp"
             )
         tensors, pairs = self._number("Q"), self._number("Q")
         for name, count, most in (
@@ -214,7 +212,7 @@ class _Parser:
             ("metadata", pairs, _MAX_PAIRS),
         ):
             if count > most or count > len(self._bytes):
-                raise self._wrong(f"{name} count is {count}, at most {most} are read")
+                raise self._wrong(f"{name} count is {count}, more than the supported {most}")
         return tensors, pairs
 
     def _number(self, letter: str) -> Any:
@@ -224,7 +222,7 @@ class _Parser:
         size = struct.calcsize(f"<{letter}") * count
         if size > len(self._bytes) - self._at:
             raise self._wrong(
-                f"needs {size} bytes, the file has {len(self._bytes) - self._at} left"
+                f"needs {size} bytes, but the file has {len(self._bytes) - self._at} left"
             )
         values = struct.unpack_from(f"<{count}{letter}", self._bytes, self._at)
         self._at += size
@@ -234,7 +232,9 @@ class _Parser:
         length = self._number("Q")
         left = len(self._bytes) - self._at
         if length > left or length > most:
-            raise self._wrong(f"a text of {length} bytes, at most {min(left, most)} can be there")
+            raise self._wrong(
+                f"has a string of {length} bytes, at most {min(left, most)} are possible"
+            )
         text = self._bytes[self._at : self._at + length]
         self._at += length
         return text.decode("utf-8", "replace")
@@ -248,18 +248,18 @@ class _Parser:
             return self._text()
         if kind == _ARRAY:
             return self._array(self._number("I"), self._number("Q"))
-        raise self._wrong(f"has value type {kind}, which is unknown")
+        raise self._wrong(f"has unknown value type {kind}")
 
     def _array(self, kind: int, count: int) -> list[Any]:
         if count > _MAX_ELEMENTS:
-            raise self._wrong(f"has {count} elements, at most {_MAX_ELEMENTS} are read")
+            raise self._wrong(f"has {count} elements, more than the supported {_MAX_ELEMENTS}")
         if kind in _NUMBERS:
             return list(self._numbers(_NUMBERS[kind], count))
         if kind == _BOOL:
             return [value != 0 for value in self._numbers("B", count)]
         if kind == _TEXT:
             return [self._text() for _ in range(count)]
-        raise self._wrong(f"is an array of value type {kind}, which is not read")
+        raise self._wrong(f"is an array of value type {kind}, which is not supported")
 
     def _places(
         self, count: int, alignment: int
@@ -271,27 +271,31 @@ class _Parser:
             name = self._text(_MAX_NAME)
             self._field = name if name.isprintable() and name else f"tensor {index}"
             if name in seen:
-                raise self._wrong("stands twice")
+                raise self._wrong("occurs twice")
             seen.add(name)
             dimensions = self._number("I")
             if not 0 < dimensions <= _MAX_DIMENSIONS:
-                raise self._wrong(f"has {dimensions} dimensions, at most {_MAX_DIMENSIONS}")
+                raise self._wrong(
+                    f"has {dimensions} dimensions, more than the supported {_MAX_DIMENSIONS}"
+                )
             shape = tuple(reversed(self._numbers("Q", dimensions)))
             if 0 in shape or math.prod(shape) > _MAX_VALUES:
                 raise self._wrong(f"bad shape {shown(list(shape))}")
             number, offset = self._number("I"), self._number("Q")
             if number not in TYPES:
                 raise UnsupportedModel(
-                    f"{self._path}: tensor {self._field} has type {number}, which is not read; known: "
+                    f"{self._path}: tensor {self._field} has type {number}, which is not supported; "
+                    "supported: "
                     f"{', '.join(sorted(known.name for known in TYPES.values()))}"
                 )
             if shape[-1] % TYPES[number].values:
                 raise self._wrong(
-                    f"is {shape[-1]} wide, no multiple of the {TYPES[number].values} values in a block of "
+                    f"is {shape[-1]} wide, not a multiple of the {TYPES[number].values} values in a "
+                    "block of "
                     f"{TYPES[number].name}"
                 )
             if offset % alignment:
-                raise self._wrong(f"offset {offset} is no multiple of the alignment {alignment}")
+                raise self._wrong(f"offset {offset} is not a multiple of the alignment {alignment}")
             yield name, (shape, TYPES[number], offset)
 
     def _tensor(
@@ -301,7 +305,7 @@ class _Parser:
         if start + offset + size > len(self._bytes):
             self._field = name
             raise self._wrong(
-                f"ends at byte {start + offset + size}, the file has {len(self._bytes)}"
+                f"ends at byte {start + offset + size}, but the file has {len(self._bytes)}"
             )
         return GGUFTensor(shape, kind, start + offset, size)
 

@@ -52,7 +52,7 @@ class Metadata:
         if isinstance(value, list) and value:
             if any(item != value[0] for item in value):
                 raise UnsupportedModel(
-                    f"{self.file}: {self.architecture}.{key} differs from layer to layer, which is not "
+                    f"{self.file}: {self.architecture}.{key} differs between layers, which is not "
                     "supported"
                 )
             return value[0]
@@ -62,7 +62,7 @@ class Metadata:
         """Return a list of strings; empty if absent. Raises CheckpointError if it is anything else."""
         value = self.raw.get(key, [])
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise CheckpointError("is no list of texts", file=self.file, field=key)
+            raise CheckpointError("is not a list of strings", file=self.file, field=key)
         return value
 
     def token(self, name: str) -> int | None:

@@ -28,7 +28,7 @@ _GGUF_NAMES: Final = {hf: name for name, hf in (_NAMES | _LAYER_NAMES).items()}
 _LAYER: Final = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)", re.ASCII)
 _HF_LAYER: Final = re.compile(r"model\.layers\.(\d{1,6})\.([\w.]+)", re.ASCII)
 _WHOLE: Final = frozenset({"self_attn.sinks"})
-"""Parameters that Hugging Face's checkpoints name without ``.weight``."""
+"""Parameters without the suffix ``.weight`` in Hugging Face's checkpoints."""
 _PERMUTED: Final = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
 
 

@@ -15,7 +15,7 @@ from galley.formats.weights import INT4_MIDDLE, DenseWeight, Floats, IntWeight, 
 from galley.types.weight_dtypes import WEIGHT_DTYPES
 
 BLOCK: Final = 32
-"""Values of a block of Q8_0, Q4_0 and Q4_1."""
+"""Values per block of Q8_0, Q4_0 and Q4_1."""
 
 _CHUNK_VALUES: Final = 1 << 22
 
@@ -28,7 +28,7 @@ def type_of(name: str, info: TensorInfo) -> str:
     """
     shape, kind = info
     if len(shape) == 1:
-        return "F32"  # the only type of vectors by which llama.cpp adds and multiplies
+        return "F32"  # the only vector type that llama.cpp adds and multiplies with
     if kind.is_dense:
         return WEIGHT_DTYPES[kind.name].element
     depth = shape[-1]
@@ -40,7 +40,7 @@ def type_of(name: str, info: TensorInfo) -> str:
         or (kind.name == "int8" and offset)
     ):
         raise UnsupportedModel(
-            f"tensor {name} is {kind}, {depth} columns: GGUF files hold int4, or int8 without zero "
+            f"tensor {name} is {kind} with {depth} columns; GGUF files support int4, or int8 without zero "
             f"points, in groups of multiples of {BLOCK} columns"
         )
     if kind.name == "int8":
@@ -94,8 +94,8 @@ def _halves(weight: IntWeight, values: Floats, what: str) -> Bytes:
         halves: npt.NDArray[np.float16] = values.astype(np.float16)
     if not np.array_equal(halves.astype(np.float32), values):
         raise UnsupportedModel(
-            f"tensor {weight.name} has a {what} that float16 does not hold exactly, which GGUF's integers "
-            "need: quantise the original checkpoint to GGUF"
+            f"tensor {weight.name} has a {what} that float16, as used by GGUF, cannot represent exactly; "
+            "quantise the original checkpoint to GGUF"
         )
     count = weight.shape[1] // BLOCK
     spread = np.repeat(halves, -(-count // halves.shape[1]), axis=1)[:, :count]

@@ -12,12 +12,12 @@ ROPE_FACTORS: Final = "rope_freqs.weight"
 
 LONG_FACTORS: Final = "rope_factors_long.weight"
 SHORT_FACTORS: Final = "rope_factors_short.weight"
-"""LongRoPE's divisors, for texts beyond the length of the model's original training, and within it."""
+"""LongRoPE's divisors, for texts longer than the original training context, and for shorter ones."""
 
 FACTORS: Final = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 
 Factors = Mapping[str, Sequence[float]]
-"""Those of these tensors that a file has."""
+"""Tensors of divisors that the file has."""
 
 _KINDS: Final = ("none", "linear", "yarn", "longrope")
 _YARN: Final = {
@@ -63,8 +63,8 @@ def _share(metadata: Metadata, family: Family, head_dim: Any) -> dict[str, float
         wrong["rope.dimension_count"] = turned
     for key, value in wrong.items():
         raise UnsupportedModel(
-            f"{metadata.file}: {metadata.architecture}.{key} is {shown(value)}, but heads are "
-            f"{shown(head_dim)} wide, which is not supported"
+            f"{metadata.file}: {metadata.architecture}.{key} is {shown(value)}, but heads "
+            f"have {shown(head_dim)} columns, which is not supported"
         )
     if not family.partial:
         return {}

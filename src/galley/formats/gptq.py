@@ -47,7 +47,7 @@ def read_gptq(section: Section, stored: Stored) -> dict[str, Matrix]:
 def _config(section: Section) -> _Config:
     version = section.choice("checkpoint_format", "gptq", ("gptq", "gptq_v2"))
     if section.flag("is_marlin_format", False):
-        raise section.unsupported("is_marlin_format", "take the checkpoint in GPTQ's own format")
+        raise section.unsupported("is_marlin_format", "use the checkpoint in GPTQ's own format")
     sections = [section, *section.sections("dynamic")]
     bits = frozenset(one.whole("bits", 0) for one in sections if "bits" in one.raw)
     if not bits or not bits <= {*_BITS}:
@@ -99,8 +99,8 @@ def _bits(qweight: StoredTensor, depth: int | None, config: _Config) -> tuple[in
     if len(fitting) != 1:
         inputs = "unknown" if depth is None else depth
         raise qweight.wrong(
-            f"has {words} rows of 32 bits for {inputs} inputs, which bits {sorted(config.bits)} of the "
-            "config do not explain"
+            f"has {words} rows of 32 bits for {inputs} inputs, which does not match bits "
+            f"{sorted(config.bits)} of the config"
         )
     return fitting[0]
 
@@ -113,8 +113,8 @@ def _group(scales: StoredTensor, depth: int, config: _Config) -> tuple[int, int]
         if -(-depth // size) == rows:
             return size, rows
     raise scales.wrong(
-        f"has {rows} groups for {depth} inputs, which group_size {sorted(config.groups)} of the config "
-        "does not explain"
+        f"has {rows} groups for {depth} inputs, which does not match group_size "
+        f"{sorted(config.groups)} of the config"
     )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from galley.errors import ModelNotFound
 from galley.formats.aliases import hub_id_of
-from galley.formats.gguf_file import is_beside, split_files
+from galley.formats.gguf_file import is_accessory, split_files
 from galley.formats.source import HUB_GGUF
 
 if TYPE_CHECKING:
@@ -52,13 +52,13 @@ def remove(name: str) -> int:
     Raises:
         ModelNotFound: it is not in the cache.
     """
-    asked = hub_id_of(name) or name
-    gguf = HUB_GGUF.fullmatch(asked)
+    model = hub_id_of(name) or name
+    gguf = HUB_GGUF.fullmatch(model)
     cache = _cache()
     repos = cache.repos if cache else frozenset()
-    repo = next((r for r in repos if r.repo_id == (gguf[1] if gguf else asked)), None)
+    repo = next((r for r in repos if r.repo_id == (gguf[1] if gguf else model)), None)
     if cache is None or repo is None or repo.repo_type != "model":
-        raise ModelNotFound(f"{name} is not in the cache; galley list shows what is")
+        raise ModelNotFound(f"{name} is not in the cache; galley list shows its models")
     if gguf is None or set(_files(repo)) == set(split_files(Path(gguf[2]))):
         plan = cache.delete_revisions(*(revision.commit_hash for revision in repo.revisions))
         plan.execute()
@@ -77,7 +77,7 @@ def _remove_files(repo: "CachedRepoInfo", name: str, paths: list[Path]) -> int:
                     freed += file.size_on_disk
                     file.blob_path.unlink()
     if not freed:
-        raise ModelNotFound(f"{name} is not in the cache; galley list shows what is")
+        raise ModelNotFound(f"{name} is not in the cache; galley list shows its models")
     return freed
 
 
@@ -103,7 +103,7 @@ def _models(repo: "CachedRepoInfo") -> list[StoredModel]:
     for first in {
         split_files(path)[0]
         for path in files
-        if path.suffix.lower() == _GGUF and not is_beside(path.name)
+        if path.suffix.lower() == _GGUF and not is_accessory(path.name)
     }:
         parts = [files[path] for path in split_files(first) if path in files]
         name = f"{repo.repo_id}/{first.as_posix()}"

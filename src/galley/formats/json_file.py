@@ -10,7 +10,7 @@ from typing import Any, Final
 from galley.errors import CheckpointError
 
 MAX_JSON_BYTES: Final = 100 * 1024 * 1024
-"""Maximum bytes of a JSON file or header; the longest known one, a tokenizer's, has a third of it."""
+"""Maximum bytes of a JSON file or header; the longest known file, a tokenizer's, has a third."""
 
 _MAX_DIGITS: Final = 100
 
@@ -64,7 +64,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice[:120]!r} stands twice in one object")
+        raise ValueError(f"{twice[:120]!r} occurs twice in one object")
     return made
 
 
@@ -74,7 +74,7 @@ def read_file(path: Path) -> bytes:
         size = os.fstat(file.fileno()).st_size
         if size > MAX_JSON_BYTES:
             raise CheckpointError(
-                f"has {size} bytes, at most {MAX_JSON_BYTES} are read", file=str(path)
+                f"has {size} bytes, more than the supported {MAX_JSON_BYTES}", file=str(path)
             )
         try:
             return file.read(size)
@@ -113,6 +113,6 @@ def check_link(path: Path) -> None:
     homes = [folder, *(cache.resolve() for cache in caches)]
     if not any(target.is_relative_to(home) for home in homes):
         raise CheckpointError(
-            f"is a symbolic link to {target}, outside of the model's folder; put the file itself there",
+            f"is a symbolic link to {target}, outside the model's folder; replace it with the file itself",
             file=str(path),
         )

@@ -66,19 +66,19 @@ class HeadMatrices(Weights):
             self._add(name, *(size for size in sizes if isinstance(size, int)))
         self.notes = weights.notes
         if self._rounded:
-            self.notes += ("kv_b_proj is kept as bfloat16: attention takes its heads apart",)
+            self.notes += ("kv_b_proj is kept as bfloat16, because attention splits it into heads",)
 
     def _add(self, name: str, heads: int, keys: int, values: int) -> None:
         shape, kind = self._weights.info(name)
         if len(shape) != 2 or shape[0] != heads * (keys + values):
             raise CheckpointError(
-                f"has shape {list(shape)}, {heads} heads of {keys} + {values} columns are "
-                f"{heads * (keys + values)}",
+                f"has shape {list(shape)}, expected {heads * (keys + values)} rows: {heads} heads of "
+                f"{keys} + {values}",
                 file="config.json",
                 field=name,
             )
         if not (kind.is_dense or kind.is_integer):
-            raise UnsupportedModel(f"tensor {name} is {kind}, of which no part can be read")
+            raise UnsupportedModel(f"tensor {name} is {kind}, which cannot be read in parts")
         self._rounded |= kind.is_integer
         owner = name.removesuffix(".weight")
         for head in range(heads):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from galley.errors import CheckpointError, SettingsError
-from galley.formats.gguf_file import ggufs_in, is_beside, is_gguf, split_files
+from galley.formats.gguf_file import ggufs_in, is_accessory, is_gguf, split_files
 from galley.formats.json_file import check_link
 from galley.formats.source import CONFIG_FILE
 
@@ -37,7 +37,7 @@ def models_in(folder: str) -> Mapping[str, Path]:
         name = _UNFIT.sub("-", entry.name if entry.is_dir() else entry.stem).lstrip("-_.")
         if name in models:
             raise SettingsError(f"models_dir: {models[name]} and {entry} both have the name {name}")
-        # A link directly in the folder was put there by the operator.
+        # A link directly in the folder was created by the operator, so it is trusted.
         models[name] = entry.resolve() if entry.is_symlink() else entry
     return models
 
@@ -57,4 +57,4 @@ def _is_model(entry: Path) -> bool:
         return False
     if entry.is_dir():
         return (entry / CONFIG_FILE).is_file() or bool(ggufs_in(entry))
-    return is_gguf(entry) and not is_beside(entry.name) and split_files(entry)[0] == entry
+    return is_gguf(entry) and not is_accessory(entry.name) and split_files(entry)[0] == entry

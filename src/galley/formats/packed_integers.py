@@ -146,7 +146,7 @@ def check_finite(tensor: StoredTensor, weight: DenseWeight) -> DenseWeight:
     bits: Any = weight.data.view(np.uint32 if weight.dtype == "F32" else np.uint16)
     exponent = {"F32": 0x7F800000, "BF16": 0x7F80, "F16": 0x7C00}[weight.dtype]
     if (bits & exponent == exponent).any():
-        raise tensor.wrong(f"holds values that are infinite, NaN or too large for {weight.kind}")
+        raise tensor.wrong(f"contains values that are infinite, NaN or too large for {weight.kind}")
     return weight
 
 
@@ -159,6 +159,8 @@ def column_groups(
         CheckpointError: a column names a group that does not exist.
     """
     if values.min() < 0 or values.max() >= groups:
-        raise g_idx.wrong(f"names groups {values.min()} to {values.max()}, there are {groups}")
+        raise g_idx.wrong(
+            f"refers to groups {values.min()} to {values.max()}, but there are {groups}"
+        )
     columns = np.arange(len(values)) // group
     return None if np.array_equal(values, columns) else values

@@ -11,7 +11,7 @@ _SECTIONS: Final = ("quantization_config", "compression_config")
 """Sections of config.json; early compressed-tensors wrote the latter."""
 
 GPTQ_FILE: Final = "quantize_config.json"
-"""File in which early GPTQ tools stored fields that config.json lacks."""
+"""File in which early GPTQ tools stored fields that are missing in config.json."""
 
 QUANTIZED_KEY: Final = "galley_quantize"
 """Key in ``config.json`` under which ``galley quantize`` describes the weights that it wrote."""

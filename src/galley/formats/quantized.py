@@ -31,7 +31,7 @@ METHODS: Final[Mapping[str, ReadMatrices]] = {
     "gptq": read_gptq,
     "mxfp4": read_mxfp4,
 }
-"""``quant_method`` -> the function that takes its tensors and returns the model's matrices."""
+"""``quant_method`` -> the function that converts its tensors to the model's matrices."""
 
 
 def typed_weights(
@@ -65,7 +65,7 @@ def _method(quantization: Section) -> ReadMatrices:
     name = quantization.word("quant_method", "")
     if name not in METHODS:
         raise UnsupportedModel(
-            f"the checkpoint's quant_method is {shown(name)}, which is not read; known: "
+            f"the checkpoint's quant_method is {shown(name)}, which is not supported; supported: "
             f"{', '.join(sorted(METHODS))}, and GGUF files"
         )
     return METHODS[name]
@@ -76,9 +76,9 @@ def _kv_scales(stored: Stored) -> list[str]:
     if not scales:
         return []
     return [
-        f"{len(scales)} scales of keys and values (such as {scales[0].name}) are not used themselves: "
-        "where these are int8, which a kv_cache_scheme of 8 bits makes them (kv_dtype auto), each token "
-        "and head has a scale of its own"
+        f"{len(scales)} scales of keys and values (such as {scales[0].name}) are not used: an int8 KV "
+        "cache, the default for a kv_cache_scheme of 8 bits (kv_dtype auto), has a scale for each token "
+        "and head"
     ]
 
 
@@ -89,6 +89,6 @@ def _input_scales(stored: Stored, matrices: Mapping[str, Matrix]) -> list[str]:
     if not found:
         return []
     return [
-        f"{len(found)} static scales of inputs (such as {found[0]}) are not used: where inputs are rounded "
-        "to int8 (activations), each token has a scale of its own, which no value exceeds"
+        f"{len(found)} static scales of inputs (such as {found[0]}) are not used: if inputs are rounded "
+        "to int8 (activations), each token has its own scale, so no value is clipped"
     ]

@@ -25,11 +25,11 @@ DTYPES: Final = {
     **dict.fromkeys(("I32", "U32"), 4),
     **dict.fromkeys(("I64", "U64", "F64"), 8),
 }
-"""Element types of the format -> bytes per element; those of less than a byte are left out."""
+"""Element type -> bytes per element; types smaller than a byte are not supported."""
 MAX_HEADER_BYTES: Final = MAX_JSON_BYTES
 _LENGTH_BYTES: Final = 8
 _MAX_ELEMENTS: Final = 2**48
-"""Maximum elements of a tensor, empty dimensions left out: what the largest address spaces can map."""
+"""Maximum elements of a tensor, not counting empty dimensions: what an address space can map."""
 
 
 class StoredTensor(NamedTuple):
@@ -95,7 +95,7 @@ def _header(path: Path, file: BufferedReader) -> bytes:
             )
         if length > MAX_HEADER_BYTES:
             raise CheckpointError(
-                f"header length {length} is beyond the format's limit of {MAX_HEADER_BYTES}",
+                f"header length {length} exceeds the format's limit of {MAX_HEADER_BYTES}",
                 file=str(path),
             )
         return file.read(length)
@@ -111,8 +111,8 @@ def _map(path: Path, file: BufferedReader, start: int, size: int) -> "np.ndarray
     except OSError as error:
         raise CheckpointError(
             f"cannot map its {bytes_text(size)} ({error.strerror}), {bytes_text(address_space_left())} of "
-            "address space are left: raise ulimit -v, or limit the memory with a container, which counts "
-            "what is used instead, or take a checkpoint with fewer or quantized weights",
+            "address space are left; raise ulimit -v, limit memory with a container instead, which counts "
+            "only memory in use, or choose a checkpoint with fewer or quantised weights",
             file=str(path),
         ) from error
 
@@ -158,7 +158,7 @@ def _weight(path: Path, name: str, entry: dict[str, Any], mapped: Any) -> Stored
     needs = math.prod(shape) * DTYPES[dtype]
     if needs != stop - begin:
         raise CheckpointError(
-            f"shape {shown(shape)} of {dtype} needs {needs} bytes, has {stop - begin}",
+            f"shape {shown(shape)} of {dtype} needs {needs} bytes, but has {stop - begin}",
             file=str(path),
             field=name,
         )

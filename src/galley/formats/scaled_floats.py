@@ -47,10 +47,10 @@ def _e5m2() -> Floats:
 
 
 FP8: Final[Mapping[str, Floats]] = {"F8_E4M3": _e4m3(), "F8_E5M2": _e5m2()}
-"""Element type -> the value of each byte."""
+"""Element type -> value of each byte."""
 
 FP4: Final = _table(2, 1, 1)
-"""E2M1: the value of each half byte."""
+"""E2M1: value of each half byte."""
 
 
 def e8m0(tensor: StoredTensor) -> Floats:
@@ -119,7 +119,7 @@ class ScaledFloats:
             with np.errstate(over="ignore", invalid="ignore"):
                 values = self._values(codes[rows])[:, :depth] * spread
             if not np.isfinite(values).all():
-                raise self.weight.wrong("holds values that are infinite or NaN")
+                raise self.weight.wrong("contains values that are infinite or NaN")
             parts.append(as_floats(values, self.floats))
         dense = DenseWeight(self.name, self.floats, self.shape, np.concatenate(parts))
         return check_finite(self.weight, dense)

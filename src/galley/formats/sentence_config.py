@@ -8,7 +8,7 @@ from galley.formats.json_file import is_there, read_json
 
 _KINDS: Final = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 _FILES: Final = tuple(f"sentence_{kind}_config.json" for kind in _KINDS)
-"""Possible names; one exists, whatever the model is; early releases named it by the model's type."""
+"""Possible names of the file; early releases named it after the model's type."""
 
 
 class SentenceConfig(NamedTuple):

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from galley.errors import ModelNotFound, shown
 from galley.formats.aliases import hub_id_of
-from galley.formats.gguf_file import ggufs_in, is_beside, is_gguf, split_files
+from galley.formats.gguf_file import ggufs_in, is_accessory, is_gguf, split_files
+from galley.settings.engine_choice import is_file_of_engine
 
 BUNDLED: Final = "galley-demo"
 BUNDLED_DRAFT: Final = "galley-demo-draft"
@@ -17,14 +18,14 @@ BUNDLED_MODELS: Final = (BUNDLED, BUNDLED_DRAFT, BUNDLED_EMBED, BUNDLED_SPEECH)
 """Names of the bundled models. They cannot be hub ids, which contain a slash."""
 
 OnBytes = Callable[[int, int], None]
-"""Called with (completed, total) bytes of a download; the total grows while files are found."""
+"""Called with (completed, total) bytes of a download; the total grows as files are found."""
 
 HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 HUB_GGUF: Final = re.compile(
     rf"({HUB_ID.pattern})/((?:[A-Za-z0-9][\w.-]*/)*[A-Za-z0-9][\w.-]*\.(?i:gguf))", re.ASCII
 )
-"""A GGUF file of a hub id: the id, and the file's path in it."""
+"""A GGUF file on the hub: the hub id, and the file's path in its repository."""
 
 CONFIG_FILE: Final = "config.json"
 
@@ -32,8 +33,8 @@ TEMPLATES_FOLDER: Final = "additional_chat_templates"
 """Folder of named chat templates, within a checkpoint's folder."""
 
 _WANTED: Final = ("*.safetensors", "*.json", "*.jinja")
-# Subfolders hold the same weights for other programs, except for those of sentence-transformers' modules,
-# such as 1_Pooling, and of templates. Mistral's consolidated file holds the same weights as well.
+# Subfolders contain the same weights for other programs, except for those of sentence-transformers'
+# modules, such as 1_Pooling, and of templates. Mistral's consolidated file is another copy, too.
 _UNWANTED: Final = (
     *(
         f"{TEMPLATES_FOLDER[:i]}[!{'0-9' if i == 0 else ''}{c}]*/*"
@@ -53,7 +54,7 @@ def resolve_model(
     show_progress: bool = True,
     on_bytes: OnBytes | None = None,
 ) -> Path:
-    """Return the folder of ``model``'s checkpoint, or its GGUF file.
+    """Return the folder of ``model``'s checkpoint, or its file if it is one.
 
     Args:
         model: a bundled model's name, empty for the bundled language model, a folder, a GGUF file (of a
@@ -75,12 +76,14 @@ def resolve_model(
     path = _existing(model)
     if path is not None and path.is_dir():
         return _only_gguf(path) or path
-    if path is not None and is_gguf(path):
+    if path is not None and (is_gguf(path) or is_file_of_engine(path)):
         return path
     if path is not None:
-        raise ModelNotFound(f"{model} is a file; give the folder that holds it, or a GGUF file")
+        raise ModelNotFound(f"{model} is a file; give its folder, or a GGUF or ONNX file")
     if model.startswith((".", "/", "~")) or model.endswith("/"):
         raise ModelNotFound(f"the folder {model} does not exist")
+    if is_file_of_engine(Path(model)):
+        raise ModelNotFound(f"the file {model} does not exist")
     bars = None if show_progress and on_bytes is None else _silent_bar(on_bytes)
     model = hub_id_of(model) or model
     if named := HUB_GGUF.fullmatch(model):
@@ -91,7 +94,7 @@ def resolve_model(
         return folder / named[2]
     if not HUB_ID.fullmatch(model):
         raise ModelNotFound(
-            f"{shown(model)} is neither a folder nor a hub id such as org/name nor a short name such as "
+            f"{shown(model)} is not a folder, a hub id such as org/name or a short name such as "
             "llama3.2"
         )
     folder = _download(model, revision, bars)
@@ -102,10 +105,14 @@ def resolve_model(
         return resolve_model(
             f"{model}/{files[0]}", revision=revision, show_progress=show_progress, on_bytes=on_bytes
         )
-    several = f": give one of them ({model}/{files[0]}; {', '.join(files[1:9])})" if files else ""
+    several = (
+        f". Name one of its GGUF files ({model}/{files[0]}; {', '.join(files[1:9])})"
+        if files
+        else ""
+    )
     raise ModelNotFound(
-        f"{model} (revision {revision}) holds no *.safetensors; Galley loads no other weights from "
-        f"the hub but GGUF files by name ({model}/FILE.gguf), pickles least of all{several}"
+        f"{model} (revision {revision}) has no *.safetensors; from the hub, Galley loads safetensors, "
+        f"and GGUF files by name ({model}/FILE.gguf), but never pickles{several}"
     )
 
 
@@ -121,7 +128,7 @@ def _gguf_files(repo: str, revision: str, folder: Path) -> list[str]:
     except Exception:  # the transport library differs by version
         names = [path.relative_to(folder).as_posix() for path in folder.rglob("*")]
     found = (Path(name) for name in names if name.lower().endswith(".gguf"))
-    found = (path for path in found if not is_beside(path.name))
+    found = (path for path in found if not is_accessory(path.name))
     firsts = {split_files(path)[0].as_posix() for path in found}
     return sorted(name for name in firsts if HUB_GGUF.fullmatch(f"{repo}/{name}"))
 
@@ -138,8 +145,8 @@ def _bundled(name: str) -> Path:
 
     if name == BUNDLED_SPEECH and not (SPEECH_MODEL_DIR / "model.safetensors").exists():
         raise ModelNotFound(
-            f"{BUNDLED_SPEECH} comes with Galley's source, not with its wheel, which is kept small: "
-            "run from a checkout (make run), or give another speech model"
+            f"{BUNDLED_SPEECH} is part of Galley's source tree, but not of its wheel; "
+            "run from a checkout (make run), or choose another speech model"
         )
     others = {
         BUNDLED_DRAFT: DRAFT_DIR,
@@ -162,6 +169,10 @@ def resolve_config(model: str, *, revision: str = "main") -> Path:
         ModelNotFound: as for :func:`resolve_model`.
     """
     path = _existing(model) if model else None
+    if path is not None and path.is_file() and is_file_of_engine(path):
+        raise ModelNotFound(
+            f"{model} is a model of tensors, which galley serve serves; this is for checkpoints"
+        )
     if path is not None and path.is_file():
         return path
     if path is None:
@@ -184,7 +195,7 @@ def _only_gguf(folder: Path) -> Path | None:
     firsts = ggufs_in(folder)
     if len(firsts) > 1:
         names = ", ".join(path.name for path in firsts[:8])
-        raise ModelNotFound(f"{folder} holds several GGUF files: give one of them ({names})")
+        raise ModelNotFound(f"{folder} contains several GGUF files; name one of them ({names})")
     return firsts[0] if firsts else None
 
 
@@ -218,29 +229,29 @@ def _download(
             tqdm_class=bars,
         )
     except errors.HFValidationError as error:
-        raise ModelNotFound(f"{repo!r} is no hub id: {error}") from error
+        raise ModelNotFound(f"{repo!r} is not a hub id: {error}") from error
     except errors.GatedRepoError as error:
         raise ModelNotFound(
-            f"{repo} is gated: accept its terms on its page at the hub, then set HF_TOKEN to a token of "
+            f"{repo} is gated; accept its terms on its page on the hub, then set HF_TOKEN to a token of "
             "that account"
         ) from error
     except errors.RevisionNotFoundError as error:
         raise ModelNotFound(f"{repo} has no revision {revision!r}") from error
     except errors.RepositoryNotFoundError as error:
         raise ModelNotFound(
-            f"the hub has no model {repo}, or it is private: check the name, or set HF_TOKEN. A folder "
-            "of that name does not exist either"
+            f"the hub has no model {repo}, or it is private; check the name, or set HF_TOKEN. There is "
+            "no folder of that name either"
         ) from error
     except errors.LocalEntryNotFoundError as error:
         raise ModelNotFound(
             f"{repo} (revision {revision}) is not complete in the cache and the hub cannot be reached "
-            f"({_reason(silence or error)}): connect to the network (HF_ENDPOINT names a mirror), or "
+            f"({_reason(silence or error)}); connect to the network, set HF_ENDPOINT to a mirror, or "
             "give a folder"
         ) from error
     except Exception as error:  # disk full, proxies ...; the transport library differs by version
         raise ModelNotFound(
-            f"the download of {repo} broke off ({_reason(error)}); start again: files that are complete "
-            "are kept"
+            f"the download of {repo} was interrupted ({_reason(error)}); start it again to resume with the "
+            "remaining files"
         ) from error
     return Path(folder)
 
@@ -252,7 +263,7 @@ def _probe(repo: str, revision: str) -> Exception | None:
     try:
         HfApi().repo_info(repo, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
     except (errors.HfHubHTTPError, errors.HFValidationError):
-        return None  # an answer, or an invalid request; snapshot_download reports which
+        return None  # the hub answered, or the request is invalid; snapshot_download reports which
     except Exception as error:  # the transport library differs by version
         return error
     return None
@@ -275,7 +286,7 @@ def _silent_bar(on_bytes: OnBytes | None = None) -> type:
 
     class Silent(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            # One of two bars counts the bytes transferred, which may be compressed.
+            # A second bar counts the bytes transferred, which can be compressed.
             counts = kwargs.get("unit") == "B" and not str(kwargs.get("name")).endswith(".transfer")
             self._on_bytes = on_bytes if counts else None
             self._done = 0

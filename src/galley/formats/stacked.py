@@ -62,7 +62,7 @@ class UnstackedExperts(Weights):
         shape, kind = self._weights.info(name)
         if len(shape) != (2 if bias else 3) or not kind.is_dense:
             raise UnsupportedModel(
-                f"tensor {name} has shape {list(shape)} and is {kind}; expected the floats of all experts"
+                f"tensor {name} has shape {list(shape)} and type {kind}; expected floats of all experts"
             )
         places = {"down_proj": slice(None)}
         if role == "gate_up_proj":

@@ -38,13 +38,13 @@ KV_SCALES: Final = re.compile(
     r".*\.(self_attn|attn)\.(((q|k|v|qkv)_proj\.)?((q|k|v|kv)(_cache)?|prob(_output)?)_(scale|zero_point)"
     r"|(q|k|v)_proj\.output_(scale|zero_point))"
 )
-"""Names of scales with which other programs store keys and values, or compute attention."""
+"""Names of scales that other programs use to store keys and values, or to compute attention."""
 
 MASK: Final = re.compile(r".*\.(attn|attention)\.bias")
-"""Names of causal masks that GPT-2's and GPT-NeoX's checkpoints have saved as buffers."""
+"""Names of causal masks, saved as buffers in checkpoints of GPT-2 and GPT-NeoX."""
 
 BUFFERS: Final = re.compile(r"(.+\.)?embeddings\.(position_ids|token_type_ids)")
-"""Integers 0, 1, 2, ... and zeros, which early transformers saved with encoders."""
+"""Integers 0, 1, 2, ... and zeros, which early versions of transformers saved with encoders."""
 
 INPUT_SCALES: Final = (
     "input_scale",
@@ -52,7 +52,7 @@ INPUT_SCALES: Final = (
     "input_global_scale",
     "activation_scale",
 )
-"""Names of a module's static scales, with which other programs round its inputs."""
+"""Names of a module's static scales, which other programs use to round its inputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ def changes(matrices: Mapping[str, Matrix]) -> list[str]:
             kept = str(matrix.info.kind)
             found.setdefault((matrix.stored, kept, matrix.change), []).append(matrix)
     return [
-        f"{len(group)} tensors are {stored} in the checkpoint, which no kernel multiplies as they are: "
+        f"{len(group)} tensors are {stored} in the checkpoint, for which there is no kernel: "
         f"they are read as {kept} ({change}), {bytes_text(sum(map(_values_bytes, group)))} instead of "
         f"{bytes_text(sum(matrix.stored_bytes for matrix in group))}"
         for (stored, kept, change), group in found.items()
@@ -241,7 +241,7 @@ def checked(tensor: StoredTensor, scales: Floats) -> Floats:
     if not np.isfinite(scales).all():
         raise tensor.wrong("has a scale that is infinite or NaN")
     if not scales.any():
-        raise tensor.wrong("has no scale but 0")
+        raise tensor.wrong("has only scales of 0")
     return scales
 
 

@@ -25,7 +25,7 @@ def first_difference(one: Path, other: Path) -> str | None:
     known = _ids(one)
     for text, token in _ids(other).items():
         if known.get(text, token) != token:
-            return f"{json.dumps(text)} is token {token} there and {known[text]} here"
+            return f"{json.dumps(text)} is token {token} in one and {known[text]} in the other"
     return None
 
 
@@ -75,7 +75,7 @@ def _ids(path: Path) -> Mapping[str, int]:
     vocab = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocab, dict):
         return {text: i for text, i in vocab.items() if isinstance(i, int)}
-    if isinstance(vocab, list):  # pieces and their scores
+    if isinstance(vocab, list):  # tokens and their scores
         pieces = (entry[0] for entry in vocab if isinstance(entry, list) and entry)
         return {text: i for i, text in enumerate(pieces) if isinstance(text, str)}
     return {}

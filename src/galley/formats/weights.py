@@ -18,7 +18,7 @@ from galley.types.weight_dtypes import WEIGHT_DTYPES
 
 WeightType = Literal["F32", "BF16", "F16"]
 WEIGHT_TYPES: Final[Mapping[str, int]] = {"F32": 4, "BF16": 2, "F16": 2}
-"""Type of a dense tensor's elements, or of scales (safetensors' spelling) -> bytes per element."""
+"""Type of a dense tensor's elements or of scales, spelled as in safetensors -> bytes per element."""
 
 ScaleType = Literal["F32", "BF16", "F16", "F16xI8"]
 """How scales and minima are stored: as floats of a type, or as :class:`Nested`."""

@@ -49,7 +49,7 @@ class ServedAdapters:
     def named(self, name: str) -> Adapter:
         """Return the adapter of that name, of a loaded model. Raises UnknownModel."""
         if name not in self._served:
-            raise UnknownModel(f"There is no adapter {name[:100]!r}")
+            raise UnknownModel(f"Adapter {name[:100]!r} does not exist")
         return self._served[name].adapter
 
     async def begin(self, engine: Submitter) -> Mapping[str, ServedAdapter]:
@@ -77,7 +77,7 @@ class ServedAdapters:
         """
         async with self._changing:
             if name in self._paths:
-                raise Conflict(f"there is an adapter {name!r} already: unload it first")
+                raise Conflict(f"adapter {name!r} exists already; unload it first")
             loaded = self._served[name] = await _load(engine, name, path)
             self._paths[name] = path
         return loaded
@@ -86,7 +86,7 @@ class ServedAdapters:
         """Unload an adapter for new requests; running requests keep it. Raises UnknownModel."""
         async with self._changing:
             if name not in self._paths:
-                raise UnknownModel(f"There is no adapter {name[:100]!r}")
+                raise UnknownModel(f"Adapter {name[:100]!r} does not exist")
             del self._paths[name]
             served = self._served.pop(name, None)
         if served is not None and engine is not None:

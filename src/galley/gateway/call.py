@@ -69,7 +69,7 @@ class Call:
     @property
     def text(self) -> TextWork:
         """The caller's text work."""
-        return self.backend.text.of(self.caller.share)
+        return self.backend.require_text().pool.of(self.caller.share)
 
     @property
     def model(self) -> str:
@@ -178,6 +178,11 @@ class Call:
         self.served.metrics.prefixes_reused(cached)
         self._count("cached", cached)
         self._record(prompt=prompt, cached=cached, generated=generated, finish=reason)
+        self._present(whole=whole)
+
+    def tensors_ended(self, *, rows: int, whole: bool) -> None:
+        """Record the end of a request of tensors; ``rows``: length of its batch axis."""
+        self._record(rows=rows, finish="stop" if whole else "unfinished")
         self._present(whole=whole)
 
     def audio_ended(self, seconds: float, reason: str, **facts: Any) -> None:

@@ -51,11 +51,12 @@ async def converse(
         own = call.caller.tenant.max_context
         room = (limit if own is None else min(limit, own)) - len(prompt)
         params = msgspec.structs.replace(params, max_tokens=max(1, min(params.max_tokens, room)))
-    markers = markers_of(conversation, backend.format)
+    text = backend.require_text()
+    markers = markers_of(conversation, text.format)
     params, new_parser = prepared(
         conversation,
-        backend.format,
-        backend.tokenizer,
+        text.format,
+        text.tokenizer,
         prompt,
         params,
         await call.text.encode(markers, add_special_tokens=False),
@@ -77,12 +78,13 @@ async def prompt_of(backend: Backend, conversation: Conversation, share: Share) 
     Raises:
         RequestError: the request cannot be honoured by this model.
     """
-    check_tools(conversation, backend.format)
-    conversation = conversation.headed_by(backend.system_prompt)
-    return await backend.text.of(share).chat(
-        settle(conversation.messages, backend.format.volatile_lines),
+    text = backend.require_text()
+    check_tools(conversation, text.format)
+    conversation = conversation.headed_by(text.system_prompt)
+    return await text.pool.of(share).chat(
+        settle(conversation.messages, text.format.volatile_lines),
         tools=[tool.as_templates_expect() for tool in conversation.offered],
-        variables=variables_of(conversation, backend.format),
+        variables=variables_of(conversation, text.format),
         continue_last=conversation.continues,
         context=backend.engine.info.max_request_tokens,
     )

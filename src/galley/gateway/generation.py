@@ -102,8 +102,10 @@ class Generation:
         if (derived := call.caller.derived) is not None:
             params, default_tokens = derived.applied(params), derived.max_tokens or default_tokens
         if default_tokens is not None:
-            defaults = msgspec.structs.replace(info.defaults, max_tokens=default_tokens)
-            info = msgspec.structs.replace(info, defaults=defaults)
+            text = info.require_text()
+            defaults = msgspec.structs.replace(text.defaults, max_tokens=default_tokens)
+            text = msgspec.structs.replace(text, defaults=defaults)
+            info = msgspec.structs.replace(info, text=text)
         call.caller.trace.sampling = params
         requests = [
             request
@@ -196,7 +198,7 @@ def check_count(served: ServedModel, prompts: int, n: int, prompt_param: str) ->
     most = served.settings.max_queue + served.settings.running_limit
     if prompts * n > most:
         raise RequestError(
-            f"{prompts} prompts with n {n} are {prompts * n} sequences; this server holds at most "
+            f"{prompts} prompts with n {n} are {prompts * n} sequences; this server allows at most "
             f"{most}",
             param="n" if n > 1 else prompt_param,
         )
@@ -232,7 +234,7 @@ class _Choice:
                             "The server stopped before the answer was complete",
                             retry_after=RETRY_SECONDS,
                         )
-                    raise EngineError(output.error or "The engine gave the request up")
+                    raise EngineError(output.error or "The engine gave up the request")
                 delta = self.text.feed(output)
                 events = self._events(delta)
                 finish = self._finish(delta)
@@ -289,10 +291,10 @@ def _choice(
     params: SamplingParams,
     new_parser: Callable[[], Parser | None] | None,
 ) -> _Choice:
-    backend = call.backend
+    parts = call.backend.require_text()
     parser = None if new_parser is None else new_parser()
-    tokenizer, eos = backend.tokenizer, call.info.eos_token_ids
-    markers = backend.format.marker_tokens(tokenizer, parser) if parser else frozenset()
+    tokenizer, eos = parts.tokenizer, call.info.require_text().eos_token_ids
+    markers = parts.format.marker_tokens(tokenizer, parser) if parser else frozenset()
     text = TextStream.for_request(tokenizer, params, eos, markers=markers)
     return _Choice(index, call, stream, text, parser)
 
@@ -303,7 +305,7 @@ async def _merged(sources: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenera
         async for piece in sources[0]:
             yield piece
         return
-    # Bounded, so that pieces do not pile up here while a slow reader handles one.
+    # Bounded, so that chunks do not pile up while a slow reader handles one.
     queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(maxsize=2 * len(sources))
 
     async def pump(source: AsyncGenerator[Piece, None]) -> None:

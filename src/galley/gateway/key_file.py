@@ -19,11 +19,11 @@ LOWEST_PRIORITY: Final = 100
 _NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z"
 _SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
 _YAML: Final = re.compile(r"^(tenants\s*:|\s*-\s|[\[{])", re.MULTILINE)
-"""Matches any file that is meant to list tenants, even if it has errors."""
+"""Matches any file that lists tenants, even one with errors."""
 
 _SHORTEST: Final = 8
 _PLAIN_KEY: Final = re.compile(rf"[\w.~+/-]{{{_SHORTEST},}}=*", re.ASCII)
-"""The syntax of a token in a header (RFC 6750, section 2.1); a file of anything else has other lines."""
+"""Syntax of a token in a header (RFC 6750, section 2.1), used to tell keys from other lines."""
 
 _MOST_BYTES: Final = 4 << 20
 _Count: TypeAlias = Annotated[int, Meta(ge=1, le=10**12)]
@@ -66,7 +66,7 @@ def check_name(name: str, where: str = "") -> None:
     """Raise SettingsError, which begins with ``where``, if ``name`` is not valid for a tenant."""
     if not re.match(_NAME, name):
         raise SettingsError(
-            f"{where}{name[:100]!r} is no name for a tenant: up to 64 letters, digits and . _ - make one"
+            f"{where}{name[:100]!r} is not a valid tenant name; use up to 64 letters, digits and . _ -"
         )
 
 
@@ -78,11 +78,11 @@ def plain_table(keys: Iterable[str], source: str) -> KeyTable:
     """
     table = {}
     for key in keys:
-        # A header is Latin-1 at best, and clients encode other characters differently.
+        # Headers are Latin-1 at best, and clients encode other characters differently.
         if not (key.isascii() and key.isprintable() and key == key.strip()):
             raise SettingsError(
-                f"{source}: a key holds a character that is not printable ASCII, or begins or ends with "
-                "a space; no client could send it in a header"
+                f"{source}: a key contains a character that is not printable ASCII, or begins or ends with "
+                "a space, so no client can send it in a header"
             )
         hashed = digest(key)
         table[hashed] = Tenant(name=f"key-{hashed.hex()[:8]}")
@@ -106,11 +106,13 @@ def read_key_file(path: str) -> KeyTable:
         table = _tenants(text, source)
     else:
         raise SettingsError(
-            f"{source}, line {wrong[0]}: this is no API key, which has at least {_SHORTEST} letters, "
-            "digits and - . _ ~ + / alone; nor do tenants: or a list of them (- name: ...) begin here"
+            f"{source}, line {wrong[0]}: this is neither an API key (at least {_SHORTEST} letters, "
+            "digits and - . _ ~ + /) nor the start of tenants: or of a list of tenants (- name: ...)"
         )
     if not table:
-        raise SettingsError(f"{source} holds no key; write one a line, or tenants: as a list")
+        raise SettingsError(
+            f"{source} contains no key; write one key per line, or a list of tenants:"
+        )
     return table
 
 
@@ -119,13 +121,13 @@ def _text(path: str, source: str) -> str:
     try:
         with open(path, "rb", opener=_open_at_once) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise SettingsError(f"{source} is no regular file")
+                raise SettingsError(f"{source} is not a regular file")
             data = file.read(_MOST_BYTES + 1)
         if len(data) > _MOST_BYTES:
             raise SettingsError(f"{source} has more than {_MOST_BYTES} bytes")
         return data.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{source} cannot be read: {error}") from error
+        raise SettingsError(f"cannot read {source}: {error}") from error
 
 
 def _open_at_once(path: str, flags: int) -> int:
@@ -148,11 +150,11 @@ def _tenants(text: str, source: str) -> KeyTable:
             raise SettingsError(f"{where}: weight is not a number")
         check_name(tenant.name, f"{where}: ")
         if tenant.name in names:
-            raise SettingsError(f"{where}: the name stands twice")
+            raise SettingsError(f"{where}: the name occurs twice")
         names.add(tenant.name)
         for key in _digests(hashes, where):
             if key in table:
-                raise SettingsError(f"{where}: its key is also that of {table[key].name!r}")
+                raise SettingsError(f"{where}: its key is also used by {table[key].name!r}")
             table[key] = tenant
     return table
 
@@ -192,19 +194,21 @@ def _entries(text: str, source: str) -> "list[tuple[int, dict[str, Any]]]":
         listed = root
         if isinstance(root, yaml.MappingNode):
             if [key.value for key, _ in root.value] != ["tenants"]:
-                raise SettingsError(f"{source}: must hold tenants: and nothing beside it")
+                raise SettingsError(
+                    f"{source}: must have tenants: at the top level, and nothing else"
+                )
             listed = root.value[0][1]
         if not isinstance(listed, yaml.SequenceNode):
             raise SettingsError(f"{source}: tenants must be a list")
         return [(node.start_mark.line + 1, _fields(loader, node, source)) for node in listed.value]
     except yaml.MarkedYAMLError as error:
-        # The error's own text quotes the line, which may hold a key.
+        # The error's own text quotes the line, which can contain a key.
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise SettingsError(f"{source}{line} is not readable YAML: {error.problem}") from None
+        raise SettingsError(f"{source}{line} is not valid YAML: {error.problem}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         if isinstance(error, SettingsError):
             raise
-        raise SettingsError(f"{source} is not readable YAML: {type(error).__name__}") from None
+        raise SettingsError(f"{source} is not valid YAML: {type(error).__name__}") from None
     finally:
         loader.dispose()
 
@@ -218,7 +222,7 @@ def _fields(loader: Any, node: Any, source: str) -> dict[str, Any]:
         name = str(key.value)
         if name in fields:
             raise SettingsError(
-                f"{source}, line {key.start_mark.line + 1}: {name} stands twice in one tenant"
+                f"{source}, line {key.start_mark.line + 1}: {name} occurs twice in one tenant"
             )
         fields[name] = loader.construct_object(value, deep=True)
     return fields

@@ -35,7 +35,7 @@ class MemoryWatch:
         used = limit - available
         if used > self._fraction * limit:
             raise MemoryPressure(
-                f"{used >> 20} of {limit >> 20} MiB of memory are used; nothing new is taken "
+                f"{used >> 20} of {limit >> 20} MiB of memory are used; new requests are rejected "
                 "(--memory-limit-fraction)",
                 retry_after=_RETRY_SECONDS,
             )

@@ -8,12 +8,24 @@ from galley.formats.gguf_file import is_gguf, split_files
 
 
 def fingerprint(folder: Path) -> str:
-    """Return a digest of the names, sizes and times of a checkpoint folder's files, or of GGUF files."""
+    """Return a digest of the names, sizes and times of a checkpoint's files.
+
+    They are those in a folder, the parts of a GGUF file, or another file and those in its folder whose
+    names begin with its own, such as the external data of an ONNX file.
+    """
     digest = hashlib.blake2b(str(folder).encode(), digest_size=16)
-    for path in split_files(folder) if is_gguf(folder) else sorted(folder.iterdir()):
+    for path in _files(folder):
         status = _status(path)
         digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
     return digest.hexdigest()
+
+
+def _files(path: Path) -> list[Path]:
+    if is_gguf(path):
+        return split_files(path)
+    if path.is_file():
+        return sorted(p for p in path.parent.iterdir() if p.name.startswith(path.stem))
+    return sorted(path.iterdir())
 
 
 def _status(path: Path) -> os.stat_result:

@@ -30,7 +30,7 @@ _FOLDERS: Final = re.compile(r"(?<![\w./-])/(?:[^/:;,'\"()\n]+/)+")
 
 _LOOK_SECONDS: Final = 0.25
 _PROMISED_SECONDS: Final = 1.0
-"""Minimum seconds that a model stays loaded, so that the request that loaded it can begin."""
+"""Minimum seconds for which a model stays loaded, so that the request that loaded it can start."""
 
 
 class OnRequest:
@@ -77,8 +77,9 @@ class OnRequest:
             await asyncio.wait({load}, timeout=left)
             if not load.done():
                 raise DeadlineExceeded(
-                    f"{model.name} was not loaded within the request's time; it is being loaded, so that a "
-                    "later request need not wait (--request-timeout)"
+                    f"{model.name} was not loaded within the request's time limit (--request-timeout); "
+                    "loading "
+                    "continues for later requests"
                 )
             if load.cancelled():
                 raise Draining("The server is shutting down", retry_after=RETRY_SECONDS)
@@ -116,13 +117,13 @@ class OnRequest:
             log.error("%s cannot be loaded: %s", model.name, error)
             return error
         except MemoryError:
-            return EngineFailed("memory ran out")
+            return EngineFailed("out of memory")
         model.used = time.monotonic()
         log.info("%s was loaded on request in %.2f s", model.name, model.used - began)
         return None
 
     async def _fits(self, model: ServedModel) -> bool:
-        """Load the model; return False if it does not fit the memory and others could be unloaded."""
+        """Load the model; return False if it does not fit in memory and others could be unloaded."""
         try:
             await model.start()
         except NotEnoughMemory:
@@ -141,13 +142,13 @@ class OnRequest:
             idle = [m for m in self._loaded() if not m.busy and _unused_for(m) >= _PROMISED_SECONDS]
             if idle:
                 least = min(idle, key=lambda m: m.used)
-                log.info("%s is unloaded to make room for %s", least.name, model.name)
+                log.info("unloading %s to make room for %s", least.name, model.name)
                 await least.unload()
                 return
             await asyncio.sleep(_LOOK_SECONDS)
         names = ", ".join(m.name for m in self._loaded())
         raise MemoryPressure(
-            f"There is no room for {model.name} beside models with requests: {names} "
+            f"There is no room for {model.name}, because other models have requests: {names} "
             "(--max-loaded-models, or more memory)",
             retry_after=RETRY_SECONDS,
         )
@@ -160,10 +161,10 @@ class OnRequest:
                 if model.busy:
                     model.used = time.monotonic()
                 elif _is_over(model) and not self._turn.locked():
-                    # Nothing is loaded in the meantime: this model may be the next one requested.
+                    # Load nothing in the meantime, since this model may be the next one requested.
                     async with self._turn:
                         await model.unload()
-                    log.info("%s is unloaded", model.name)
+                    log.info("unloaded %s", model.name)
 
     def _loaded(self) -> list[ServedModel]:
         return [model for model in self._models if model.is_loaded]

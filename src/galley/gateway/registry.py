@@ -245,10 +245,10 @@ class Registry:
         """
         name = derived.name
         if name in self._models or any(name in model.adapters for model in self):
-            raise Conflict(f"{name!r} is the name of a served model or adapter: give another")
+            raise Conflict(f"{name!r} is the name of a served model or adapter; choose another")
         if name not in self.derived and len(self.derived) >= MOST_DERIVED:
             raise Conflict(
-                f"there are {MOST_DERIVED} further names; delete one (DELETE /api/delete)"
+                f"the maximum of {MOST_DERIVED} derived models is reached; delete one (DELETE /api/delete)"
             )
         self.derived[name] = derived
 
@@ -287,7 +287,7 @@ class Registry:
         if len(having) > 1:
             choices = " or ".join(f"{model.name}:{name}" for model in having)
             raise RequestError(
-                f"Several models have an adapter {name!r}: say {choices}", param="model"
+                f"Several models have an adapter {name!r}; choose {choices}", param="model"
             )
         return having[0], name
 
@@ -300,14 +300,14 @@ class Registry:
             EngineNotReady, EngineFailed: as in :meth:`ServedModel.backend`.
         """
         if self.knows(name):
-            raise Conflict(f"{name!r} is the name of a model: give the adapter another")
+            raise Conflict(f"{name!r} is the name of a model; choose another one for the adapter")
         return await model.adapters.load(model.backend().engine, name, path)
 
     async def unload_adapter(self, name: str) -> None:
         """Unload an adapter and remove its further names. Raises the errors of :meth:`find`."""
         model, adapter = self._meant(name)
         if adapter is None:
-            raise UnknownModel(f"{name!r} is a model, no adapter")
+            raise UnknownModel(f"{name!r} is a model, not an adapter")
         engine = model.backend().engine if model.is_loaded else None
         await model.adapters.unload(engine, adapter)
         gone = (adapter, f"{model.name}:{adapter}")
@@ -338,7 +338,7 @@ class Registry:
         if caller is not None:
             with caller.limited(self.metrics.tenants):
                 caller.account.check()
-        # No exception is kept in a local variable: its traceback would keep this frame, its callers and
+        # Keep no exception in a local variable: its traceback would keep this frame, its callers and
         # all their objects alive until the garbage collector runs.
         fitting = [m for m in self if task is None or m.tasks is None or task in m.tasks]
         if not fitting:
@@ -367,11 +367,11 @@ class Registry:
             fitting = [m for m in self if task is None or m.tasks is None or task in m.tasks]
             if not fitting:
                 raise RequestError(
-                    f"No model of this server can {task}: it has {self._listed()}", param="model"
+                    f"No model of this server can {task}; it has {self._listed()}", param="model"
                 )
         if len(fitting) != 1:
             raise RequestError(
-                f"This server has {self._listed()}: say in the field model which is meant",
+                f"This server has {self._listed()}; choose one in the field model",
                 param="model",
             )
         return fitting[0]

@@ -22,15 +22,13 @@ from galley.gateway.memory_plans import MemoryPlans
 from galley.gateway.memory_watch import MemoryWatch
 from galley.gateway.model_files import fingerprint, has_fingerprint
 from galley.gateway.submitter import Submitter
+from galley.gateway.text_parts import TextLoading, TextParts
 from galley.observe.metrics import Metrics
 from galley.service.spawn import Spawner
-from galley.service.text_pool import TextPool
 from galley.service.watchdog import Watchdog
 from galley.settings.config import Settings
+from galley.settings.engine_choice import NATIVE_ENGINE, is_file_of_engine
 from galley.speech import require_installed
-from galley.text.template import ChatTemplate
-from galley.text.tokenizer import Tokenizer
-from galley.tools.formats import ChatFormat, chat_format
 from galley.types import Adapter, OnPhase, Task
 from galley.types.model_info import EngineState, EngineStats, Ledger, ModelInfo, OnLedger
 
@@ -48,27 +46,35 @@ class Backend:
     """The loaded model that answers requests.
 
     Attributes:
-        format: the model's format of tools, tool calls and thinking.
+        text: tokenizer, text workers and chat format of a model of texts.
         decoder: the decoder of recordings, for a speech model.
         created: Unix time at which the model became ready.
         files: fingerprint of the files from which the model was loaded, see :func:`fingerprint`.
-        system_prompt: default for conversations without one.
         calls: the open calls; after a reload, the engine ends after the last of them.
     """
 
     engine: Submitter
-    tokenizer: Tokenizer
-    text: TextPool
-    format: ChatFormat
+    text: TextParts | None
     decoder: "Decoder | None"
     created: int
     files: str
-    system_prompt: str = ""
     calls: "WeakSet[Any]" = field(default_factory=WeakSet)
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has requests."""
+        return bool(self.calls) or (self.text is not None and self.text.pool.busy)
+
+    def require_text(self) -> TextParts:
+        """Return ``text``. Raises RequestError if the model does not work with text."""
+        self.engine.info.require_text()
+        assert self.text is not None
+        return self.text
 
     async def close(self) -> None:
         """End its processes. Idempotent."""
-        await self.text.close()
+        if self.text is not None:
+            await self.text.pool.close()
         if self.decoder is not None:
             await asyncio.to_thread(self.decoder.close)
         await self.engine.close()
@@ -181,10 +187,7 @@ class ServedModel:
         """Whether the model has requests or is being reloaded; False if it is not loaded."""
         backend = self._backend
         return backend is not None and (
-            bool(backend.calls)
-            or backend.text.busy
-            or self._reloading.locked()
-            or bool(self._retired)
+            backend.busy or self._reloading.locked() or bool(self._retired)
         )
 
     async def reload(
@@ -237,7 +240,7 @@ class ServedModel:
     async def _retire(self, backend: Backend) -> None:
         """End an engine that receives no new calls, after its last open call."""
         try:
-            while backend.calls or backend.text.busy:  # noqa: ASYNC110 - a weak set cannot notify
+            while backend.busy:  # noqa: ASYNC110 - a weak set cannot notify
                 await asyncio.sleep(_RETIRE_POLL_SECONDS)
         finally:
             await backend.close()
@@ -278,35 +281,28 @@ class ServedModel:
             on_step=self._step_ended,
             promised=lambda: self._plans.others_take(self.name),
         )
-        text = TextPool(
-            self.settings, self.name, folder, unchanged=lambda: has_fingerprint(folder, files)
+        text = TextLoading(
+            self.settings,
+            self.name,
+            folder,
+            unchanged=lambda: has_fingerprint(folder, files),
+            on_phase=phase_ended,
         )
+        # Of other engines it is not known before they are ready whether they work with text.
+        always_text = self.settings.engine_name == NATIVE_ENGINE
         try:
-            template = await asyncio.to_thread(ChatTemplate.load, folder)
-            await text.begin(chats=template.exists)
+            if always_text:
+                await text.begin()
             async with self._plans.turn:
                 engine.launch()
                 await engine.planned()
-            began = time.monotonic()
-            await text.loaded(chats=template.exists)
-            tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
-            await asyncio.to_thread(lambda: tokenizer.last_token)
-            phase_ended("text", time.monotonic() - began)
+            tokenizer = await text.load() if always_text else None
             info = await engine.ready()
             if info.speech is not None:
                 require_installed()
-                # The transcript and the text before it are encoded in this process.
-                tokenizer.check_plain(folder)
-            tokenizer.check_vocabulary(info.vocab_size, folder)
-            if info.embedding is None:
-                tokenizer.check_streamable(folder)
-            form = await asyncio.to_thread(
-                chat_format,
-                template,
-                tool_parser=self.settings.tool_parser,
-                reasoning_parser=self.settings.reasoning_parser,
-                volatile_lines=self.settings.volatile_lines,
-            )
+            parts = None
+            if info.text is not None:
+                parts = await text.parts(tokenizer or await text.load(), info)
             self.adapters.serve(await self.adapters.begin(engine))
             decoder = None if info.speech is None else await asyncio.to_thread(self._decoder)
         except BaseException:
@@ -315,13 +311,10 @@ class ServedModel:
             raise
         return Backend(
             engine,
-            tokenizer,
-            text,
-            form,
+            parts,
             decoder,
             created=int(time.time()),
             files=files,
-            system_prompt=self.settings.system_prompt,
         )
 
     def _decoder(self) -> "Decoder":
@@ -401,7 +394,8 @@ class ServedModel:
 
         model = self._speech.get(backend)
         if model is None:
-            model = self._speech[backend] = SpeechModel(backend.engine.info, backend.tokenizer)
+            tokenizer = backend.require_text().tokenizer
+            model = self._speech[backend] = SpeechModel(backend.engine.info, tokenizer)
         return model
 
     @property
@@ -456,14 +450,18 @@ class ServedModel:
             return {}
         backend = self._backend
         engine = [] if backend.engine.engine_pid is None else [backend.engine.engine_pid]
-        processes: dict[str, Sequence[int]] = {"engine": engine, "text": backend.text.pids}
-        return processes if backend.decoder is None else processes | {"audio": backend.decoder.pids}
+        processes: dict[str, Sequence[int]] = {"engine": engine}
+        if backend.text is not None:
+            processes["text"] = backend.text.pool.pids
+        if backend.decoder is not None:
+            processes["audio"] = backend.decoder.pids
+        return processes
 
 
 def _default_name(model: str) -> str:
-    """Return a folder's name, a GGUF file's name without its extension, or a hub id as it is."""
+    """Return a folder's name, a file's name without its extension, or a hub id as it is."""
     if not model:
         return BUNDLED
-    if is_gguf(Path(model)):
+    if is_gguf(Path(model)) or is_file_of_engine(Path(model)):
         return Path(model).stem
     return Path(model).resolve().name if Path(model).is_dir() else model

@@ -66,14 +66,14 @@ class Account:
         tenant = self.tenant
         if tenant.concurrency is not None and self.running >= tenant.concurrency:
             raise RateLimited(
-                f"{self._whose} may have {tenant.concurrency} requests running at a time, and has "
+                f"{self._whose} is allowed {tenant.concurrency} concurrent requests, and has "
                 f"{self.running}",
                 limit="concurrency",
                 retry_after=self._mean_seconds / tenant.concurrency,
             )
         if self.requests is not None and (wait := self.requests.wait(1, now)):
             raise RateLimited(
-                f"{self._whose} may send {self.requests.limit} requests per minute; the next fits in "
+                f"{self._whose} may send {self.requests.limit} requests per minute; retry in "
                 f"{wait:.1f} s",
                 limit="requests",
                 retry_after=wait,
@@ -210,7 +210,7 @@ class Tenants:
         try:
             self._read()
         except SettingsError as error:
-            log.error("the keys stay as they were: %s", error)
+            log.error("the keys are unchanged: %s", error)
             return False
         log.info("api_key_file %s: %d keys", self._file, len(self._table))
         return True
@@ -223,7 +223,7 @@ class Tenants:
                 self.reload()
 
     def _read(self) -> None:
-        # Before the file is read: a change during the read causes another read.
+        # Before reading the file, so that a change during the read causes another read.
         self._seen = _state_of(self._file) if self._file else None
         table = dict(self._given)
         if self._file:
@@ -231,7 +231,7 @@ class Tenants:
                 name = table.setdefault(key, tenant).name
                 if name != tenant.name:
                     raise SettingsError(
-                        f"api_key_file {self._file}: the key of {tenant.name!r} is also one of api_key"
+                        f"api_key_file {self._file}: the key of {tenant.name!r} is also in api_key"
                     )
         for tenant in table.values():
             if tenant.name in self._accounts:

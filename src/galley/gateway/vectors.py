@@ -11,9 +11,9 @@ from galley.service.vector_requests import vector_request
 from galley.types import EngineRequest, Vector
 
 _AHEAD: Final = 128
-"""Texts of one request in the engine at a time, so that other requests need not wait for all of them."""
+"""Texts of one request in the engine at a time, so that other requests do not wait for all of them."""
 
-REMEDY: Final = "; send truncate_prompt_tokens to have it cut"
+REMEDY: Final = "; send truncate_prompt_tokens to cut it"
 
 
 class Prepared(NamedTuple):
@@ -46,7 +46,7 @@ def cut_to(call: Call, truncate_prompt_tokens: int | None) -> int | None:
         return most
     if not 1 <= truncate_prompt_tokens <= most:
         raise RequestError(
-            f"truncate_prompt_tokens is {truncate_prompt_tokens}; it takes 1 to {most}, or -1 for "
+            f"truncate_prompt_tokens is {truncate_prompt_tokens}, expected 1 to {most}, or -1 for "
             f"{most}",
             param="truncate_prompt_tokens",
         )
@@ -129,7 +129,7 @@ class Vectors:
                 )
             if output.finish_reason == "error":
                 self._call.sequence_lost("error")
-                raise EngineError(output.error or "The engine gave the request up")
+                raise EngineError(output.error or "The engine gave up the request")
             if isinstance(output.result, Vector):
                 self._call.sequence_ended(stream, "stop")
                 return output.result.data

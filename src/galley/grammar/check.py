@@ -30,7 +30,7 @@ LIMITS: Final = LLParserLimits(
 """Limits: about 80 ms initially, 15 ms for each token, and at most 100 MB of states.
 
 The initial limit applies to a whole text: a pattern combined with a bounded length uses about 400 units of
-it for each character. Once it is used up the text may not continue; see
+it for each character. Once it is exhausted, the text cannot continue; see
 ``json_schema.MAX_PATTERN_LENGTH``.
 """
 
@@ -51,7 +51,8 @@ def check(grammar: Grammar, vocabulary: LLTokenizer, field: str) -> Grammar:
         return check_chat(grammar.source, vocabulary, field)
     if len(grammar.source) > MAX_SOURCE:
         raise RequestError(
-            f"{field} has {len(grammar.source)} characters, at most {MAX_SOURCE}", param=field
+            f"{field} has {len(grammar.source)} characters, more than the allowed {MAX_SOURCE}",
+            param=field,
         )
     schema = None
     if grammar.kind == "json_schema":
@@ -67,7 +68,7 @@ def check(grammar: Grammar, vocabulary: LLTokenizer, field: str) -> Grammar:
         if alone is not None:
             reason = f"the regular expression of {keyword!r} at {place or '/'}: {alone}"
             break
-    raise RequestError(f"{field}: cannot be compiled: {reason}", param=field)
+    raise RequestError(f"{field} cannot be compiled: {reason}", param=field)
 
 
 def is_json(compiled: str) -> bool:
@@ -115,7 +116,8 @@ def check_chat(source: str, vocabulary: LLTokenizer, field: str) -> Grammar:
     size = sum(len(json.dumps(entry.schema)) for entry in chat.schemas.values())
     if size > MAX_SOURCE:
         raise RequestError(
-            f"tools: their schemas have {size} characters, at most {MAX_SOURCE}", param="tools"
+            f"tools: the schemas have {size} characters, more than the allowed {MAX_SOURCE}",
+            param="tools",
         )
     rules = [chat.lark]
     for rule, entry in chat.schemas.items():
@@ -133,7 +135,7 @@ def check_chat(source: str, vocabulary: LLTokenizer, field: str) -> Grammar:
     reason = _why_not(combined, vocabulary)
     if reason is not None:
         field = field or "tools"
-        raise RequestError(f"{field}: cannot be compiled: {reason}", param=field)
+        raise RequestError(f"{field} cannot be compiled: {reason}", param=field)
     return Grammar("compiled", combined)
 
 
@@ -182,7 +184,7 @@ def _why_not(compiled: str, vocabulary: LLTokenizer) -> str | None:
         matcher.compute_bitmask()
         if not matcher.is_error():
             return None
-        return f"no text satisfies it, or its first token takes too long ({_line(matcher.get_error())})"
+        return f"no text can match it, or its first token takes too long ({_line(matcher.get_error())})"
     return _line(matcher.get_error())
 
 

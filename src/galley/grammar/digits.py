@@ -72,7 +72,7 @@ class Digits:
             run: the digits at the end of the text so far.
         """
         room = run.most - run.digits
-        # A quotation mark may come within a text, in JSON or outside it, but not after a number's digit.
+        # A quotation mark can occur within a string or outside JSON, but not after a number's digit.
         if not run.digits or room >= self._longest or mask[self._quote] == 0:
             return
         shorter = mask.copy()

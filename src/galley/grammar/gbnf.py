@@ -9,7 +9,7 @@ _TOKEN: Final = re.compile(
     r"""(?P<other>"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|\#[^\n]*)"""
     r"""|(?P<negated>!?)<(?P<name>\[[0-9]{1,9}\]|[^<>\s"\[\]]{1,64})>"""
 )
-"""A string, a character class or a comment, in which nothing is a token; or else a token."""
+"""A string, a character class or a comment, none of which contains tokens; otherwise a token."""
 
 _MARK: Final = "galley-token-"
 

@@ -94,7 +94,7 @@ _NOT_HONOURED: Final = frozenset(
         *("prohibited", "deepProperties", "deepRequired", "switch", "select", "x-guidance"),
     )
 )
-"""Keywords by which some validator rejects values."""
+"""Keywords with which some validator rejects values."""
 
 _CONSTRAINTS: Final = {
     name.lower().strip("$"): name
@@ -193,19 +193,20 @@ def _fault(part: Any, place: str, root: dict[str, Any]) -> str | None:
             return f"{keyword!r} is an array, got {shown(value)}"
         if keyword in ("maxLength", "minLength") and "pattern" in part and _is_longer(value):
             return (
-                f"{keyword!r} {shown(value)} is not supported beside 'pattern': at most "
+                f"{keyword!r} {shown(value)} is not supported together with 'pattern'; the maximum is "
                 f"{MAX_PATTERN_LENGTH}"
             )
         if keyword == "enum" and value == []:
-            return "'enum' is empty, so no value satisfies it"
+            return "'enum' is empty, so no value can match"
         if keyword == "items" and isinstance(value, list):
-            return "'items' with an array is not supported: since draft 2020-12 it is 'prefixItems'"
+            return "'items' with an array is not supported; use 'prefixItems', as of draft 2020-12"
         if keyword in ("$id", "id") and place:
-            return f"{keyword!r} is supported in the whole schema alone, not in a part of it"
+            return f"{keyword!r} is supported at the top level of the schema only"
         if keyword == "$ref" and not _is_found(value, root):
             return (
-                f"'$ref' must point into the schema itself, got {shown(value)}; nothing is fetched"
+                f"'$ref' must point into the schema itself, got {shown(value)}; remote schemas are "
             )
+            "not fetched"
     return None
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # imported with the first grammar, because it takes 0.1 s
     from galley.grammar.digits import DigitRun, Digits
 
 Mask: TypeAlias = npt.NDArray[np.float32]
-"""[vocab, rounded up to 32] values to add to logits: 0, or -inf for tokens that may not come next.
+"""[vocab, rounded up to 32] values to add to logits: 0, or -inf for forbidden next tokens.
 
 Adding takes at most a sixth of the time of writing -inf by a boolean mask.
 """
@@ -35,7 +35,7 @@ _OF_OCTET: Final = np.where(
 """[256, 8] the mask of eight tokens, indexed by the bits of the allowed ones."""
 
 _STACK_BYTES: Final = 64 * 2**20
-"""Stack size of the threads; more than was available when the grammar was checked."""
+"""Stack size of the threads; larger than during the check of the grammar."""
 
 
 class GrammarMatcher:
@@ -70,7 +70,7 @@ class GrammarMatcher:
         if not self._matcher.is_error():
             return None
         reason = self._matcher.get_error().partition("<")[0].strip()
-        return f"the grammar cannot be followed any further: {reason}"
+        return f"the grammar cannot be applied any further: {reason}"
 
     @property
     def ended(self) -> bool:
@@ -96,7 +96,7 @@ class GrammarMatcher:
 
     def fill(
         self,
-        guesses: Sequence[int],
+        draft_tokens: Sequence[int],
         masks: Sequence[Mask],
         forced: Sequence[int | None] = (),
     ) -> None:
@@ -105,7 +105,7 @@ class GrammarMatcher:
         A mask after a draft token that the grammar does not allow forbids nothing: its token is never used.
 
         Args:
-            guesses: draft tokens.
+            draft_tokens: draft tokens.
             masks: to be filled, one more than draft tokens.
             forced: for each mask the token that must come if the grammar allows it; may be empty.
         """
@@ -118,13 +118,13 @@ class GrammarMatcher:
             self._fill(mask)
             if self._digits is not None and run is not None:
                 self._digits.limit(mask, run)
-                run = self._digits.after(run, guesses[i]) if i < len(guesses) else run
+                run = self._digits.after(run, draft_tokens[i]) if i < len(draft_tokens) else run
             only = forced[i] if i < len(forced) else None
             if only is not None and mask[only] == 0:
                 mask.fill(-np.inf)
                 mask[only] = 0
-            if i < len(guesses) and not self.ended:
-                followed += self._matcher.try_consume_tokens([guesses[i]])
+            if i < len(draft_tokens) and not self.ended:
+                followed += self._matcher.try_consume_tokens([draft_tokens[i]])
         if followed:
             self._matcher.rollback(followed)
 
@@ -133,7 +133,7 @@ class GrammarMatcher:
         if not self._matcher.is_error():
             self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         if self._matcher.is_error():
-            mask.fill(0)  # there must be a token to reject
+            mask.fill(0)  # allow a token, whose rejection then reports the error
             return
         np.take(_OF_OCTET, bits.view(np.uint8), axis=0, out=mask.reshape(-1, 8), mode="clip")
         if self._never is not None:

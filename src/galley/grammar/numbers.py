@@ -124,6 +124,6 @@ def _is_number(value: Any) -> bool:
 
 def _not_kept(keyword: str, number: float) -> str:
     return (
-        f"{keyword!r} {shown(number)} cannot be kept exactly: numbers are float64, integers beyond "
-        f"2**53 among them"
+        f"{keyword!r} {shown(number)} cannot be represented exactly: numbers are float64, including "
+        f"integers above 2**53"
     )

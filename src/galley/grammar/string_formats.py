@@ -47,7 +47,7 @@ _DOMAIN: Final = rf"(?:{_LABEL}(?:[.]{_LABEL}){{0,5}}|\[{_OCTET}(?:[.]{_OCTET}){
 PATTERNS: Final[dict[str, tuple[str, ...]]] = {
     "date": (rf"^{_DAY}$",),
     "time": (rf"^(?:{_SECONDS}|{_leap_seconds('+-')}$)",),
-    # RFC 3339: leap seconds end a June or a December. East of Greenwich it is already July or January.
+    # RFC 3339: leap seconds are at the end of June or December, UTC; in eastern time zones, a day later.
     "date-time": (
         rf"^(?:{_DAY}[tT]{_SECONDS}|[0-9]{{4}}-(?:06-30|12-31)[tT]{_leap_seconds('-')}$)",
     ),
@@ -62,4 +62,4 @@ PATTERNS: Final[dict[str, tuple[str, ...]]] = {
 """Format -> regular expressions, all of which its texts must match."""
 
 REPLACED: Final = frozenset(("email", "ipv6"))
-"""Formats fully defined by their expressions; those of the others add to llguidance's rules."""
+"""Formats fully defined by their expressions; other expressions add to llguidance's rules."""

@@ -35,5 +35,5 @@ def load_vocabulary(
         return LLTokenizer(text, n_vocab=vocab_size, eos_token=eos)
     except Exception as error:  # the Rust library raises bare exceptions
         raise UnsupportedModel(
-            f"{folder}: grammars cannot be used with this tokenizer: {error}"
+            f"{folder}: grammars do not support this tokenizer: {error}"
         ) from error

@@ -122,7 +122,7 @@ def _details(op: Op) -> str:
     for role, names in op.weights.items():
         if op.signature.apart:
             others = "experts" if op.signature.routed else "heads"
-            weights.append(f"{role}: {names[0]} and those of {len(names) - 1} more {others}")
+            weights.append(f"{role}: {names[0]}, and of {len(names) - 1} more {others}")
         else:
             weights += [f"{role}: {name}" for name in names]
     attrs = [f"{name}: {value}" for name, value in op.attrs.items() if name != "inv_freq"]

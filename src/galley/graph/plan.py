@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 _REPAIRS: Final = 24
-"""Number of times that an order is tried and repaired."""
+"""Number of attempts to repair an order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def plan_arena(lifetimes: Sequence[Lifetime]) -> Plan:
             plans.append(plan)
             out = [i for i in order if plan.offsets[i] + lifetimes[i].size == plan.size]
             for i in out:
-                # Move half the way: otherwise, the first places alternate and the orders repeat.
+                # Move halfway; otherwise the first places alternate and the orders repeat.
                 order.insert(order.index(i) // 2, order.pop(order.index(i)))
     return min(plans, key=lambda plan: plan.size)
 

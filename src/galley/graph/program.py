@@ -208,7 +208,7 @@ class Program:
             found = weights.info(name).shape
             if found != shape:
                 raise CheckpointError(
-                    f"has shape {list(found)}, config.json implies {list(shape)}",
+                    f"has shape {list(found)}, but config.json implies {list(shape)}",
                     file=folder,
                     field=name,
                 )

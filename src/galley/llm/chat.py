@@ -77,7 +77,7 @@ def as_options(options: Mapping[str, Any]) -> ChatOptions:
     """
     unknown = next((name for name in options if name not in ChatOptions.__struct_fields__), None)
     if unknown is not None:
-        raise RequestError(f"chat takes no {unknown!r}", param=unknown)
+        raise RequestError(f"chat has no parameter {unknown!r}", param=unknown)
     try:
         return msgspec.convert(dict(options), ChatOptions, strict=True)
     except msgspec.ValidationError as error:

@@ -16,7 +16,7 @@ from galley.types import EngineRequest, Vector
 
 Vectors = npt.NDArray[np.float32]
 
-_REMEDY: Final = "; give truncate=True to have it cut"
+_REMEDY: Final = "; pass truncate=True to cut it"
 
 
 def embed(
@@ -73,14 +73,14 @@ def rerank(
     """Score documents for a query; see :meth:`galley.llm.LLM.rerank`."""
     info = engine.info
     check_task(info, "rerank")
-    assert info.embedding is not None
+    assert info.vectors is not None
     most = info.max_request_tokens if truncate else None
     requests = [
         vector_request(
             ids,
             info,
             request_id=uuid.uuid4().hex,
-            second=second if info.embedding.pair_types else 0,
+            second=second if info.vectors.pair_types else 0,
             param=f"documents[{index}]",
             remedy=_REMEDY,
         )
@@ -102,7 +102,7 @@ def _vectors(
     try:
         for output in run:
             if not isinstance(output.result, Vector):
-                raise EngineError(output.error or "the engine made no vector of a text")
+                raise EngineError(output.error or "the engine returned no vector for a text")
             found[places[output.request_id]] = np.frombuffer(output.result.data, np.float32)
             advance(1)
     finally:

@@ -102,11 +102,11 @@ class TextScorer:
         stride = context // 2 if stride is None else stride
         if not 2 <= context <= limit:
             raise RequestError(
-                f"context {context}: the model takes 2 to {limit} tokens", param="context"
+                f"context is {context}, expected 2 to {limit} tokens", param="context"
             )
         if not 1 <= stride < context:
             raise RequestError(
-                f"stride {stride}: expected 1 to {context - 1}, less than the context",
+                f"stride is {stride}, expected 1 to {context - 1}, less than the context",
                 param="stride",
             )
         self._llm = llm
@@ -170,12 +170,12 @@ def read_questions(path: Path) -> list[Question]:
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise RequestError(f"{path} cannot be read: {error.strerror}") from error
+        raise RequestError(f"cannot read {path}: {error.strerror}") from error
     questions = [
         _question(path, number, line) for number, line in enumerate(lines, 1) if line.strip()
     ]
     if not questions:
-        raise RequestError(f"{path} has no line")
+        raise RequestError(f"{path} is empty")
     return questions
 
 
@@ -189,7 +189,7 @@ def _question(path: Path, number: int, line: bytes) -> Question:
         raise RequestError(f"{path}, line {number}: needs either prompt or messages")
     answers = (read.answer,) if isinstance(read.answer, str) else tuple(read.answer)
     if not any(answer.strip() for answer in answers):
-        raise RequestError(f"{path}, line {number}: needs an answer that is not empty")
+        raise RequestError(f"{path}, line {number}: answer is missing or empty")
     return Question(conversation, answers)
 
 

@@ -10,7 +10,7 @@ from galley.types import SamplingParams
 Prompt: TypeAlias = str | Sequence[int]
 Message: TypeAlias = Mapping[str, Any]
 Conversation: TypeAlias = str | Sequence[Message]
-"""Messages with ``role`` and ``content``; a text stands for a single message of the user."""
+"""Messages with ``role`` and ``content``; a string is a single message of the user."""
 
 
 def as_prompts(prompts: object) -> list[str | list[int]]:
@@ -46,7 +46,8 @@ def as_prompt(prompt: object) -> str | list[int]:
     single = _as_prompt(prompt)
     if single is None:
         raise RequestError(
-            f"expected one text or one list of token ids, got {_told(prompt)}", param="prompt"
+            f"expected one text or one list of token ids, got {_description(prompt)}",
+            param="prompt",
         )
     return single
 
@@ -97,7 +98,8 @@ def as_params(params: object, count: int) -> list[SamplingParams]:
     each = None if isinstance(params, str | Mapping) else _items(params)
     if each is None or not all(isinstance(one, SamplingParams) for one in each):
         raise RequestError(
-            f"expected SamplingParams(temperature=0, ...), or one for each prompt; got {_told(params)}",
+            "expected SamplingParams(temperature=0, ...), or one for each prompt; got "
+            f"{_description(params)}",
             param="params",
         )
     if len(each) != count:
@@ -126,17 +128,17 @@ def _items(value: object) -> list[Any] | None:
 
 def _not_a_prompt(value: object) -> RequestError:
     return RequestError(
-        f"a prompt is a text or a list of token ids, got {_told(value)}", param="prompts"
+        f"a prompt is a text or a list of token ids, got {_description(value)}", param="prompts"
     )
 
 
 def _no_conversation(value: object) -> RequestError:
     return RequestError(
         'expected a text, or messages such as {"role": "user", "content": "Hello"}; got '
-        f"{_told(value)}",
+        f"{_description(value)}",
         param="messages",
     )
 
 
-def _told(value: object) -> str:
+def _description(value: object) -> str:
     return f"{shown(value)} ({type(value).__name__})"

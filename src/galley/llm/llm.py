@@ -168,10 +168,15 @@ class LLM(Closable):
         self._local = LocalEngine(settings)
         self._system_prompt = settings.system_prompt
         folder = self._local.folder
+        if self.info.text is None:
+            self._local.close()
+            raise SettingsError(
+                f"{folder} does not work with text; galley serve serves it to clients of its protocol"
+            )
         self._tokenizer = Tokenizer.load(folder) if Tokenizer.is_there(folder) else None
         if self._tokenizer is not None:
-            self._tokenizer.check_vocabulary(self.info.vocab_size, folder)
-            if self.info.embedding is None:
+            self._tokenizer.check_vocabulary(self.info.text.vocab_size, folder)
+            if self.info.vectors is None:
                 self._tokenizer.check_streamable(folder)
         self._template = ChatTemplate.load(folder)
         self._format = chat_format(
@@ -197,7 +202,9 @@ class LLM(Closable):
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises ModelError if the checkpoint has none."""
         if self._tokenizer is None:
-            raise ModelError(f"{self.info.path} has no tokenizer.json: use token ids, not text")
+            raise ModelError(
+                f"{self.info.path} has no tokenizer.json; pass token ids instead of text"
+            )
         return self._tokenizer
 
     def generate(
@@ -250,9 +257,9 @@ class LLM(Closable):
             RequestError: the template refuses the messages, or a parameter is wrong.
         """
         self._check_writes()
-        asked = as_options(options)
+        overrides = as_options(options)
         conversations = [
-            asked.conversation(one).headed_by(self._system_prompt)
+            overrides.conversation(one).headed_by(self._system_prompt)
             for one in as_conversations(messages)
         ]
         prompts = [
@@ -287,7 +294,7 @@ class LLM(Closable):
 
     def _check_writes(self) -> None:
         """Refuse embedding models here, rather than for the chat template that they lack."""
-        if self.info.embedding is not None:
+        if self.info.vectors is not None:
             check_task(self.info, "generate")
 
     def score(
@@ -405,7 +412,7 @@ class LLM(Closable):
 
     def _result(self, params: SamplingParams, parser: Parser | None = None) -> "Result":
         markers = self._format.marker_tokens(self.tokenizer, parser) if parser else frozenset()
-        eos = self.info.eos_token_ids
+        eos = self.info.require_text().eos_token_ids
         stream = TextStream.for_request(self._tokenizer, params, eos, markers=markers)
         return Result(stream, parser)
 

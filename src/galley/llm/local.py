@@ -45,10 +45,10 @@ class LocalEngine(Closable):
     def __init__(self, settings: EngineSettings) -> None:
         """Load the model. Raises what :func:`find_loader` and the engine's loader raise."""
         self.folder: Path = resolve_model(settings.model, revision=settings.revision)
-        # Held for one engine step at most, never while a caller handles its outputs.
+        # Held for at most one engine step, never while a caller handles its outputs.
         self._lock = threading.Lock()
         self._queues: dict[str, deque[Output]] = {}
-        load = find_loader(settings.engine)
+        load = find_loader(settings.engine_name)
         self._loaded: Engine | None = load(settings, self.folder)
 
     @property
@@ -68,10 +68,13 @@ class LocalEngine(Closable):
         if self._loaded is None:
             return "closed"
         info = self._loaded.info
-        return (
-            f"{info.name!r}, {info.family}, {info.quantize} weights, {info.kv_dtype} KV cache, "
-            f"executor {info.executor!r}, context of {info.max_model_len} tokens"
-        )
+        parts = [repr(info.name), info.family]
+        if info.program is not None:
+            parts += [f"{info.program.quantize} weights", f"{info.program.kv_dtype} KV cache"]
+        parts.append(f"executor {info.executor!r}")
+        if info.text is not None:
+            parts.append(f"context of {info.text.max_model_len} tokens")
+        return ", ".join(parts)
 
     def run(self, requests: Sequence[EngineRequest]) -> "Run":
         """Start requests made by :func:`~galley.service.requests.expand`; iterate over the result."""

@@ -21,7 +21,7 @@ def build(config: Fields) -> Program:
     first = 0 if family == "bert" else config.whole("pad_token_id", 1) + 1
     if first >= positions:
         raise CheckpointError(
-            f"is {first - 1}, and max_position_embeddings {positions}: no position is left",
+            f"is {first - 1}, which leaves none of the {positions} positions of max_position_embeddings",
             file=FILE,
             field="pad_token_id",
         )

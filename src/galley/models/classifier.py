@@ -52,7 +52,9 @@ def read_classifier(
     family = str(config.get("model_type"))
     linears = _CLASSIFIERS.get(family) if encoder else _DECODER
     if linears is None:
-        raise UnsupportedModel(f"{FILE}: a classifier of model_type {shown(family)}")
+        raise UnsupportedModel(
+            f"{FILE}: classifiers of model_type {shown(family)} are not supported"
+        )
     pooling: Pooling = "cls" if encoder else "last"
     if family == "modernbert":
         chosen = fields.choice(("classifier_pooling",), ("cls", "mean"), default="cls")
@@ -61,11 +63,11 @@ def read_classifier(
     layers = tuple(_layer(linear, weights, fields) for linear in linears)
     for before, after in itertools.pairwise(layers):
         if after.weight.shape[1] != len(before.weight):
-            raise CheckpointError("classifier: the layers' widths do not fit", file=FILE)
+            raise CheckpointError("classifier: the layers' widths do not match", file=FILE)
     labels = len(layers[-1].weight)
     if labels != 1:
         raise UnsupportedModel(
-            f"the classifier has {labels} labels; a reranker, which Galley serves, has one"
+            f"the classifier has {labels} labels; Galley serves rerankers only, which have one"
         )
     tensors = frozenset(
         name
@@ -107,5 +109,5 @@ def _sigmoid(folder: Path, config: Mapping[str, Any]) -> bool:
         return True
     kind = said.rpartition(".")[2]
     if kind not in ("Identity", "Sigmoid"):
-        raise UnsupportedModel(f"{file}: activation_fn {shown(said)} of scores")
+        raise UnsupportedModel(f"{file}: activation_fn {shown(said)} is not supported for scores")
     return kind == "Sigmoid"

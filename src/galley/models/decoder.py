@@ -133,7 +133,7 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
             raise CheckpointError(
-                f"{self.heads} heads cannot share {self.kv_heads} KV heads evenly",
+                f"{self.heads} heads are not a multiple of {self.kv_heads} KV heads",
                 file=FILE,
                 field="num_key_value_heads",
             )
@@ -162,7 +162,7 @@ def read_decoder(
     layers = config.layers("num_hidden_layers")
     if head_dim is None and not config.has("head_dim") and hidden % heads:
         raise CheckpointError(
-            f"{hidden} is no multiple of {heads} heads and head_dim is not given",
+            f"{hidden} is not a multiple of {heads} heads, and head_dim is not given",
             file=FILE,
             field="hidden_size",
         )
@@ -173,7 +173,7 @@ def read_decoder(
     rope = None
     if not config.section("rope_parameters").has(
         "full_attention"
-    ):  # else each type of layer has its own
+    ):  # otherwise each type of layer has its own
         rope = read_rope(
             config,
             head_dim=dim,
@@ -246,7 +246,7 @@ def layer_kinds(config: Fields, layers: int, *, default: list[str]) -> tuple[boo
             f"{', '.join(known)}"
         )
     if all(known[kind] for kind in kinds):
-        raise UnsupportedModel(f"{FILE}: layer_types has no layer of attention")
+        raise UnsupportedModel(f"{FILE}: layer_types has no attention layer")
     return tuple(known[kind] for kind in kinds)
 
 
@@ -294,8 +294,8 @@ def describe_decoder(g: Tracer, c: DecoderConfig) -> Buffer:
             h = _norm(g, c, x, name, norms.before_mlp)
         if c.experts is not None and c.experts.sparse[layer]:
             routed = describe_experts(g, c.experts, h, name)
-            beside = c.experts.beside_mlp
-            h = g.add(routed, _mlp(g, c, h, f"{name}.{c.names.mlp}")) if beside else routed
+            added = c.experts.added_to_mlp
+            h = g.add(routed, _mlp(g, c, h, f"{name}.{c.names.mlp}")) if added else routed
         else:
             h = _mlp(g, c, h, f"{name}.{c.names.mlp}")
         h = _norm(g, c, h, name, norms.after_mlp)

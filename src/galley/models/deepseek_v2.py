@@ -19,7 +19,7 @@ def build(config: Fields) -> Program:
     method = config.choice(("topk_method",), ("greedy", "group_limited_greedy"), "greedy")
     if config.flag("norm_topk_prob", False):
         raise UnsupportedModel(
-            f"{FILE}: norm_topk_prob is true, which no DeepSeek-V2 was made with"
+            f"{FILE}: norm_topk_prob is true, which is not supported for DeepSeek-V2"
         )
     experts = read_deepseek(config, c.layers, grouped=method != "greedy", dense=0)
     return build_decoder(replace(c, experts=_softmax(experts)))

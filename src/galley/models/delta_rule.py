@@ -7,7 +7,7 @@ from galley.graph.trace import Buffer, Tracer
 from galley.models.fields import Fields
 
 _EPS: Final = 1e-6
-"""Added to the squared length of queries and keys, independent of the epsilon of norms in config.json."""
+"""Added to the squared norm of queries and keys; independent of the norms' epsilon in config.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

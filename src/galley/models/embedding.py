@@ -123,7 +123,7 @@ def _pooled(rows: Floats, how: Pooling) -> Floats:
             found = rows[-1]
         case "max":
             found = rows.max(axis=0)
-        case "mean":  # in float64: the sum is taken row by row, and its rounding has no effect
+        case "mean":  # summed row by row in float64, so that rounding has no effect
             found = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
         case "mean_sqrt_len":
             found = (rows.sum(axis=0, dtype=np.float64) / math.sqrt(len(rows))).astype(np.float32)
@@ -161,5 +161,5 @@ def floats_of(weight: Weight) -> Floats:
     if isinstance(weight, IntWeight):
         return dequantize(weight)
     raise UnsupportedModel(
-        f"tensor {weight.name} is kept as {weight.kind}, which a head of embeddings cannot be"
+        f"tensor {weight.name} is kept as {weight.kind}, which is not supported in an embedding head"
     )

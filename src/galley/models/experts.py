@@ -27,7 +27,7 @@ class Experts:
         correction: whether the router has a bias that only affects which experts are chosen.
         shared_width: inner width of an MLP that all tokens go to; 0: there is none.
         shared_gate: whether the output of that MLP is scaled by a sigmoid.
-        beside_mlp: whether experts do not replace the layer's MLP: the outputs of both are added.
+        added_to_mlp: whether experts do not replace the layer's MLP: the outputs of both are added.
         router: name of the matrix that gives the logits.
         router_bias: whether that matrix has a bias.
         expert_bias: whether an expert's matrices have biases.
@@ -50,7 +50,7 @@ class Experts:
     correction: bool = False
     shared_width: int = 0
     shared_gate: bool = False
-    beside_mlp: bool = False
+    added_to_mlp: bool = False
     router: str = "gate"
     router_bias: bool = False
     expert_bias: bool = False
@@ -109,7 +109,7 @@ def read_deepseek(config: Fields, layers: int, *, grouped: bool = True, dense: i
     if experts % groups:
         raise config.wrong("n_group", f"a divisor of {experts} experts")
     if kept > groups or per_token > experts // groups * kept:
-        raise config.wrong("topk_group", f"groups with {per_token} experts, {groups} at most")
+        raise config.wrong("topk_group", f"enough groups for {per_token} experts, at most {groups}")
     dense, width = (
         config.whole("first_k_dense_replace", dense),
         config.width("moe_intermediate_size"),

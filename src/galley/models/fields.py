@@ -101,7 +101,7 @@ class Fields:
         if value > self._bounds.layers:
             limit = f"at most {MAX_LAYERS}"
             if self._bounds.layers < MAX_LAYERS:
-                limit = f"at most {self._bounds.layers}: the checkpoint has no more tensors"
+                limit = f"at most {self._bounds.layers}, as many as the checkpoint has tensors for"
             raise self._wrong(name, value, limit)
         return value
 

@@ -47,7 +47,7 @@ def _experts(config: Fields, c: DecoderConfig) -> Experts | None:
         per_token=per_token,
         width=c.intermediate_size,
         normalize=True,
-        beside_mlp=True,
+        added_to_mlp=True,
         block="block_sparse_moe",
         router="router.layer",
     )

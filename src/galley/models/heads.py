@@ -10,10 +10,10 @@ from galley.formats.weights import DenseWeight, Weights
 from galley.graph.program import Program
 
 _HEADS: Final = ("lm_head.weight", "proj_out.weight", "embed_out.weight")
-"""Names, after the prefix of a model with several parts."""
+"""Names without the prefix of a model with several parts."""
 
 _CHUNK: Final = 1 << 22
-"""Number of bytes that are compared at a time."""
+"""Number of bytes compared at a time."""
 
 
 def is_head(name: str) -> bool:

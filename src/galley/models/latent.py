@@ -14,7 +14,7 @@ from galley.models.fields import Fields
 from galley.models.rope import KINDS, SECTIONS, Rope, multiplies, yarn_scale
 
 _EPS: Final = 1e-6
-"""Epsilon of the norms of latents, independent of that of other norms in config.json."""
+"""Epsilon of the latents' norms; independent of that of other norms in config.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,11 +111,11 @@ def describe_latent(
     kv = project(h, "kv_a_proj_with_mqa", m.width + m.turned, bias=m.bias)
     latent = g.columns(kv, 0, m.width)
     latent = g.rms_norm(latent, f"{name}.kv_a_layernorm.weight", eps=_EPS)
-    asked = g.head_linear(g.head_columns(q, 0, m.keys, columns), parts("key"), m.width)
+    queries = g.head_linear(g.head_columns(q, 0, m.keys, columns), parts("key"), m.width)
     turned = turn(g.head_columns(q, m.keys, m.turned, columns))
     key = g.join_heads(latent, turn(g.columns(kv, m.width, m.turned)), 1)
     mixed = g.attention(
-        g.join_heads(asked, turned, heads),
+        g.join_heads(queries, turned, heads),
         key,
         g.columns(key, 0, m.width),
         key_dim=m.width + m.turned,

@@ -37,9 +37,11 @@ def read_llama4(config: Fields) -> DecoderConfig:
         replace(rope, adjacent=True) if rope and turn else None
         for rope, turn in zip(c.ropes, turns, strict=True)
     )
-    # The norm comes after the rotation, to which it is invariant, unless that scales.
+    # The norm is applied after the rotation. It is invariant to it unless the rotation scales.
     if normed and any(rope and rope.scale != 1.0 for rope in ropes):
-        raise UnsupportedModel(f"{FILE}: a rope_type that scales is not supported with use_qk_norm")
+        raise UnsupportedModel(
+            f"{FILE}: a rope_type with a scale is not supported together with use_qk_norm"
+        )
     bias = config.flag("attention_bias", False)
     experts, per_token = read_counts(config, "num_local_experts", per_token=1)
     return replace(
@@ -82,7 +84,7 @@ def _turns(config: Fields, layers: int) -> list[bool]:
     own = ["chunked_attention" if turn else "full_attention" for turn in turns]
     if kinds is not None and kinds != own:
         raise UnsupportedModel(
-            f"{FILE}: layer_types other than what no_rope_layers says is not supported"
+            f"{FILE}: layer_types that contradict no_rope_layers are not supported"
         )
     return turns
 

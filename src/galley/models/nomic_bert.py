@@ -41,7 +41,7 @@ def build(config: Fields) -> Program:
             config = config.with_value(name, old)
     positions = config.count("max_position_embeddings", 2048)
     if config.has("rotary_scaling_factor"):
-        # Texts longer than those of the training would need other frequencies.
+        # Texts longer than in training would need other frequencies.
         positions = min(positions, config.count("max_trained_positions", 2048))
     dim = config.width("hidden_size", 768) // config.width("num_attention_heads", 12)
     rope = read_rope(
@@ -60,7 +60,7 @@ def _describe(g: Tracer, c: Fields, rope: Rope) -> Buffer:
     dim = width // heads
     if width % heads or dim % 2:
         raise CheckpointError(
-            f"is {heads}, which makes no even heads of hidden_size {width}",
+            f"is {heads}, which does not divide hidden_size {width} into heads of even width",
             file=FILE,
             field="num_attention_heads",
         )

@@ -16,7 +16,7 @@ def build(config: Fields) -> Program:
         UnsupportedModel: ``clip_qkv`` is set, which it is in no published checkpoint.
     """
     if config.has("clip_qkv"):
-        raise UnsupportedModel(f"{FILE}: clip_qkv is set, and q, k and v are not clipped here")
+        raise UnsupportedModel(f"{FILE}: clip_qkv is not supported")
     bias = config.flag("attention_bias", False)
     c = read_decoder(config, max_positions=4096, eps=1e-5)
     experts, per_token = read_counts(config, "num_experts", "num_local_experts", per_token=8)

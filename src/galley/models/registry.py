@@ -52,7 +52,7 @@ ENCODERS: Final[Mapping[str, str]] = {
     "roberta": "galley.models.bert",
     "xlm-roberta": "galley.models.bert",
 }
-"""Families that read whole texts and generate none: their programs end in rows, not in logits."""
+"""Encoder families, which read whole texts; their programs end in rows, not in logits."""
 
 
 def build_program(
@@ -79,7 +79,7 @@ def build_program(
         )
     if family in FAMILIES and config.get("is_causal") is False:
         raise UnsupportedModel(
-            f"{FILE}: is_causal is false: a {family} whose tokens see later ones is not supported"
+            f"{FILE}: is_causal is false; {family} with bidirectional attention is not supported"
         )
     module = importlib.import_module(known[family])
     bounds = UNBOUNDED if weights is None else Bounds.of(weights)

@@ -80,11 +80,13 @@ def read_rope(
     try:
         with np.errstate(all="ignore"):
             made = _scaled(config, rope, kind, theta, turned, max_positions)
-    except ArithmeticError:  # fields that are valid one by one, such as a theta of 1 with yarn
+    except (
+        ArithmeticError
+    ):  # fields that are each valid, but not together, such as a theta of 1 with yarn
         made = None
     if made is None or not np.isfinite([*made.inv_freq, made.scale]).all():
         raise CheckpointError(
-            f"its values make no frequencies (rope_type {kind}, rope_theta {theta:g})",
+            f"its values do not give finite frequencies (rope_type {kind}, rope_theta {theta:g})",
             file=FILE,
             field=next((name for name in SECTIONS if config.has(name)), "rope_theta"),
         )
@@ -117,7 +119,7 @@ def _scaled(
         factor = rope.number("factor", max_positions / trained)
         inv_freq = _yarn(inv_freq, rope, trained, factor, theta)
         scale = _yarn_scale(rope, factor)
-        # Configs switched to yarn by hand, as Qwen's cards advise, keep the trained length there.
+        # Configs edited to use yarn, as Qwen's model cards recommend, keep the trained length there.
         if trained * factor > MAX_COUNT:
             raise rope.wrong("factor", f"at most {MAX_COUNT} positions, {trained} of them trained")
         max_positions = max(max_positions, int(trained * factor))

@@ -35,7 +35,7 @@ _FLAGS: Final[Mapping[str, Pooling]] = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "last",
 }
-"""Flags of releases before 6, in the order in which the vectors of several are concatenated."""
+"""Flags of releases before 6, in the order in which several vectors are concatenated."""
 
 
 def read_sentence_files(folder: Path, config: Mapping[str, Any], default: Pooling) -> Head:
@@ -71,7 +71,9 @@ def read_sentence_files(folder: Path, config: Mapping[str, Any], default: Poolin
             case "Normalize":
                 normalize = True
             case _:
-                raise UnsupportedModel(f"{path}: module {shown(kind)} in {shown(name)}")
+                raise UnsupportedModel(
+                    f"{path}: module {shown(kind)} in {shown(name)} is not supported"
+                )
     prompts, chosen = _prompts(folder / CONFIG_FILE)
     own = Fields(_read(folder / CONFIG_FILE), file=str(folder / CONFIG_FILE))
     return Head(
@@ -141,7 +143,7 @@ def _modules(path: Path) -> list[tuple[str, str]]:
     for module in listed if isinstance(listed, list) else [None]:
         kind, name = (module.get(k) if isinstance(module, dict) else None for k in ("type", "path"))
         if not isinstance(kind, str) or not isinstance(name, str) or name != Path(name).name:
-            raise CheckpointError("is no list of modules with type and path", file=str(path))
+            raise CheckpointError("is not a list of modules with type and path", file=str(path))
         found.append((kind.rpartition(".")[2], name))
     return found
 
@@ -166,7 +168,7 @@ def _dense(folder: Path) -> Layer:
     kind = str(read_json(folder / "config.json").get("activation_function", "Tanh"))
     activation = kind.rpartition(".")[2].lower()
     if activation not in ACTIVATIONS:
-        raise UnsupportedModel(f"{folder}: activation_function {shown(kind)}")
+        raise UnsupportedModel(f"{folder}: activation_function {shown(kind)} is not supported")
     path = folder / "model.safetensors"
     if not path.exists():
         raise CheckpointError("does not exist; Galley reads safetensors only", file=str(path))
@@ -189,7 +191,7 @@ def _prompts(path: Path) -> tuple[dict[str, str], str | None]:
     config = read_json(path)
     prompts = config.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(p, str) for p in prompts.values()):
-        raise CheckpointError("is no object of texts", file=str(path), field="prompts")
+        raise CheckpointError("is not an object of strings", file=str(path), field="prompts")
     chosen = config.get("default_prompt_name")
     if chosen is not None and chosen not in prompts:
         raise CheckpointError(f"is {shown(chosen)}", file=str(path), field="default_prompt_name")

@@ -11,7 +11,7 @@ from galley.models.whisper import build_aligner, build_encoder, build_listener, 
 from galley.types.audio import SpeechInfo
 
 _MOST_HEADS: Final = 80
-"""Limit of alignment heads: their weights take 215 MB for 30 s of audio with the longest text."""
+"""Maximum alignment heads: their weights take 215 MB for 30 s of audio with the longest text."""
 
 
 def read_speech(
@@ -58,7 +58,7 @@ def _alignment_heads(generation: Fields) -> tuple[tuple[int, int], ...]:
     heads = generation.pairs(name)
     if len(heads) > _MOST_HEADS:
         raise CheckpointError(
-            f"names {len(heads)} heads; at most {_MOST_HEADS} are taken",
+            f"lists {len(heads)} heads, more than the supported {_MOST_HEADS}",
             file=GENERATION_FILE,
             field=name,
         )
@@ -115,7 +115,7 @@ def _check_tokens(info: SpeechInfo, vocab_size: int) -> None:
         for token in ids:
             if token >= vocab_size:
                 raise CheckpointError(
-                    f"names token {token}, the model has {vocab_size}",
+                    f"is token {token}, but the model has {vocab_size} tokens",
                     file=GENERATION_FILE,
                     field=name,
                 )

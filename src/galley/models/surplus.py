@@ -11,12 +11,12 @@ from galley.models.fields import FILE, Fields
 from galley.models.heads import is_head
 
 HARMLESS: Final = re.compile(
-    r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)"  # buffers that early transformers saved
+    r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)"  # buffers saved by early versions of transformers
     r"|.*\.(masked_bias|attn\.bias|attention\.bias)"  # causal masks, saved as buffers
     r"|(model\.)?mtp(_layers)?\..*"  # multi-token prediction
     r"|(vision_tower|vision_model|multi_modal_projector)\..*"  # the image part of a text model
 )
-"""Tensors that may be unread: they follow from the config, or are for draft tokens or images."""
+"""Tensors that may be ignored: they follow from the config, or are for draft tokens or images."""
 
 _LAYER: Final = re.compile(r"(.+?\.layers)\.(\d{1,9})\.")
 _LAYER_FIELDS: Final = {
@@ -70,13 +70,13 @@ def check_surplus(
         layer = _LAYER.match(name)
         if layer and int(layer[2]) >= stacks.get(layer[1], 0) > 0 and layer[1] in _LAYER_FIELDS:
             raise CheckpointError(
-                f"is {stacks[layer[1]]}, but {folder} has tensors of further layers: {names}",
+                f"is {stacks[layer[1]]}, but {folder} has tensors of more layers: {names}",
                 file=FILE,
                 field=_LAYER_FIELDS[layer[1]],
             )
     raise CheckpointError(
-        f"the model that {FILE} describes (model_type {config.get('model_type')}) does not read {names}; "
-        "the answers would be wrong",
+        f"the model in {FILE} (model_type {config.get('model_type')}) does not use {names}; without "
+        "them, answers would be wrong",
         file=folder,
         field=surplus[0],
     )

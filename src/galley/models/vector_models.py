@@ -18,11 +18,11 @@ from galley.models.sentence_files import MODULES_FILE, read_sentence_files
 from galley.models.whole_texts import over_whole_texts
 
 UNREAD: Final = re.compile(
-    r"(\w+\.)?embeddings\.(position_ids|token_type_ids)"  # buffers that early transformers saved
+    r"(\w+\.)?embeddings\.(position_ids|token_type_ids)"  # buffers saved by early versions of transformers
     r"|(\w+\.)?pooler\..*"  # trained, but not used by sentence-transformers
     r"|(cls|lm_head|head|decoder|score|classifier)\..*"  # heads of other tasks
 )
-"""Tensors of such checkpoints that vectors do not depend on."""
+"""Tensors of such checkpoints that do not affect vectors."""
 
 
 class VectorModel(NamedTuple):

@@ -11,7 +11,7 @@ from galley.models.fields import FILE, GENERATION_FILE, Fields
 
 DECODER: Final = "model.decoder"
 EPS: Final = 1e-5
-"""Epsilon of every layer norm, which the family's configs do not specify."""
+"""Epsilon of every layer norm; the family's configs do not specify it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ def build_aligner(config: Fields, heads: Sequence[tuple[int, int]]) -> Program:
     for layer, head in heads:
         if not (0 <= layer < c.decoder_layers and 0 <= head < c.decoder_heads):
             raise CheckpointError(
-                f"names head {head} of layer {layer}; the decoder has {c.decoder_layers} layers of "
+                f"lists head {head} of layer {layer}, but the decoder has {c.decoder_layers} layers of "
                 f"{c.decoder_heads} heads",
                 file=GENERATION_FILE,
                 field="alignment_heads",

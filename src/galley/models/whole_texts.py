@@ -53,13 +53,15 @@ def _without_cache(op: Op) -> Op:
     """Replace an op of cached attention by causal attention over the text itself."""
     if op.name != "attention":
         if "layer" in op.attrs or "state" in op.attrs:
-            raise UnsupportedModel(f"op {op.name} works with a cache alone: no embeddings")
+            raise UnsupportedModel(
+                f"op {op.name} needs a cache and is not supported for embeddings"
+            )
         return op
     attrs = dict(op.attrs)
     if attrs.pop("cap"):
-        raise UnsupportedModel("a cap of attention's scores is not supported for embeddings")
+        raise UnsupportedModel("capped attention scores are not supported for embeddings")
     if attrs.pop("chunked"):
-        raise UnsupportedModel("attention in chunks is not supported for embeddings")
+        raise UnsupportedModel("chunked attention is not supported for embeddings")
     del attrs["layer"]
     window = attrs.pop("window")
     attrs |= {"before": window - 1 if window else -1, "after": 0, "exact": True}

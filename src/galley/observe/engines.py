@@ -23,7 +23,7 @@ _TOTALS: Final = {
     "decode_tokens": ("galley_decode_tokens", "Output tokens fed back through the model"),
     "encoder_rows": (
         "galley_encoder_rows",
-        "Rows of audio encoded, 50 for each second of Whisper's",
+        "Encoder rows of audio computed, 50 per second for Whisper",
     ),
     "prefix_query_tokens": (
         "galley_prefix_cache_query_tokens",
@@ -35,33 +35,33 @@ _TOTALS: Final = {
     ),
     "preemptions": (
         "galley_preemptions",
-        "Sequences put back to waiting because KV blocks ran out",
+        "Sequences preempted because KV blocks ran out",
     ),
-    "adapter_loads": ("galley_adapter_loads", "LoRA adapters that were loaded into memory"),
+    "adapter_loads": ("galley_adapter_loads", "LoRA adapters loaded into memory"),
     "adapter_evictions": (
         "galley_adapter_evictions",
-        "LoRA adapters that made room in memory for others",
+        "LoRA adapters evicted from memory",
     ),
     "expert_hits": (
         "galley_expert_cache_hits",
-        "Experts on disk that a step chose in a layer, and that were in memory",
+        "Experts chosen by a step in a layer that were in memory",
     ),
     "expert_misses": (
         "galley_expert_cache_misses",
-        "Experts on disk that a step chose in a layer, and that had to be read",
+        "Experts chosen by a step in a layer that were read from disk",
     ),
-    "expert_evictions": ("galley_expert_cache_evictions", "Experts that made room for others"),
+    "expert_evictions": ("galley_expert_cache_evictions", "Experts evicted from memory"),
     "expert_read_bytes": (
         "galley_expert_cache_read_bytes",
-        "Bytes of experts read from their file",
+        "Bytes of experts read from disk",
     ),
     "expert_read_seconds": (
         "galley_expert_cache_read_seconds",
-        "Time of steps that went into reading experts",
+        "Time that steps spent reading experts",
     ),
     "busy_seconds": (
         "galley_engine_busy_seconds",
-        "Time the engine had work, divided among requests",
+        "Time in which the engine had work, divided among requests",
     ),
 }
 """Counter fields of EngineStats -> metric name (without ``_total``) and help."""
@@ -172,8 +172,8 @@ class EngineCollector(Collector):
 
     def _guesses(self) -> Iterator[Metric]:
         for kind, meaning in (
-            ("proposed", "Guessed tokens that were verified"),
-            ("accepted", "Guessed tokens that were right"),
+            ("proposed", "Draft tokens that were verified"),
+            ("accepted", "Draft tokens that were accepted"),
         ):
             name = f"galley_speculation_{kind}_tokens"
             counter = CounterMetricFamily(name, meaning, labels=["model", "proposer"])
@@ -187,11 +187,11 @@ class EngineCollector(Collector):
         restarts = CounterMetricFamily(
             "galley_engine_restarts", "Engine restarts", labels=["model"]
         )
-        ready = _gauge("galley_engine_ready", "1 if the engine takes requests now, else 0")
+        ready = _gauge("galley_engine_ready", "1 if the engine accepts requests, else 0")
         running = _gauge("galley_requests_running", "Sequences running")
         waiting = _gauge("galley_requests_waiting", "Sequences waiting")
         adapters = _gauge("galley_adapters_loaded", "LoRA adapters in memory")
-        experts = _gauge("galley_expert_cache_bytes", "Memory for experts that are on disk")
+        experts = _gauge("galley_expert_cache_bytes", "Memory of the cache for experts on disk")
         for model, engine in self.models.items():
             restarts.add_metric([model], engine.engine.restarts)
             if (is_ready := engine.engine.is_ready) is not None:
@@ -224,7 +224,7 @@ class EngineCollector(Collector):
         )
         sequences = _histogram("galley_batch_sequences", "Sequences computed in a step")
         tokens = _histogram("galley_batch_tokens", "Tokens and encoder rows computed in a step")
-        budget = _gauge("galley_batch_token_budget", "The most tokens of a step")
+        budget = _gauge("galley_batch_token_budget", "Maximum tokens per step")
         for model, engine in self.models.items():
             for phase, spent in engine.step_seconds().items():
                 seconds.add_metric([model, phase], spent)
@@ -239,22 +239,25 @@ class EngineCollector(Collector):
     def _models(self) -> Iterator[Metric]:
         about = InfoMetricFamily("galley_model", "The loaded model", labels=["model"])
         context = _gauge("galley_model_context_tokens", "Context limit")
-        cache = _gauge("galley_kv_cache_tokens", "Tokens that the KV cache holds")
-        weights = _gauge("galley_model_weight_bytes", "Weights that a step reads")
+        cache = _gauge("galley_kv_cache_tokens", "Capacity of the KV cache in tokens")
+        weights = _gauge("galley_model_weight_bytes", "Bytes of weights that a step reads")
         for model, engine in self.models.items():
             info = engine.engine.info
-            if info is not None:
-                about.add_metric([model], _described(info))
-                context.add_metric([model], info.max_model_len)
-                cache.add_metric([model], info.kv_cache_tokens)
-                weights.add_metric([model], info.costs.weight_bytes)
+            if info is None:
+                continue
+            about.add_metric([model], _described(info))
+            if info.text is not None:
+                context.add_metric([model], info.text.max_model_len)
+                cache.add_metric([model], info.text.kv_cache_tokens)
+            if info.program is not None:
+                weights.add_metric([model], info.program.costs.weight_bytes)
         yield from (about, context, cache, weights)
 
     def _costs(self) -> Iterator[Metric]:
         cost = CounterMetricFamily(
             "galley_cost", "Engine time at the machine's price", labels=["model"]
         )
-        price = GaugeMetricFamily("galley_price_per_hour", "What the machine costs in an hour")
+        price = GaugeMetricFamily("galley_price_per_hour", "Price of the machine per hour")
         if self._price_per_hour is not None:
             price.add_metric([], self._price_per_hour)
             for model, engine in self.models.items():
@@ -264,15 +267,17 @@ class EngineCollector(Collector):
 
 
 def _described(info: ModelInfo) -> dict[str, str]:
-    fields = ("family", "executor", "dtype", "quantize", "activations", "kv_dtype", "adapters")
-    told = {**{name: str(getattr(info, name)) for name in fields}, "tasks": ",".join(info.tasks)}
+    labels = {"family": info.family, "executor": info.executor, "tasks": ",".join(info.tasks)}
+    labels["adapters"] = str(info.text.adapters if info.text is not None else 0)
+    for name in ("dtype", "quantize", "activations", "kv_dtype"):
+        labels[name] = "" if info.program is None else getattr(info.program, name)
     if info.weights is not None:
-        told |= {"weights": info.weights.kind, "method": info.weights.method}
-        told["calibration"] = info.weights.calibration
+        labels |= {"weights": info.weights.kind, "method": info.weights.method}
+        labels["calibration"] = info.weights.calibration
         for name in ("kl", "kl99", "top1"):
             loss = getattr(info.weights, name)
-            told[name] = "" if loss is None else f"{loss:.3g}"
-    return told
+            labels[name] = "" if loss is None else f"{loss:.3g}"
+    return labels
 
 
 def _gauge(name: str, meaning: str, *labels: str) -> GaugeMetricFamily:

@@ -9,7 +9,7 @@ from typing import Any, Final, TextIO
 from galley.settings.config import LOG_FORMAT
 
 FORMAT_VARIABLE: Final = "GALLEY_LOG_FORMAT"
-"""Environment variable that passes the log format to engine processes, which write to the same log."""
+"""Environment variable with the log format, for engine processes, which write to the same log."""
 
 
 class TextLines(logging.Formatter):

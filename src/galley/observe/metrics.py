@@ -184,10 +184,10 @@ class _Families:
             "galley_cached_prompt_tokens", "Prompt tokens served from the prefix cache"
         )
         self.generated_tokens = counter("galley_generated_tokens", "Tokens generated")
-        self.audio = counter("galley_audio_seconds", "Audio that was transcribed", "endpoint")
+        self.audio = counter("galley_audio_seconds", "Audio transcribed", "endpoint")
         self.real_time = histogram(
             "galley_audio_real_time_factor",
-            "Seconds of a recording's request for each second of its audio",
+            "Request duration per second of audio",
             FACTORS,
         )
         self.first_token = histogram(
@@ -200,7 +200,7 @@ class _Families:
         )
         self.inter_token = histogram(
             "galley_inter_token_seconds",
-            "From one delivery of tokens of a sequence to the next",
+            "Time between two deliveries of tokens of a sequence",
             TOKEN_SECONDS,
             ("model",),
         )
@@ -214,13 +214,13 @@ class _Families:
         self.decode = histogram("galley_decode_seconds", "From the first token to the end")
         self.startup = Gauge(
             "galley_startup_phase_seconds",
-            "What each phase of the latest engine start took",
+            "Duration of each phase of the latest engine start",
             ["model", "phase"],
             registry=registry,
         )
         self.planned = Gauge(
             "galley_planned_memory_bytes",
-            "The memory ledger of the latest engine start, by part",
+            "Memory ledger of the latest engine start, by part",
             ["model", "part"],
             registry=registry,
         )

@@ -18,10 +18,10 @@ Processes: TypeAlias = Callable[[], Mapping[str, Mapping[str, Sequence[int]]]]
 """Model -> kind of process -> process ids."""
 
 GPU_METRICS: Final = {
-    "galley_gpu_memory_used_bytes": "Memory of the GPU that is taken",
-    "galley_gpu_memory_total_bytes": "Memory of the GPU",
-    "galley_gpu_utilization_ratio": "Share of the time in which the GPU computed something",
-    "galley_gpu_power_watts": "Power that the GPU draws",
+    "galley_gpu_memory_used_bytes": "GPU memory in use",
+    "galley_gpu_memory_total_bytes": "GPU memory",
+    "galley_gpu_utilization_ratio": "Share of time in which the GPU was busy",
+    "galley_gpu_power_watts": "Power draw of the GPU",
     "galley_gpu_temperature_celsius": "Temperature of the GPU",
 }
 """Name -> help of the metrics that exist only if NVML finds a GPU."""
@@ -53,7 +53,7 @@ class ResourceCollector(Collector):
     def _resident(self) -> Metric:
         family = GaugeMetricFamily(
             "galley_process_resident_bytes",
-            "Memory that processes hold, by kind",
+            "Memory of processes, by kind",
             labels=["process", "model"],
         )
         family.add_metric(["server", ""], _resident_bytes(os.getpid()))

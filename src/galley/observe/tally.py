@@ -9,12 +9,12 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-"""Bucket bounds for times of a request, in seconds."""
+"""Bucket bounds for request times, in seconds."""
 
 TOKEN_SECONDS: Final = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5),
 )
-"""Bucket bounds for times of a token, in seconds."""
+"""Bucket bounds for token times, in seconds."""
 
 COUNTS: Final = tuple(2**power for power in range(15))
 """Bucket bounds for the sequences and tokens of a step."""

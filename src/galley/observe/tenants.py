@@ -20,7 +20,7 @@ class TenantMetrics:
         self._tokens = counter("galley_tenant_tokens", "Tokens of requests, by tenant", "kind")
         self._cost = counter("galley_tenant_cost", "Cost on the receipts of requests, by tenant")
         self._limited = counter(
-            "galley_tenant_rate_limited", "Requests that a tenant's limit refused", "limit"
+            "galley_tenant_rate_limited", "Requests rejected by a tenant's limit", "limit"
         )
         self._running = Gauge(
             "galley_tenant_requests_running",

@@ -159,7 +159,7 @@ class Tracing:
         for name, first, last in request.trace.phases:
             start, end = (to_wall + int(at * _NANOSECONDS) for at in (first, last))
             self._tracer.start_span(name, context=within, start_time=start).end(end)
-            # The engine's times are counted from when the server saw them begin, which may be late.
+            # The engine's times start when the server noticed them, which can be late.
             ended = max(ended, end)
         span.end(ended)
         return {"trace_id": trace.format_trace_id(span.get_span_context().trace_id)}

@@ -30,8 +30,8 @@ def log_converted(program: Program, weights: Weights) -> None:
         before, after = (bytes_text(sum(column)) for column in zip(*sizes, strict=True))
         cost = "no value changes" if becomes == "float32" else "values are rounded"
         log.info(
-            "%d matrices are %s, which no kernel multiplies as they are: they are kept as %s (%s), %s "
-            "instead of %s; quantize says what they become",
+            "%d matrices are %s, for which there is no kernel: they are kept as %s (%s), %s "
+            "instead of %s; set weight_dtype to choose another type",
             *(len(sizes), was, becomes, cost, after, before),
         )
 

@@ -59,7 +59,7 @@ from galley.types import BLOCK_TOKENS
 from galley.types.model_info import StepCosts
 
 SCRATCH_BYTES: Final = 2 << 20
-"""Per thread: for the linear-layer inputs that are being rounded, and for attention scores."""
+"""Bytes per thread, for linear-layer inputs while they are rounded, and for attention scores."""
 
 
 class CpuExecutor(SynchronousExecutor):
@@ -228,7 +228,7 @@ class CpuExecutor(SynchronousExecutor):
         return result
 
     def _encode(self, inputs: EncoderBatch) -> EncoderRows | None:
-        assert self._encoder is not None, "a text model has no encoder"
+        assert self._encoder is not None, "only speech models have an encoder"
         given: EncoderRows | None = None
         if self._given is not None:
             rows = sum(map(self._given.rows_of, np.diff(inputs.starts).tolist()))
@@ -237,7 +237,7 @@ class CpuExecutor(SynchronousExecutor):
         return given
 
     def _align(self, batch: Batch) -> Attention:
-        assert self._aligner is not None, "the model has no heads to align by"
+        assert self._aligner is not None, "the model has no alignment heads"
         assert batch.cross is not None
         attention = np.zeros((len(batch.tokens), *self._attention_shape), dtype=np.float32)
         cross = (*_joined(batch.cross.tables), batch.cross.rows)
@@ -299,10 +299,10 @@ class _Plan:
         """
         if options.device != "cpu":
             raise SettingsError(
-                f"device is {options.device!r}, but executor 'cpu' runs on 'cpu' alone"
+                f"device is {options.device!r}, but executor 'cpu' runs on 'cpu' only"
             )
         if options.experts == "disk" and not any(op.signature.routed for op in program.ops):
-            raise SettingsError("experts is 'disk', but the model has no experts: leave it out")
+            raise SettingsError("experts is 'disk', but the model has no experts; leave it out")
         isa = choose_isa(os.environ)
         program, kinds, activations = planned(program, weights, options, isa)
         for name, kind in kinds.items():

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from galley.ops.rows import Ids, Row
 
 NO_TOKEN: Final = -1
-"""Stands for a token if the logits allow none: they are NaN or infinite, or all of them are excluded."""
+"""Returned instead of a token if none can be drawn: logits are NaN or infinite, or all are excluded."""
 
 WEIGHT_BITS: Final = 30
 """The greatest logit has the weight ``2 ** WEIGHT_BITS``."""
@@ -29,7 +29,7 @@ WEIGHT_BITS: Final = 30
 SAMPLING_RECORD: Final = np.dtype(
     [("seed", "<u8"), ("scale", "<f8"), ("top_k", "<i8"), ("reach", "<f8"), ("top_p", "<f8")]
 )
-"""A request's sampling parameters as executors take them. ``scale`` is log2(e) / temperature, 0 for greedy;
+"""A request's sampling parameters as executors use them. ``scale`` is log2(e) / temperature, 0 for greedy;
 ``top_k`` candidates are kept, 0 keeps all; candidates whose logit is more than ``-reach`` below the
 greatest are dropped (min_p); ``top_p`` is the nucleus mass that is kept."""
 

@@ -27,7 +27,7 @@ Ints = npt.NDArray[np.int64]
 Attention = npt.NDArray[np.float32]
 EncoderRows = npt.NDArray[np.float32]
 Integers: TypeAlias = "array[int] | Ints"
-"""64-bit integers. In a decoding step, a numpy call would cost more than the work it does."""
+"""64-bit integers. In a decoding step, a numpy call would cost more than the work itself."""
 Table: TypeAlias = Integers
 """KV blocks in order, possibly more than needed. The engine may change a table after the step."""
 
@@ -153,7 +153,7 @@ class ExpertMemory(NamedTuple):
         if wanted is not None and wanted < self.least_bytes:
             raise SettingsError(
                 f"expert_cache_bytes is {wanted}, but the experts of a layer, {self.least} of up to "
-                f"{self.slot} bytes, must be in memory together: set it to at least {self.least_bytes}, "
+                f"{self.slot} bytes, must fit in memory together; set it to at least {self.least_bytes}, "
                 "or leave it out"
             )
         slots = (max(0, left) // 2 if wanted is None else wanted) // self.slot
@@ -260,7 +260,7 @@ class Executor(Protocol):
 
 
 Submitted: TypeAlias = object
-"""A submitted step: :meth:`Executor.submit` returns it, and ``collect`` takes it."""
+"""A submitted step, returned by :meth:`Executor.submit` and passed to ``collect``."""
 
 
 class SynchronousExecutor(ABC):
@@ -447,13 +447,13 @@ def executor_factory(name: str) -> ExecutorFactory:
         SettingsError: the name is unknown, or the package that the executor needs cannot be imported.
     """
     if name not in EXECUTORS:
-        raise SettingsError(f"executor {name!r} is unknown; known: {', '.join(EXECUTORS)}")
+        raise SettingsError(f"unknown executor {name!r}; executors: {', '.join(EXECUTORS)}")
     entry = EXECUTORS[name]
     try:
         importlib.import_module(entry.needs)
     except ImportError as error:
         raise SettingsError(
-            f"executor {name!r} needs {entry.needs}, which cannot be imported ({error}): "
+            f"executor {name!r} needs {entry.needs}, which cannot be imported ({error}); "
             f"{entry.remedy}"
         ) from error
     loaded: Any = importlib.import_module(entry.module)
@@ -478,8 +478,8 @@ def choose_executor(name: str, device: str) -> tuple[str, ExecutorFactory]:
         try:
             factory = executor_factory("reference")
         except SettingsError as reference:
-            raise SettingsError(f"no executor runs here. {native}. Or {reference}") from native
+            raise SettingsError(f"no executor can run here. {native}. Or {reference}") from native
         log.warning(
-            "%s. Until then the reference executor serves, which is many times slower", native
+            "%s. Using the reference executor until then, which is many times slower", native
         )
         return "reference", factory

@@ -21,8 +21,8 @@ def choose_isa(environ: Mapping[str, str]) -> str:
     wanted = environ.get(ISA_VARIABLE) or supported[0]
     if wanted not in supported:
         raise SettingsError(
-            f"{ISA_VARIABLE}: {wanted!r} is unknown or missing from this CPU, "
-            f"which supports {', '.join(supported)}"
+            f"{ISA_VARIABLE} is {wanted!r}, which this CPU does not support; "
+            f"supported: {', '.join(supported)}"
         )
     return wanted
 

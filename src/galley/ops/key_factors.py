@@ -21,7 +21,7 @@ Squares: TypeAlias = npt.NDArray[np.float64]
 """Mean square of each column of a buffer, over tokens."""
 
 LEAST: Final = 2.0**-12
-"""Least factor of a head, whose greatest factor is 1."""
+"""Smallest factor of a head; the largest is 1."""
 
 
 def key_factors(program: Program, weights: Weights) -> list[Floats]:
@@ -84,7 +84,7 @@ class _Columns:
         values = self._values(op.tensor("weight"))
         if values is None:
             return np.ones(op.width)
-        # numpy sums in a fixed order: another process must compute the same factors.
+        # numpy sums in a fixed order, so another process computes the same factors.
         source = self.squares(op.inputs[0]).astype(np.float32)
         squares: Squares = (np.square(values) * source).sum(axis=1, dtype=np.float64)
         bias = self._values(op.tensor("bias")) if "bias" in op.weights else None

@@ -12,7 +12,7 @@ from galley.quant.rtn import rounded_kind
 from galley.types.weight_dtypes import INTEGERS, RUNNABLE, WEIGHT_DTYPES
 
 _LEAST_SHARE: Final = 0.01
-"""Least share of the parameters with which a weight type is reported."""
+"""Smallest share of the parameters for which a weight type is reported."""
 
 _MULTIPLY_BF16: Final = frozenset({"amx", "avx512"})
 """Instruction sets that multiply bfloat16; the others, such as ``avx512vnni``, widen it first."""
@@ -40,9 +40,11 @@ def plan_kinds(
     own, chosen = own or {}, dict(chosen or {})
     for name in chosen:
         if name not in program.matrices:
-            raise SettingsError(f"a kind is chosen for {name}, which is no matrix of the model")
+            raise SettingsError(
+                f"a weight type is given for {name}, which is not a matrix of the model"
+            )
     if quantize in INTEGERS:
-        # A row that is routed to other experts has a very different result, and routers are small.
+        # A row that is routed to other experts gives a very different result, and routers are small.
         chosen = dict.fromkeys(program.routers, "bf16") | chosen
     shapes = program.all_shapes
     return {
@@ -66,10 +68,10 @@ def kinds_text(program: Program, kinds: Kinds) -> str:
     for name, kind in kinds.items():
         parameters[str(kind)] += math.prod(program.all_shapes[name])
     total = sum(parameters.values())
-    told = [(k, n / total) for k, n in parameters.most_common() if n / total >= _LEAST_SHARE]
-    if len(told) == 1:
-        return told[0][0]
-    return ", ".join(f"{kind} {share:.0%}" for kind, share in told)
+    reported = [(k, n / total) for k, n in parameters.most_common() if n / total >= _LEAST_SHARE]
+    if len(reported) == 1:
+        return reported[0][0]
+    return ", ".join(f"{kind} {share:.0%}" for kind, share in reported)
 
 
 def plan_activations(kinds: Kinds, quantize: str, wanted: str, isa: str) -> Mapping[str, str]:
@@ -124,13 +126,13 @@ def choose_activations(quantize: str, wanted: str, isa: str) -> str:
     """
     choices = WEIGHT_DTYPES[quantize].inputs
     if wanted == "auto":
-        # Where no instruction multiplies bfloat16, it is widened first, so rounding to it is wasted work.
+        # Without bfloat16 instructions, values are widened first, so rounding them would be wasted work.
         widens = choices[0] == "bfloat16" and isa not in _MULTIPLY_BF16
         return "float32" if widens else choices[0]
     if wanted not in choices:
         raise SettingsError(
-            f"activations is {wanted!r}, but executor 'cpu' multiplies weights that are {quantize!r} "
-            f"with {' or '.join(choices)} alone: leave it out, or set weight_dtype to {_takers(wanted)}"
+            f"activations is {wanted!r}, but executor 'cpu' multiplies {quantize!r} weights only "
+            f"with {' or '.join(choices)}; leave it out, or set weight_dtype to {_takers(wanted)}"
         )
     return wanted
 

@@ -19,7 +19,7 @@ from galley.ops.packing import Matrices, packed_bytes
 from galley.types.model_info import ExpertCosts
 
 _ROW_ALIGNMENT: Final = 64
-"""Bytes; rows begin on a cache line."""
+"""Alignment of rows in bytes: a cache line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Lowered:
         if name in signature.weights | signature.optional:
             offset = op.attrs.get("offset", 0.0) if name == "weight" else 0.0
             vectors = [matrices.vector(tensor).reshape(-1) for tensor in op.weights.get(name, ())]
-            if not vectors:  # a norm without weights is a norm whose weights are all ones
+            if not vectors:  # a norm without weights equals one whose weights are all ones
                 return np.ones(op.attrs["head_dim"], np.float32) if name == "weight" else None
             # A norm's offset is added to its weights once, here.
             return np.concatenate(vectors) + np.float32(offset)

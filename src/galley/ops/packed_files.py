@@ -31,22 +31,22 @@ Names = tuple[str, ...]
 
 FOLDER_VARIABLE: Final = "GALLEY_CACHE_DIR"
 ALIGNMENT: Final = 64
-"""Bytes; the kernels need matrices on such a boundary."""
+"""Alignment of matrices in bytes, required by the kernels."""
 _SUFFIX: Final = ".packed"
 _PARTIAL_SUFFIX: Final = ".partial"
 _USE_SUFFIX: Final = ".use"
 MEASURED_SUFFIX: Final = ".measured"
 _MEASURED_SECONDS: Final = 90 * 86_400.0
-"""Step measurements (``ops/measured_steps.py``) that are older are made again."""
+"""Age in seconds after which step measurements (``ops/measured_steps.py``) are repeated."""
 _PARTIAL_SECONDS: Final = 3600.0
-"""A partial file that is older is no longer being written."""
+"""Age in seconds after which a partial file counts as abandoned."""
 _MAGIC: Final = b"galleypk"
 _LENGTH_BYTES: Final = 8
 _PREFIX_BYTES: Final = len(_MAGIC) + _LENGTH_BYTES + hashlib.sha256().digest_size
 _WIDEST_CHECKSUM: Final = 2**32 - 1
 _CHECKED_BYTES: Final = 1 << 20
 _WRITE_BYTES: Final = 2 << 20
-"""Bytes of one write: a huge page."""
+"""Bytes per write: a huge page."""
 _HUB_FOLDER: Final = re.compile(r"/models--([^/]+)/snapshots/([^/]{1,7})")
 
 
@@ -298,10 +298,10 @@ def _read_header(file: BinaryIO) -> tuple[Header, int]:
     length = int.from_bytes(prefix[len(_MAGIC) :][:_LENGTH_BYTES], "little")
     start = -(-(_PREFIX_BYTES + length) // ALIGNMENT) * ALIGNMENT
     if not prefix.startswith(_MAGIC) or start > size:
-        raise UnusablePackedFile("is damaged: it does not begin as such a file")
+        raise UnusablePackedFile("is damaged: wrong magic bytes")
     text = file.read(length)
     if hashlib.sha256(text).digest() != prefix[-hashlib.sha256().digest_size :]:
-        raise UnusablePackedFile("is damaged: its header has another checksum")
+        raise UnusablePackedFile("is damaged: the checksum of its header is wrong")
     try:
         header = msgspec.json.decode(text, type=Header)
     except msgspec.DecodeError as error:
@@ -309,7 +309,7 @@ def _read_header(file: BinaryIO) -> tuple[Header, int]:
     if header.layout_version != _native.LAYOUT_VERSION:
         raise UnusablePackedFile("was written by another version")
     if start + sum(entry.size for entry in header.entries) != size:
-        raise UnusablePackedFile("is damaged: its size is not what its header says")
+        raise UnusablePackedFile("is damaged: its size does not match its header")
     return header, start
 
 
@@ -375,7 +375,7 @@ def _written(path: Path, size: int) -> Iterator[int]:
     partial = path.with_name(f".{secrets.token_hex(8)}{_PARTIAL_SUFFIX}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        # Reserve the space first, so that a full disk is noticed before anything is written.
+        # Reserve the space first, so that a full disk fails before anything is written.
         if hasattr(os, "posix_fallocate"):  # not macOS
             os.posix_fallocate(descriptor, 0, size)
         yield descriptor

@@ -26,7 +26,7 @@ from galley.quant.rtn import not_finite, quantize_int4, quantize_int8
 from galley.types.weight_dtypes import WEIGHT_DTYPES
 
 _GROUP_MULTIPLE: Final = 16
-"""Columns; a group begins at a whole register of activations."""
+"""Groups have a multiple of this many columns, a whole register of activations."""
 
 
 class Matrices:
@@ -152,15 +152,15 @@ def check_kind(name: str, kind: WeightKind, depth: int) -> None:
         raise _no_kernel(name, kind)
     if kind.is_integer and (kind.group or depth) > _native.LONGEST_GROUP:
         raise UnsupportedModel(
-            f"tensor {name} is {kind.group or depth} wide, but {kind.name} weights "
-            f"{_native.LONGEST_GROUP} at most; set weight_dtype to int4 or bf16"
+            f"tensor {name} has {kind.group or depth} columns per scale, but {kind.name} weights allow "
+            f"at most {_native.LONGEST_GROUP}; set weight_dtype to int4 or bf16"
         )
 
 
 def _no_kernel(name: str, kind: WeightKind) -> UnsupportedModel:
     return UnsupportedModel(
-        f"tensor {name} is kept as {kind}, which executor 'cpu' has no kernel for: take a checkpoint of "
-        f"the model with dense, int8 or int4 weights (groups of a multiple of {_GROUP_MULTIPLE} columns)"
+        f"tensor {name} is kept as {kind}, for which executor 'cpu' has no kernel; use a checkpoint "
+        f"with dense, int8 or int4 weights (groups of a multiple of {_GROUP_MULTIPLE} columns)"
     )
 
 

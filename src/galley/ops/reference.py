@@ -60,12 +60,12 @@ class ReferenceExecutor(ReferenceOps, SynchronousExecutor):
         if options.quantize == "float32" != options.dtype:
             raise SettingsError(
                 f"quantize is 'float32', but the reference executor keeps weights in dtype, "
-                f"which is {options.dtype!r}: leave quantize out, or use executor 'cpu'"
+                f"which is {options.dtype!r}; leave quantize out, or use executor 'cpu'"
             )
         if options.activations not in ("auto", options.dtype):
             raise SettingsError(
                 f"activations is {options.activations!r}, but the reference executor computes in "
-                f"dtype, which is {options.dtype!r}: leave it out, or use executor 'cpu'"
+                f"dtype, which is {options.dtype!r}; leave it out, or use executor 'cpu'"
             )
         if options.experts != "memory":
             raise SettingsError(
@@ -74,14 +74,14 @@ class ReferenceExecutor(ReferenceOps, SynchronousExecutor):
             )
         if options.disable_pass:
             raise SettingsError(
-                f"disable_pass names {', '.join(options.disable_pass)}, but the reference executor "
-                "runs the program as it was traced; leave it out, or use executor 'cpu'"
+                f"disable_pass is {', '.join(options.disable_pass)}, but the reference executor "
+                "runs no passes; leave it out, or use executor 'cpu'"
             )
         if options.kv_dtype not in (options.dtype, *ROUNDINGS):
             raise SettingsError(
                 f"kv_dtype is {options.kv_dtype!r}, but the reference executor keeps keys and values "
-                f"in dtype, which is {options.dtype!r}, or rounds them as {' or '.join(ROUNDINGS)} "
-                "does; leave it out, or use executor 'cpu'"
+                f"in dtype, which is {options.dtype!r}, or rounds them to {' or '.join(ROUNDINGS)}; "
+                "leave it out, or use executor 'cpu'"
             )
         self.activations = options.dtype
         self._program = program
@@ -299,5 +299,5 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise SettingsError(f"device {name!r} cannot be used: {error}") from error
+        raise SettingsError(f"cannot use device {name!r}: {error}") from error
     return device

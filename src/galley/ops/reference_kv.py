@@ -11,7 +11,7 @@ from galley.graph.program import Program
 from galley.ops.key_factors import key_factors
 
 _LEAST_SPAN: Final = 1e-30
-"""Division by a smaller span would overflow; such a row is treated as having a single value."""
+"""Smallest span; division by a smaller one would overflow, so all values of the row count as equal."""
 
 
 @dataclass(frozen=True, slots=True)

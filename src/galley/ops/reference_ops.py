@@ -96,7 +96,7 @@ class ReferenceOps:
         self._group_of: Mapping[int, int] = {}
         """Layer -> its KV group."""
         self._adapters: list[dict[int, Factors]] = []
-        """The factors of each slot, by the number of the module."""
+        """LoRA factors of each slot, by module number."""
         self._states: list[torch.Tensor] = []
         """The states of each recurrent layer, [slots, rows, width] of float32."""
         self._kernels: Mapping[str, Callable[[Op, Step, list[Tiles]], Tiles]] = {
@@ -196,7 +196,7 @@ class ReferenceOps:
         out = [tile.clone() for tile in inputs[0]]
         if step.adapters is None:
             return out
-        # Slots are increased by one, because empty places in tiles have zeros.
+        # Slot numbers are increased by one, because empty places in tiles are zero.
         slots = step.layout.scatter(torch.from_numpy(step.adapters + 1).to(self._device))
         for tile, x, there in zip(out, inputs[1], slots, strict=True):
             for slot in sorted({*there.tolist()} - {0}):
@@ -217,7 +217,7 @@ class ReferenceOps:
             x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
             if weight is None:
                 return x.to(self._dtype).reshape(TILE, -1)
-            # Model families with an offset of the weights round after the product, the others before.
+            # Families with an offset of the weights round after the product, others before.
             x = x * (weight.float() + offset) if offset else weight * x.to(self._dtype)
             return x.to(self._dtype).reshape(TILE, -1)
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 try:
     from galley import _native
     from galley.ops.isa import choose_isa
-except ImportError:  # the reference executor serves, and a warning was logged at its start
+except ImportError:  # the reference executor is used, which logged a warning at start
     _native = None  # type: ignore[assignment]
 
 Row: TypeAlias = npt.NDArray[np.float32]

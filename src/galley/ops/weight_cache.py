@@ -34,7 +34,7 @@ from galley.ops.weight_check import WeightCheck
 log: Final = logging.getLogger("galley.weights")
 
 _SUPERSEDED_SECONDS: Final = 86_400.0
-"""Time for which older weights of the same folder are kept: another machine may still start with them."""
+"""Seconds for which older weights of the same folder are kept, since another machine may still use them."""
 
 
 class WeightCache:
@@ -98,16 +98,18 @@ class WeightCache:
             log.info("packing the weights of %s to disk", self._checkpoint.folder)
             path = self._write(self._folder, sizes, packed)
             if path is None:
-                raise EngineFailed(f"{self._checkpoint.folder} changed while it was loaded")
+                raise EngineFailed(
+                    f"{self._checkpoint.folder} changed while it was being loaded; start again"
+                )
             self._found = self._open(path)
         except OSError as error:
             raise SettingsError(
-                f"experts is disk, but packed weights cannot be kept in "
-                f"{self._folder or 'a cache folder'} ({error.strerror or error}): set {FOLDER_VARIABLE} to "
-                "a folder with room, or experts to memory"
+                f"experts is disk, but packed weights cannot be stored in "
+                f"{self._folder or 'a cache folder'} ({error.strerror or error}); set {FOLDER_VARIABLE} to "
+                "a folder with enough space, or experts to memory"
             ) from error
         if not self._has(sizes):
-            raise DamagedWeights(f"packed weights in {path} are gone")
+            raise DamagedWeights(f"the packed weights in {path} were deleted")
         self._remember(path)
 
     def _has(self, sizes: Mapping[Key, int]) -> bool:
@@ -135,7 +137,7 @@ class WeightCache:
         ]
         if not alike:
             return {}
-        log.info("reading the weights in %s, which may be packed already", self._checkpoint.folder)
+        log.info("reading the weights in %s; checking for packed ones", self._checkpoint.folder)
         path = _with_content(alike, self._checkpoint.content_hash(), self._kind)
         if path is None:
             return {}
@@ -188,7 +190,7 @@ class WeightCache:
             entries=tuple(_entries(sizes)),
         )
         if self._checkpoint.state() != self._state:
-            return None  # what was packed may be of neither state
+            return None  # the packed weights may mix both states
         folder.mkdir(parents=True, exist_ok=True)
         tidy(folder)
         files = cached_files(folder)
@@ -208,13 +210,15 @@ class WeightCache:
             write_use(path.parent, Use(folder, self._state, self._kind, path.name))
         except OSError as error:
             log.info(
-                "%s cannot be written to (%s): each start reads the weights", path.parent, error
+                "cannot write to %s (%s), so every start reads the original weights",
+                path.parent,
+                error,
             )
 
     def _give_up(self, error: OSError) -> None:
         log.warning(
-            "packed weights cannot be kept in %s (%s), so every start packs them again; "
-            "set %s to a folder with room, or turn weight_cache off",
+            "cannot store packed weights in %s (%s), so every start packs them again; "
+            "set %s to a folder with enough space, or turn off weight_cache",
             self._folder or "a cache folder",
             error.strerror or error,
             FOLDER_VARIABLE,

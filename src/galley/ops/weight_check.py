@@ -18,10 +18,10 @@ from galley.ops.packed_files import Entry, PackedFile
 log: Final = logging.getLogger("galley.weights")
 
 FIRST_BYTES: Final = 256 << 20
-"""Bytes that a start waits for, some 0.2 s: smaller models are fully checked before the first token."""
+"""Bytes checked before the first token, some 0.2 s; smaller models are checked completely."""
 
 SUSPICION_SECONDS: Final = 60.0
-"""Least time between two checks on suspicion, whatever the logits look like."""
+"""Minimum seconds between two checks that NaN or infinite logits cause."""
 
 _LEAST_PRIORITY: Final = 19
 
@@ -84,8 +84,9 @@ class WeightCheck:
         for entry in entries:
             if self._packed.checksum(entry) != entry.checksum:
                 self._damage = (
-                    f"packed weights in {self._path} are damaged ({', '.join(entry.names)}: another "
-                    "checksum); the file is removed and the weights are packed anew"
+                    f"packed weights in {self._path} are damaged (wrong checksum of "
+                    f"{', '.join(entry.names)}); the file is removed and the "
+                    "weights are packed again"
                 )
                 log.error("%s", self._damage)
                 with suppress(OSError):

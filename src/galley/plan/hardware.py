@@ -15,10 +15,10 @@ Positive = Annotated[float, Meta(gt=0)]
 Kind = Literal["cpu", "gpu", "tpu", "asic"]
 
 _EXECUTORS: Final[Mapping[Kind, str]] = {"cpu": "cpu", "gpu": "reference"}
-"""Kind of machine -> the executor that runs any model there today; the others have none."""
+"""Kind of machine -> Galley's executor for any model on it; other kinds have none."""
 
 _LEAST_CAPABILITY: Final = 80
-"""Lowest compute capability of GPUs with the bfloat16 products of executor "gpu"."""
+"""Minimum compute capability of executor "gpu", which needs products of bfloat16."""
 
 _NUMBERS: Final = {"memory", "bandwidth", "price"}
 """Fields that are summed over several accelerators of one machine."""
@@ -76,7 +76,11 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if count == 1:
             return self
         if self.kind == "cpu" or self.link is None:
-            lacks = "is a CPU" if self.kind == "cpu" else "has no link in the table of machines"
+            lacks = (
+                "is a CPU"
+                if self.kind == "cpu"
+                else "has no link bandwidth in the table of machines"
+            )
             raise SettingsError(f"--gpus {count}: {self.name} {lacks}")
         sums = {
             name: value * count for name in _NUMBERS if (value := getattr(self, name)) is not None
@@ -107,7 +111,7 @@ def read_machines(path: Path = TABLE) -> list[Machine]:
     names = [machine.name for machine in machines]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None or not machines:
-        what = f"{twice!r} is there twice" if twice else "it has no rows"
+        what = f"duplicate name {twice!r}" if twice else "it has no rows"
         raise SettingsError(f"hardware table {path}: {what}")
     return machines
 

@@ -162,7 +162,7 @@ class Goal:
         memory = prediction.memory
         if not memory.fits:
             needs, has = memory.total / GIB, memory.available / GIB
-            return f"needs {needs:.1f} GiB, has {has:.1f}"
+            return f"needs {needs:.1f} GiB, has {has:.1f} GiB"
         if prediction.ttft > self.ttft:
             return f"TTFT {prediction.ttft:.2f} s is above {self.ttft:g} s"
         if prediction.tpot > self.tpot:
@@ -186,16 +186,16 @@ def predict(
     if not load.output:
         return _predict_texts(rates, machine, load)
     users = load.concurrency
-    alone = list(rates.prompt(load, beside=0))
+    alone = list(rates.prompt(load, decoding=0))
     prefill = sum(part.seconds for part in alone)
-    joined = sum(part.seconds for part in rates.prompt(load, beside=users - 1))
+    joined = sum(part.seconds for part in rates.prompt(load, decoding=users - 1))
     decode = rates.decode(load)
     step = decode.seconds
-    # In each step one in `output` of the users ends, and another's prompt takes its turn.
+    # In each step, one in `output` of the requests ends, and the prompt of another starts.
     tpot = step + (users - 1) * prefill / load.output
     cycle = prefill + load.output * tpot
     busy = min(0.99, (users - 1) * prefill / cycle)
-    # A prompt arrives in the middle of a step, and perhaps while others are computed.
+    # On average a prompt arrives in the middle of a step, perhaps while other prompts are computed.
     ttft = joined + step / 2 * (users > 1) + busy * prefill / (2 * (1 - busy))
     seconds = ttft + (load.output - 1) * tpot
     tokens = users * load.output / seconds
@@ -209,7 +209,7 @@ def predict(
         step=step,
         ttft=ttft,
         tpot=tpot,
-        # While a request writes its output, each of the users has a prompt computed once.
+        # While one request generates its output, the prompt of every other request is computed once.
         bound=_bound([*((part, users) for part in alone), (decode, load.output)]),
         tokens_per_second=tokens,
         requests_per_second=tokens / load.output,
@@ -341,17 +341,17 @@ class _Rates:
             exchange = (shares.exchange_seconds, sent / (machine.link * 1e9))
         return cls(sizes, read, attention_read, peak, exchange, shares)
 
-    def prompt(self, load: Load, *, beside: int) -> Iterator[_Step]:
-        """Yield the steps of a prompt while ``beside`` requests decode, which reduce its token budget."""
-        budget = max(load.batch_tokens // 4, load.batch_tokens - beside)
+    def prompt(self, load: Load, *, decoding: int) -> Iterator[_Step]:
+        """Yield the steps of a prompt while ``decoding`` requests decode, which reduce its token budget."""
+        budget = max(load.batch_tokens // 4, load.batch_tokens - decoding)
         for first in range(0, load.prompt, budget):
             rows = min(budget, load.prompt - first)
             yield self._step(
-                rows=rows + beside,
-                wanted=beside + (first + rows == load.prompt),
-                kv=self.sizes.kv_bytes(first + rows) + beside * self._context_bytes(load),
+                rows=rows + decoding,
+                wanted=decoding + (first + rows == load.prompt),
+                kv=self.sizes.kv_bytes(first + rows) + decoding * self._context_bytes(load),
                 attention=self.sizes.attention_operations(first, rows)
-                + beside * self._context_operations(load),
+                + decoding * self._context_operations(load),
             )
 
     def decode(self, load: Load) -> _Step:
@@ -398,7 +398,7 @@ def _memory(sizes: ModelSizes, machine: Machine, load: Load, shares: Shares) -> 
     users = load.concurrency
     rows = max(users, min(load.batch_tokens, users * load.prompt))
     wanted = users
-    if not load.output:  # a text's vector may be made of all its rows
+    if not load.output:  # a text's vector may depend on all of its rows
         rows = wanted = max(load.batch_tokens, load.prompt)
     activations = sizes.row_bytes * rows + sizes.logit_bytes * wanted
     available = int(machine.memory * GIB)

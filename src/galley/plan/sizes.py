@@ -103,7 +103,7 @@ class ModelSizes:
         if experts == "disk":
             on_disk = expert_memory(runs)
             if not on_disk.experts:
-                raise SettingsError("experts is 'disk', but the model has no experts: leave it out")
+                raise SettingsError("experts is 'disk', but the model has no experts; leave it out")
         rows, logits = runs.operations()
         kv: Counter[int] = Counter()
         for layer in program.kv:
@@ -146,13 +146,13 @@ class ModelSizes:
     def text_operations(self, tokens: int) -> int:
         """Return the operations of attention over a whole text."""
 
-        def beside(span: int) -> int:
+        def pairs(span: int) -> int:
             if span < 0 or span >= tokens:
                 span = tokens - 1
             return span * tokens - span * (span + 1) // 2
 
         return sum(
-            operations * (tokens + beside(before) + beside(after))
+            operations * (tokens + pairs(before) + pairs(after))
             for before, after, operations in self.spans
         )
 

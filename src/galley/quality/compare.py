@@ -150,20 +150,20 @@ def compare(
     with LLM.from_settings(base) as llm:
         texts = texts_of(llm)
         greedy = _greedy_texts(llm, texts)
-        told = _told(llm, base, texts, match, max_tokens)
-        vocabulary, spell = llm.info.vocab_size, llm.tokenizer.token_text
-    base_side = _side(base, *told)
+        answers = _right_answers(llm, base, texts, match, max_tokens)
+        vocabulary, spell = llm.info.require_text().vocab_size, llm.tokenizer.token_text
+    base_side = _side(base, *answers)
     measured = []
     for model in models:
         on_work(f"{model.model or BUNDLED} as {model.quantize}")
         with LLM.from_settings(model) as llm:
-            if llm.info.vocab_size != vocabulary:
+            if llm.info.require_text().vocab_size != vocabulary:
                 raise SettingsError(
-                    f"{model.model} has {llm.info.vocab_size} tokens, {base_side.name} "
+                    f"{model.model} has {llm.info.require_text().vocab_size} tokens, {base_side.name} "
                     f"{vocabulary}: --against needs a checkpoint with the same vocabulary"
                 )
-            told = _told(llm, model, texts, match, max_tokens)
-        side = _side(model, *told)
+            answers = _right_answers(llm, model, texts, match, max_tokens)
+        side = _side(model, *answers)
         measured.append(_measure(base, model, side, texts, greedy))
     worst = {one.token for each in measured for one in each.tokens}
     return Comparison(
@@ -207,7 +207,7 @@ def _greedy_texts(llm: LLM, texts: Texts) -> list[GreedyText]:
     ]
 
 
-def _told(
+def _right_answers(
     llm: LLM, settings: EngineSettings, texts: Texts, match: Match, max_tokens: int
 ) -> tuple[ModelInfo, int, int]:
     """Return the model's info, the number of its right answers, and the number of questions."""
@@ -226,7 +226,8 @@ def _told(
 
 def _side(settings: EngineSettings, info: ModelInfo, right: int, asked: int) -> Side:
     bench = EngineBench(settings)
-    prompt = [i % info.vocab_size for i in range(min(_SPEED_PROMPT, info.max_request_tokens // 2))]
+    vocab_size, length = info.require_text().vocab_size, info.max_request_tokens // 2
+    prompt = [i % vocab_size for i in range(min(_SPEED_PROMPT, length))]
 
     def rate(run: Callable[[], Sequence[Step]]) -> float:
         steps = [run() for _ in range(_REPEATS)]
@@ -238,7 +239,7 @@ def _side(settings: EngineSettings, info: ModelInfo, right: int, asked: int) -> 
     return Side(
         settings.model or BUNDLED,
         _main_kind(info),
-        info.activations,
+        info.require_program().activations,
         info.ledger.weights,
         prefill,
         decode,
@@ -249,7 +250,9 @@ def _side(settings: EngineSettings, info: ModelInfo, right: int, asked: int) -> 
 
 def _main_kind(info: ModelInfo) -> str:
     """Return the weight type of most parameters: the receipt lists the most common first."""
-    return info.quantize if info.weights is None else info.weights.kind.split(" ")[0].rstrip(",")
+    if info.weights is None:
+        return info.require_program().quantize
+    return info.weights.kind.split(" ")[0].rstrip(",")
 
 
 def unrounded(settings: EngineSettings) -> EngineSettings:

@@ -51,7 +51,7 @@ def page(comparison: Comparison) -> str:
     """Render the table, loss against bytes, its distribution over positions, and the worst tokens."""
     base, measured = comparison.base, comparison.measured
     first = measured[0]
-    title = f"galley eval quality: {first.side.name} beside {base.name}"
+    title = f"galley eval quality: {first.side.name} compared with {base.name}"
     header, *body = rows(comparison)
     heads = "".join(f"<th scope=col>{escape(cell)}</th>" for cell in header)
     cells = "".join(
@@ -78,7 +78,7 @@ def page(comparison: Comparison) -> str:
         f"{verdicts}<div class=scroll><table><thead><tr>{heads}</tr></thead>"
         f"<tbody>{cells}</tbody></table></div>"
         f'<h2>Curves</h2><div class="charts">{charts}</div>'
-        f"<h2>Where in the vocabulary it hurts {escape(first.side.label)}</h2>{_worst(comparison)}"
+        f"<h2>Tokens with the greatest loss in {escape(first.side.label)}</h2>{_worst(comparison)}"
         "</main></body></html>\n"
     )
 
@@ -106,7 +106,7 @@ def _distribution(comparison: Comparison) -> str:
         Line(m.side.label, m.quantiles[:100], list(range(100)), colour)
         for colour, m in enumerate(comparison.measured)
     ]
-    return chart("Divergence of positions", "KL, nats, at most", "% of positions", lines)
+    return chart("Divergence by position", "KL, nats, at most", "% of positions", lines)
 
 
 def _vocabulary(comparison: Comparison) -> str:
@@ -116,9 +116,7 @@ def _vocabulary(comparison: Comparison) -> str:
         shares = _shares(measured)
         if shares:
             lines.append(Line(measured.side.label, list(range(len(shares))), shares, colour))
-    return chart(
-        "Loss over the vocabulary", "tokens that lose most, counted", "% of all loss", lines
-    )
+    return chart("Loss over the vocabulary", "tokens, by decreasing loss", "% of all loss", lines)
 
 
 def _sensitivity(comparison: Comparison) -> str:
@@ -132,7 +130,7 @@ def _sensitivity(comparison: Comparison) -> str:
         names = [part.names[0].removesuffix(".weight") for part in comparison.parts]
         places = list(range(len(names)))
         lines.append(Line(f"int{bits}", places, losses, colour, dots=True, labels=names))
-    return chart("Sensitivity of parts", "part, from the first layer on", "mean KL, nats", lines)
+    return chart("Sensitivity of parts", "part, from the first layer", "mean KL, nats", lines)
 
 
 def _shares(measured: Measured) -> list[float]:
@@ -146,15 +144,15 @@ def _shares(measured: Measured) -> list[float]:
 def _worst(comparison: Comparison) -> str:
     first = comparison.measured[0]
     total = sum(one.kl * one.positions for one in first.tokens) or 1.0
-    told: Sequence[str] = [
+    rows: Sequence[str] = [
         f"<tr><td><code>{escape(comparison.spelled[one.token])}</code></td><td>{one.positions}</td>"
         f"<td>{one.kl:.2g}</td><td>{one.top1:.1%}</td>"
         f"<td>{one.kl * one.positions / total:.1%}</td></tr>"
         for one in first.tokens[:_WORST]
     ]
     return (
-        "<p>Positions by the token that the base thinks the likeliest there.</p>"
+        "<p>Positions grouped by the base's likeliest token.</p>"
         "<div class=scroll><table><thead><tr><th>token</th><th>positions</th><th>mean KL, nats</th>"
         "<th>same likeliest token</th><th>share of the loss</th></tr></thead>"
-        f"<tbody>{''.join(told)}</tbody></table></div>"
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
     )

@@ -17,10 +17,10 @@ from galley.types import SamplingParams
 Window = tuple[int, ...]
 
 _Encoded: TypeAlias = tuple[list[int], list[bool]]
-"""Token ids of a text and, where that was requested, which are the assistant's."""
+"""Token ids of a text and, if requested, which of them are the assistant's."""
 
 _SHORTEST: Final = 2
-"""Least number of tokens of a useful text: one that follows another."""
+"""Fewest tokens of a useful text: one token and its successor."""
 
 _LINES: Final = (".jsonl", ".ndjson")
 
@@ -66,7 +66,7 @@ def read_texts(
         RequestError: the file cannot be read, or has too little text, or is to have answers and has none.
     """
     if mark_answers and path.suffix not in _LINES:
-        raise RequestError(f"{path}: answers are told apart in JSON lines alone ({_LINES[0]})")
+        raise RequestError(f"{path}: only JSON lines mark which part is the answer ({_LINES[0]})")
     questions: tuple[Question, ...] = ()
     try:
         if path.suffix in _LINES:
@@ -75,7 +75,7 @@ def read_texts(
         else:
             encoded = [(llm.tokenizer.encode(path.read_text(encoding="utf-8")), [])]
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"{path} cannot be read: {error}") from error
+        raise RequestError(f"cannot read {path}: {error}") from error
     cut = list(_cut(encoded, context, tokens))
     if not cut:
         raise RequestError(f"{path} has no text of at least {_SHORTEST} tokens")
@@ -134,7 +134,7 @@ def _encoded(llm: LLM, line: dict[str, Any], where: str, mark: bool) -> _Encoded
     if isinstance(line.get("text"), str):
         if mark:
             raise RequestError(
-                f"{where}: a text has no answer: needs messages, or prompt and answer"
+                f"{where}: a text has no answer; give messages, or prompt and answer"
             )
         return llm.tokenizer.encode(line["text"]), []
     answer = line.get("answer")
@@ -147,7 +147,7 @@ def _encoded(llm: LLM, line: dict[str, Any], where: str, mark: bool) -> _Encoded
     if isinstance(prompt, str):
         messages = [{"role": "user", "content": prompt}]
     if not isinstance(messages, list):
-        raise RequestError(f"{where}: needs text, messages, or prompt and answer")
+        raise RequestError(f"{where}: give text, messages, or prompt and answer")
     if said:
         messages = [*messages, {"role": "assistant", "content": said}]
     ids = llm.encode_chat(messages, add_generation_prompt=False)
@@ -162,12 +162,12 @@ def _assistants(llm: LLM, messages: list[Any], ids: list[int], where: str) -> li
             continue
         before = llm.encode_chat(messages[:i])
         after = llm.encode_chat(messages[: i + 1], add_generation_prompt=False)
-        # Some templates write a message differently once others follow.
+        # Some templates render a message differently once others follow.
         if ids[: len(after)] == after and after[: len(before)] == before:
             own[len(before) : len(after)] = [True] * (len(after) - len(before))
     if not any(own):
         raise RequestError(
-            f"{where}: no message of the assistant can be told in the chat template's text"
+            f"{where}: cannot locate the assistant's messages in the text that the chat template renders"
         )
     return own
 

@@ -8,7 +8,7 @@ from galley.settings.quality_gate import QualityGate
 from galley.types.weight_dtypes import INTEGERS
 
 LIMITS: Final = QualityGate.parse("kl=0.02,top1=0.97")
-"""The gate that the documentation suggests: above it, answers of small models change visibly."""
+"""The gate that the documentation recommends: above it, answers of small models change visibly."""
 
 
 def verdict(measured: Measured) -> str:
@@ -17,8 +17,9 @@ def verdict(measured: Measured) -> str:
     misses = LIMITS.misses(figures_of(measured.loss))
     if not misses:
         return (
-            f"{side.label}: within the suggested limits. Serve it, and hold it to them at each start with "
-            f"--quality-gate {LIMITS}"
+            f"{side.label}: within the suggested limits. Serve it with --quality-gate {LIMITS} to check "
+            "them at "
+            f"each start"
         )
     return f"{side.label}: outside the suggested limits ({'; '.join(misses)}). {_remedy(measured)}"
 
@@ -26,10 +27,12 @@ def verdict(measured: Measured) -> str:
 def _remedy(measured: Measured) -> str:
     side = measured.side
     if side.activations == "int8":
-        return "Try --activations bfloat16 first: it costs speed in prefill but no memory"
+        return "Try --activations bfloat16 first: it slows down prefill but costs no memory"
     if (more := _next_wider(side.weights)) is not None:
-        return f"Try weights of more bits (--weight-dtype {more}), or galley quantize --method gptq"
-    return "Try weights of more bits, or serve the checkpoint as it is (--weight-dtype auto)"
+        return (
+            f"Try weights with more bits (--weight-dtype {more}), or galley quantize --method gptq"
+        )
+    return "Try weights with more bits, or serve the checkpoint unquantised (--weight-dtype auto)"
 
 
 def _next_wider(weights: str) -> str | None:

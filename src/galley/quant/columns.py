@@ -11,31 +11,31 @@ import numpy as np
 from galley.formats.weights import Floats
 
 Change: TypeAlias = Callable[[int], Floats]
-"""Column index -> the column's change, [outputs]; called after the earlier columns were applied."""
+"""Column index -> the column's change, [outputs]; called once the earlier columns are applied."""
 
 _FEW: Final = 16
-"""Columns updated one by one; more columns are split in halves and updated by a matrix product."""
+"""Up to this many columns are updated one by one; more are halved and updated by a matrix product."""
 
 
-def one_by_one(told: Floats, coupling: Floats, change: Change) -> None:
-    """Apply, for each column i in order, ``told[j] -= coupling[i, j] * change(i)`` for all j > i.
+def one_by_one(values: Floats, coupling: Floats, change: Change) -> None:
+    """Apply, for each column i in order, ``values[j] -= coupling[i, j] * change(i)`` for all j > i.
 
     Args:
-        told: [depth, outputs], changed in place.
+        values: [depth, outputs], changed in place.
         coupling: [depth, depth]; only the part above the diagonal is used.
         change: returns the change of a column.
     """
-    changes = np.empty_like(told)
+    changes = np.empty_like(values)
 
     def between(first: int, end: int) -> None:
         if end - first > _FEW:
             middle = (first + end) // 2
             between(first, middle)
-            told[middle:end] -= coupling[first:middle, middle:end].T @ changes[first:middle]
+            values[middle:end] -= coupling[first:middle, middle:end].T @ changes[first:middle]
             between(middle, end)
             return
         for i in range(first, end):
             changes[i] = change(i)
-            told[i + 1 : end] -= coupling[i, i + 1 : end, None] * changes[i]
+            values[i + 1 : end] -= coupling[i, i + 1 : end, None] * changes[i]
 
-    between(0, len(told))
+    between(0, len(values))

@@ -17,10 +17,10 @@ from galley.quant.grid import Grid, Scheme, groups_of, inverse, search
 Reals = npt.NDArray[np.float64 | np.float32]
 
 _DAMPING: Final = 0.01
-"""Fraction of the mean of the Hessian's diagonal that is added to the diagonal."""
+"""Damping: fraction of the mean of the Hessian's diagonal that is added to the diagonal."""
 
 _DOUBLE: Final = 4096
-"""Maximum number of columns for computing the factor in float64; with more it would take minutes."""
+"""Maximum number of columns for which the factor is computed in float64; more would take minutes."""
 
 _FACTORED: Final = 512
 """Number of columns of a Cholesky factor that are computed at once."""

@@ -165,7 +165,7 @@ def nearest(name: str, matrix: Floats, scheme: Scheme, *, clip: bool = False) ->
 def check_finite(name: str, matrix: Floats) -> None:
     """Raise UnsupportedModel if a value is infinite or NaN."""
     if not np.isfinite(matrix).all():
-        raise UnsupportedModel(f"tensor {name} holds values that are infinite or NaN")
+        raise UnsupportedModel(f"tensor {name} contains values that are infinite or NaN")
 
 
 def inverse(scales: Floats) -> Floats:

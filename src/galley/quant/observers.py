@@ -83,5 +83,5 @@ def _divergence(counts: npt.NDArray[np.float64], end: int) -> float:
     p, q = p / p.sum(), q / (q.sum() or 1.0)
     both = (p > 0) & (q > 0)
     lost = p[(p > 0) & (q == 0)].sum()
-    # Values that the steps cannot represent at all count like a factor of e to the tenth.
+    # Values too small for any step count as an error by a factor of e to the tenth.
     return float((p[both] * np.log(p[both] / q[both])).sum() + 10 * lost)

@@ -17,13 +17,13 @@ from galley.quant.grid import Grid, Scheme, inverse
 Doubles = npt.NDArray[np.float64]
 
 _TURNS: Final = 1
-"""Number of turns of both steps; the gain of further turns is below random variation."""
+"""Number of iterations of both steps; further ones gain less than random variation."""
 
 _EQUATIONS_BYTES: Final = 1 << 26
-"""Bytes of the normal equations of the rows solved together; with small groups a row has many."""
+"""Bytes of the normal equations solved at a time; rows with small groups have many."""
 
 _RIDGE: Final = 1e-6
-"""Fraction of the mean of its diagonal that is added to the diagonal of a row's normal equations."""
+"""Damping: fraction of the mean of the diagonal that is added to a row's normal equations."""
 
 
 def refined(

@@ -11,7 +11,7 @@ from galley.formats.weights import INT4_MIDDLE, DenseWeight, Floats, IntWeight, 
 from galley.types.weight_dtypes import WEIGHT_DTYPES
 
 GROUPS: Final = (128, 64, 32)
-"""Numbers of columns that may share an int4 scale, largest first."""
+"""Possible numbers of columns that share an int4 scale, largest first."""
 _CHUNK_ELEMENTS: Final = 1 << 22
 
 Quantize: TypeAlias = Callable[[DenseWeight], IntWeight]
@@ -20,8 +20,8 @@ Quantize: TypeAlias = Callable[[DenseWeight], IntWeight]
 def not_finite(weight: DenseWeight | IntWeight) -> UnsupportedModel:
     """Return the error for a tensor that integers or float16 cannot represent."""
     return UnsupportedModel(
-        f"tensor {weight.name} holds values that are infinite, NaN, too far apart for integers or too "
-        "large for float16; "
+        f"tensor {weight.name} contains values that are infinite, NaN, of too wide a range for integers or "
+        "too large for float16; "
         "set weight_dtype to bf16 or float32"
     )
 

@@ -21,7 +21,7 @@ _ROWS: Final = 512
 """Maximum number of outputs of each matrix, evenly spaced, that the search uses."""
 
 _SMALLEST: Final = 1e-5
-"""Floor for inputs and columns, relative to the largest: hardly used ones need no separate scale."""
+"""Floor for inputs and columns, relative to the largest: rarely used ones need no own scale."""
 
 
 def smoothing_scales(

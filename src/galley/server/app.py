@@ -18,6 +18,7 @@ from galley.protocols.anthropic import routes as anthropic
 from galley.protocols.http import errors
 from galley.protocols.http.budget import ByteBudget
 from galley.protocols.http.openapi import Operation, document
+from galley.protocols.oip import routes as oip
 from galley.protocols.ollama import routes as ollama
 from galley.protocols.ollama.create import routes as ollama_create
 from galley.protocols.ollama.embed import routes as ollama_embed
@@ -48,7 +49,7 @@ class Served(Protocol):
 
 PROTOCOLS: tuple[Served, ...] = (
     *(chat, completions, responses, anthropic, ollama, ollama_create, ollama_embed),
-    *(embeddings, audio, models, tokens, health),
+    *(embeddings, audio, models, tokens, oip, health),
 )
 """The modules for those who may use the models."""
 

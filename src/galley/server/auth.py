@@ -15,7 +15,7 @@ from galley.protocols.common.errors import ApiError
 from galley.protocols.http.errors import BEGINNINGS, error_response
 from galley.settings.config import LOOPBACK_HOSTS, Settings
 
-OPEN_PATHS: Final = frozenset({"/health", "/ready"})
+OPEN_PATHS: Final = frozenset({"/health", "/ready", "/v2/health/live", "/v2/health/ready"})
 """Paths answered without a key, for orchestrators; they report only up or down."""
 
 ADMIN_PATHS: Final = (

@@ -7,8 +7,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from galley.errors import Draining
 from galley.gateway.lifecycle import RETRY_SECONDS, Lifecycle
 from galley.protocols.http.errors import error_response
+from galley.server.auth import OPEN_PATHS
 
-PROBES: Final = frozenset({"/health", "/ready", "/metrics"})
+PROBES: Final = OPEN_PATHS | {"/metrics"}
 """Paths answered in every state; they neither wait for a drain nor delay it."""
 
 

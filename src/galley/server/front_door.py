@@ -80,6 +80,9 @@ class Watched(Protocol):
     def refuse_unfinished(self) -> None:
         """Refuse a request whose body is not complete, because the server drains."""
 
+    def shut_down(self) -> None:
+        """Close as soon as the response that is being sent is complete."""
+
 
 class FrontDoor:
     """Accepts connections within the limits, and ends those that take too long.
@@ -112,6 +115,7 @@ class FrontDoor:
         self._events: Counter[str] = Counter()
         self._reported = 0.0
         self._handshakes: set[asyncio.Task[object]] = set()
+        self._emptied = asyncio.Event()
         timeouts = (settings.header_timeout, settings.body_timeout, settings.send_timeout)
         self._interval = max(0.05, min(1.0, min(timeouts) / 4))
 
@@ -127,10 +131,27 @@ class FrontDoor:
         self._loop.add_reader(listener, self._accept)
         self._timer = self._loop.call_later(self._interval, self._sweep)
 
-    def close(self) -> None:
-        """Stop accepting connections."""
+    async def close(self, seconds: float) -> None:
+        """Stop accepting, and close the connections, which have so many seconds for their output."""
         self._loop.remove_reader(self._listener)
+        self._listener.close()
+        for connection in list(self.connections):
+            connection.shut_down()
+        if self.connections:
+            self._emptied.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._emptied.wait(), seconds)
         self._timer.cancel()
+
+    def add(self, connection: Watched) -> None:
+        """Check ``connection`` at intervals from now on."""
+        self.connections.add(connection)
+
+    def remove(self, connection: Watched) -> None:
+        """Check ``connection`` no more: it is closed, or another protocol has taken it over."""
+        self.connections.discard(connection)
+        if not self.connections:
+            self._emptied.set()
 
     def drain(self) -> None:
         """Refuse the requests whose bodies are not complete: they may never be."""

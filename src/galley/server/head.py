@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+import httptools
+
 from galley.protocols.common.errors import ApiError
 
 _HOST: Final = re.compile(
@@ -39,6 +41,29 @@ class Head(NamedTuple):
         """Return the values of all headers of that name, without spaces around them."""
         return [value.strip(b" \t") for known, value in self.headers if known == name]
 
+    def path_and_query(self) -> tuple[bytes, bytes]:
+        """Return the target's path and its query, both as they were sent.
+
+        Raises:
+            ApiError: the target is not valid.
+        """
+        try:
+            url = httptools.parse_url(self.target)
+            if not self.target.isascii():
+                raise ValueError
+        except (httptools.HttpParserInvalidURLError, ValueError):
+            raise bad_request(f"{_shown(self.target)} is not a valid request target") from None
+        return url.path or b"/", url.query or b""
+
+    def wants_websocket(self) -> bool:
+        """Return whether the request is a WebSocket handshake, valid or not."""
+        tokens = b",".join(self.all(b"connection")).lower().split(b",")
+        return (
+            self.version == "1.1"
+            and [protocol.lower() for protocol in self.all(b"upgrade")[-1:]] == [b"websocket"]
+            and b"upgrade" in [token.strip(b" \t") for token in tokens]
+        )
+
     def without_upgrade(self) -> bytes:
         """Return the head as if it had been sent without the upgrade."""
         line = b"%b %b HTTP/%b\r\n" % (self.method, self.target, self.version.encode())
@@ -56,9 +81,9 @@ def fault_of(head: Head) -> ApiError | None:
 def fault_of_handshake(head: Head) -> ApiError | None:
     """Return the error with which to refuse a WebSocket handshake, or None."""
     if head.method != b"GET":
-        return _bad(f"A WebSocket is opened by GET, not by {head.method.decode()}")
+        return bad_request(f"A WebSocket is opened by GET, not by {head.method.decode()}")
     if head.all(b"transfer-encoding") or any(size != b"0" for size in head.all(b"content-length")):
-        return _bad("A request that opens a WebSocket has no body")
+        return bad_request("A request that opens a WebSocket has no body")
     if head.all(b"sec-websocket-version") != [_WEBSOCKET_VERSION]:
         version = _WEBSOCKET_VERSION.decode()
         return ApiError(
@@ -69,26 +94,28 @@ def fault_of_handshake(head: Head) -> ApiError | None:
         )
     keys = head.all(b"sec-websocket-key")
     if len(keys) != 1 or not _is_key(keys[0]):
-        return _bad("A WebSocket needs one Sec-WebSocket-Key: 16 bytes in base64")
+        return bad_request("A WebSocket needs one Sec-WebSocket-Key: 16 bytes in base64")
     return None
 
 
 def _fault_of_host(head: Head) -> ApiError | None:
     hosts = head.all(b"host")
     if len(hosts) > 1 or (not hosts and head.version != "1.0"):
-        return _bad(f"A request has one Host header; this one has {len(hosts)}")
+        return bad_request(f"A request has one Host header; this one has {len(hosts)}")
     if hosts and not _HOST.fullmatch(hosts[0]):
-        return _bad(f"Host {_shown(hosts[0])} is no host with or without a port")
+        return bad_request(f"Host {_shown(hosts[0])} is no host with or without a port")
     authority = _AUTHORITY.match(head.target)
     if hosts and authority and authority[1].lower() != hosts[0].lower():
-        return _bad(f"The request is for {_shown(authority[1])}, but Host is {_shown(hosts[0])}")
+        return bad_request(
+            f"The request is for {_shown(authority[1])}, but Host is {_shown(hosts[0])}"
+        )
     return None
 
 
 def _fault_of_framing(head: Head) -> ApiError | None:
     codings = head.all(b"transfer-encoding")
     if codings and head.version == "1.0":
-        return _bad("HTTP/1.0 has no Transfer-Encoding")
+        return bad_request("HTTP/1.0 has no Transfer-Encoding")
     if codings and (len(codings) > 1 or codings[0].lower() != b"chunked"):
         return ApiError(
             501,
@@ -110,5 +137,6 @@ def _shown(value: bytes) -> str:
     return repr(value[:100].decode("latin-1"))
 
 
-def _bad(message: str) -> ApiError:
+def bad_request(message: str) -> ApiError:
+    """Return the error of a request that is not valid HTTP."""
     return ApiError(400, message, code="invalid_http")

@@ -1,7 +1,6 @@
 """``galley serve``: bind, start, serve, drain, stop."""
 
 import asyncio
-import contextlib
 import dataclasses
 import gc
 import logging
@@ -9,12 +8,11 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
 from typing import Any, Final
 
 import msgspec
-import uvicorn
 
 from galley import __version__
 from galley.errors import GalleyError, SettingsError
@@ -24,11 +22,12 @@ from galley.machine import give_memory_back, process_age
 from galley.observe import logs
 from galley.observe.logs import say
 from galley.observe.tracing import Tracing
-from galley.server import tls, websocket
+from galley.server import tls
 from galley.server.app import create_app
+from galley.server.app_host import AppHost
 from galley.server.auth import check_exposure
-from galley.server.front_door import Admission, FrontDoor, raise_descriptor_limit
-from galley.server.http_protocol import BoundedHttpProtocol
+from galley.server.front_door import FrontDoor, raise_descriptor_limit
+from galley.server.http_protocol import HttpProtocol
 from galley.server.ledger import ledger_lines
 from galley.server.reread import changes
 from galley.service.spawn import Spawner
@@ -38,7 +37,7 @@ from galley.types.model_info import Ledger
 log = logging.getLogger("galley.server")
 
 _BACKLOG: Final = 2048
-_FLUSH_SECONDS: Final = 1
+_FLUSH_SECONDS: Final = 1.0
 """How long connections may take to flush their output once no request is running any more."""
 
 _HEADERS: Final = [
@@ -141,25 +140,14 @@ class _Run:
         )
         # A page of another origin that may not read an answer may not embed it either.
         headers = [h for h in _HEADERS if not (models.settings.cors_origin and "Cross" in h[0])]
-        self._http = _Http(
-            self._door,
-            listener,
-            encryption,
-            uvicorn.Config(
-                app,
-                ws=websocket.protocol(),
-                ws_max_size=models.settings.max_body_bytes,
-                ws_ping_timeout=None,  # while the engine is behind nothing is read, not even pongs
-                ws_per_message_deflate=False,
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                headers=[*headers, _HTTPS_ONLY] if encryption else headers,
-                timeout_graceful_shutdown=_FLUSH_SECONDS,
-            ),
+        self._host = AppHost(
+            app,
+            headers=[*headers, _HTTPS_ONLY] if encryption else headers,
+            max_message_bytes=models.settings.max_body_bytes,
         )
+        self._listener = listener
+        self._encryption = encryption
+        self._flush_seconds = _FLUSH_SECONDS
         self._signals: asyncio.Queue[int] = asyncio.Queue()
         self._reloads = asyncio.Event()
 
@@ -170,7 +158,11 @@ class _Run:
             loop.add_signal_handler(number, self._signals.put_nowait, number)
         loop.add_signal_handler(signal.SIGHUP, self._reloads.set)
         reloading = asyncio.create_task(self._reload_when_told())
-        http = asyncio.create_task(self._http.serve())
+        self._door.open(
+            self._listener,
+            lambda admission: HttpProtocol(self._host, self._door, admission),
+            self._encryption,
+        )
         signalled = asyncio.create_task(self._signals.get())
         try:
             code = await self._start(signalled)
@@ -182,8 +174,8 @@ class _Run:
             reloading.cancel()
             # The engines first: a client that still waits gets an error instead of a dropped connection.
             await self._models.close()
-            self._http.should_exit = True
-            await http
+            await self._door.close(self._flush_seconds)
+            await self._host.finished(self._flush_seconds)
         return code
 
     async def _start(self, signalled: asyncio.Task[int]) -> int | None:
@@ -285,53 +277,13 @@ class _Run:
         code = 0
         if again.done():
             log.warning("second signal: stopping at once")
-            self._http.force_exit = True
+            self._flush_seconds = 0.0
             code = 128 + again.result()
         elif not finished.done():
             log.warning("drain time is over: cutting the requests that still run")
         again.cancel()
         finished.cancel()
         return code
-
-
-class _Http(uvicorn.Server):
-    """uvicorn behind the front door, without its own signal handling: a drain must keep answering."""
-
-    def __init__(
-        self,
-        door: FrontDoor,
-        listener: socket.socket,
-        encryption: ssl.SSLContext | None,
-        config: uvicorn.Config,
-    ) -> None:
-        super().__init__(config)
-        self._door = door
-        self._listener = listener
-        self._encryption = encryption
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let the front door accept connections, instead of asyncio's servers."""
-        self.servers = []
-        self._door.open(self._listener, self._connection, self._encryption)
-        self.started = True
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting, and end the connections."""
-        self._door.close()
-        await super().shutdown([self._listener])
-
-    def _connection(self, admission: Admission) -> BoundedHttpProtocol:
-        return BoundedHttpProtocol(
-            self._door,
-            admission,
-            config=self.config,
-            server_state=self.server_state,
-            app_state={},
-        )
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -359,7 +311,6 @@ def _complain(message: str) -> None:
 
 def _configure_logging(settings: Settings) -> None:
     logs.start(settings.log_format, settings.log_level)
-    for chatty in ("uvicorn", "asyncio", "httpx", "huggingface_hub"):
+    # At level DEBUG websockets logs the text of messages.
+    for chatty in ("asyncio", "httpx", "huggingface_hub", "websockets"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    # One line for every client that does not speak HTTP would fill the disk; the metrics count them.
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)

@@ -20,17 +20,17 @@ from galley.types import EngineRequest
 from galley.types.model_info import EngineStats
 
 PREDICTED_SHARE: Final = 0.75
-"""Fraction of the time until a deadline that a prediction may use: those that just fit are often late."""
+"""Fraction of the time until a deadline that a prediction may use; those that just fit are often late."""
 
 SHORTEST_RETRY: Final = 1.0
 LONGEST_RETRY: Final = 60.0
 """Bounds of Retry-After, in seconds."""
 
 _ESTIMATE_SECONDS: Final = 0.1
-"""Seconds between full estimates of the tokens owed; in between, finished work is subtracted."""
+"""Seconds between full estimates of the remaining tokens; in between, finished work is subtracted."""
 
 _SEATS_LOST: Final = 0.01
-"""Fraction of the seats that the estimate loses per step that ran fewer sequences while others waited."""
+"""Decay per step of the estimated seats, if fewer sequences ran while others waited."""
 
 
 @dataclass(slots=True, eq=False)
@@ -219,9 +219,11 @@ class Admission:
             return
         places.want(share, now=now)
         held, fair = places.holds(share), places.fair(share)
-        reason = f"{places.held} sequences are running or waiting, at most {places.most} may"
+        reason = (
+            f"{places.held} sequences are running or waiting, and at most {places.most} are allowed"
+        )
         if fair < places.most:
-            reason += f"; this tenant has {held}, and its share beside others is {fair}"
+            reason += f"; this tenant has {held} of its fair share of {fair}"
         below = held + more <= fair  # the next place that becomes free is its own
         raise QueueFull(reason, retry_after=SHORTEST_RETRY if below else self._retry_after(now))
 
@@ -230,8 +232,8 @@ class Admission:
         if predicted <= left * PREDICTED_SHARE:
             return
         raise QueueFull(
-            f"The answer is expected in {predicted:.1f} seconds, too late for the request's deadline in "
-            f"{max(0.0, left):.1f} seconds; come back later or allow more time",
+            f"The answer is expected in {predicted:.1f} seconds, after the request's deadline in "
+            f"{max(0.0, left):.1f} seconds; retry later or allow more time",
             retry_after=_bounded(predicted - left * PREDICTED_SHARE),
         )
 

@@ -50,13 +50,13 @@ from galley.types.model_info import EngineState, EngineStats, ModelInfo, OnLedge
 log = logging.getLogger("galley.service")
 
 MAX_FAILED_STARTS: Final = 5
-"""Consecutive engine starts that may fail before the client gives up."""
+"""Consecutive failed engine starts after which the client gives up."""
 
 FIRST_RETRY_SECONDS: Final = 0.5
 """Delay before the second attempt; it doubles with each further attempt."""
 
 RETRY_AFTER_SHORTAGE: Final = 2.0
-"""Delay in seconds before starting a process again that could not be started."""
+"""Delay in seconds before another attempt if no process could be started."""
 
 STALL_SECONDS: Final = 10.0
 STEP_TIMEOUT: Final = 600.0
@@ -70,8 +70,8 @@ WATCH_SECONDS: Final = 0.25
 
 MOST_KILLED_STARTS: Final = 2
 KILLED_WHILE_LOADING: Final = (
-    "the engine was killed while it loaded, twice: most likely the memory is short (the kernel's log says "
-    "so). Use a smaller --weight-dtype (int8, int4), set --kv-cache-tokens, or give the machine or "
+    "the engine was killed twice while loading, most likely for lack of memory (see the kernel's log). "
+    "Use a smaller --weight-dtype (int8, int4), lower --kv-cache-tokens, or give the machine or "
     "container more memory"
 )
 
@@ -117,7 +117,7 @@ class EngineClient:
         self._on_ledger = on_ledger
         self._on_step = on_step
         self._promised = promised
-        self._begin = begin or (lambda: spawn(settings.engine))
+        self._begin = begin or (lambda: spawn(settings.engine_name))
         self._adapters = LoadingAdapters()
         self._new_watchdog = watchdog
         self._watchdog = watchdog()
@@ -261,9 +261,9 @@ class EngineClient:
             EngineNotReady, EngineFailed: no engine is running, or it ended while it loaded the adapter.
         """
         self._check_state()
-        if not self.info.adapters:
+        if self.info.text is None or not self.info.text.adapters:
             raise SettingsError(
-                f"{self.info.name} takes no adapters: start it with --max-adapters, or an --adapter"
+                f"{self.info.name} was started without adapters; start it with --max-adapters or --adapter"
             )
         if self._process is None:
             raise EngineNotReady("the engine is being restarted", retry_after=1.0)
@@ -314,8 +314,8 @@ class EngineClient:
                 try:
                     was_ready = await self._one_engine()
                 except OSError as error:
-                    # Out of descriptors, processes or memory: this may pass, and is not the model's fault.
-                    log.error("no engine could be started (%s); trying again", error)
+                    # Out of descriptors, processes or memory: this can pass, and is not the model's fault.
+                    log.error("cannot start an engine process (%s); trying again", error)
                     await asyncio.sleep(RETRY_AFTER_SHORTAGE)
                     continue
                 self.restarts += 1
@@ -340,7 +340,9 @@ class EngineClient:
             )
         except OSError:
             if self._info is None:
-                raise EngineFailed("the engine's process cannot be started") from None
+                raise EngineFailed(
+                    "cannot start the engine process; see the server's log"
+                ) from None
             raise
         watching = asyncio.create_task(self._watch(self._process))
         try:
@@ -356,14 +358,14 @@ class EngineClient:
         finally:
             watching.cancel()
         was_ready = self.state in ("ready", "stalled")
-        # Before the first await: from here on nothing may be sent to this engine.
+        # Before the first await: nothing may be sent to this engine from here on.
         process, self._process = self._process, None
         self._book.quarantine.engine_away()
         self._adapters.lost()
         if was_ready:
             self._set_state("recovering")
         status = await process.close() if process else None
-        # An engine that hangs is at fault itself; any other SIGKILL mostly comes from outside.
+        # A hanging engine is at fault itself; any other SIGKILL mostly comes from outside.
         killed = status == -signal.SIGKILL and not self._hung
         self._hung = False
         if was_ready:
@@ -372,7 +374,7 @@ class EngineClient:
             self._killed_starts += 1
             if self._info is None and self._killed_starts == MOST_KILLED_STARTS:
                 raise EngineFailed(KILLED_WHILE_LOADING)
-        log.error("the engine ended (%s); starting a new one", reason or f"status {status}")
+        log.error("the engine process ended (%s); starting a new one", reason or f"status {status}")
         return was_ready
 
     async def _watch(self, process: EngineProcess) -> None:
@@ -384,12 +386,14 @@ class EngineClient:
                 continue
             verdict = watchdog.verdict(time.monotonic(), working=self._book.quarantine.working)
             if verdict == "hung":
-                log.error("the engine hangs in a step: killing it (--step-timeout)")
+                log.error("the engine exceeded --step-timeout in a step; killing it")
                 self._hung = True
                 process.kill()
                 return
             if verdict == "stalled" and self.state == "ready":
-                log.warning("the engine has work and is silent: is its process stopped or starved?")
+                log.warning(
+                    "the engine has work but does not respond; its process may be stopped or starved of CPU"
+                )
                 self._set_state("stalled")
 
     async def _hang_up(self) -> None:
@@ -404,7 +408,7 @@ class EngineClient:
 
     def _handle(self, frame: FromEngine) -> None:
         seconds = frame.step_seconds if isinstance(frame, Alive) else 0.0
-        self._watchdog.heard(time.monotonic(), seconds)
+        self._watchdog.report(time.monotonic(), seconds)
         if self.state == "stalled":
             self._set_state("ready")
         if isinstance(frame, Step):
@@ -437,11 +441,14 @@ class EngineClient:
         self._phase_ended("ready", sum(s for name, s in self._phases.items() if name != "ready"))
         self._info = msgspec.structs.replace(info, phases=dict(self._phases))
         # Any later engine must offer the same capacity as this one.
-        if info.embedding is None:
-            promised = dataclasses.replace(self._settings, kv_cache_tokens=info.kv_cache_tokens)
-        else:
-            promised = dataclasses.replace(self._settings, max_model_len=info.max_model_len)
-        self._settings = promised
+        if (text := info.text) is not None:
+            self._settings = dataclasses.replace(
+                self._settings,
+                kv_cache_tokens=text.kv_cache_tokens or self._settings.kv_cache_tokens,
+                max_model_len=self._settings.max_model_len
+                if text.kv_cache_tokens
+                else text.max_model_len,
+            )
         self._set_state("ready")
         self._book.engine_ready()
 

@@ -25,18 +25,18 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 TURN_SECONDS: Final = 0.010
-"""Seconds of a turn while another engine waits; without one, the engine keeps the cores."""
+"""Seconds per turn while another engine waits; otherwise the engine keeps the cores."""
 LIVE_SHARE: Final = 4
 """Length of a turn for live audio, in normal turns: with two engines, live audio has 80 % of the time."""
 MOST_OWED: Final = 1.0
-"""Maximum debt of an engine in seconds: an op that took longer was delayed by something else."""
+"""Maximum debt of an engine in seconds; a longer op was delayed by something else."""
 
 _CORES: Final = 0
-"""Offset of the byte that is locked by the engine whose turn it is."""
+"""Offset of the byte locked by the engine whose turn it is."""
 _NEXT: Final = 1
 """Offset of the byte locked by the first waiting engine; an engine that yields queues behind it."""
 _BYTES: Final = 24
-"""Size of an engine's account: the length of its turns, what is left of one, and whether it waits."""
+"""Size of an engine's account: the length of its turns, the rest of the current one, and a waiting flag."""
 _STEP_ASIDE_SECONDS: Final = 0.0002
 """Time for a waiting engine to acquire the cores after they are released."""
 
@@ -79,7 +79,7 @@ class CoreScheduler:
         if self._held:
             self.pause()
             return
-        # While this engine had no work, it used none of the others' time.
+        # An engine without work did not delay the others.
         idle = self._clock() - self._counted
         self._left[me] = min(self._left[me] + idle, self._turn[me])
         self._wait()
@@ -116,7 +116,7 @@ class CoreScheduler:
         self._held = False
         self._waits[self._me] = 1
         self._stand_in_line()
-        for _ in self._others:  # not for ever: an engine that died may seem to wait
+        for _ in self._others:  # not forever: a dead engine can appear to be waiting
             if self._left[self._me] > 0 or not self._is_due():
                 break
             self._unlock(_CORES)

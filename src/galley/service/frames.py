@@ -5,16 +5,19 @@ there is no version negotiation; a frame that does not decode is a bug and ends 
 """
 
 import struct
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
 from galley.settings.engine import EngineSettings
-from galley.types import Adapter, EngineRequest, Output
+from galley.types import Adapter, EngineRequest, Output, Tensors
+from galley.types.audio import Alignment
 from galley.types.model_info import EngineStats, Ledger, ModelInfo
 
 MAX_FRAME_BYTES: Final = 256 * 1024 * 1024
 HEADER: Final = struct.Struct("<I")
+
+LargeResult: TypeAlias = Alignment | Tensors
 
 
 class Start(msgspec.Struct, tag="start", frozen=True):
@@ -96,7 +99,7 @@ class Alive(msgspec.Struct, tag="alive", frozen=True):
 
 
 class Step(msgspec.Struct, tag="step", frozen=True):
-    """The outputs of one engine step. Alignments are large, so each is sent in a separate frame.
+    """The outputs of one engine step. Each :data:`LargeResult` is sent in a separate frame.
 
     ``frames_seen`` counts the frames that the engine had read before the step.
     """

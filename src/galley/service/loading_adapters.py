@@ -39,11 +39,11 @@ class LoadingAdapters:
     def lost(self) -> None:
         """Fail all loads because the engine ended; a load is its likely cause, so none is retried here."""
         for waiting in self._waiting.values():
-            error = EngineNotReady("the engine ended while it loaded the adapter", retry_after=1.0)
+            error = EngineNotReady("the engine ended while loading the adapter", retry_after=1.0)
             _fail(waiting, error)
         self._waiting.clear()
 
 
 def _fail(waiting: asyncio.Future[None], error: Exception) -> None:
     waiting.set_exception(error)
-    waiting.exception()  # mark it as retrieved: the caller may be gone
+    waiting.exception()  # mark it as retrieved, in case the caller is gone

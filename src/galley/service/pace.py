@@ -8,13 +8,13 @@ is read here: every method is passed the time.
 from typing import Final
 
 HALF_LIFE: Final = 4.0
-"""Busy seconds after which a measurement counts half."""
+"""Half-life of measurements in busy seconds."""
 
 MEASURED_SECONDS: Final = 1.0
 """Busy seconds needed for a measurement; over a shorter time, a single step would dominate."""
 
 LENGTH_SEQUENCES: Final = 32
-"""Sequences over which the mean lengths are taken; after so many, recent ones weigh more."""
+"""Sequences over which mean lengths are taken; beyond that, recent ones weigh more."""
 
 
 class Pace:

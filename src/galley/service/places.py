@@ -6,10 +6,10 @@ from typing import Final
 from galley.service.turns import Share
 
 WANTING_SECONDS: Final = 5.0
-"""Seconds for which a tenant refused below its share is preferred to tenants above their share."""
+"""Seconds for which a tenant refused below its share has precedence over tenants above theirs."""
 
 _BEYOND: Final = 2
-"""Hard limit as a multiple of the places: not even a tenant that holds none gets one beyond it."""
+"""Hard limit as a multiple of the places, even for a tenant that holds none."""
 
 
 @dataclass(slots=True)

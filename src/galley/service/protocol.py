@@ -13,22 +13,27 @@ from pathlib import Path
 from typing import Any, Final, Protocol, cast, runtime_checkable
 
 from galley.errors import SettingsError
-from galley.settings.engine import NATIVE_ENGINE, EngineSettings
+from galley.settings.engine import EngineSettings
+from galley.settings.engine_choice import NATIVE_ENGINE, ONNX_ENGINE
 from galley.types import Adapter, EngineRequest, OnPhase, Output
 from galley.types.model_info import EngineStats, ModelInfo, OnLedger
 
 ENTRY_POINTS: Final = "galley.engines"
 """The entry-point group in which installed packages name their loaders."""
 
-ENGINES: Final[Mapping[str, str]] = {NATIVE_ENGINE: "galley.engine.loaders:load"}
+ENGINES: Final[Mapping[str, str]] = {
+    NATIVE_ENGINE: "galley.engine.loaders:load",
+    ONNX_ENGINE: "galley.runtimes.onnx:load",
+}
 """Name -> ``module:function`` of Galley's own loaders."""
 
 
 class Engine(Protocol):
     """A loaded model that processes requests. It is called from one thread and need not be thread-safe.
 
-    Requests come from :mod:`galley.service.requests`, ``speech_requests`` or ``vector_requests``, so
-    their payloads match the tasks in :attr:`info`, and their token ids, lengths and audio fit the model.
+    Requests come from :mod:`galley.service.requests`, ``speech_requests``, ``vector_requests`` or
+    ``tensor_requests``, so their payloads match the tasks in :attr:`info`, and their token ids, lengths,
+    audio and tensors fit the model.
     An engine that cannot honour a request answers it with an Output whose ``finish_reason`` is "error".
 
     A request that kills the process is retried in a new one (see ``quarantine.py``): a resubmitted
@@ -71,8 +76,19 @@ class Engine(Protocol):
 
 
 @runtime_checkable
+class GatheringEngine(Engine, Protocol):
+    """An engine whose next step may be worth more if further requests arrive before it."""
+
+    def gather_seconds(self) -> float:
+        """Return how long to wait for requests before the next step; 0: step now.
+
+        Called while there is work, and again after each request that arrives.
+        """
+
+
+@runtime_checkable
 class AdapterEngine(Engine, Protocol):
-    """An engine that supports LoRA adapters, as :attr:`ModelInfo.adapters` states.
+    """An engine that supports LoRA adapters, as :attr:`~galley.types.model_info.TextInfo.adapters` states.
 
     A request carries its adapter (``EngineRequest.adapter``), so adapters need not be registered with the
     engine beforehand. A request whose adapter cannot be loaded ends with an error.
@@ -133,7 +149,7 @@ def find_loader(name: str) -> EngineLoader:
     if found is None:
         known = ", ".join([*ENGINES, *sorted(entry.name for entry in installed)])
         raise SettingsError(
-            f"engine {name!r} is unknown; known: {known}. A package adds one with an entry point in the "
+            f"unknown engine {name!r}; engines: {known}. A package adds one with an entry point in the "
             f"group {ENTRY_POINTS}"
         )
     try:

@@ -9,7 +9,7 @@ deaths, and it alone is given up.
 from typing import Final
 
 MAX_KILLED_RETRIES: Final = 3
-"""Retries of a request that may end with SIGKILL, which has an outside cause unless it recurs."""
+"""Number of retries that may end with SIGKILL, which has an outside cause unless it recurs."""
 
 
 class Quarantine:

@@ -122,8 +122,8 @@ class RequestBook:
         """Record that the engine died; give up the request that it died of, if that is known."""
         given_up = self.quarantine.engine_died(killed=killed)
         if given_up is not None:
-            log.error("the engine dies of request %s; giving it up", given_up)
-            message = "the engine died again and again while it worked on this request"
+            log.error("giving up request %s, which crashes the engine", given_up)
+            message = "the engine crashed repeatedly while processing this request"
             self._give_up(given_up, "error", message)
 
     def end_all(self, reason: Literal["abort", "error"], error: str | None) -> None:
@@ -156,13 +156,13 @@ class RequestBook:
     def _expire(self, request_id: str) -> None:
         unfinished = self._unfinished[request_id]
         self._abort(request_id)
-        when = "before it was complete" if unfinished.answered else "while it waited"
+        when = "before it was complete" if unfinished.answered else "in the queue"
         unfinished.unread.fail(DeadlineExceeded(f"The request's deadline passed {when}"))
 
     def _submit(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
             sent = self._send(Submit(self._unfinished[request_id].resumption()))
-            assert sent, "the quarantine gives requests to an engine alone"
+            assert sent, "requests in quarantine are sent one at a time"
 
     def _give_up(
         self, request_id: str, reason: Literal["abort", "error"], error: str | None

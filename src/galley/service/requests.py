@@ -56,7 +56,7 @@ def expand(
             request.
         ContextExceeded: prompt and ``max_tokens`` do not fit the context.
     """
-    if info.embedding is not None:
+    if info.vectors is not None:
         check_task(info, "generate")
     if info.speech is not None:
         raise RequestError(
@@ -90,23 +90,24 @@ def each_choice(
     if not prompt:
         raise RequestError("the prompt is empty; it needs at least one token", param=prompt_param)
     _check_ids(prompt, params, info, prompt_param)
-    _check_beams(params.resolved(info.defaults), info)
-    if params.grammar is not None and not info.grammars:
-        raise RequestError(f"{info.name} cannot follow a grammar", param="grammar")
+    text = info.require_text()
+    resolved = params.resolved(text.defaults)
+    _check_beams(resolved, info)
+    if params.grammar is not None and not text.grammars:
+        raise RequestError(f"{info.name} does not support grammars", param="grammar")
     limit = info.max_beam_tokens(params.num_beams)
     limit = limit if context is None else min(limit, context)
     max_tokens = _max_tokens(
-        len(prompt), params, limit, prompt_param, default=info.defaults.max_tokens
+        len(prompt), params, limit, prompt_param, default=text.defaults.max_tokens
     )
     seed = secrets.randbits(64) if params.seed is None else params.seed & (2**64 - 1)
-    resolved = params.resolved(info.defaults)
     return [
         msgspec.structs.replace(
             resolved,
             max_tokens=max_tokens,
             seed=choice_seed(seed, choice),
             n=1,
-            # The prompt is scored once; the other choices share its KV blocks instead.
+            # Only the first choice scores the prompt; the others share its KV blocks.
             prompt_logprobs=resolved.prompt_logprobs if choice == 0 else None,
         )
         for choice in range(params.n)
@@ -124,10 +125,11 @@ def choice_seed(seed: int, choice: int) -> int:
 def check_ids(name: str, ids: Collection[int], info: ModelInfo) -> None:
     """Raise RequestError, naming the field ``name``, for an id outside the model's vocabulary."""
     low, high = min(ids, default=0), max(ids, default=0)
-    if low < 0 or high >= info.vocab_size:
+    vocab_size = info.require_text().vocab_size
+    if low < 0 or high >= vocab_size:
         raise RequestError(
-            f"{name} holds token id {low if low < 0 else high}; "
-            f"ids run from 0 to {info.vocab_size - 1}",
+            f"{name} contains token id {low if low < 0 else high}; "
+            f"ids run from 0 to {vocab_size - 1}",
             param=name,
         )
 
@@ -138,9 +140,9 @@ def _check_ids(
     check_ids(prompt_param, prompt, info)
     check_ids("logit_bias", params.logit_bias, info)
     check_ids("stop_token_ids", params.stop_token_ids, info)
-    if params.min_tokens and len(set(params.stop_token_ids)) >= info.vocab_size:
+    if params.min_tokens and len(set(params.stop_token_ids)) >= info.require_text().vocab_size:
         raise RequestError(
-            "stop_token_ids holds every token, so min_tokens leaves none to begin with",
+            "stop_token_ids contains every token, so min_tokens leaves none to start with",
             param="stop_token_ids",
         )
 
@@ -160,17 +162,17 @@ def _check_beams(params: SamplingParams, info: ModelInfo) -> None:
     """
     if params.num_beams == 1:
         return
-    if info.recurrent:
+    if info.require_text().recurrent:
         raise RequestError(
-            f"num_beams is {params.num_beams}, but {info.name} keeps a state for each sequence, which a "
-            "beam search cannot fork: leave it out",
+            f"num_beams is {params.num_beams}, but {info.name} has recurrent layers, whose states beam "
+            "search cannot fork; leave it out",
             param="num_beams",
         )
     alone = SamplingParams(temperature=0.0).resolved(SamplingDefaults())
     for name in _NOT_WITH_BEAMS:
         if getattr(params, name) != getattr(alone, name):
             raise RequestError(
-                f"{name} is {getattr(params, name)!r}, which a beam search cannot honour: with num_beams "
+                f"{name} is {getattr(params, name)!r}, which beam search does not support; with num_beams "
                 f"above 1 it must be {getattr(alone, name)!r}",
                 param=name,
             )
@@ -179,11 +181,11 @@ def _check_beams(params: SamplingParams, info: ModelInfo) -> None:
 def _max_tokens(
     length: int, params: SamplingParams, limit: int, prompt_param: str, *, default: int | None
 ) -> int:
-    # The last generated token needs no room for its keys and values, but it does need a position.
+    # The last generated token needs a position, but no space for keys and values.
     wants_output = params.max_tokens is None or params.max_tokens > 0
     if length + wants_output > limit:
         raise ContextExceeded(
-            f"the prompt has {length} tokens; the context holds {limit}, output included",
+            f"the prompt has {length} tokens; the context is {limit}, output included",
             param=prompt_param,
         )
     room = limit - length

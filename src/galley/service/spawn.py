@@ -15,10 +15,10 @@ from typing import Final
 from galley.observe.logs import FORMAT_VARIABLE
 from galley.service.core_scheduler import core_scheduler_file
 from galley.settings.config import Settings
-from galley.settings.engine import NATIVE_ENGINE
+from galley.settings.engine_choice import NATIVE_ENGINE
 
 _PLACES: Final = 4
-"""Places for each model: after a reload, its earlier engines share the cores while they have requests."""
+"""Places per model; after a reload, earlier engines share the cores until their requests end."""
 
 _ENGINE: Final = "galley.service.worker"
 _TEXT: Final = "galley.service.text_worker"
@@ -54,7 +54,7 @@ class Spawner:
         together = settings.most_loaded
         shared = together > 1 and settings.take_turns
         self._file = core_scheduler_file(_PLACES * together) if shared else None
-        self._engines = {model.served_model_name: model.engine for model in models}
+        self._engines = {model.served_model_name: model.engine_name for model in models}
         self._free = list(range(together))
         """Free model numbers; each number stands for :data:`_PLACES` places."""
         self._numbers: dict[str, int] = {}
@@ -103,7 +103,7 @@ def spawn(
 def spawn_text(model: str) -> Spawned:
     """Start a text worker like :func:`spawn`; see :mod:`galley.service.text_worker`."""
     # One job at a time in one thread: the stacks of a thread pool would count as memory.
-    # A checkpoint's regular expression can make the Rust library panic: one log line of that is enough.
+    # A checkpoint's regular expression can make the Rust library panic; limit this to one log line.
     environ = {"TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}
     return _begin(_TEXT, model, environ=environ)
 

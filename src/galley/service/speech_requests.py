@@ -74,7 +74,7 @@ def align_request(
     check_ids("prompt", prompt, info)
     if len(prompt) > info.max_request_tokens:
         raise ContextExceeded(
-            f"the prompt has {len(prompt)} tokens; the context holds {info.max_request_tokens}",
+            f"the prompt has {len(prompt)} tokens; the context is {info.max_request_tokens}",
             param="prompt",
         )
     return EngineRequest(
@@ -96,23 +96,24 @@ def _check_rules(rules: SpeechRules, prompt: list[int], info: ModelInfo) -> None
     check_ids("no_speech", (token,), info)
     if not 0 <= place < len(prompt):
         raise RequestError(
-            f"no_speech names index {place} of a prompt of {len(prompt)} tokens", param="no_speech"
+            f"no_speech is index {place}, but the prompt has {len(prompt)} tokens",
+            param="no_speech",
         )
 
 
 def _check_audio(encoder_input: EncoderInput, info: ModelInfo) -> None:
     speech = info.speech
     if speech is None:
-        wrong = f"{info.name} is a text model and takes no audio"
+        wrong = f"{info.name} is a text model and does not accept audio"
     elif encoder_input.mels != speech.mels:
         wrong = (
             f"encoder_input has {encoder_input.mels} values in a frame, "
-            f"{info.name} takes {speech.mels}"
+            f"{info.name} needs {speech.mels}"
         )
     elif encoder_input.frames > speech.max_frames:
         wrong = (
             f"encoder_input has {encoder_input.frames} frames, "
-            f"{info.name} takes at most {speech.max_frames}"
+            f"{info.name} accepts at most {speech.max_frames}"
         )
     else:
         return

@@ -9,7 +9,7 @@ from galley.types import Grammar
 
 LOAD_SECONDS: Final = 60.0
 LOAD_BYTES: Final = 2 * 1024**3
-"""Budget of a worker for loading a tokenizer and a chat template, which are programs of the checkpoint."""
+"""A worker's budget for loading a tokenizer and a chat template, which are programs in the checkpoint."""
 
 
 class TextStart(msgspec.Struct, tag="start", frozen=True):

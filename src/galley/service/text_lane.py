@@ -26,10 +26,10 @@ from galley.service.turns import Share, Turns
 log = logging.getLogger("galley.text")
 
 _GRACE: Final = 2.0
-"""Seconds to wait beyond a job's budget, at whose end the worker ends itself unless it is stopped."""
+"""Grace period in seconds; a worker exits at the end of a job's budget unless it is stopped."""
 
 _PATIENCE: Final = 3
-"""How long a job waits for its turn, in job budgets. The job before it may use its whole budget."""
+"""Maximum wait of a job for its turn, in job budgets; the job before it can use a whole one."""
 
 
 class Lane:
@@ -97,7 +97,7 @@ class Lane:
             EngineNotReady: no worker can be started.
             ModelError: the two cannot be used, or take too long or too much memory to load.
         """
-        for _ in range(2):  # the first may have been killed from outside
+        for _ in range(2):  # the first one may have been killed from outside
             process = await self.begin()
             answer = await process.loaded(self._start.load_seconds)
             if isinstance(answer, Loaded):
@@ -136,7 +136,7 @@ class Lane:
         await self._turns.wait(len(frame), share)
         work = asyncio.create_task(self._work(frame, param, known))
         work.add_done_callback(_retrieve)
-        # If the caller is cancelled, the job still finishes: the next job must not receive its answer.
+        # Finish the job even if the caller is cancelled, so that the next job does not receive its answer.
         return await asyncio.shield(work)
 
     async def _work(
@@ -149,7 +149,7 @@ class Lane:
         return self._over_memory(param) if isinstance(answer, OutOfMemory) else answer
 
     async def _answer(self, frame: bytes, param: str) -> FromText:
-        # A worker that was stopped or killed from outside is no evidence against the job.
+        # A worker that was stopped or killed from outside is not the job's fault.
         for may_repeat in (True, False):
             if self._closed:
                 break
@@ -168,21 +168,21 @@ class Lane:
             if code != -signal.SIGKILL and code < 0:
                 break
             if code > 0 or (process.silent and not may_repeat):
-                raise EngineError("The text worker failed; the server's log says why")
+                raise EngineError("The text worker failed; see the server's log")
         if self._closed:
             raise EngineNotReady("The server is shutting down", retry_after=1)
         return self._over_memory(param)
 
     def _over_time(self, param: str) -> Refused:
         seconds = self._start.seconds
-        message = f"{param}: the text work takes longer than {seconds:g} s (text_seconds)"
+        message = f"{param}: processing the text takes longer than {seconds:g} s (text_seconds)"
         return Refused(message, param, None, budget=True)
 
     def _over_memory(self, param: str) -> Refused:
         limit = self._start.max_bytes
         message = (
-            f"{param}: the text work nests too deeply, or takes more memory than there is, or than {limit} "
-            "bytes (text_bytes)"
+            f"{param}: processing the text exceeds the stack, the available memory or {limit} bytes "
+            "(text_bytes)"
         )
         return Refused(message, param, None, budget=True)
 
@@ -248,7 +248,7 @@ class _Process:
                 (length,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
                 return decode_from_text(await self._reader.readexactly(length))
         except TimeoutError:
-            log.error("a text worker is silent: is its process stopped? It is replaced")
+            log.error("a text worker does not respond; its process may be stopped. Replacing it")
             self.silent = True
             self._child.kill()
         except (asyncio.IncompleteReadError, ConnectionError):

@@ -32,14 +32,14 @@ from galley.settings.config import Settings
 from galley.types import Grammar, SamplingParams
 
 _SMALL_BYTES: Final = 64 * 1024
-"""Larger jobs run in a separate worker, so that no short conversation waits for them."""
+"""Size above which jobs run in a separate worker, so that short conversations do not wait for them."""
 
 _GRAMMARS_KEPT: Final = 256
 _MOST_KEPT: Final = 16 * 1024
-"""Number of grammars whose answers are cached, and the most characters of such a grammar."""
+"""Number of cached results of grammars, and maximum length of such a grammar in characters."""
 
 _BUDGET_SECONDS: Final = 60.0
-"""Seconds for which an exceeded budget is cached for a grammar: the machine may only have been busy."""
+"""Seconds for which an exceeded budget of a grammar is cached, since the machine may have been busy."""
 
 
 class TextPool:
@@ -133,7 +133,7 @@ class TextPool:
         job = CheckGrammar(grammar, field)
         answer = self._grammars.find(job)
         if answer is None:
-            # In the lane for large jobs, so that no conversation waits for a grammar.
+            # In the lane for large jobs, so that conversations do not wait for grammars.
             lane = self._that_runs(self._large)
             answer = await lane.run(encode(job), field, share, lambda: self._grammars.find(job))
             self._grammars.keep(job, answer)

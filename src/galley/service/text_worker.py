@@ -54,10 +54,10 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 _STACK_BYTES: Final = 4 * 2**20
-"""Stack for compiling a grammar: less than in an engine, whatever the limits of the two processes are."""
+"""Stack size for compiling a grammar, always less than in an engine."""
 
 _TRIM_BYTES: Final = 64 * 1024
-"""After larger jobs, freed memory is returned to the system; the allocator would keep hundreds of MB."""
+"""Job size above which freed memory is returned to the system, instead of kept by the allocator."""
 
 
 class TextSide:
@@ -125,7 +125,7 @@ class TextSide:
         thread = threading.Thread(target=work)
         try:
             thread.start()
-        except RuntimeError:  # no room for its stack
+        except RuntimeError:  # not enough memory for its stack
             return OutOfMemory()
         thread.join()
         return answers[0]

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from galley.errors import QueueFull
 
 MOST_WAITING_BYTES: Final = 64 * 1024 * 1024
-"""Maximum size of all waiting jobs, which the server's process holds in memory."""
+"""Maximum total size of waiting jobs, which the server keeps in memory."""
 
 
 class Share(NamedTuple):
@@ -22,7 +22,7 @@ class Share(NamedTuple):
 
 
 NOBODY: Final = Share()
-"""The share of all callers of a server that requires no key."""
+"""Share of all callers of a server without keys."""
 
 
 class _Job(NamedTuple):
@@ -102,10 +102,10 @@ class Turns:
             async with asyncio.timeout(self._patience):
                 await job.turn
         except TimeoutError:
-            raise self._full(f"its turn did not come within {self._patience:g} s") from None
+            raise self._full(f"no turn within {self._patience:g} s") from None
         except asyncio.CancelledError:
             if job.turn.done() and not job.turn.cancelled() and not job.turn.exception():
-                self.pass_on()  # the turn came at the same moment
+                self.pass_on()  # the turn came at the same time
             raise
         finally:
             self._leave(queue, job)
@@ -124,7 +124,7 @@ class Turns:
                 self._give(queue)
                 job.turn.set_result(None)
             waiting = [queue for queue in waiting if queue.jobs]
-        # A tenant that has had no more than a newcomer need not be remembered.
+        # Forget a tenant that has had no more than a newcomer.
         self._queues = {
             tenant: queue
             for tenant, queue in self._queues.items()
@@ -150,7 +150,7 @@ class Turns:
     def _make_room(self, size: int, newcomer: _Queue) -> None:
         """Refuse the largest jobs of the tenant with the most bytes waiting, which may be the newcomer."""
         while self._bytes + size > self._most_bytes:
-            full = self._full("too much waits already")
+            full = self._full("the queue is full")
             largest = max(self._queues.values(), key=lambda queue: queue.bytes)
             if not largest.jobs or largest.bytes <= newcomer.bytes + size / newcomer.weight:
                 raise full

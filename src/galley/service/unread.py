@@ -14,15 +14,15 @@ from typing import Final, TypeVar
 import msgspec
 
 from galley.errors import GalleyError, SlowReader
-from galley.types import Output, Result, Tokens
+from galley.types import Output, Result, Tensors, Tokens
 
 T = TypeVar("T")
 
 MOST_UNREAD_BYTES: Final = 64 << 20
-"""Estimated limit for one engine's Outputs: 1,000 tokens with 20 alternatives each are about 3 MB."""
+"""Limit of one engine's unread Outputs in bytes; 1,000 tokens with 20 alternatives are about 3 MB."""
 
 _MOST_TAKEN: Final = 32
-"""Most Outputs merged into one read: more would keep the other streams waiting."""
+"""Maximum Outputs merged into one read; more would delay the other streams."""
 
 _OUTPUT_BYTES: Final = 300
 _TOKEN_BYTES: Final = 32
@@ -111,8 +111,9 @@ class Unread:
         """Drop all unread Outputs and end the stream with an error for the reader."""
         self.clear()
         self._error = SlowReader(
-            "The answer was read too slowly and was cut: the server keeps only so much of answers that "
-            "are not read"
+            "The answer was truncated because it was read too slowly: the server's buffer for unread "
+            "answers is "
+            "full"
         )
         self._there.set()
         self._on_cut()
@@ -161,6 +162,9 @@ def _result(results: Sequence[Result | None]) -> Result | None:
 def _bytes(output: Output) -> int:
     result = output.result
     if result is None:
+        return _OUTPUT_BYTES
+    if isinstance(result, Tensors):
+        # They are the only Output of a request, and are read at once, however slow its client is.
         return _OUTPUT_BYTES
     if not isinstance(result, Tokens):
         return _OUTPUT_BYTES + len(result.data)

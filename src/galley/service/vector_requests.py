@@ -1,6 +1,7 @@
 """Converts token ids of texts and pairs to engine requests for vectors and scores."""
 
 from galley.errors import ContextExceeded, RequestError
+from galley.service.requests import check_ids
 from galley.types import Embed, EngineRequest
 from galley.types.model_info import ModelInfo
 
@@ -36,17 +37,12 @@ def vector_request(
     """
     if not ids:
         raise RequestError(f"{param} is empty; a text needs at least one token", param=param)
-    low, high = min(ids), max(ids)
-    if low < 0 or high >= info.vocab_size:
-        raise RequestError(
-            f"{param} holds token id {low if low < 0 else high}; ids run from 0 to "
-            f"{info.vocab_size - 1}",
-            param=param,
-        )
+    check_ids(param, ids, info)
     most = info.max_request_tokens if context is None else min(info.max_request_tokens, context)
     if len(ids) > most:
         raise ContextExceeded(
-            f"{param} has {len(ids)} tokens; {info.name} takes at most {most}{remedy}", param=param
+            f"{param} has {len(ids)} tokens; {info.name} accepts at most {most}{remedy}",
+            param=param,
         )
     return EngineRequest(
         id=request_id,
@@ -61,15 +57,15 @@ def check_dimensions(dimensions: int | None, info: ModelInfo) -> int:
     Raises:
         RequestError: a vector cannot be cut to this length.
     """
-    embedding = info.embedding
-    assert embedding is not None
+    vectors = info.vectors
+    assert vectors is not None
     if dimensions is None:
         return 0
-    known = (*embedding.dimensions, embedding.width) if embedding.dimensions else ()
-    if not 1 <= dimensions <= embedding.width or (known and dimensions not in known):
-        which = ", ".join(map(str, embedding.dimensions)) or f"1 to {embedding.width}"
+    known = (*vectors.dimensions, vectors.width) if vectors.dimensions else ()
+    if not 1 <= dimensions <= vectors.width or (known and dimensions not in known):
+        which = ", ".join(map(str, vectors.dimensions)) or f"1 to {vectors.width}"
         raise RequestError(
-            f"dimensions is {dimensions}; {info.name} has {which}", param="dimensions"
+            f"dimensions is {dimensions}; {info.name} supports {which}", param="dimensions"
         )
     return dimensions
 
@@ -80,14 +76,14 @@ def prompt_of(name: str | None, info: ModelInfo, *, param: str) -> str:
     Raises:
         RequestError: the model has no such prompt; the error names ``param``.
     """
-    embedding = info.embedding
-    assert embedding is not None
-    name = embedding.default_prompt if name is None else name
+    vectors = info.vectors
+    assert vectors is not None
+    name = vectors.default_prompt if name is None else name
     if name is None:
         return ""
-    if name not in embedding.prompts:
-        known = ", ".join(map(repr, embedding.prompts)) or "none"
+    if name not in vectors.prompts:
+        known = ", ".join(map(repr, vectors.prompts)) or "none"
         raise RequestError(
             f"{param} is {name[:100]!r}; {info.name} has these prompts: {known}", param=param
         )
-    return embedding.prompts[name]
+    return vectors.prompts[name]

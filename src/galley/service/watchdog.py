@@ -26,7 +26,7 @@ class Watchdog:
         self._heard: float | None = None
         self._step_seconds = 0.0
 
-    def heard(self, now: float, step_seconds: float = 0.0) -> None:
+    def report(self, now: float, step_seconds: float = 0.0) -> None:
         """Record a frame; ``step_seconds``: from a sign of life, how long the current step has taken."""
         self._heard, self._step_seconds = now, step_seconds
 

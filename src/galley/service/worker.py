@@ -22,7 +22,7 @@ import traceback
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 from galley import machine
 from galley.errors import EngineError, GalleyError, ModelError, NotEnoughMemory, SettingsError
@@ -35,6 +35,7 @@ from galley.service.frames import (
     AdapterLoaded,
     Alive,
     FromEngine,
+    LargeResult,
     LoadAdapter,
     Phase,
     Planned,
@@ -48,18 +49,24 @@ from galley.service.frames import (
     decode_to_engine,
     encode,
 )
-from galley.service.protocol import AdapterEngine, Engine, EngineLoader, find_loader
+from galley.service.protocol import (
+    AdapterEngine,
+    Engine,
+    EngineLoader,
+    GatheringEngine,
+    find_loader,
+)
 from galley.service.watchdog import SIGN_OF_LIFE_SECONDS
-from galley.types.audio import Alignment
 
-Inbox = queue.SimpleQueue[Submit | Abort | LoadAdapter | UnloadAdapter | None]
-"""Frames that have arrived for the engine; None: the server has closed the connection."""
+Frame: TypeAlias = Submit | Abort | LoadAdapter | UnloadAdapter
+Inbox: TypeAlias = queue.SimpleQueue[Frame | None]
+"""Frames received for the engine; None: the server has closed the connection."""
 
 CLOSE_SECONDS: Final = 1.0
-"""Seconds for an engine to end its step and to close after the server has closed the connection."""
+"""Seconds for an engine to finish its step and close after the server has closed the connection."""
 
 NICENESS: Final = 5
-"""The engine's niceness: the server's short work for each request goes first where both need a core."""
+"""The engine's niceness, so that the server's short work for a request has precedence on a core."""
 
 
 class Connection:
@@ -218,14 +225,14 @@ def _loop(
         seen += taken
         if cores is not None and engine.has_work:
             cores.acquire(live=engine.is_live)
-        # After an abort of the last request there is no work, but the statistics have changed.
+        # After an abort of the last request, there is no work, but the statistics have changed.
         signs.step_begins()
         outputs = engine.step() if engine.has_work else []
         signs.step_ends()
         for output in outputs:
-            if isinstance(output.result, Alignment):
+            if isinstance(output.result, LargeResult):
                 connection.send(Step([output], engine.stats, seen))
-        rest = [output for output in outputs if not isinstance(output.result, Alignment)]
+        rest = [output for output in outputs if not isinstance(output.result, LargeResult)]
         connection.send(Step(rest, engine.stats, seen))
 
 
@@ -237,9 +244,9 @@ def _take_frames(engine: Engine, inbox: Inbox, connection: Connection) -> int | 
     """
     count = 0
     with suppress(queue.Empty):
-        # An abort is answered at once, even if it leaves nothing to do.
+        # Answer an abort at once, even if it leaves no work.
         while True:
-            frame = inbox.get(block=not engine.has_work and not count)
+            frame = _next_frame(engine, inbox, waits=not count)
             if frame is None:
                 return None
             count += 1
@@ -252,10 +259,27 @@ def _take_frames(engine: Engine, inbox: Inbox, connection: Connection) -> int | 
     return count
 
 
+def _next_frame(engine: Engine, inbox: Inbox, *, waits: bool) -> Frame | None:
+    """Return the next frame.
+
+    Args:
+        engine: the engine.
+        inbox: the frames that have arrived.
+        waits: whether to wait for a frame if the engine has no work.
+
+    Raises:
+        queue.Empty: none has arrived, and none is waited for.
+    """
+    if not engine.has_work:
+        return inbox.get(block=waits)
+    seconds = engine.gather_seconds() if isinstance(engine, GatheringEngine) else 0.0
+    return inbox.get(timeout=seconds) if seconds > 0 else inbox.get_nowait()
+
+
 def _take_adapter(
     engine: Engine, frame: LoadAdapter | UnloadAdapter, connection: Connection
 ) -> None:
-    assert isinstance(engine, AdapterEngine), "ModelInfo.adapters says so"
+    assert isinstance(engine, AdapterEngine), "guaranteed by TextInfo.adapters"
     adapter = frame.adapter
     if isinstance(frame, UnloadAdapter):
         engine.unload_adapter(adapter)

@@ -4,6 +4,8 @@ Every setting is declared once, here or in ``engine.py``; the CLI makes its flag
 from the same fields.
 """
 
+# ruff: noqa: RUF009  (setting is dataclasses.field, called the same way)
+
 import dataclasses
 import math
 import os
@@ -11,7 +13,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
+
+from msgspec import Meta
 
 from galley.errors import SettingsError
 from galley.settings.engine import (
@@ -19,11 +23,10 @@ from galley.settings.engine import (
     EngineSettings,
     by_field,
     field_names,
-    not_negative,
-    positive,
     setting,
 )
 from galley.settings.named_models import NamedModel, convert
+from galley.settings.values import Amount, Count, CountOrZero, Port, Seconds, SecondsOrZero
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 """Log format of the server and of its engine processes, which write to the same stream."""
@@ -52,7 +55,7 @@ class Settings(EngineSettings):
         (), "Server", "several models by name: NAME=MODEL NAME.SETTING=VALUE ..., in YAML a mapping"
     )
     host: str = setting("127.0.0.1", "Server", "address to bind")
-    port: int = setting(8000, "Server", "port to bind; 0 picks a free one")
+    port: Port = setting(8000, "Server", "port to bind; 0 picks a free one")
     served_model_name: str = setting(
         "", "Server", "the model's name in the API; default: the folder's or hub id's"
     )
@@ -64,7 +67,7 @@ class Settings(EngineSettings):
     load_on_request: bool = setting(
         False, "Server", "load each model with the first request for it, instead of at the start"
     )
-    max_loaded_models: int = setting(
+    max_loaded_models: Count = setting(
         3,
         "Server",
         "models loaded on request that may be in memory at a time; the least recently used one makes room",
@@ -112,37 +115,37 @@ class Settings(EngineSettings):
     )
     tls_cert: str = setting("", "Security", "certificate chain in PEM; the server then speaks TLS")
     tls_key: str = setting("", "Security", "private key of tls_cert in PEM, not encrypted")
-    max_queue: int = setting(
+    max_queue: CountOrZero = setting(
         256, "Limits", "sequences that may wait beyond the running ones; then 429"
     )
-    request_timeout: float = setting(
+    request_timeout: Annotated[float, Meta(gt=0, le=MOST_TIMEOUT)] = setting(
         600.0,
         "Limits",
         "seconds for a text, from the request's arrival, if its x-request-timeout says no other; then 504",
     )
-    max_body_bytes: int = setting(8 * 1024 * 1024, "Limits", "largest request body")
-    max_audio_bytes: int = setting(
+    max_body_bytes: Count = setting(8 * 1024 * 1024, "Limits", "largest request body")
+    max_audio_bytes: Count = setting(
         256 * 1024 * 1024, "Limits", "largest request body with a recording"
     )
-    max_audio_seconds: float = setting(
+    max_audio_seconds: Annotated[float, Meta(ge=1)] = setting(
         14_400.0, "Limits", "longest recording, in seconds; then 413"
     )
-    text_seconds: float = setting(
+    text_seconds: Seconds = setting(
         10.0,
         "Limits",
         "longest that the chat template, tokenising or grammar of a request may take, in seconds; then 400",
     )
-    text_bytes: int = setting(
+    text_bytes: Count = setting(
         1024 * 1024 * 1024,
         "Limits",
         "memory that the chat template, tokenising or grammar of a request may take; then 400",
     )
-    audio_decode_seconds: float = setting(
+    audio_decode_seconds: Seconds = setting(
         10.0,
         "Limits",
         "CPU seconds that a recording may take to decode, beyond what its length explains; then 400",
     )
-    audio_decode_bytes: int = setting(
+    audio_decode_bytes: Count = setting(
         256 * 1024 * 1024, "Limits", "memory that a recording may take to decode; then 400"
     )
     max_upload_bytes: int | None = setting(
@@ -150,65 +153,67 @@ class Settings(EngineSettings):
         "Limits",
         "bytes that all unfinished recordings may hold; then 503; default: 4 x max_audio_bytes",
     )
-    max_live_streams: int = setting(32, "Limits", "live audio streams at a time; then 429")
-    live_idle_seconds: int = setting(
+    max_live_streams: Count = setting(32, "Limits", "live audio streams at a time; then 429")
+    live_idle_seconds: Count = setting(
         300, "Limits", "seconds after which a live stream that sends nothing is finished and closed"
     )
-    stored_responses: int = setting(
+    stored_responses: CountOrZero = setting(
         1024,
         "Limits",
         "answers of /v1/responses kept in memory for previous_response_id, of all tenants together; the "
         "oldest make room; 0: none",
     )
-    stored_response_bytes: int = setting(
+    stored_response_bytes: Count = setting(
         64 * 1024 * 1024, "Limits", "memory that stored responses and their conversations may take"
     )
-    stored_response_seconds: int = setting(
+    stored_response_seconds: Count = setting(
         86_400, "Limits", "how long a response is stored at most, in seconds"
     )
-    drain_seconds: float = setting(
+    drain_seconds: SecondsOrZero = setting(
         30.0, "Limits", "after SIGTERM, how long running requests may take to finish"
     )
-    stall_seconds: float = setting(
+    stall_seconds: Seconds = setting(
         10.0, "Limits", "seconds of silence of an engine that has work, after which /ready is 503"
     )
-    step_timeout: float = setting(
+    step_timeout: SecondsOrZero = setting(
         600.0,
         "Limits",
         "seconds after which an engine hangs in a step and is killed; its requests go on; 0: never",
     )
-    memory_limit_fraction: float = setting(
+    memory_limit_fraction: Annotated[float, Meta(gt=0, le=1)] = setting(
         0.95,
         "Limits",
         "share of the container's memory, or the machine's, beyond which new requests get 503",
     )
-    max_connections: int | None = setting(
+    max_connections: Count | None = setting(
         None, "Limits", "open connections; then 503; default: what the limit on open files leaves"
     )
-    max_connections_per_address: int | None = setting(
+    max_connections_per_address: Count | None = setting(
         None,
         "Limits",
         "open connections of one address (IPv6: one /64); default: half of max_connections, loopback "
         "exempt",
     )
-    max_header_bytes: int = setting(32 * 1024, "Limits", "request line and headers; then 431")
-    max_headers: int = setting(100, "Limits", "headers of one request; then 431")
-    max_unfinished_body_bytes: int = setting(
+    max_header_bytes: Annotated[int, Meta(ge=1024)] = setting(
+        32 * 1024, "Limits", "request line and headers; then 431"
+    )
+    max_headers: Count = setting(100, "Limits", "headers of one request; then 431")
+    max_unfinished_body_bytes: Count = setting(
         256 * 1024 * 1024, "Limits", "JSON bodies still on their way, all together; then 503"
     )
-    header_timeout: float = setting(
+    header_timeout: Seconds = setting(
         10.0, "Limits", "seconds a request's headers may take from its first byte; then 408"
     )
-    body_timeout: float = setting(
+    body_timeout: Seconds = setting(
         10.0, "Limits", "seconds a body may stand still, or lag behind min_body_rate; then 408"
     )
-    min_body_rate: int = setting(
+    min_body_rate: Count = setting(
         1024, "Limits", "bytes per second that a body must bring on average"
     )
-    keep_alive_timeout: float = setting(
+    keep_alive_timeout: Seconds = setting(
         30.0, "Limits", "seconds a connection may stay open between two requests"
     )
-    send_timeout: float = setting(
+    send_timeout: Seconds = setting(
         30.0, "Limits", "seconds a client may take nothing of its answer; then it is cut off"
     )
     log_level: Literal["debug", "info", "warning", "error"] = setting(
@@ -220,7 +225,7 @@ class Settings(EngineSettings):
     log_prompts: bool = setting(
         False, "Server", "write prompts and the paths of unknown routes to the access log"
     )
-    price_per_hour: float | None = setting(
+    price_per_hour: Amount | None = setting(
         None,
         "Server",
         "what the machine costs in an hour, in any currency: answers then tell a cost",
@@ -233,34 +238,13 @@ class Settings(EngineSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive(self, "max_body_bytes", "max_audio_bytes", "max_audio_seconds")
-        positive(self, "max_live_streams", "live_idle_seconds")
-        positive(self, "max_connections", "max_connections_per_address")
-        positive(self, "max_headers", "max_unfinished_body_bytes", "min_body_rate")
-        self._check_front_door()
-        positive(self, "text_bytes", "audio_decode_bytes", "max_loaded_models")
-        positive(self, "stored_response_bytes", "stored_response_seconds")
         self._check_observation()
-        for name in ("text_seconds", "audio_decode_seconds"):
-            if not (math.isfinite(seconds := getattr(self, name)) and seconds > 0):
-                raise SettingsError(f"{name} must be more than 0, got {seconds}")
+        self._check_origins()
         if self.max_upload_bytes is not None and self.max_upload_bytes < self.max_audio_bytes:
             raise SettingsError(
                 f"max_upload_bytes ({self.max_upload_bytes}) must be at least max_audio_bytes "
                 f"({self.max_audio_bytes}): a recording of that size could never come"
             )
-        not_negative(self, "max_queue", "stored_responses")
-        if math.isnan(self.max_audio_seconds):
-            raise SettingsError("max_audio_seconds must be a number of seconds, got nan")
-        if not (math.isfinite(self.drain_seconds) and self.drain_seconds >= 0):
-            raise SettingsError(f"drain_seconds must be 0 or more, got {self.drain_seconds}")
-        if not 0 < self.request_timeout <= MOST_TIMEOUT:
-            raise SettingsError(
-                f"request_timeout must be above 0 and at most {MOST_TIMEOUT:.0f} seconds, got "
-                f"{self.request_timeout}"
-            )
-        if not 0 <= self.port < 65536:
-            raise SettingsError(f"port must be between 0 and 65535, got {self.port}")
         for name in ("api_key", "admin_key"):
             if any(not key.strip() for key in getattr(self, name)):
                 raise SettingsError(f"{name}: one of the keys is empty; anybody could guess it")
@@ -276,31 +260,12 @@ class Settings(EngineSettings):
     def _check_observation(self) -> None:
         if math.isnan(self.model_keep_alive):
             raise SettingsError("model_keep_alive must be a number of seconds, got nan")
-        price = self.price_per_hour
-        if price is not None and not (math.isfinite(price) and price >= 0):
-            raise SettingsError(f"price_per_hour must be a number of 0 or more, got {price}")
         if self.otlp_endpoint and not _URL.fullmatch(self.otlp_endpoint):
             raise SettingsError(
                 f"otlp_endpoint: {self.otlp_endpoint!r} is no URL; one is like http://localhost:4318"
             )
 
-    def _check_front_door(self) -> None:
-        if self.max_header_bytes < 1024:
-            raise SettingsError(
-                f"max_header_bytes must be at least 1024, got {self.max_header_bytes}"
-            )
-        for name in ("header_timeout", "body_timeout", "keep_alive_timeout", "send_timeout"):
-            seconds = getattr(self, name)
-            if not (math.isfinite(seconds) and seconds > 0):
-                raise SettingsError(f"{name} must be a number of seconds above 0, got {seconds}")
-        if not (math.isfinite(self.stall_seconds) and self.stall_seconds > 0):
-            raise SettingsError(f"stall_seconds must be above 0, got {self.stall_seconds}")
-        if not (math.isfinite(self.step_timeout) and self.step_timeout >= 0):
-            raise SettingsError(f"step_timeout must be 0 or more, got {self.step_timeout}")
-        if not 0.0 < self.memory_limit_fraction <= 1.0:
-            raise SettingsError(
-                f"memory_limit_fraction must be in (0, 1], got {self.memory_limit_fraction}"
-            )
+    def _check_origins(self) -> None:
         for origin in self.cors_origin:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise SettingsError(

@@ -2,16 +2,19 @@
 
 # ruff: noqa: RUF009  (setting is dataclasses.field, called the same way)
 
-import math
 import typing
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, Literal, TypeVar
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from galley.errors import SettingsError
+from galley.settings.engine_choice import engine_of
 from galley.settings.quality_gate import QualityGate
+from galley.settings.values import Count, SecondsOrZero, fault
 from galley.types import BLOCK_TOKENS, SamplingDefaults, SamplingParams
 from galley.types.weight_dtypes import ACTIVATION_SPELLINGS, SPELLINGS, WeightDtypeName
 
@@ -53,9 +56,6 @@ DEFAULT_ADAPTERS = 16
 
 MOST_ADAPTER_RANK = 1024
 
-NATIVE_ENGINE = "native"
-"""Name of Galley's built-in engine; :mod:`galley.service.protocol` finds others by name."""
-
 
 def setting(
     default: T,
@@ -88,7 +88,7 @@ class EngineSettings:
     model: str = setting(
         "",
         "Model",
-        "folder, GGUF file, hub id, short name or bundled model (galley-demo, galley-demo-embed, "
+        "folder, GGUF or ONNX file, hub id, short name or bundled model (galley-demo, galley-demo-embed, "
         "galley-demo-speech)",
     )
     revision: str = setting("main", "Model", "branch, tag or commit of a hub id")
@@ -124,14 +124,15 @@ class EngineSettings:
         spellings=ACTIVATION_SPELLINGS,
     )
     engine: str = setting(
-        NATIVE_ENGINE,
+        "auto",
         "Model",
-        "engine that runs the model: native, or one that an installed package adds",
+        "engine that runs the model: native, onnx, or one that an installed package adds; auto: onnx for "
+        "an ONNX file, or a folder with one and no other weights, else native",
     )
     engine_options: str = setting(
         "",
         "Model",
-        "options that the engine of an installed package reads, as a JSON object; in YAML a mapping",
+        "options that an engine other than native reads, as a JSON object; in YAML a mapping",
     )
     executor: ExecutorName = setting(
         "auto",
@@ -152,7 +153,7 @@ class EngineSettings:
         "where the experts of a mixture of experts are; disk: in the file of packed weights, from which a "
         "step reads those that it needs; the ones used last stay in memory (executor cpu)",
     )
-    expert_cache_bytes: int | None = setting(
+    expert_cache_bytes: Count | None = setting(
         None,
         "Model",
         "memory for experts that are on disk; default: half of what is left beside weights and buffers",
@@ -169,7 +170,7 @@ class EngineSettings:
         "folder or hub id of the original that the quality gate compares with, for a checkpoint that is "
         "quantised itself; default: the checkpoint's own weights",
     )
-    threads: int | None = setting(
+    threads: Annotated[int, Meta(ge=1, le=MOST_THREADS)] | None = setting(
         None, "Model", "compute threads; default: the cores this process may use"
     )
     disable_pass: tuple[str, ...] = setting(
@@ -200,29 +201,29 @@ class EngineSettings:
         "x-anthropic-billing-header), for which no prefix is cached: keep them, move them behind the "
         "conversation, or drop them",
     )
-    max_model_len: int | None = setting(
+    max_model_len: Count | None = setting(
         None, "Engine", "context limit in tokens; default: the model's own"
     )
-    kv_cache_tokens: int | None = setting(
+    kv_cache_tokens: Count | None = setting(
         None, "Engine", "size of the KV cache in tokens; default: from the memory available"
     )
-    kv_memory_fraction: float = setting(
+    kv_memory_fraction: Annotated[float, Meta(gt=0, le=0.95)] = setting(
         0.5, "Engine", "share of the available memory that the KV cache may take"
     )
-    max_batch_tokens: int = setting(512, "Engine", "token budget of one engine step")
-    max_running: int | None = setting(
+    max_batch_tokens: Count = setting(512, "Engine", "token budget of one engine step")
+    max_running: Count | None = setting(
         None,
         "Engine",
         "sequences that run at the same time; default: 64, or max_batch_tokens if less",
     )
     prefix_cache: bool = setting(True, "Engine", "share the KV blocks of equal prefixes")
-    state_interval: int = setting(
+    state_interval: Annotated[int, Meta(ge=BLOCK_TOKENS, multiple_of=BLOCK_TOKENS)] = setting(
         128,
         "Engine",
         "tokens after which a recurrent model's state is kept for others with the same prefix, again and "
         "again; a multiple of 16",
     )
-    priority_steps: int = setting(
+    priority_steps: Count = setting(
         256, "Engine", "engine steps of waiting that make up for one level of priority"
     )
 
@@ -232,7 +233,9 @@ class EngineSettings:
         "when waiting sequences begin: continuous, in any step; dynamic, all that wait when no other runs; "
         "static, as dynamic, but max_running of them",
     )
-    batching_delay: float = setting(1.0, "Engine", "seconds that a static batch waits to be full")
+    batching_delay: SecondsOrZero = setting(
+        1.0, "Engine", "seconds that a static batch waits to be full"
+    )
     speculation: Speculation = setting(
         "auto",
         "Engine",
@@ -247,27 +250,21 @@ class EngineSettings:
         "galley-demo is galley-demo-draft), and run with the same settings",
     )
 
-    max_adapters: int | None = setting(
+    max_adapters: Annotated[int, Meta(ge=0, le=MOST_ADAPTERS)] | None = setting(
         None,
         "Engine",
         "LoRA adapters in memory at a time, others are loaded when requests name them; 0: none are taken; "
         "default: 16 if any is given with adapter, else 0",
     )
-    adapter_rank: int = setting(16, "Engine", "highest rank of a LoRA adapter")
+    adapter_rank: Annotated[int, Meta(ge=1, le=MOST_ADAPTER_RANK)] = setting(
+        16, "Engine", "highest rank of a LoRA adapter"
+    )
 
     def __post_init__(self) -> None:
         _respell(self)
-        one_of(self)
+        check_values(self)
         self._check_engine_options()
         self.with_own(SamplingDefaults())
-        if self.max_adapters is not None and not 0 <= self.max_adapters <= MOST_ADAPTERS:
-            raise SettingsError(
-                f"max_adapters must be between 0 and {MOST_ADAPTERS}, got {self.max_adapters}"
-            )
-        if not 1 <= self.adapter_rank <= MOST_ADAPTER_RANK:
-            raise SettingsError(
-                f"adapter_rank must be between 1 and {MOST_ADAPTER_RANK}, got {self.adapter_rank}"
-            )
         if self.experts == "disk" and not self.weight_cache:
             raise SettingsError(
                 "experts is disk, but weight_cache is off: experts are read from the file of packed weights"
@@ -278,20 +275,6 @@ class EngineSettings:
                 "disk, or leave it out"
             )
         QualityGate.parse(self.quality_gate, against=self.quality_gate_against)
-        if not (math.isfinite(self.batching_delay) and self.batching_delay >= 0):
-            raise SettingsError(f"batching_delay must be at least 0, got {self.batching_delay}")
-        positive(self, "max_batch_tokens", "max_running", "priority_steps")
-        positive(self, "max_model_len", "kv_cache_tokens", "threads", "expert_cache_bytes")
-        if self.threads is not None and self.threads > MOST_THREADS:
-            raise SettingsError(f"threads must be at most {MOST_THREADS}, got {self.threads}")
-        if self.state_interval < 1 or self.state_interval % BLOCK_TOKENS:
-            raise SettingsError(
-                f"state_interval must be a multiple of {BLOCK_TOKENS}, got {self.state_interval}"
-            )
-        if not 0.0 < self.kv_memory_fraction <= 0.95:
-            raise SettingsError(
-                f"kv_memory_fraction must be in (0, 0.95], got {self.kv_memory_fraction}"
-            )
         if self.draft_model is None and self.speculation == "draft":
             raise SettingsError("speculation is draft, but no draft_model is given")
         if self.draft_model is not None and self.speculation not in ("auto", "draft"):
@@ -304,6 +287,11 @@ class EngineSettings:
                 f"max_running ({self.max_running}) must not exceed max_batch_tokens "
                 f"({self.max_batch_tokens}): each running sequence decodes one token a step"
             )
+
+    @property
+    def engine_name(self) -> str:
+        """Name of the engine: ``engine``, or the one that serves such a model."""
+        return engine_of(self.model) if self.engine == "auto" else self.engine
 
     def _check_engine_options(self) -> None:
         """Check that the options are a JSON object; its contents are left to the engine to check."""
@@ -326,7 +314,7 @@ class EngineSettings:
         try:
             return msgspec.json.decode(self.engine_options or "{}", type=kind)
         except msgspec.DecodeError as error:
-            raise SettingsError(f"engine_options of engine {self.engine!r}: {error}") from None
+            raise SettingsError(f"engine_options of engine {self.engine_name!r}: {error}") from None
 
     def with_own(self, defaults: SamplingDefaults) -> SamplingDefaults:
         """Return a checkpoint's default sampling, overridden by ``sampling_defaults``.
@@ -378,35 +366,24 @@ def _respell(settings: EngineSettings) -> None:
             object.__setattr__(settings, declared.name, spellings[value])
 
 
-def one_of(settings: EngineSettings) -> None:
-    """Raise SettingsError for a value that is not among its setting's choices."""
-    kinds = setting_types(type(settings))
+def check_values(settings: EngineSettings) -> None:
+    """Raise SettingsError for a value outside of its setting's range or choices."""
+    cls: Any = type(settings)  # mypy does not take the type of a dataclass for hashable
+    kinds = _declared_types(cls)
     for declared in fields(settings):
-        kind, value = kinds[declared.name], getattr(settings, declared.name)
-        choices = typing.get_args(kind)
-        if typing.get_origin(kind) is Literal and value not in choices:
-            raise SettingsError(
-                f"{public_name(declared)}: {value!r} is not one of {', '.join(choices)}"
-            )
+        wrong = fault(kinds[declared.name], getattr(settings, declared.name))
+        if wrong is not None:
+            raise SettingsError(f"{public_name(declared)}{wrong}")
 
 
-def not_negative(settings: object, *names: str) -> None:
-    """Raise SettingsError if any of these settings is negative."""
-    for name in names:
-        if (value := getattr(settings, name)) < 0:
-            raise SettingsError(f"{name} must not be negative, got {value}")
-
-
-def positive(settings: EngineSettings, *names: str) -> None:
-    """Raise SettingsError if any of these settings is given and below 1."""
-    for name in names:
-        value = getattr(settings, name)
-        if value is not None and value < 1:
-            raise SettingsError(f"{name} must be at least 1, got {value}")
+@cache
+def _declared_types(cls: type[Any]) -> dict[str, Any]:
+    """Return a mapping from setting name to its type, with its range."""
+    return typing.get_type_hints(cls, include_extras=True)
 
 
 def setting_types(cls: type[EngineSettings]) -> dict[str, Any]:
-    """Return a mapping from setting name to its type, resolved."""
+    """Return a mapping from setting name to its type, without its range."""
     return typing.get_type_hints(cls)
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from galley.errors import SettingsError
-from galley.settings.coerce import coerce
 from galley.settings.engine import EngineSettings, by_field, field_names, setting_types
+from galley.settings.values import read
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 
@@ -114,6 +114,6 @@ def _value(
     if isinstance(value, str):
         value = declared.metadata["spellings"].get(value, value)
     try:
-        return coerce(kind, value)
-    except (TypeError, ValueError) as error:
+        return read(kind, value)
+    except ValueError as error:
         raise SettingsError(f"{source}: {name}: {error}") from None

@@ -10,14 +10,14 @@ BUCKETS: Final = MOST_MATCH.bit_length() + 1
 _ENGINE_WEIGHT: Final = 256.0
 _SEQUENCE_WEIGHT: Final = 12.0
 _PRIOR: Final = 0.8
-"""Rate of what was never tried: high, so that it is tried even if draft tokens must mostly be accepted."""
+"""Assumed rate before the first trial: high, so that it is tried even if drafts must mostly be accepted."""
 _PRIOR_WEIGHT: Final = 4.0
 _ENGINE_FADING: Final = 0.999
 _SEQUENCE_FADING: Final = 0.97
 
 LEAST_PROBABILITY: Final = 0.02
 MOST_PROBABILITY: Final = 0.98
-"""No estimate goes beyond these bounds, so that everything can be unlearned."""
+"""Bounds of all estimates, so that any estimate can be unlearned."""
 
 
 def bucket_of(match: int) -> int:
@@ -38,7 +38,7 @@ class Rate:
         self._fading = fading
         self._right = self._tried = 0.0
 
-    def beside(self, prior: float) -> float:
+    def smoothed(self, prior: float) -> float:
         """Return the share, where ``prior`` weighs as much as a few draft tokens."""
         return (self._right + _PRIOR_WEIGHT * prior) / (self._tried + _PRIOR_WEIGHT)
 
@@ -77,9 +77,9 @@ class SequenceAcceptance:
 
     def probability(self, bucket: int) -> float:
         """Return the probability that a draft token is accepted if all before it are."""
-        p = self._common[bucket].beside(_PRIOR)
+        p = self._common[bucket].smoothed(_PRIOR)
         if own := self._own.get(bucket):
-            p = own.beside(p)
+            p = own.smoothed(p)
         return min(max(p, LEAST_PROBABILITY), MOST_PROBABILITY)
 
     def learn(self, bucket: int, right: int, wrong: int) -> None:

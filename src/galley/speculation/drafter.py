@@ -10,7 +10,7 @@ S_co = TypeVar("S_co", covariant=True)
 S_contra = TypeVar("S_contra", contravariant=True)
 
 SPREAD_TOKENS: Final = 128
-"""The cost of catching up with a sequence is spread over its future tokens, at most over this many."""
+"""The cost of catching up with a sequence is spread over at most this many future tokens."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -78,13 +78,13 @@ def draft_length(
     behind = sum((one.backlog - 1) / min(one.room, SPREAD_TOKENS) for one in candidates)
     row = max(0.0, drafts.seconds(64) - drafts.seconds(32)) / 32
     step = drafts.plain(len(candidates))
-    best, chosen, guesses, expected = 0.0, 0, 0, float(decoding)
+    best, chosen, draft_tokens, expected = 0.0, 0, 0, float(decoding)
     for length in range(1, most + 1):
         longer = [one for one in candidates if one.room >= length]
-        guesses += len(longer)
+        draft_tokens += len(longer)
         expected += sum(one.probability**length for one in longer)
         drafting = step * length + row * behind * expected / decoding
-        pace = expected / (verifies.guessed(decoding, rows, guesses) + drafting)
+        pace = expected / (verifies.with_drafts(decoding, rows, draft_tokens) + drafting)
         if pace > best:
             best, chosen = pace, length
     return chosen, best

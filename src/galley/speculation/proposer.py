@@ -20,7 +20,7 @@ NO_PROPOSAL: Final = Proposal((), 0)
 
 
 Forced: TypeAlias = Callable[[], Sequence[int]]
-"""Returns the tokens for what a sequence's grammar leaves no choice about next; mostly none."""
+"""Returns the next tokens that a sequence's grammar forces; mostly none."""
 
 
 class Follower(Protocol):
@@ -53,7 +53,7 @@ class Proposer(Protocol):
 
 
 MOST_MATCH: Final = 32
-"""Maximum length to which a match is followed back."""
+"""Maximum length of a match, counted backwards from the last token."""
 
 
 def common_suffix(one: Sequence[int], end: int, other: Sequence[int]) -> int:

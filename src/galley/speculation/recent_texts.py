@@ -10,7 +10,7 @@ LENGTHS: Final = (12, 4)
 """Lengths of the n-grams that are looked up, the longest first."""
 
 KEPT_TOKENS: Final = 1 << 15
-"""Tokens of all texts together, at some 350 bytes a token. The oldest texts are dropped first."""
+"""Tokens of all texts together, at some 350 bytes per token. The oldest texts are dropped first."""
 
 
 class _Text(NamedTuple):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 _PART: Final = 0.05
-"""Weight of one step in what is learned from real steps."""
+"""Weight of one step in the average of measured steps."""
 
 _FORGETTING: Final = 0.005
 """Rate at which a step without draft tokens reduces the penalty on draft tokens."""
@@ -28,7 +28,7 @@ class RowCosts:
         """Seconds by rows, up to the largest number that was measured."""
         for rows, seconds in points[1:]:
             first = len(self._table) - 1
-            # More rows take no less time; a measurement that contradicts this is noise.
+            # More rows never take less time; measurements that contradict this are noise.
             rise = max(0.0, seconds - self._table[first]) / (rows - first)
             self._table += [self._table[first] + rise * i for i in range(1, rows - first + 1)]
         self._rise = rise
@@ -47,28 +47,28 @@ class RowCosts:
         measured = self.seconds(sequences)
         return max(measured + self._overhead.get(sequences.bit_length(), 0.0), measured / 8)
 
-    def guessed(self, sequences: int, rows: int, guesses: int) -> float:
+    def with_drafts(self, sequences: int, rows: int, draft_tokens: int) -> float:
         """Return the seconds of the same step with draft tokens, if it has ``rows`` rows without them.
 
         Other rows in the step, such as those of prompts, would be computed anyway and do not count.
         """
-        added = self.seconds(rows + guesses) - self.seconds(rows)
+        added = self.seconds(rows + draft_tokens) - self.seconds(rows)
         return self.factor(sequences) * (self.plain(sequences) + added)
 
     def factor(self, sequences: int) -> float:
         """Return the factor by which steps with draft tokens exceed their expected time."""
         return self._factor.get(sequences.bit_length(), 1.0)
 
-    def observe(self, sequences: int, guesses: int, seconds: float) -> None:
+    def observe(self, sequences: int, draft_tokens: int, seconds: float) -> None:
         """Record the seconds of a step that only decoded."""
         magnitude = sequences.bit_length()
         plain, factor = self.plain(sequences), self.factor(sequences)
-        if not guesses:
+        if not draft_tokens:
             # A single delayed step carries little information.
             beyond = min(seconds, 2 * plain) - self.seconds(sequences)
             before = self._overhead.get(magnitude, 0.0)
             self._overhead[magnitude] = before + _PART * (beyond - before)
             self._factor[magnitude] = factor + _FORGETTING * (1.0 - factor)
             return
-        expected = plain + self.seconds(sequences + guesses) - self.seconds(sequences)
+        expected = plain + self.seconds(sequences + draft_tokens) - self.seconds(sequences)
         self._factor[magnitude] = factor + _PART * (min(seconds / expected, 2 * factor) - factor)

@@ -26,17 +26,17 @@ from galley.speculation.proposer import NO_PROPOSAL, Follower, Forced, Proposal,
 from galley.speculation.row_costs import RowCosts
 from galley.speculation.trial import Trial
 
-MOST_GUESSES: Final = 16
+MOST_DRAFT_TOKENS: Final = 16
 """Maximum number of draft tokens for one sequence in one step."""
 
 _clock: Final = time.perf_counter
 
 _DRAFT_MATCH: Final = 1
 _DRAFT_BUCKET: Final = bucket_of(_DRAFT_MATCH)
-"""A model needs no match."""
+"""Match length of a draft model, which needs no match."""
 
 _MARGIN: Final = 1.03
-"""Draft tokens must promise at least this factor of the pace without them."""
+"""Minimum ratio of the expected pace with draft tokens to that without them."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class _Tries:
 
 
 @dataclass(slots=True)
-class Guesser:
+class SequenceDrafts:
     """The speculator's state for one sequence.
 
     Attributes:
@@ -74,14 +74,14 @@ class Counts:
 
 
 @dataclass(slots=True, frozen=True)
-class Asked:
+class DraftRequest:
     """A sequence that has caught up: at most ``most`` draft tokens may follow its ``tokens``."""
 
-    guesser: Guesser
+    drafts: SequenceDrafts
     tokens: Sequence[int]
     most: int
     sequence: Any = None
-    """The sequence as the drafter knows it."""
+    """The sequence, as passed to the drafter."""
 
 
 class _Draft:
@@ -123,12 +123,12 @@ class Speculator:
         """Seconds spent on lookups in steps that also computed prompts, and on texts that had ended."""
         self.counts = {proposer.name: Counts() for proposer in proposers}
 
-    def follow(self, salt: bytes, forced: Forced | None = None) -> Guesser:
+    def follow(self, salt: bytes, forced: Forced | None = None) -> SequenceDrafts:
         """Begin a sequence; only sequences with the same ``salt`` may appear in its draft tokens.
 
         ``forced`` belongs to its grammar, if it has one.
         """
-        return Guesser(
+        return SequenceDrafts(
             [
                 _Tries(place, proposer.follow(salt, forced), acceptance.of_sequence())
                 for place, (proposer, acceptance) in enumerate(
@@ -150,27 +150,33 @@ class Speculator:
         It is called first in each step.
 
         Args:
-            decoding, rows: as for :meth:`guess`.
+            decoding, rows: as for :meth:`propose_drafts`.
         """
         self._step = (decoding, 0) if rows == decoding else None
         self._looked, self._gained = False, 0
         if not self._trial.looks(decoding):
             return 1.0
         alone = self._costs.plain(decoding)
-        least, guesses = 1.0, 1
-        while guesses <= decoding * MOST_GUESSES:
-            ratio = _MARGIN * self._costs.guessed(decoding, rows, guesses) / alone
-            least = min(least, decoding * (ratio - 1) / guesses)
-            guesses *= 2
+        least, draft_tokens = 1.0, 1
+        while draft_tokens <= decoding * MOST_DRAFT_TOKENS:
+            ratio = _MARGIN * self._costs.with_drafts(decoding, rows, draft_tokens) / alone
+            least = min(least, decoding * (ratio - 1) / draft_tokens)
+            draft_tokens *= 2
         return least if least <= MOST_PROBABILITY else 1.0
 
-    def guess(
-        self, asked: Sequence[Asked], *, decoding: int, rows: int, budget: int, least: float
+    def propose_drafts(
+        self,
+        requests: Sequence[DraftRequest],
+        *,
+        decoding: int,
+        rows: int,
+        budget: int,
+        least: float,
     ) -> list[Sequence[int]]:
         """Return the draft tokens of each of the sequences; mostly none.
 
         Args:
-            asked: the sequences that may get draft tokens.
+            requests: the sequences that may get draft tokens.
             decoding: number of sequences that get a token in the step, at least 1.
             rows: rows of the step so far; more than ``decoding`` if prompts are computed in it.
             budget: maximum number of draft tokens in total.
@@ -178,11 +184,11 @@ class Speculator:
         """
         self._looked = True
         began = _clock()
-        guesses: list[Sequence[int]] = [()] * len(asked)
+        draft_tokens: list[Sequence[int]] = [()] * len(requests)
         chains: list[tuple[float, int]] = []  # (probability that all up to it are accepted, index)
-        found = [self._longest(one, decoding) for one in asked]
+        found = [self._longest(one, decoding) for one in requests]
         if self._drafter is not None:
-            self._draft(self._drafter, asked, found, decoding, rows, budget, least)
+            self._draft(self._drafter, requests, found, decoding, rows, budget, least)
         for i, (tries, proposal) in enumerate(found):
             p = tries.acceptance.probability(bucket_of(proposal.match))
             value = 1.0
@@ -190,67 +196,67 @@ class Speculator:
                 value *= p
                 chains.append((value, i))
         chains.sort(reverse=True)
-        lengths = [0] * len(asked)
+        lengths = [0] * len(requests)
         for _, i in chains[: self._worthwhile(chains[:budget], decoding, rows)]:
             lengths[i] += 1
         for i, (tries, proposal) in enumerate(found):
             if proposal.tokens:
-                guesses[i] = self._choose(asked[i], tries, proposal, lengths[i], decoding)
+                draft_tokens[i] = self._choose(requests[i], tries, proposal, lengths[i], decoding)
         if self._step is not None:
-            self._step = (decoding, sum(map(len, guesses)))
+            self._step = (decoding, sum(map(len, draft_tokens)))
         else:
             self._unpaid += _clock() - began
-        return guesses
+        return draft_tokens
 
-    def settle(self, guesser: Guesser, tokens: Sequence[int]) -> None:
+    def settle(self, drafts: SequenceDrafts, tokens: Sequence[int]) -> None:
         """Record the verified draft tokens of a sequence, whose ``tokens`` include the accepted ones."""
-        assert guesser._chosen is not None
-        (tries, bucket, guesses, known), guesser._chosen = guesser._chosen, None
-        drawn = tokens[known : known + len(guesses)]
+        assert drafts._chosen is not None
+        (tries, bucket, draft_tokens, known), drafts._chosen = drafts._chosen, None
+        drawn = tokens[known : known + len(draft_tokens)]
         right = 0
-        while right < len(drawn) and drawn[right] == guesses[right]:
+        while right < len(drawn) and drawn[right] == draft_tokens[right]:
             right += 1
         # At the end of a text, no token was sampled for the next draft token.
         tries.acceptance.learn(bucket, right, int(right < len(drawn)))
-        guesser.proposed += len(guesses)
-        guesser.accepted += right
+        drafts.proposed += len(draft_tokens)
+        drafts.accepted += right
         counts = self.counts[self._proposers[tries.place].name]
-        counts.proposed += len(guesses)
+        counts.proposed += len(draft_tokens)
         counts.accepted += right
         self._gained += right
         if right:
-            guesser._fruitless = guesser._rest = 0
+            drafts._fruitless = drafts._rest = 0
 
     def observe(self, seconds: float, drafting: float = 0.0) -> None:
         """Record the seconds of the step, of which the drafter took ``drafting``."""
         step, self._step = self._step, None
         if step is not None:
-            decoding, guesses = step
-            self._costs.observe(decoding, guesses, seconds - drafting)
+            decoding, draft_tokens = step
+            self._costs.observe(decoding, draft_tokens, seconds - drafting)
             if self._looked:
                 seconds, self._unpaid = seconds + self._unpaid, 0.0
             self._trial.learn(decoding, self._looked, decoding + self._gained, seconds)
 
-    def _longest(self, one: Asked, decoding: int) -> tuple[_Tries, Proposal]:
+    def _longest(self, one: DraftRequest, decoding: int) -> tuple[_Tries, Proposal]:
         """Return the view that has the proposal with the longest match, and this proposal."""
-        guesser = one.guesser
-        best, chosen = NO_PROPOSAL, guesser.tries[0]
-        if guesser._rest:
-            guesser._rest -= 1
+        drafts = one.drafts
+        best, chosen = NO_PROPOSAL, drafts.tries[0]
+        if drafts._rest:
+            drafts._rest -= 1
             return chosen, best
-        most = min(one.most, MOST_GUESSES)
-        for tries in guesser.tries:
+        most = min(one.most, MOST_DRAFT_TOKENS)
+        for tries in drafts.tries:
             proposal = tries.follower.propose(one.tokens, most)
             if proposal.tokens and proposal.match > best.match:
                 best, chosen = proposal, tries
         if not best.tokens:
-            self._rest(guesser, decoding)
+            self._rest(drafts, decoding)
         return chosen, best
 
     def _draft(
         self,
         drafter: Drafter[Any],
-        asked: Sequence[Asked],
+        requests: Sequence[DraftRequest],
         found: list[tuple[_Tries, Proposal]],
         decoding: int,
         rows: int,
@@ -259,8 +265,8 @@ class Speculator:
     ) -> None:
         """Replace less likely proposals with the drafter's draft tokens, if that is worth its cost."""
         chosen: dict[int, Candidate] = {}
-        for i, (one, (tries, proposal)) in enumerate(zip(asked, found, strict=True)):
-            p = one.guesser.tries[-1].acceptance.probability(_DRAFT_BUCKET)
+        for i, (one, (tries, proposal)) in enumerate(zip(requests, found, strict=True)):
+            p = one.drafts.tries[-1].acceptance.probability(_DRAFT_BUCKET)
             rival = (
                 tries.acceptance.probability(bucket_of(proposal.match)) if proposal.tokens else 0.0
             )
@@ -270,7 +276,7 @@ class Speculator:
         likely = {i: one for i, one in chosen.items() if one.probability >= least}
         length = 0
         if likely:
-            most = min(MOST_GUESSES, budget // len(likely))
+            most = min(MOST_DRAFT_TOKENS, budget // len(likely))
             length, pace = draft_length(
                 list(likely.values()),
                 drafter.costs,
@@ -282,31 +288,31 @@ class Speculator:
             if pace <= _MARGIN * decoding / self._costs.plain(decoding):
                 length = 0
         for i in [*unlikely, *(likely if not length else ())]:
-            asked[i].guesser.tries[-1].acceptance.fade(_DRAFT_BUCKET)
+            requests[i].drafts.tries[-1].acceptance.fade(_DRAFT_BUCKET)
         if not length:
             return
-        wanted = [Wanted(asked[i].sequence, min(length, asked[i].most)) for i in likely]
+        wanted = [Wanted(requests[i].sequence, min(length, requests[i].most)) for i in likely]
         for i, tokens in zip(likely, drafter.draft(wanted), strict=True):
             if tokens:
-                found[i] = (asked[i].guesser.tries[-1], Proposal(tokens, _DRAFT_MATCH))
+                found[i] = (requests[i].drafts.tries[-1], Proposal(tokens, _DRAFT_MATCH))
 
     def _choose(
-        self, one: Asked, tries: _Tries, proposal: Proposal, length: int, decoding: int
+        self, one: DraftRequest, tries: _Tries, proposal: Proposal, length: int, decoding: int
     ) -> Sequence[int]:
         bucket = bucket_of(proposal.match)
         if not length:
             tries.acceptance.fade(bucket)
-            self._rest(one.guesser, decoding)
+            self._rest(one.drafts, decoding)
             return ()
-        guesses = proposal.tokens[:length]
-        one.guesser._chosen = (tries, bucket, guesses, len(one.tokens))
-        return guesses
+        draft_tokens = proposal.tokens[:length]
+        one.drafts._chosen = (tries, bucket, draft_tokens, len(one.tokens))
+        return draft_tokens
 
     @staticmethod
-    def _rest(guesser: Guesser, decoding: int) -> None:
+    def _rest(drafts: SequenceDrafts, decoding: int) -> None:
         """Pause lookups for some steps: unsuccessful ones would cost a large batch more than they save."""
-        guesser._fruitless += 1
-        guesser._rest = min(guesser._fruitless, decoding // 2)
+        drafts._fruitless += 1
+        drafts._rest = min(drafts._fruitless, decoding // 2)
 
     def _worthwhile(self, chains: Sequence[tuple[float, int]], decoding: int, rows: int) -> int:
         """Return how many of the draft tokens, likeliest first, maximize the tokens per second."""
@@ -314,7 +320,7 @@ class Speculator:
         best, chosen = _MARGIN * decoding / self._costs.plain(decoding), 0
         for count, (value, _) in enumerate(chains, start=1):
             expected += value
-            pace = expected / self._costs.guessed(decoding, rows, count)
+            pace = expected / self._costs.with_drafts(decoding, rows, count)
             if pace > best:
                 best, chosen = pace, count
         return chosen

@@ -12,17 +12,17 @@ _PART: Final = 0.1
 """Weight of one step in the running averages."""
 
 _CLEARLY_BETTER: Final = 1.3
-"""Above this ratio, steps without looking are no longer tried."""
+"""Above this ratio, steps without lookup are no longer tried."""
 
 _SOON: Final = 8
 """Number of steps before the slower choice is tried."""
 
 _SELDOM: Final = 512
-"""The same after many unsuccessful tries."""
+"""The same after many unsuccessful trials."""
 
 _LOOKING: Final = 6
 _RESTING: Final = 2
-"""Number of steps of a try."""
+"""Number of steps per trial."""
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from galley.types.audio import Alignment
 _FILTER: Final = 7
 """Width of the median filter in rows; ``median_filter_width`` of Whisper's checkpoints."""
 _BOTH, _TOKEN, _ROW = range(3)
-"""Steps of the path: by a token and a row, by a token, or by a row."""
+"""Steps of the path: one token and one row, one token, or one row."""
 
 
 def token_times(
@@ -36,7 +36,7 @@ def token_times(
     shape = (alignment.tokens, alignment.heads, alignment.rows)
     weights = np.frombuffer(alignment.data, "<f4").reshape(shape)
     matrix = affinity(weights[..., : max(1, int(seconds / row_seconds))])
-    # The decoder attends to a token's audio when it reads the previous token.
+    # The decoder attends to a token's audio while it reads the previous token.
     return [row * row_seconds for row in first_rows(matrix[-tokens - 2 : -1]).tolist()]
 
 
@@ -55,7 +55,7 @@ def affinity(weights: NDArray[np.float32]) -> NDArray[np.float32]:
     for head in range(weights.shape[1]):
         of_head = weights[:, head]
         deviation = of_head.std(axis=0)
-        # A row whose weights are all equal, for example zeros, has no information about tokens.
+        # A row with equal weights, for example zeros, has no information about tokens.
         scale = np.divide(1, deviation, out=np.zeros_like(deviation), where=deviation > 0)
         total += _smooth((of_head - of_head.mean(axis=0)) * scale)
     total /= weights.shape[1]
@@ -69,9 +69,10 @@ def _smooth(values: NDArray[np.float32]) -> NDArray[np.float32]:
         return values
     padded = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(half, half)], mode="reflect")
     shifted = [padded[..., i : i + count] for i in range(_FILTER)]
-    # Median by elimination: of half the values and one more, neither the least nor the greatest can be the
-    # median. Both are dropped and the next value is added, until one is left. Faster than sorting whole
-    # arrays.
+    # Median by elimination: among one more than half of the values, neither the smallest nor the largest
+    # can
+    # be the median. Both are dropped and the next value is added, until one is left. This is faster than
+    # sorting whole arrays.
     kept, others = shifted[: half + 1], shifted[half + 1 :]
     for other in others:
         kept.append(other)

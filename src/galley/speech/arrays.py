@@ -31,7 +31,7 @@ def pcm_of(samples: object, sample_rate: int) -> tuple[bytes, RawPcm]:
     array = np.asarray(samples)
     if array.ndim != 1:
         raise RequestError(
-            f"expected one channel, [samples]; got an array of shape {list(array.shape)}: take the mean of "
+            f"expected one channel, [samples]; got an array of shape {list(array.shape)}; pass the mean of "
             "the channels",
             param="source",
         )

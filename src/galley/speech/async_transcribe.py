@@ -68,7 +68,7 @@ async def transcribe_async(
         for reader, stream in list(readers.items()):
             stream.cancel()
             reader.cancel()
-        # A thread may still be reading the recording; it stops after its current block.
+        # A thread can still be reading the recording; it stops after its current block.
         await asyncio.shield(asyncio.to_thread(chunks.close))
 
 

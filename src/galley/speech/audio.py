@@ -37,16 +37,16 @@ MIN_RATE: Final = 4_000
 MAX_RATE: Final = 768_000
 MAX_CHANNELS: Final = 64
 MAX_PLANES: Final = 8
-"""Maximum channels of a planar encoding; FFmpeg stores the pointers of further channels elsewhere."""
+"""Maximum channels of a planar encoding; FFmpeg stores the pointers of more channels elsewhere."""
 READABLE: Final = (
     "wav, mp3, flac, ogg, opus, m4a, mp4, aac, webm, mkv, aiff, caf, au, w64, wma, avi, mpeg-ts"
 )
 
-# FFmpeg's names. Formats that refer to other files or addresses (playlists) must not be added.
+# FFmpeg's names. Never add formats that refer to other files or addresses (playlists).
 _DEMUXERS: Final = (
     "aac,aiff,asf,au,avi,caf,flac,matroska,webm,mov,mp4,m4a,3gp,3g2,mj2,mp3,mpeg,mpegts,ogg,w64,wav"
 )
-# FFmpeg has hundreds of decoders, most of them for video and games; only these may read a file.
+# FFmpeg has hundreds of decoders, most of them for video and games; only these are allowed.
 _CODECS: Final = (
     *("aac", "aac_latm", "ac3", "alac", "eac3", "flac", "opus", "libopus", "speex", "vorbis"),
     *("mp1", "mp1float", "mp2", "mp2float", "mp3", "mp3float", "gsm", "gsm_ms", "g722"),
@@ -61,16 +61,16 @@ _GUARD: Final = {
     "protocol_whitelist": "none",
 }
 _MISSING_SECONDS: Final = 0.5
-"""A warning is given if at least this much of the length that a file states is missing."""
+"""Missing share of a file's stated length from which a warning is given."""
 _BLOCK_VALUES: Final = 2**21
-"""Number of sample values, over all channels, that are mixed at a time."""
+"""Number of sample values, counting all channels, mixed at a time."""
 _SILENT: Final = 1e-4
-"""A recording whose peak is below this (-80 dB) contains no sound."""
+"""Peak below which a recording counts as silent (-80 dB)."""
 _ANY_FILE_SECONDS: Final = 60.0
 _SECONDS_PER_BYTE: Final = 0.25
 """A file may decode to a minute plus a second per four bytes. Real encodings of silence stay below that."""
 
-_CUT_OFF: Final = "is damaged at its end, or cut off there"
+_CUT_OFF: Final = "is damaged at its end, or truncated"
 
 
 class _Frame(NamedTuple):
@@ -158,7 +158,7 @@ class Recording:
             blocks = normalized(blocks, self._sample_rate)
         try:
             for block in blocks:
-                np.clip(block, -1.0, 1.0, out=block)  # resampling may overshoot
+                np.clip(block, -1.0, 1.0, out=block)  # resampling can overshoot
                 self._samples += len(block)
                 self._peak = max(self._peak, float(np.abs(block).max()))
                 self._check_length(self.seconds)
@@ -175,7 +175,7 @@ class Recording:
         if wav is not None and wav.present == 0:
             raise AudioError(f"{self._name} is a WAV header without samples")
         format_, options = (None, _GUARD) if raw is None else _raw_options(raw)
-        with self._ffmpeg_errors(f"is not audio in a format that Galley reads ({READABLE})"):
+        with self._ffmpeg_errors(f"is not audio in a supported format ({READABLE})"):
             container = av.open(file, "r", format_, options, metadata_errors="ignore")
         self._opened.append(container)
         stream = self._chosen(container)
@@ -186,7 +186,7 @@ class Recording:
         if not states_length(file, demuxer):
             return stream, start, None
         unit = stream.time_base
-        if len(container.streams) > 1 and stream.duration and unit:  # others may be longer
+        if len(container.streams) > 1 and stream.duration and unit:  # other streams can be longer
             return stream, start, float((stream.duration + (stream.start_time or 0)) * unit) - start
         length = None if container.duration is None else container.duration / av.time_base
         return stream, start, length
@@ -194,7 +194,7 @@ class Recording:
     def _chosen(self, container: InputContainer) -> AudioStream:
         tracks = container.streams.audio
         if not tracks:
-            raise AudioError(f"{self._name} holds no audio stream")
+            raise AudioError(f"{self._name} contains no audio stream")
         if self._track is None:
             marked = (i for i, t in enumerate(tracks, 1) if t.disposition & Disposition.default)
             self._track = next(marked, 1)
@@ -210,22 +210,22 @@ class Recording:
         if codec is None or codec.name not in _CODECS:
             encoding = "an unknown encoding" if codec is None else f"the encoding {codec.name}"
             if wav is not None:
-                encoding += f" (WAV format tag {wav.format_tag:#06x}, {wav.bits} bits a sample)"
-            raise AudioError(f"{self._name} has {encoding}, which Galley does not read")
+                encoding += f" (WAV format tag {wav.format_tag:#06x}, {wav.bits} bits per sample)"
+            raise AudioError(f"{self._name} has {encoding}, which is not supported")
         self._check_sizes(codec.rate, codec.channels, MAX_CHANNELS)
 
     def _check_sizes(self, rate: int, channels: int, most: int) -> None:
         if not MIN_RATE <= rate <= MAX_RATE or not 0 < channels <= most:
             raise AudioError(
-                f"{self._name} has {channels} channels at {rate} Hz; Galley reads up to {most} channels "
+                f"{self._name} has {channels} channels at {rate} Hz; supported are up to {most} channels "
                 f"of this encoding at {MIN_RATE} to {MAX_RATE} Hz"
             )
 
     def _warn_if_cut_off(self, file: BinaryIO, demuxer: str, wav: WavHeader | None) -> None:
         if wav is not None and wav.is_cut_off:
             self.warnings.append(
-                f"the header of {self._name} announces {wav.announced} bytes of samples, but "
-                f"{wav.present} follow: the file was cut off, or its header is wrong"
+                f"the header of {self._name} declares {wav.announced} bytes of samples, but "
+                f"{wav.present} follow: the file is truncated, or its header is wrong"
             )
         elif demuxer == "ogg" and ogg_is_cut_off(file):
             self.warnings.append(f"{self._name} {_CUT_OFF}")
@@ -238,7 +238,7 @@ class Recording:
         try:
             file = Path(source).open("rb")  # noqa: SIM115  (closed by close)
         except OSError as error:
-            raise AudioError(f"{source} cannot be read: {error.strerror}") from error
+            raise AudioError(f"cannot read {source}: {error.strerror}") from error
         self._opened.append(file)
         return file
 
@@ -276,7 +276,7 @@ class Recording:
                 timeline.advance(samples.shape[1], rate)
                 yield _Frame(rate, places, samples)
         if damaged:
-            self.warnings.append(f"{damaged} damaged packets of {self._name} were left out")
+            self.warnings.append(f"{damaged} damaged packets of {self._name} were skipped")
 
     def _packets(self) -> Iterator[Any]:
         """Yield the stream's packets. The packets of other streams show how long the file is."""
@@ -295,7 +295,8 @@ class Recording:
                 self.warnings.append(f"{self._name} {_CUT_OFF}")
                 return
             self.warnings.append(
-                f"{self._name} cannot be read to its end ({error.strerror}); what comes before was kept"
+                f"{self._name} cannot be read to its end ({error.strerror}); the part before was "
+                "transcribed"
             )
 
     def _frame(self, frame: AudioFrame) -> _Frame:
@@ -311,16 +312,16 @@ class Recording:
 
     def _conclude(self) -> None:
         if self._samples == 0:
-            raise AudioError(f"{self._name} holds no audio that can be decoded")
+            raise AudioError(f"{self._name} contains no decodable audio")
         reached = max(self.seconds, self._reached - self._start)
         missing = 0.0 if self.duration is None else self.duration - reached
         if missing > _MISSING_SECONDS and not self._ended_early:
             self.warnings.append(
-                f"{self._name} has {self.seconds:.1f} s of the {self.duration:.1f} s that it states: "
-                "it is damaged, or was cut off"
+                f"{self._name} has {self.seconds:.1f} s of audio, but states {self.duration:.1f} s: "
+                "it is damaged or truncated"
             )
         if self._peak < _SILENT:
-            self.warnings.append(f"{self._name} holds only silence{self._other_tracks()}")
+            self.warnings.append(f"{self._name} contains only silence{self._other_tracks()}")
 
     def _other_tracks(self) -> str:
         tracks = len(self._stream.container.streams.audio)
@@ -330,11 +331,11 @@ class Recording:
 
     def _check_length(self, seconds: float) -> None:
         if self._max_seconds is not None and seconds > self._max_seconds:
-            raise self._too_long("goes on")
+            raise self._too_long("is too long")
         if seconds > self._most_seconds:
             raise AudioError(
-                f"{self._name} becomes more than {self._most_seconds:.0f} s of audio, which is more than a "
-                "file of its size can hold"
+                f"{self._name} decodes to more than {self._most_seconds:.0f} s of audio, too much for a "
+                "file of its size"
             )
 
     def _too_long(self, what: str) -> AudioTooLong:

@@ -22,7 +22,7 @@ def check_format(name: str) -> Format:
     """Return ``name`` as a format; raise RequestError if there is no such format."""
     if name not in FORMATS:
         raise RequestError(
-            f"response_format {name!r} is unknown; known: {', '.join(FORMATS)}",
+            f"unknown response_format {name!r}; supported: {', '.join(FORMATS)}",
             param="response_format",
         )
     return name
@@ -134,6 +134,8 @@ def as_verbose_json(
 def _segment(segment: Segment) -> dict[str, Any]:
     fields = msgspec.structs.asdict(segment)
     del fields["words"]
+    if segment.language is None:
+        del fields["language"]
     fields["seek"] = round(segment.start * 100)
     return fields
 

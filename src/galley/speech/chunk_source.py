@@ -42,7 +42,7 @@ class ChunkSource:
         self._detects = options.speech is not None
         self._loudest = 0.0
         self._heard = False
-        """Whether the recording had a chunk so far."""
+        """Whether the recording has had a chunk so far."""
         self._complete = False
         found: VadStream = Levelled(detector.stream()) if self._detects else AllSpeech()
         self._chunks: Iterator[AudioChunk] = chunk_audio(
@@ -92,8 +92,8 @@ class ChunkSource:
             decibels = 20 * math.log10(self._loudest)
             loudest = f"its loudest sample is at {decibels:.0f} dB of full scale"
         return [
-            f"no speech was found in {self._recording.seconds:.1f} s of audio ({loudest}); without speech "
-            "detection (vad) all of it is transcribed"
+            f"no speech was found in {self._recording.seconds:.1f} s of audio ({loudest}); turn off speech "
+            "detection (vad) to transcribe all of it"
         ]
 
     def close(self) -> None:

@@ -19,13 +19,13 @@ from galley.speech.options import SpeechOptions
 from galley.speech.segmenter import VAD_FRAME, SpeechSegment, SpeechSegmenter, VadStream
 
 _OVERLAP_SECONDS: Final = 3.0
-"""Overlap of chunks cut without a pause: a few words, so that the transcripts can be joined at one."""
+"""Overlap of chunks that are cut without a pause: a few words, so that transcripts can be joined."""
 _UNHEARD: Final = 0.6 * SAMPLE_RATE
-"""Speech, in samples, that may remain in a segment after the last timestamp, which is rarely exact."""
+"""Samples of speech that may follow a segment's last timestamp, which is rarely exact."""
 _UNBEGUN: Final = 0.25 * SAMPLE_RATE
-"""Speech, in samples, of a segment before the last timestamp that is too short for a whole word."""
+"""Samples of speech before the last timestamp that are too few for a whole word."""
 _ONSET: Final = 2 * VAD_FRAME
-"""Speech begins about this many samples before the detector is sure of it."""
+"""Samples by which the detector is typically late at the start of speech."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Chunker:
         overlap = int(min(_OVERLAP_SECONDS, limit_seconds / 6) * SAMPLE_RATE)
         self._segmenter = SpeechSegmenter(options, self._limit, overlap)
         self._audio = AudioBuffer()
-        # The chunk that is being packed: its segments, and the samples of each.
+        # The chunk being packed: its segments, and the samples of each.
         self._segments: list[SpeechSegment] = []
         self._samples: list[NDArray[np.float32]] = []
 

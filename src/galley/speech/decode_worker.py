@@ -45,9 +45,9 @@ from galley.speech.decode_frames import (
 _NICE: Final = 5
 _DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG
 _EARNED: Final = 0.1
-"""CPU seconds earned per second of audio. Stereo uses a thirtieth of that, 7.1 at 192 kHz a third."""
+"""CPU seconds allowed per second of audio. Stereo uses a thirtieth of this, 7.1 at 192 kHz a third."""
 _RESERVE_BYTES: Final = 1024 * 1024
-"""Memory that is freed so that the out-of-memory answer can be sent."""
+"""Reserve of memory, freed in order to send the out-of-memory answer."""
 
 
 class DecodeWorker:
@@ -58,7 +58,7 @@ class DecodeWorker:
         self._answers: dict[int, socket.socket] = {}
         """Process id of each fork -> this process's copy of its socket."""
         self._died: dict[int, tuple[socket.socket, Died]] = {}
-        """Descriptor -> a dead fork's socket, which may be full, and the message to send on it."""
+        """Descriptor -> a dead fork's socket, which can be full, and the message to send on it."""
         self._poll = select.poll()
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._woken, False)
@@ -96,7 +96,9 @@ class DecodeWorker:
         try:
             child = os.fork()
         except OSError as error:
-            print(f"galley: no process for a recording: {error.strerror}", file=sys.stderr)
+            print(
+                f"galley: cannot start a process for a recording: {error.strerror}", file=sys.stderr
+            )
             answers.close()
         else:
             if child == 0:
@@ -143,7 +145,7 @@ def _decode(job: Decode, descriptor: int, answers: socket.socket) -> None:
     code = 1
     reserve = bytearray(_RESERVE_BYTES)
     try:
-        # Before the limits: imports must not count against the recording's budget.
+        # Before the limits, so that imports do not count against the recording's budget.
         file = cast(BinaryIO, io.BufferedReader(_Shared(descriptor, job.offset)))
         limit_growth(job.max_bytes)
         signal.setitimer(signal.ITIMER_PROF, job.seconds)
@@ -173,7 +175,7 @@ def _answer(job: Decode, file: BinaryIO, answers: socket.socket) -> None:
             heard = 0.0
             for block in recording:
                 _send_samples(answers, block)
-                # Not for every block: each time the kernel rounds up to a whole tick.
+                # Not for every block, because the kernel rounds up to a whole tick each time.
                 if (more := recording.seconds - heard) > 1:
                     _earn(more * _EARNED, job.seconds)
                     heard += more

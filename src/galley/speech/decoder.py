@@ -49,10 +49,10 @@ SECONDS: Final = 10.0
 BYTES: Final = 256 * 1024 * 1024
 """Default budget of memory, in bytes."""
 _HANG_SECONDS: Final = 120.0
-"""A decoder that sends nothing for this long, although its budget is in seconds, is not running."""
+"""Seconds without output after which a decoder counts as stopped."""
 _COPIED: Final = 1024 * 1024
 MOST: Final = 64
-"""Default maximum of concurrent recordings, each of which may use its whole memory budget."""
+"""Default maximum of concurrent recordings; each one can use its whole memory budget."""
 
 
 class Audio(Protocol):
@@ -127,10 +127,12 @@ class Decoder:
             EngineNotReady: the decoder process is not available.
         """
         name = name or (str(source) if isinstance(source, str | Path) else "the recording")
-        name = name.encode("utf-8", "replace").decode()  # a path may not be valid UTF-8
+        name = name.encode("utf-8", "replace").decode()  # a path can be invalid UTF-8
         with self._lock:
             if self._open_now == self._most:
-                raise QueueFull(f"{self._most} recordings are being decoded already", retry_after=5)
+                raise QueueFull(
+                    f"{self._most} recordings, the maximum, are being decoded", retry_after=5
+                )
             self._open_now += 1
         try:
             with closing(_descriptor(source, name)) as file:
@@ -159,7 +161,7 @@ class Decoder:
         except _Gone:  # the process was killed, perhaps while it was idle
             with suppress(_Gone):
                 return self._open(job, file)
-        raise EngineNotReady("The decoder of recordings was ended twice", retry_after=1)
+        raise EngineNotReady("The audio decoder was killed twice", retry_after=1)
 
     def _open(self, job: Decode, file: int) -> "DecodedRecording":
         ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
@@ -184,13 +186,13 @@ class Decoder:
 
     def _running(self) -> Spawned:
         if self._closed:
-            raise EngineNotReady("The decoder of recordings is closed", retry_after=1)
+            raise EngineNotReady("The audio decoder is closed", retry_after=1)
         if self._process is None or not _runs(self._process):
             try:
                 self._process = spawn_decoder()
             except OSError as error:
                 raise EngineNotReady(
-                    f"No decoder of recordings can be started: {error.strerror}", retry_after=1
+                    f"Cannot start the audio decoder: {error.strerror}", retry_after=1
                 ) from error
             self._process.connection.settimeout(_HANG_SECONDS)
         return self._process
@@ -261,12 +263,12 @@ class DecodedRecording:
         try:
             packet = self._connection.recv(MOST_BYTES)
         except OSError as error:
-            log.warning("no answer from the decoder of recordings: %s", error)
+            log.warning("no answer from the audio decoder: %s", error)
             packet = b""
         if not packet:
             if first:
                 raise _Gone
-            raise EngineNotReady("The decoder of recordings was ended", retry_after=1)
+            raise EngineNotReady("The audio decoder was killed", retry_after=1)
         answer = decode_answer(packet)
         if isinstance(answer, Refused):
             raise _refusal(answer)
@@ -279,31 +281,35 @@ class DecodedRecording:
     def _death(self, died: Died, *, first: bool) -> Exception:
         name = self._job.name
         log.warning(
-            "the decoder of a recording ended by signal %d, status %d", died.signal, died.code
+            "the audio decoder of a recording ended with signal %d, status %d",
+            died.signal,
+            died.code,
         )
         if died.code:
-            return EngineError("The decoder of recordings failed; the server's log says why")
+            return EngineError("The audio decoder failed; see the server's log")
         if died.signal == signal.SIGPROF:
             return AudioError(
                 f"{name} takes too long to decode: more than {self._job.seconds:g} s of CPU time "
-                "(audio_decode_seconds) beyond what its length explains"
+                "(audio_decode_seconds) in addition to the allowance for its length"
             )
-        if died.signal == signal.SIGKILL:  # by the kernel, for memory, or by a person
+        if died.signal == signal.SIGKILL:  # by the kernel, for lack of memory, or by an operator
             return (
                 _Gone()
                 if first
                 else EngineNotReady(
-                    "The decoder of recordings was killed; the server may be short of memory",
+                    "The audio decoder was killed; the server may be short of memory",
                     retry_after=1,
                 )
             )
         if died.signal == signal.SIGABRT:
             return self._over_memory()
-        return AudioError(f"{name} cannot be decoded: it ends the decoder (signal {died.signal})")
+        return AudioError(
+            f"{name} cannot be decoded: it crashes the decoder (signal {died.signal})"
+        )
 
     def _over_memory(self) -> AudioError:
         return AudioError(
-            f"{self._job.name} takes more memory to decode than {self._job.max_bytes} bytes "
+            f"{self._job.name} needs more than {self._job.max_bytes} bytes of memory to decode "
             "(audio_decode_bytes)"
         )
 
@@ -343,10 +349,10 @@ def _descriptor(source: Source, name: str) -> _Descriptor:
     try:
         number = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # for pipes
     except OSError as error:
-        raise AudioError(f"{source} cannot be read: {error.strerror}") from error
+        raise AudioError(f"cannot read {source}: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
-        raise AudioError(f"{source} cannot be read: it is no regular file")
+        raise AudioError(f"cannot read {source}: it is not a regular file")
     return _Descriptor(number, 0)
 
 

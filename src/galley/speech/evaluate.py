@@ -66,10 +66,10 @@ def read_manifest(path: Path) -> list[ManifestEntry]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"{path} cannot be read: {error}") from error
+        raise RequestError(f"cannot read {path}: {error}") from error
     entries = [_entry(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not any(plain_text(entry.text) for entry in entries):
-        raise RequestError(f"{path} has no entry whose text has words")
+        raise RequestError(f"{path} has no entry with words in its text")
     return entries
 
 

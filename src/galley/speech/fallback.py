@@ -11,7 +11,7 @@ from galley.speech.options import QualityRules
 from galley.types import Output
 
 _LOOP: Final = 3
-"""A text loops if a phrase occurs this many times in a row, in at least one part in this many of it."""
+"""A text loops if a phrase repeats this many times in a row, over at least one part in this many."""
 
 
 @dataclass(frozen=True, slots=True)

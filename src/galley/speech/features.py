@@ -69,17 +69,19 @@ class LogMel:
         config = read_json(path)
         for name, value in (("n_fft", FRAME), ("hop_length", HOP), ("sampling_rate", SAMPLE_RATE)):
             if config.get(name, value) != value:
-                raise UnsupportedModel(f"{path}: {name} is {config[name]!r}; Galley has {value}")
+                raise UnsupportedModel(
+                    f"{path}: {name} is {config[name]!r}; only {value} is supported"
+                )
         if config.get("feature_size", speech.mels) != speech.mels:
             raise CheckpointError(
-                f"is {config['feature_size']!r}, the model has {speech.mels} mel bins",
+                f"is {config['feature_size']!r}, but the model has {speech.mels} mel bins",
                 file=str(path),
                 field="feature_size",
             )
         padding = config.get("padding", "max_length")
         if padding not in ("max_length", "do_not_pad"):
             raise UnsupportedModel(
-                f"{path}: padding is {padding!r}; Galley has 'max_length' and 'do_not_pad'"
+                f"{path}: padding is {padding!r}; supported are 'max_length' and 'do_not_pad'"
             )
         return cls(speech.mels, seconds, pad=padding == "max_length")
 

@@ -3,7 +3,7 @@
 from typing import BinaryIO, Final, NamedTuple
 
 _UNKNOWN_LENGTH: Final = 0x7FFFF000
-"""Sizes from this value up mean "unknown": streaming programs write them as they cannot seek back."""
+"""Sizes from this value up mean "unknown"; programs that stream cannot seek back to write the size."""
 _MAX_CHUNKS: Final = 1024
 _OGG_PAGE: Final = 27 + 255 + 255 * 255
 """Size of the longest Ogg page, in bytes."""

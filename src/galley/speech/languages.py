@@ -51,7 +51,7 @@ def language_code(language: str) -> str:
     code = _CODES.get(name, name.replace("_", "-").split("-")[0])
     if code not in NAMES:
         raise RequestError(
-            f"language {language!r} is unknown; give its code (en, de, ...) or its English name",
+            f"unknown language {language!r}; give its code (en, de, ...) or its English name",
             param="language",
         )
     return code

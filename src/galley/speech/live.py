@@ -39,9 +39,9 @@ from galley.speech.utterance import SETTLED, Decoding, Turn, Utterance
 from galley.types import EngineRequest, Output
 
 _HELD_MS: Final = 5_000
-"""In a turn that the caller commits, silence of at least this length is not decoded with the speech."""
+"""Samples of silence from which it is left out of a turn that the caller commits."""
 _BACKLOG: Final = 30 * SAMPLE_RATE
-"""Samples beyond one encoder input that may wait for the engine."""
+"""Samples, in addition to one encoder input, that may wait for the engine."""
 _MIN_COMMIT: Final = 100 * SAMPLES_PER_MS
 """Minimum audio of a committed turn, in samples."""
 _LANGUAGE_AFTER: Final = 1 * SAMPLE_RATE
@@ -106,7 +106,7 @@ class LiveSession:
         if options.language != self._options.language:
             self.language = self._language_of(options)
         self._options = options
-        # Callers that commit turns pause within them: only a long silence is left out of an utterance.
+        # Callers that commit turns pause within them, so only a long silence is left out of an utterance.
         held = dataclasses.replace(options.turns, silence_duration_ms=_HELD_MS)
         self._endpointer.options = options.turns if options.commit_turns else held
         prompt = options.prompt.strip()
@@ -152,8 +152,8 @@ class LiveSession:
         now = self._audio.end
         if now - self._turn.start < _MIN_COMMIT:
             raise RequestError(
-                f"there are {(now - self._turn.start) // SAMPLES_PER_MS} ms of audio since the last "
-                f"turn; a turn needs at least {_MIN_COMMIT // SAMPLES_PER_MS}",
+                f"only {(now - self._turn.start) // SAMPLES_PER_MS} ms of audio since the last "
+                f"turn; a turn needs at least {_MIN_COMMIT // SAMPLES_PER_MS} ms",
                 code="input_audio_buffer_commit_empty",
             )
         if self._open is not None:
@@ -186,7 +186,7 @@ class LiveSession:
         if decoding is None:
             return
         if output.finish_reason in ("error", "abort"):
-            message = output.error or "the engine gave the request up"
+            message = output.error or "the engine gave up the request"
             self._fail(decoding.utterance.turn, message)
         elif decoding.purpose == "language":
             self.language = self.language or self._tokens.language(decoding.answer.tokens[0])
@@ -309,7 +309,9 @@ class LiveSession:
 
     def _is_long(self, prefix: str) -> bool:
         """Return whether a prefix takes more than a quarter of the decoder's context."""
-        return len(self._decoder.encode(prefix)) > self._tokens.info.max_model_len // 4
+        return (
+            len(self._decoder.encode(prefix)) > self._tokens.info.require_text().max_model_len // 4
+        )
 
     def _cut_point(self, start: int, end: int) -> int:
         """Return the position at which to cut an utterance that is too long.
@@ -379,9 +381,9 @@ class LiveSession:
         """
         language, agreement = self.language or "", utterance.agreement
         words, final = split(head, language), split(agreement.final, language)
-        in_head, told = align_head(words, final) if words else (len(final), 0)
+        in_head, sent = align_head(words, final) if words else (len(final), 0)
         rest = "".join(final[in_head:])
-        self._tell_final(utterance, "".join(words[told:]), first=not agreement.final)
+        self._tell_final(utterance, "".join(words[sent:]), first=not agreement.final)
         self._add_context(utterance.turn, head)
         if self._is_long(rest):
             rest = ""
@@ -427,4 +429,4 @@ class LiveSession:
         tokens = self._decoder.encode(text)
         for context in (self._context, turn.context):
             context += tokens
-            del context[: -self._tokens.info.max_model_len]
+            del context[: -self._tokens.info.require_text().max_model_len]

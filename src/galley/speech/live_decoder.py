@@ -17,7 +17,7 @@ from galley.speech.utterance import Decoding
 from galley.types import LIVE_PRIORITY, EngineRequest, Output
 
 _TOKENS_PER_SECOND: Final = 20
-"""Maximum tokens per second of audio: speech is never faster, but a looping decoder would continue."""
+"""Maximum tokens per second of audio; speech is never faster, and this stops a looping decoder."""
 
 
 class LiveDecoder:
@@ -99,7 +99,7 @@ class LiveDecoder:
         """Return ``prefix`` followed by the text of the ``tokens`` that continue it."""
         before = self.encode(prefix)
         beyond = self._tokens.speech.timestamp_begin
-        # The prompt turns timestamps off; a model may still generate some.
+        # The prompt turns timestamps off; a model can still generate some.
         words = [token for token in tokens if beyond is None or token < beyond]
         return prefix + self._tokens.text([*before, *words])[len(self._tokens.text(before)) :]
 

@@ -75,7 +75,7 @@ class LiveStream:
                         await self._answered.wait()
                 except TimeoutError:
                     raise Unavailable(
-                        f"transcription is behind and took no audio for {self._patience:g} s",
+                        f"transcription is behind and has accepted no audio for {self._patience:g} s",
                         retry_after=self._patience,
                     ) from None
             await self._feed(block)

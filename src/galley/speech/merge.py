@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from galley.speech.results import Word
 
 _FAR_SECONDS: Final = 1.0
-"""Equal words this far apart are not the same spoken word; the error of word times is rarely larger."""
+"""Seconds from which equal words are different spoken words; word times are rarely off by more."""
 
 
 class Join(NamedTuple):

@@ -13,7 +13,7 @@ _CENTRE: Final = "FC"
 _NO_SPEECH: Final = ("LFE", "LFE2")
 _FRONT: Final = ("FL", "FR", "FLC", "FRC")
 _CANCELLED: Final = 0.1
-"""A mix with less than this share of its channels' energy has cancelled sound in opposite phase."""
+"""Share of its channels' energy below which a mix has cancelled sound of opposite phase."""
 
 
 def channels_of(frame: AudioFrame) -> NDArray[np.float32]:

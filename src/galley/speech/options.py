@@ -14,7 +14,7 @@ Task = Literal["transcribe", "translate"]
 def _between(name: str, value: float, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RequestError(f"{name} must be a number, got {value!r}", param=name)
-    # A whole number may be too long for math.isfinite.
+    # An integer can be too long for math.isfinite.
     if not low <= value <= high or value in (math.inf, -math.inf):
         raise RequestError(
             f"{name} must be between {low:g} and {high:g}, got {value!r:.100}", param=name
@@ -24,6 +24,13 @@ def _between(name: str, value: float, low: float, high: float) -> None:
 def _silence_below(threshold: float) -> float:
     """Return Silero's default ``neg_threshold``: below the onset threshold, to avoid rapid switching."""
     return max(threshold - 0.15, 0.01)
+
+
+def _given_language(language: str | None) -> str | None:
+    """Return the code of a language; None if it is to be detected."""
+    if language is None or language.strip().lower() == "auto":
+        return None
+    return language_code(language)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +45,7 @@ class SpeechOptions:
         min_speech_ms: shorter segments are treated as noise.
         min_silence_ms: a shorter pause does not end a segment.
         pad_ms: audio kept before and after a segment, at most half of ``min_silence_ms``.
+        lead_ms: audio kept before a segment, if the previous one does not contain it; default: ``pad_ms``.
 
     Raises:
         RequestError: a value is out of range; ``param`` names it.
@@ -48,6 +56,7 @@ class SpeechOptions:
     min_speech_ms: int = 100
     min_silence_ms: int = 800
     pad_ms: int = 400
+    lead_ms: int | None = None
 
     def __post_init__(self) -> None:
         _between("threshold", self.threshold, 0.0, 1.0)
@@ -58,9 +67,11 @@ class SpeechOptions:
         if 2 * self.pad_ms > self.min_silence_ms:
             raise RequestError(
                 f"pad_ms ({self.pad_ms}) must be at most half of min_silence_ms "
-                f"({self.min_silence_ms}): the padding of two neighbours must not meet",
+                f"({self.min_silence_ms}), so that the padding of two neighbours does not overlap",
                 param="pad_ms",
             )
+        if self.lead_ms is not None:
+            _between("lead_ms", self.lead_ms, 0, 5_000)
 
     @property
     def silence_below(self) -> float:
@@ -106,7 +117,7 @@ class QualityRules:
                 raise RequestError(f"{name} must be whole, got {count!r}", param=name)
             _between(name, count, 1, MAX_BEAMS)
         if not self.temperatures:
-            raise RequestError("temperatures must name at least one", param="temperatures")
+            raise RequestError("temperatures must not be empty", param="temperatures")
         for temperature in self.temperatures:
             _between("temperatures", temperature, 0.0, 100.0)
         for name, low, high in (
@@ -123,13 +134,17 @@ class TranscribeOptions:
     """Options of one transcription.
 
     Attributes:
-        language: spoken language as a code or an English name; None: detected in the first chunk.
+        language: spoken language as a code or an English name; None or "auto": detected in the first chunk.
+        multilingual: detect the language of each chunk, for recordings in several languages.
         task: "transcribe", or "translate" into English.
         prompt: text that the decoder treats as preceding the recording; sets spelling and style, for
             example of names.
         hotwords: names and terms that are put in the decoder's prompt for every chunk, before other text.
         timestamps: have the model write segment timestamps; False: each chunk is one segment.
         word_timestamps: also find the times of each word, with one more request for each chunk.
+        hallucination_silence_threshold: leave out text that is likely invented and has more seconds of
+            silence than this around it, and decode the audio from there again (openai/whisper). Takes one
+            more request for each chunk, as word times do; None: keep all text.
         speech: options for finding speech; None: all of the recording is treated as speech.
         rules: rules for when a transcript is good, and what is tried if it is not.
 
@@ -138,11 +153,13 @@ class TranscribeOptions:
     """
 
     language: str | None = None
+    multilingual: bool = False
     task: Task = "transcribe"
     prompt: str = ""
     hotwords: str = ""
     timestamps: bool = True
     word_timestamps: bool = False
+    hallucination_silence_threshold: float | None = None
     speech: SpeechOptions | None = SpeechOptions()
     rules: QualityRules = QualityRules()
 
@@ -151,8 +168,20 @@ class TranscribeOptions:
             raise RequestError(
                 f"task must be one of {', '.join(get_args(Task))}, got {self.task!r}", param="task"
             )
-        if self.language is not None:
-            object.__setattr__(self, "language", language_code(self.language))
+        object.__setattr__(self, "language", _given_language(self.language))
+        if self.multilingual and self.language is not None:
+            raise RequestError(
+                f"multilingual detects the language of each chunk, but language is {self.language!r}; "
+                "give one of them",
+                param="multilingual",
+            )
+        if (limit := self.hallucination_silence_threshold) is not None:
+            _between("hallucination_silence_threshold", limit, 0.0, 3_600.0)
+
+    @property
+    def aligns_words(self) -> bool:
+        """Whether the times of words are needed."""
+        return self.word_timestamps or self.hallucination_silence_threshold is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +217,7 @@ class LiveOptions:
     """Options of one live transcription.
 
     Attributes:
-        language: spoken language as a code or an English name; None: detected in the first turn.
+        language: spoken language as a code or an English name; None or "auto": detected in the first turn.
         prompt: text that the decoder treats as preceding the stream; sets spelling and style, for example
             of names.
         turns: options for turn detection.
@@ -210,5 +239,4 @@ class LiveOptions:
 
     def __post_init__(self) -> None:
         _between("interval_ms", self.interval_ms, 100, 10_000)
-        if self.language is not None:
-            object.__setattr__(self, "language", language_code(self.language))
+        object.__setattr__(self, "language", _given_language(self.language))

@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 
 from galley.speech.chunks import AudioChunk
 from galley.speech.fallback import Answer, Attempt
-from galley.speech.results import Segment
+from galley.speech.results import Segment, Word
 from galley.speech.tokens import DecodedSegment
+from galley.speech.words import moved
 from galley.types.audio import EncoderInput
 
 
@@ -21,6 +22,7 @@ class Part:
         waiting: number of incomplete answers.
         best: the chosen attempt; None until one is chosen.
         decoded: the segments of the chosen attempt, with times in the part; empty if it is silence.
+        rest: time in the chunk from which speech is left to transcribe; None if none is left.
         segments: the same segments with times in the recording; None until these, and word times if
             requested, are known.
     """
@@ -33,6 +35,7 @@ class Part:
     waiting: int = 0
     best: Attempt | None = None
     decoded: list[DecodedSegment] = field(default_factory=list)
+    rest: float | None = None
     segments: list[Segment] | None = None
 
 
@@ -43,17 +46,26 @@ class ChunkJob:
     Attributes:
         parts: the parts in order; each but the first begins where the text of the previous one ended.
         used_up: whether no further part will be added.
+        language: language detected in the chunk; None until then, and if it was not detected here.
+        speech_end: end of the last word found so far, in seconds of the chunk; 0 if there is none.
         segments: the segments of all parts, with times in the recording; None until all are known.
     """
 
     chunk: AudioChunk
     parts: list[Part]
     used_up: bool = False
+    language: str | None = None
+    speech_end: float = 0.0
     segments: list[Segment] | None = None
 
     def time(self, part: Part, seconds: float, *, end: bool = False) -> float:
         """Return the time in the recording of a time in a part; see :meth:`AudioChunk.recording_time`."""
         return self.chunk.recording_time(part.start + seconds, end=end)
+
+    def place(self, part: Part, word: Word) -> Word:
+        """Return a word with times in a part as one with times in the recording."""
+        times = self.chunk.recording_times(part.start + word.start, part.start + word.end)
+        return moved(word, *times)
 
     def settle(self) -> None:
         """Set ``segments`` if all parts have theirs."""

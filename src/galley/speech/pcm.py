@@ -26,7 +26,7 @@ class PcmStream:
         self.rate = rate
         self._resampler = self._fresh()
         self._half = b""
-        """The first byte of a sample whose second byte has not arrived yet."""
+        """First byte of a sample whose second byte has not arrived yet."""
 
     def feed(self, data: bytes) -> Iterator[Samples]:
         """Yield the mono float32 samples at 16 kHz that ``data`` completes, in blocks of at most 1 s."""

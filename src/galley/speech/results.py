@@ -29,6 +29,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
         compression_ratio: compression ratio of the chunk's text; high if that text repeats itself.
         no_speech_prob: probability that the segment's chunk contains no speech.
         words: the segment's words with times; None unless word times were requested.
+        language: code of the chunk's language; None unless each chunk's language is detected.
     """
 
     id: int
@@ -41,6 +42,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     compression_ratio: float = 0.0
     no_speech_prob: float = 0.0
     words: tuple[Word, ...] | None = None
+    language: str | None = None
 
 
 class Info(msgspec.Struct, frozen=True, kw_only=True):

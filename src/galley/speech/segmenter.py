@@ -11,13 +11,14 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from galley.errors import RequestError
 from galley.speech.options import SpeechOptions
 
 VAD_FRAME: Final = 512
 """Samples at 16 kHz for which the detector returns one probability: 32 ms."""
 SAMPLES_PER_MS: Final = 16
 _MIN_PAUSE_FRAMES: Final = 3
-"""A pause of fewer frames may lie within a word; about the 100 ms that Silero requires."""
+"""A pause of fewer frames can be within a word; about the 100 ms that Silero requires."""
 
 
 class SpeechSegment(NamedTuple):
@@ -78,34 +79,40 @@ class SpeechSegmenter:
         overlap: overlap in samples, less than half of ``limit``.
 
     Raises:
-        ValueError: ``limit`` is too short for the padding or the overlap.
+        RequestError: the padding is too long for ``limit``; ``param`` names the option.
     """
 
     def __init__(self, options: SpeechOptions, limit: int, overlap: int) -> None:
         self._options = options
         self._pad = options.pad_ms * SAMPLES_PER_MS
+        lead_ms = options.pad_ms if options.lead_ms is None else options.lead_ms
+        self._lead = lead_ms * SAMPLES_PER_MS
         self._limit = limit
         self._overlap = overlap
-        if limit < 4 * (self._pad + VAD_FRAME) or not 0 <= 2 * overlap < limit:
-            raise ValueError(
-                f"limit {limit} is too short for padding {self._pad} and overlap {overlap}"
+        if limit < 4 * (max(self._pad, self._lead) + VAD_FRAME):
+            name = "pad_ms" if self._pad >= self._lead else "lead_ms"
+            raise RequestError(
+                f"{name} may be at most {limit // 4 // SAMPLES_PER_MS - 32}, a quarter of the model's "
+                f"longest input; got {max(self._pad, self._lead) // SAMPLES_PER_MS}",
+                param=name,
             )
+        assert 0 <= 2 * overlap < limit
         self._position = 0
         self._last_end = 0
         self._in_speech = False
         # The open segment: first sample of speech, first sample with padding, overlap with the one before.
         self._speech_start = self._start = self._shared = 0
         self._continues = False
-        """Whether the open segment was cut off the previous one; it is then kept at any length."""
+        """Whether the open segment was split from the previous one; it is then kept at any length."""
         self._silence_start: int | None = None
-        """First sample of the silence that may end the open segment."""
+        """First sample of the silence that can end the open segment."""
         self._probabilities: list[float] = []
         """The probabilities of the open segment's frames."""
 
     @property
     def needed_from(self) -> int:
         """The first sample that a future segment may contain; earlier audio may be dropped."""
-        return self._start if self._in_speech else max(self._last_end, self._position - self._pad)
+        return self._start if self._in_speech else max(self._last_end, self._position - self._lead)
 
     def feed(self, probabilities: NDArray[np.float32]) -> list[SpeechSegment]:
         """Return the segments that end in the next frames; ``probabilities`` is float32 ``[frames]``."""
@@ -149,7 +156,7 @@ class SpeechSegmenter:
     def _begin(self) -> None:
         self._in_speech, self._continues, self._silence_start = True, False, None
         self._speech_start = self._position
-        self._start = max(self._last_end, self._position - self._pad)
+        self._start = max(self._last_end, self._position - self._lead)
         self._shared = 0
         self._probabilities = []
 

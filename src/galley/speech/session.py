@@ -5,7 +5,6 @@ session's requests to an engine, and passes the engine's outputs back.
 """
 
 import itertools
-import math
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
@@ -14,12 +13,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from galley.errors import EngineError
+from galley.errors import EngineError, RequestError
 from galley.service.speech_requests import align_request, transcribe_requests
 from galley.speech.alignment import token_times
 from galley.speech.chunks import AudioChunk
+from galley.speech.doubts import Doubts
 from galley.speech.fallback import Answer, Attempt, choose, likeliest
-from galley.speech.features import SAMPLE_RATE, encoder_input, rest_of
+from galley.speech.features import HOP, SAMPLE_RATE, encoder_input, rest_of
+from galley.speech.hallucination import find_invented
 from galley.speech.languages import UNSPACED
 from galley.speech.merge import join
 from galley.speech.options import TranscribeOptions
@@ -27,15 +28,12 @@ from galley.speech.part import ChunkJob, Part
 from galley.speech.results import Segment, Word
 from galley.speech.tokens import LEAST_STEP, SpeechTokens, Transcript
 from galley.speech.word_times import time_words
-from galley.speech.words import after_space, keep_words, moved, not_before, words_of
+from galley.speech.words import after_space, keep_words, not_before, words_of
 from galley.types import EngineRequest, Output
 from galley.types.audio import Alignment
 
 _MAX_CONDITION_TEMPERATURE: Final = 0.5
 """Text sampled at a higher temperature does not condition the text after it, as in openai/whisper."""
-
-_TOLD_DOUBTS: Final = 5
-"""Maximum number of places in a recording that a warning lists."""
 
 
 class Session:
@@ -51,7 +49,8 @@ class Session:
         cache_salt: the tenant; requests of other tenants never reuse this recording's encoded audio.
 
     Raises:
-        RequestError: the model does not support the language, the task or word timestamps.
+        RequestError: the model does not support the language, the task, word timestamps or several
+            languages.
     """
 
     def __init__(
@@ -66,7 +65,12 @@ class Session:
         cache_salt: str = "",
     ) -> None:
         tokens.check(options.language, options.task)
-        if options.word_timestamps:
+        if options.multilingual and not tokens.detects_language:
+            raise RequestError(
+                f"{tokens.info.name} knows one language; multilingual needs a model that knows several",
+                param="multilingual",
+            )
+        if options.aligns_words:
             tokens.check_words()
         self._tokens = tokens
         self._options = options
@@ -84,8 +88,7 @@ class Session:
         self._numbers = itertools.count()
         self._segment_ids = itertools.count()
         self._ended = False
-        self._doubtful: list[tuple[float, float]] = []
-        """(start in seconds, mean token probability) of chunks that the model was unsure of."""
+        self._doubts = Doubts(tokens.info.name, tokens.speech.low_confidence)
         self._context: list[int] = []
         """Tokens of the text that conditions the next chunk."""
         prompt = options.prompt.strip()
@@ -94,19 +97,17 @@ class Session:
         hotwords = options.hotwords.strip()
         self._hotwords = tokens.tokenizer.encode_plain(" " + hotwords) if hotwords else []
         self.language = options.language
-        """The spoken language as a code; None until it is detected."""
+        """The spoken language as a code, of the first chunk if each has its own; None until detected."""
         if self.language is None and not tokens.detects_language:
             self.language = "en"
 
-    @property
-    def _spoken(self) -> str:
-        """The language of the audio."""
-        return self.language or "en"
+    def _language_of(self, job: ChunkJob) -> str | None:
+        """Return the language of a chunk's audio; None until it is detected."""
+        return job.language if self._options.multilingual else self.language
 
-    @property
-    def _written(self) -> str:
-        """The language of the text."""
-        return "en" if self._options.task == "translate" else self._spoken
+    def _written(self, language: str | None) -> str:
+        """Return the language of the text of audio in ``language``."""
+        return "en" if self._options.task == "translate" else language or "en"
 
     @property
     def has_room(self) -> bool:
@@ -140,7 +141,7 @@ class Session:
         """
         job, part = self._running[output.request_id]
         if output.finish_reason in ("error", "abort"):
-            raise EngineError(output.error or "the engine gave the request up")
+            raise EngineError(output.error or "the engine gave up the request")
         answer = part.answers[output.request_id]
         answer.add(output)
         if output.finish_reason is None:
@@ -149,31 +150,21 @@ class Session:
         part.waiting -= 1
         if part.waiting:
             return
-        if self.language is None:
-            self.language = self._tokens.language(answer.tokens[0])
+        if self._language_of(job) is None:
+            job.language = self._tokens.language(answer.tokens[0])
+            self.language = self.language or job.language
             part.started = False
         elif part.best is None:
             self._judge(job, part)
         else:
             assert isinstance(output.result, Alignment)
-            part.segments = self._segments(job, part, self._words(job, part, output.result))
+            self._align(job, part, output.result)
         job.settle()
         self._start_jobs()
 
     def doubts(self) -> list[str]:
         """Return the warnings about chunks with a low mean token probability; empty if there are none."""
-        if not self._doubtful:
-            return []
-        told = ", ".join(
-            f"{start:.1f} s ({mean:.2f})" for start, mean in sorted(self._doubtful)[:_TOLD_DOUBTS]
-        )
-        more = len(self._doubtful) - _TOLD_DOUBTS
-        return [
-            f"{self._tokens.info.name} is unsure of what is said from {told}"
-            f"{f' and {more} other places' if more > 0 else ''} on: a mean token probability below "
-            f"{self._tokens.speech.low_confidence:g} is low for this model; names and numbers there may be "
-            "invented"
-        ]
+        return self._doubts.warnings()
 
     def segments(self) -> list[Segment]:
         """Return the segments that have become final since the last call, in order.
@@ -198,7 +189,7 @@ class Session:
         Some models omit that space.
         """
         number = next(self._segment_ids)
-        if number and self._written not in UNSPACED:
+        if number and self._written(segment.language or self.language) not in UNSPACED:
             segment = after_space(segment)
         return msgspec.structs.replace(segment, id=number)
 
@@ -208,18 +199,19 @@ class Session:
             for part in job.parts:
                 if not part.started:
                     self._start(job, part)
-            in_turn = self.language is None or self._rules.condition_on_previous_text
-            if in_turn and not job.used_up:
+            waits = self.language is None and not self._options.multilingual
+            if (waits or self._rules.condition_on_previous_text) and not job.used_up:
                 return
 
     def _start(self, job: ChunkJob, part: Part) -> None:
         """Request a chunk's language or, if it is known, a part's transcript at the next temperature."""
         part.started = True
-        if self.language is None:
+        language = self._language_of(job)
+        if language is None:
             wanted = self._tokens.detection()
         else:
             prompt = self._tokens.prompt(
-                self.language,
+                language,
                 self._options.task,
                 timestamps=self._timestamps,
                 previous=self._context,
@@ -266,42 +258,84 @@ class Session:
             return
         part.best = best
         self._read(job, part, best)
-        least, mean = self._tokens.speech.low_confidence, math.exp(best.avg_logprob)
-        if least is not None and part.decoded and mean < least:
-            self._doubtful.append((job.time(part, part.decoded[0].start), mean))
+        if part.decoded:
+            start = job.time(part, part.decoded[0].start)
+            self._doubts.add(start, best.avg_logprob)
+        if not (self._options.aligns_words and part.decoded):
+            part.segments = self._segments(job, part, None)
+            self._go_on(job, part)
+            return
+        if self._options.hallucination_silence_threshold is None:
+            self._go_on(job, part)
         text = [token for segment in part.decoded for token in segment.tokens]
-        if self._rules.condition_on_previous_text:
-            above = best.temperature > _MAX_CONDITION_TEMPERATURE
-            self._context = [] if above else self._context + text
-        if self._options.word_timestamps and text:
-            prompt = self._tokens.alignment(self._spoken, self._options.task, text)
-            request = align_request(
-                prompt.ids,
-                self._tokens.info,
-                request_id=self._next_id(),
-                encoder_input=part.encoder_input,
-                priority=self._priority,
-                cache_salt=self._cache_salt,
-            )
-            self._request(job, part, [request])
-        else:
-            part.segments = self._segments(job, part, [None] * len(part.decoded))
+        language = self._language_of(job) or "en"
+        request = align_request(
+            self._tokens.alignment(language, self._options.task, text).ids,
+            self._tokens.info,
+            request_id=self._next_id(),
+            encoder_input=part.encoder_input,
+            priority=self._priority,
+            cache_salt=self._cache_salt,
+        )
+        self._request(job, part, [request])
 
     def _read(self, job: ChunkJob, part: Part, best: Attempt) -> None:
-        """Parse the chosen transcript; speech in the chunk that it does not cover becomes another part."""
-        seconds = job.chunk.seconds - part.start
-        rest = None
-        if not self._is_silence(part, best):
-            heard = self._tokens.transcript(
-                best.tokens, best.scores, seconds, complete=best.complete or not self._timestamps
-            )
-            part.decoded = heard.segments
-            rest = self._rest(job, part, heard)
-        if rest is None:
+        """Parse the chosen transcript, and find the speech in the chunk that it does not cover."""
+        if self._is_silence(part, best):
+            return
+        heard = self._tokens.transcript(
+            best.tokens,
+            best.scores,
+            job.chunk.seconds - part.start,
+            complete=best.complete or not self._timestamps,
+        )
+        part.decoded = heard.segments
+        part.rest = self._rest(job, part, heard)
+
+    def _go_on(self, job: ChunkJob, part: Part) -> None:
+        """Start the part after one whose text is certain, if speech is left."""
+        if self._rules.condition_on_previous_text:
+            assert part.best is not None
+            text = [token for segment in part.decoded for token in segment.tokens]
+            above = part.best.temperature > _MAX_CONDITION_TEMPERATURE
+            self._context = [] if above else self._context + text
+        if part.rest is None:
             job.used_up = True
             return
         whole = job.parts[0].encoder_input
-        job.parts.append(Part(rest, rest_of(whole, rest, pads=self._pads)))
+        job.parts.append(Part(part.rest, rest_of(whole, part.rest, pads=self._pads)))
+
+    def _align(self, job: ChunkJob, part: Part, alignment: Alignment) -> None:
+        """Set the part's segments from the times of its words, without invented ones."""
+        words = self._words(job, part, alignment)
+        if self._options.hallucination_silence_threshold is not None:
+            words = self._without_invented(job, part, words)
+            self._go_on(job, part)
+        part.segments = self._segments(job, part, words)
+
+    def _without_invented(
+        self, job: ChunkJob, part: Part, words: list[list[Word]]
+    ) -> list[list[Word]]:
+        """Remove invented segments from the part, and set where its audio is decoded again."""
+        threshold = self._options.hallucination_silence_threshold
+        assert threshold is not None
+        cut = find_invented(
+            words,
+            seconds=job.chunk.seconds - part.start,
+            window=part.encoder_input.frames * HOP / SAMPLE_RATE,
+            silence=part.start - job.speech_end,
+            threshold=threshold,
+        )
+        if cut is not None:
+            words, part.decoded = words[: cut.kept], part.decoded[: cut.kept]
+            part.rest = None
+            if cut.resume is not None:
+                resume = part.start + cut.resume
+                rest = job.chunk.unheard_from(resume)
+                part.rest = None if rest is None else max(rest, resume)
+        if words:
+            job.speech_end = part.start + words[-1][-1].end
+        return words
 
     def _is_silence(self, part: Part, best: Attempt) -> bool:
         """Return whether a part is treated as silence.
@@ -326,40 +360,38 @@ class Session:
         rest = job.chunk.unheard_from(part.start + heard.until)
         return None if rest is None or rest < part.start + LEAST_STEP else rest
 
-    def _words(self, job: ChunkJob, part: Part, alignment: Alignment) -> list[tuple[Word, ...]]:
-        """Return the words of each decoded segment, with times in the recording."""
-        chunk, tokens, start = job.chunk, self._tokens, part.start
+    def _words(self, job: ChunkJob, part: Part, alignment: Alignment) -> list[list[Word]]:
+        """Return the words of each decoded segment, with times in the part."""
         count = sum(len(segment.tokens) for segment in part.decoded)
-        times = token_times(alignment, count, chunk.seconds - start, tokens.row_seconds)
-        return [
-            tuple(
-                moved(word, *chunk.recording_times(start + word.start, start + word.end))
-                for word in words
-            )
-            for words in time_words(part.decoded, times, tokens.tokenizer, self._written)
-        ]
+        seconds = job.chunk.seconds - part.start
+        times = token_times(alignment, count, seconds, self._tokens.row_seconds)
+        written = self._written(self._language_of(job))
+        return time_words(part.decoded, times, self._tokens.tokenizer, written)
 
     def _segments(
-        self, job: ChunkJob, part: Part, words: Sequence[tuple[Word, ...] | None]
+        self, job: ChunkJob, part: Part, words: Sequence[Sequence[Word]] | None
     ) -> list[Segment]:
         """Return the part's segments with times in the recording, taken from ``words`` where given."""
         best = part.best
         assert best is not None
-        return [
-            Segment(
+        segments = []
+        for decoded, timed in itertools.zip_longest(part.decoded, words or ()):
+            placed = None if timed is None else tuple(job.place(part, word) for word in timed)
+            segment = Segment(
                 id=0,
-                start=round(timed[0].start if timed else job.time(part, segment.start), 3),
-                end=round(timed[-1].end if timed else job.time(part, segment.end, end=True), 3),
-                text=self._tokens.text(segment.tokens),
-                tokens=segment.tokens,
+                start=round(placed[0].start if placed else job.time(part, decoded.start), 3),
+                end=round(placed[-1].end if placed else job.time(part, decoded.end, end=True), 3),
+                text=self._tokens.text(decoded.tokens),
+                tokens=decoded.tokens,
                 temperature=best.temperature,
                 avg_logprob=best.avg_logprob,
                 compression_ratio=best.compression_ratio,
                 no_speech_prob=best.no_speech_prob,
-                words=timed,
+                words=placed if self._options.word_timestamps else None,
+                language=job.language if self._options.multilingual else None,
             )
-            for segment, timed in zip(part.decoded, words, strict=True)
-        ]
+            segments.append(segment)
+        return segments
 
     def _join(self, left: ChunkJob, right: ChunkJob) -> bool:
         """Remove the words that two overlapping chunks share; return False if one has no segments yet."""
@@ -368,7 +400,10 @@ class Session:
         start = right.chunk.segments[0].start / SAMPLE_RATE
         overlap = (start, start + right.chunk.overlap)
         before, after = (
-            [words_of(segment, self._written) for segment in job.segments or []]
+            [
+                words_of(segment, self._written(self._language_of(job)))
+                for segment in job.segments or []
+            ]
             for job in (left, right)
         )
         where = join(list(itertools.chain(*before)), list(itertools.chain(*after)), overlap)

@@ -17,7 +17,7 @@ Samples: TypeAlias = "NDArray[np.float32]"
 """Mono samples in [-1, 1]."""
 
 Source: TypeAlias = str | Path | bytes | BinaryIO
-"""A path (never a network address), the file's bytes, or an open file that can seek."""
+"""A path (never a network address), the file's bytes, or a seekable open file."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ def raw_pcm(
         for name, value in (("sample_rate", sample_rate), ("channels", channels)):
             if value is not None:
                 raise RequestError(
-                    f"{name} is that of a file without a header, whose encoding raw_format names",
+                    f"{name} applies to files without a header only; set raw_format to their encoding",
                     param=name,
                 )
         return None
     if sample_rate is None:
         raise RequestError(
-            f"raw_format {type_} needs sample_rate: the file does not state its own",
+            f"raw_format {type_} needs sample_rate, which such files do not state",
             param="sample_rate",
         )
     return RawPcm(sample_rate, channels or 1, type_)

@@ -5,13 +5,13 @@ from typing import Final
 from av.audio.frame import AudioFrame
 
 _TIMED: Final = ("matroska", "webm", "mov", "mp4", "asf", "mpegts", "mpeg", "ogg")
-"""FFmpeg's names of containers with time stamps. In others the stamps only count earlier samples."""
+"""FFmpeg's names of containers with timestamps; in others, timestamps only count earlier samples."""
 _RESTARTS: Final = ("mpegts", "mpeg", "ogg")
-"""Containers whose time stamps may restart anywhere."""
+"""Containers whose timestamps can restart anywhere."""
 _JITTER: Final = 0.1
-"""Seconds by which time stamps and sample counts may differ; containers round to milliseconds."""
+"""Seconds by which timestamps and sample counts can differ; containers round to milliseconds."""
 _LONGEST_RESTARTING_GAP: Final = 60.0
-"""Where time stamps may restart, a gap of more seconds is treated as a restart."""
+"""If timestamps can restart, a gap of more seconds is treated as a restart."""
 _LONGEST_GAP: Final = 24 * 3600.0
 """A gap of more seconds is treated as damage."""
 

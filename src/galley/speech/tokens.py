@@ -18,7 +18,7 @@ _FRAME_SECONDS: Final = HOP / SAMPLE_RATE
 LEAST_STEP: Final = 0.2
 """Minimum step in seconds when decoding continues from a timestamp."""
 _SEED: Final = 0
-"""Fixed seed, so that sampling at a temperature above 0 gives the same text for a recording every time."""
+"""Fixed seed, so that a recording gives the same text every time, even at temperatures above 0."""
 
 
 class Prompt(NamedTuple):
@@ -87,7 +87,7 @@ class SpeechTokens:
         self._languages = {
             name.strip("<|>"): token for name, token in self.speech.languages.items()
         }
-        self._eos = frozenset(info.eos_token_ids)
+        self._eos = frozenset(info.require_text().eos_token_ids)
         self._text_end = min(self._eos, default=self.speech.start_token - 1)
 
     @property
@@ -104,19 +104,19 @@ class SpeechTokens:
         """Raise RequestError if the model does not support the language or the task."""
         if language is not None and language not in (self._languages or ("en",)):
             raise RequestError(
-                f"{self.info.name} does not know {NAMES[language]}; it knows "
+                f"{self.info.name} does not support {NAMES[language]}; it supports "
                 f"{', '.join(sorted(self._languages)) or 'en'}",
                 param="language",
             )
         if task != "transcribe" and task not in self.speech.tasks:
-            raise RequestError(f"{self.info.name} does not know the task {task!r}", param="task")
+            raise RequestError(f"{self.info.name} does not support the task {task!r}", param="task")
 
     def check_words(self) -> None:
         """Raise RequestError if the model does not support word timestamps."""
         if not self.speech.alignment_heads:
             raise RequestError(
-                f"{self.info.name} times no words: its generation_config.json names no alignment_heads, "
-                "and its decoder has too many heads to take all of them",
+                f"{self.info.name} does not support word timestamps: its generation_config.json has no "
+                "alignment_heads, and its decoder has too many heads to use all of them",
                 param="timestamp_granularities",
             )
 
@@ -146,7 +146,7 @@ class SpeechTokens:
         """
         ids: list[int] = []
         if (previous or hotwords) and self.speech.previous_token is not None:
-            room = self.info.max_model_len // 2 - 1
+            room = self.info.require_text().max_model_len // 2 - 1
             first = list(hotwords[: room // 2])
             ids = [self.speech.previous_token, *first, *previous[len(first) - room :]]
         start = len(ids)
@@ -192,7 +192,7 @@ class SpeechTokens:
             min_p=0.0,
             repetition_penalty=1.0,
             seed=_SEED,
-            max_tokens=max(1, min(self.info.max_model_len // 2, room)),
+            max_tokens=max(1, min(self.info.require_text().max_model_len // 2, room)),
             scores=True,
         )
         rules = SpeechRules(

@@ -28,7 +28,7 @@ from galley.types import Output
 from galley.types.model_info import ModelInfo
 
 CHUNKS_IN_FLIGHT: Final = 8
-"""Chunks of one recording in transcription at a time. More fill the batch better and use more memory."""
+"""Concurrent chunks of one recording; more fill the batch better, but use more memory."""
 
 
 class Transcriber(Closable):
@@ -121,12 +121,12 @@ class Transcriber(Closable):
         if is_file:
             if sample_rate is not None:
                 raise RequestError(
-                    "sample_rate is that of an array; the format of a file without a header is raw",
+                    "sample_rate applies to arrays only; for a file without a header, use raw",
                     param="sample_rate",
                 )
         elif raw is not None:
             raise RequestError(
-                "an array has no format of a file; sample_rate says its rate", param="raw"
+                "raw applies to files only; for an array, use sample_rate", param="raw"
             )
         session = Session(
             self._model.tokens,
@@ -242,7 +242,7 @@ class LiveTranscription:
                     for output in run:
                         self._session.take(output)
             except BaseException:
-                # An interrupt in a notebook makes the turn fail, not the stream.
+                # An interrupt in a notebook fails this call, not the stream.
                 self._session.take(Output(request_id=request.id, finish_reason="abort"))
                 raise
         return self._session.events()

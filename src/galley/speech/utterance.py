@@ -8,7 +8,7 @@ from galley.speech.fallback import Answer, Attempt
 from galley.speech.segmenter import SAMPLES_PER_MS
 
 SETTLED: Final = 192 * SAMPLES_PER_MS
-"""Samples of silence after which an utterance's last word is considered complete."""
+"""Samples of silence after which an utterance's last word counts as complete."""
 
 
 @dataclass(slots=True, eq=False)

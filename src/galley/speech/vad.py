@@ -11,7 +11,7 @@ from galley.speech.features import SAMPLE_RATE
 from galley.speech.segmenter import VAD_FRAME, VadStream
 
 _CONTEXT: Final = 64
-"""Number of samples before a frame that the model gets together with the frame."""
+"""Number of preceding samples that the model gets together with each frame."""
 _LEVEL: Final = 0.1
 """Peak to which quiet audio is raised: 20 dB below full scale."""
 _QUIET: Final = 0.03
@@ -80,7 +80,7 @@ class SileroStream:
         self._hidden = np.zeros((1, 1, 128), np.float32)
         self._cell = np.zeros((1, 1, 128), np.float32)
         self._tail = np.zeros(_CONTEXT, np.float32)
-        """The context of the next frame and the samples of that frame so far."""
+        """Context of the next frame, and its samples so far."""
 
     def feed(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the probabilities, float32 ``[frames]``, of the frames that ``samples`` completes.

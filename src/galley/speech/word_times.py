@@ -16,8 +16,8 @@ from galley.speech.tokens import DecodedSegment
 from galley.speech.word_tokens import split_to_word_tokens
 from galley.text.tokenizer import Tokenizer
 
-_OPENING: Final = "\"'“¡¿([{-"
-_CLOSING: Final = "\"'.。,，!！?？:：”)]}、"  # noqa: RUF001
+OPENING: Final = "\"'“¡¿([{-"
+CLOSING: Final = "\"'.。,，!！?？:：”)]}、"  # noqa: RUF001
 _SENTENCE_END: Final = ".。!！?？"  # noqa: RUF001
 _USUAL_SECONDS: Final = 0.7
 """Upper limit of a chunk's usual word length in seconds, which is the median over its words."""
@@ -94,13 +94,13 @@ def _with_punctuation(words: Sequence[_TimedWord]) -> list[_TimedWord]:
     """Join opening marks to the next word and closing marks to the previous one, keeping word times."""
     opened: list[_TimedWord] = []
     for word in reversed(words):
-        if opened and word.text.startswith(" ") and word.text.strip() in _OPENING:
+        if opened and word.text.startswith(" ") and word.text.strip() in OPENING:
             opened[-1].text = word.text + opened[-1].text
         else:
             opened.append(word)
     whole: list[_TimedWord] = []
     for word in reversed(opened):
-        closes = word.text in _CLOSING or not word.text.strip()
+        closes = word.text in CLOSING or not word.text.strip()
         if closes and whole and not whole[-1].text.endswith(" "):
             whole[-1].text += word.text
         else:

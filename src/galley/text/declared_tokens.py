@@ -91,7 +91,7 @@ def _extra(config: Mapping[str, Any], file: str) -> Iterator[AddedToken]:
         if isinstance(value, Mapping):
             continue
         if not isinstance(value, list) or not all(_content(token) for token in value):
-            raise CheckpointError(f"is {shown(value)}, no list of tokens", file=file, field=name)
+            raise CheckpointError(f"is {shown(value)}, not a list of tokens", file=file, field=name)
         for token in value:
             if isinstance(token, Mapping):
                 yield _token({**token, "special": True}, file, name)
@@ -104,7 +104,7 @@ def _extra(config: Mapping[str, Any], file: str) -> Iterator[AddedToken]:
 def _decoder(given: Any, file: str) -> Iterator[AddedToken]:
     """Yield the tokens of ``added_tokens_decoder`` (id -> token), in the order of ids."""
     if not isinstance(given, Mapping) or not all(_is_id(key) for key in given):
-        raise CheckpointError("is no object of ids and tokens", file=file, field=_DECODER)
+        raise CheckpointError("is not an object of ids and tokens", file=file, field=_DECODER)
     for key in sorted(given, key=int):
         yield _token(given[key], file, f"{_DECODER}.{key}")
 
@@ -115,7 +115,7 @@ def _listed(path: Path, special: set[str]) -> Iterator[AddedToken]:
         return
     ids = read_json(path)
     if not all(type(token) is int and token >= 0 for token in ids.values()):
-        raise CheckpointError("is no object of tokens and ids", file=str(path))
+        raise CheckpointError("is not an object of tokens and ids", file=str(path))
     for text in sorted(filter(None, ids), key=lambda text: ids[text]):
         known = text in special
         yield AddedToken(text, normalized=not known, special=known)
@@ -125,7 +125,7 @@ def _token(value: Any, file: str, field: str) -> AddedToken:
     flags = {name: value.get(name) for name in _FLAGS} if isinstance(value, Mapping) else {}
     text = _content(value)
     if not text or not flags or not all(isinstance(flag, bool | None) for flag in flags.values()):
-        raise CheckpointError(f"is {shown(value)}, no token", file=file, field=field)
+        raise CheckpointError(f"is {shown(value)}, not a token", file=file, field=field)
     return AddedToken(text, **{name: flag for name, flag in flags.items() if flag is not None})
 
 

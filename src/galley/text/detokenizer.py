@@ -8,7 +8,7 @@ from typing import Final, Protocol
 from galley.text.tokenizer import Tokenizer
 
 _LONGEST_HEAD: Final = 1024
-"""Number of tokens without text at the start of a sequence after which it counts as begun."""
+"""Number of tokens without text after which the beginning of a sequence is over."""
 
 
 class Detokenizer(Protocol):

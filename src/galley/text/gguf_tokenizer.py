@@ -15,7 +15,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Values of ``tokenizer.ggml.token_type``."""
 
 HUGGINGFACE_KEY: Final = "tokenizer.huggingface.json"
-"""Key of a complete ``tokenizer.json``; if a file has it, the tokenizer is read from there."""
+"""Key of a complete ``tokenizer.json``; if present, the tokenizer is read from it."""
 
 SPACE: Final = "\u2581"
 _LETTERS_OF_LLAMA: Final = (
@@ -92,11 +92,11 @@ SPLITTINGS: Final[Mapping[str, Splitting]] = {
     "command-r": Splitting(digits=True, nfc=True),
     "olmo": Splitting(nfc=True),
 }
-"""``tokenizer.ggml.pre`` -> how texts are split; older files, without the key, are "default"."""
+"""``tokenizer.ggml.pre`` -> how texts are split; older files lack the key, which means "default"."""
 
 
 _LEAVES_SPACES: Final = frozenset({"<unk>", "<s>", "<|endoftext|>"})
-"""Special tokens of Phi-3 with SentencePiece after which white space stays; others remove it."""
+"""Special tokens of Phi-3 with SentencePiece that keep the white space after them; others remove it."""
 
 
 class GGUFText(NamedTuple):
@@ -129,7 +129,7 @@ def read_text(path: Path) -> GGUFText:
         UnsupportedModel: the tokenizer is of an unsupported type.
     """
     metadata = read_metadata(path)
-    # As in llama.cpp: a token without text cannot result from a text, and there may be several.
+    # As in llama.cpp: tokens without text never result from a text, and there can be several.
     listed = metadata.strings("tokenizer.ggml.tokens")
     tokens = [text or f"[EMPTY_{token}]" for token, text in enumerate(listed)]
     kind = metadata.raw.get("tokenizer.ggml.model")
@@ -144,7 +144,7 @@ def read_text(path: Path) -> GGUFText:
         raise UnsupportedModel(
             f"{metadata.file}: tokenizer.ggml.model {shown(kind)} is not supported; known: gpt2, llama"
         )
-    # No key specifies it; llama.cpp, too, decides it by the model's name.
+    # No key specifies it; like llama.cpp, decide by the model's name.
     strips = kind == "llama" and metadata.raw.get("general.architecture") == "phi3"
     inner.add_tokens(
         [
@@ -177,11 +177,11 @@ def _byte_pairs(
     vocabulary = _vocabulary(metadata, tokens)
     merges = []
     for index, merge in enumerate(metadata.strings("tokenizer.ggml.merges")):
-        # In no known file does a part begin with a space; a space separates the two parts.
+        # No part begins with a space in any known file; a space separates the two parts.
         left, _, right = merge.partition(" ")
         if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
             raise CheckpointError(
-                f"merge {index}, {shown(merge)}, is not of tokens",
+                f"merge {index}, {shown(merge)}, refers to unknown tokens",
                 file=metadata.file,
                 field="tokenizer.ggml.merges",
             )
@@ -249,7 +249,7 @@ def _vocabulary(metadata: Metadata, tokens: Sequence[str]) -> dict[str, int]:
     if len(vocabulary) < len(tokens):
         twice = next(t for i, t in enumerate(tokens) if vocabulary[t] != i)
         raise CheckpointError(
-            f"token {shown(twice)} stands twice",
+            f"token {shown(twice)} occurs twice",
             file=metadata.file,
             field="tokenizer.ggml.tokens",
         )
@@ -284,7 +284,7 @@ def named_tokens(metadata: Metadata) -> dict[str, str]:
             continue
         if token >= len(tokens):
             raise CheckpointError(
-                f"is {token}, there are {len(tokens)} tokens",
+                f"is {token}, but there are {len(tokens)} tokens",
                 file=metadata.file,
                 field=f"tokenizer.ggml.{name}_token_id",
             )

@@ -30,7 +30,7 @@ Metadata: TypeAlias = dict[str, Any]
 
 _ROLES: Final = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 _WORDS: Final = "Hello  you're 12345 naïve ΩΜΈΓΑ 你好世界!? snake_case\n\n\tx = {'a': 1.5e3}  "
-"""Sample text with which splittings are compared."""
+"""Sample text for comparing splittings."""
 
 
 class Vocabulary(NamedTuple):
@@ -68,8 +68,8 @@ def vocabulary_of(folder: Path, rows: int) -> Vocabulary:
     model = content.get("model", {})
     if model.get("type", "BPE") != "BPE" or not (tokenizer.byte_level or tokenizer.byte_fallback):
         raise UnsupportedModel(
-            f"{folder / TOKENIZER_FILE}: GGUF files hold byte-level BPE and SentencePiece's BPE with "
-            f"bytes; this tokenizer is {model.get('type')}"
+            f"{folder / TOKENIZER_FILE}: GGUF supports byte-level BPE and SentencePiece's BPE with "
+            f"byte fallback; this tokenizer is {model.get('type')}"
         )
     metadata, differs = _tokens(tokenizer, content, rows)
     made = _byte_pairs(content) if tokenizer.byte_level else _pieces(content, metadata)
@@ -131,7 +131,7 @@ def _byte_pairs(content: Mapping[str, Any]) -> Vocabulary:
         "tokenizer.ggml.pre": equal[0] if equal else _nearest(content, names),
         "tokenizer.ggml.merges": merges,
     }
-    differs = [] if equal else ["it splits texts into words in a way of its own"]
+    differs = [] if equal else ["it splits texts into words differently"]
     odd = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
     differs += [f"its model has {name}" for name in odd if model.get(name)]
     return Vocabulary(metadata, tuple(differs))
@@ -176,8 +176,7 @@ def _pieces(content: Mapping[str, Any], metadata: Metadata) -> Vocabulary:
     texts, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
     merges = _merges(content["model"])
     rank = {left + right: at for at, (left, right) in reversed([*enumerate(merges)])}
-    # Pieces that no pair makes come after all others: the tokenizer has no pair that would merge
-    # them.
+    # Tokens that are not the result of a merge come last: the tokenizer has no pair for them.
     scores = [-float(rank.get(text, len(merges))) for text in texts]
     prefix = _prefix(content)
     made: Metadata = {
@@ -189,9 +188,9 @@ def _pieces(content: Mapping[str, Any], metadata: Metadata) -> Vocabulary:
     differs = []
     strips = "Strip" in [step.get("type") for step in _steps(content.get("decoder"), "decoders")]
     if prefix is None or strips != prefix:
-        differs.append("it puts spaces before texts in a way of its own")
+        differs.append("it adds spaces before texts differently")
     if _by_piece(merges) != _by_piece(merges_of_scores(texts, types, scores)):
-        differs.append("its merges are not those of scores of pieces")
+        differs.append("its merges do not follow from the scores of tokens")
     if content["model"].get("ignore_merges"):
         differs.append("its model has ignore_merges")
     return Vocabulary(made, tuple(differs))
@@ -238,7 +237,7 @@ def _ends(inner: tokenizers.Tokenizer, tokenizer: Tokenizer) -> Vocabulary:
         text = tokenizer.special_tokens.get(f"{role}_token")
         made[f"tokenizer.ggml.add_{role}_token"] = bool(ids)
         if ids and [tokenizer.piece(token) for token in ids] != [text]:
-            differs.append(f"it puts tokens {ids} around texts")
+            differs.append(f"it adds the tokens {ids} around texts")
     return Vocabulary(made, tuple(differs))
 
 

@@ -39,7 +39,7 @@ class CountSteps(Extension):
             yield token
             if previous == "block_begin":
                 opened = token.value
-                if opened == "autoescape":  # the compiler would compute its argument
+                if opened == "autoescape":  # the compiler would evaluate its argument
                     raise jinja2.TemplateSyntaxError("autoescape is not supported", token.lineno)
             elif token.type == "block_end" and opened in ("for", "macro", "call"):
                 for kind, value in (
@@ -60,7 +60,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
-            # Nothing is computed at compile time: {{ 'a' * 10 ** 10 }} must compile within bounds.
+            # Evaluate nothing at compile time: {{ 'a' * 10 ** 10 }} must compile within bounds.
             optimized=False,
             finalize=_as_it_is,
             extensions=[loopcontrols, _GenerationBlock, CountSteps],

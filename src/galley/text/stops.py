@@ -34,7 +34,7 @@ class StopScanner:
         text = self._held + text
         for position in range(len(self._held), len(text)):
             char = text[position]
-            # Every pattern must see the character; the longest comes first.
+            # Every pattern must consume the character; the longest match comes first.
             complete = [pattern for pattern in self._patterns if pattern.advance(char)]
             if complete and not ends:
                 for pattern in complete:

@@ -25,16 +25,16 @@ TEMPLATE_FILE: Final = "chat_template.jinja"
 GGUF_TEMPLATE: Final = "tokenizer.chat_template"
 
 TOOL_USE: Final = "tool_use"
-"""Name of the template for conversations with tools, in a checkpoint with several templates."""
+"""Name of the template for conversations with tools, if a checkpoint has several templates."""
 
 MAX_PROMPT_CHARS: Final = 32 * 1024 * 1024
-"""Limit of a rendered prompt in characters; no model has so long a context."""
+"""Limit of a rendered prompt in characters; no model has a context this long."""
 
 MAX_STEPS: Final = 250_000
-"""Limit of loop iterations and macro calls in one rendering; so many take some tenths of a second."""
+"""Limit of loop iterations and macro calls in one rendering, a few tenths of a second."""
 
 _MOST_REASON: Final = 1000
-"""Maximum number of characters kept of an error that a template raises itself."""
+"""Maximum number of characters kept of a template's own error message."""
 
 
 class ChatTemplate:
@@ -55,7 +55,7 @@ class ChatTemplate:
         self._template = _compiled(source, file)
         self._with_tools = self._template if tool_source is None else _compiled(tool_source, file)
         self.source = "\n".join(filter(None, (source, tool_source)))
-        # Determined by probing, with the first call and the first late system message.
+        # Found by probing, at the first call and the first late system message.
         self._call_form: CallForm | None = None
         self._takes_late_system: bool | None = None
 
@@ -72,7 +72,7 @@ class ChatTemplate:
             for key in (GGUF_TEMPLATE, f"{GGUF_TEMPLATE}.{TOOL_USE}"):
                 sources.append(metadata.raw.get(key))
                 if sources[-1] is not None and not isinstance(sources[-1], str):
-                    raise CheckpointError("expected text", file=metadata.file, field=key)
+                    raise CheckpointError("is not a string", file=metadata.file, field=key)
             return cls(sources[0], file=metadata.file, tool_source=sources[1])
         named, path = read_templates(folder)
         return cls(named.get("default"), file=str(path), tool_source=named.get(TOOL_USE))
@@ -138,14 +138,14 @@ class ChatTemplate:
         """
         if not messages:
             raise RequestError("messages must not be empty", param="messages")
-        # Keys without a value are removed: a template would print them as "None".
+        # Remove keys without a value, which a template would print as "None".
         chat = [{k: v for k, v in message.items() if v is not None} for message in messages]
         chat = self._adapted(tokenizer, chat)
         rest: dict[str, Any] = {"tools": list(tools) or None, "variables": dict(variables or {})}
         special = _control_pattern(tokenizer.added_tokens, "")
         control = _control_pattern(tokenizer.added_tokens, self.source)
-        # Past answers may hold tokens such as </think>, which the model wrote and templates search
-        # for.
+        # Past answers can contain tokens such as </think>, which the model wrote and templates
+        # search for.
         patterns = [special if m.get("role") == "assistant" else control for m in chat]
         parts = [*zip(patterns, chat, strict=True), (control, rest)]
         quotes = any(_contains(pattern, part) for pattern, part in parts)
@@ -164,8 +164,8 @@ class ChatTemplate:
             _check_length(tokenizer, prompt, context)
             return tokenizer.encode(prompt, add_special_tokens=False)
         _check_length(tokenizer, re.sub(f"[{start}{end}]", "", prompt), context)
-        # A template that cuts texts may drop one mark of a pair; the other is removed, and still
-        # splits.
+        # A template that cuts texts can drop one mark of a pair; the other is removed, but still
+        # splits the text.
         pieces = re.split(f"{start}({control.pattern}){end}|[{start}{end}]", prompt)
         return _encode_pieces(tokenizer, pieces[0::2], pieces[1::2], context)
 
@@ -178,7 +178,7 @@ class ChatTemplate:
         before, found, _ = prompt.rpartition(mark)
         if not found:
             raise RequestError(
-                "the last message cannot be continued: the model's chat template leaves its content out",
+                "the last message cannot be continued, because the model's chat template omits its content",
                 param="messages",
             )
         return before.replace(mark, "")
@@ -207,7 +207,7 @@ class ChatTemplate:
         template = self._with_tools if tools else self._template
         if template is None:
             raise RequestError(
-                "this model has no chat template; ask for a completion of a prompt instead, or put a "
+                "this model has no chat template; request a completion of a prompt instead, or put a "
                 f"{TEMPLATE_FILE} into the model's folder",
                 param="messages",
             )
@@ -225,7 +225,7 @@ class ChatTemplate:
             )
         except (RequestError, MemoryError):
             raise
-        except Exception as error:  # a template is foreign code: it may raise anything
+        except Exception as error:  # a template is untrusted code and may raise anything
             reason = str(error)[:_MOST_REASON]
             raise RequestError(
                 f"the model's chat template refuses these messages: {reason}", param="messages"
@@ -237,7 +237,7 @@ def _compiled(source: str | None, file: str) -> jinja2.Template | None:
         return None
     try:
         return Sandbox().from_string(source)
-    # Jinja leaves some mistakes to Python's compiler, and numbers to int().
+    # Some errors come from Python's compiler, and those of numbers from int().
     except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
         raise CheckpointError(str(error), file=file, field="chat_template") from error
 
@@ -251,7 +251,8 @@ def _bounded(template: jinja2.Template, variables: dict[str, Any]) -> str:
     def step() -> str:
         if next(steps, None) is None:
             raise RequestError(
-                f"the chat template takes more than {MAX_STEPS} steps", param="messages"
+                f"the chat template exceeds {MAX_STEPS} loop iterations and macro calls",
+                param="messages",
             )
         return ""
 
@@ -302,13 +303,13 @@ def _named_templates(config: Mapping[str, Any], file: str) -> dict[str, str]:
         named = dict(templates) if isinstance(templates, dict) else _listed(templates)
         if "default" not in named:
             raise CheckpointError(
-                f"none of the templates is named default: {', '.join(map(str, named))}",
+                f"no template is named default; templates: {', '.join(map(str, named))}",
                 file=file,
                 field="chat_template",
             )
     found = {name: named[name] for name in ("default", TOOL_USE) if named.get(name) is not None}
     if not all(isinstance(template, str) for template in found.values()):
-        raise CheckpointError("expected text", file=file, field="chat_template")
+        raise CheckpointError("is not a string", file=file, field="chat_template")
     return found
 
 

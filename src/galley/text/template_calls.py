@@ -11,10 +11,10 @@ from galley.errors import RequestError
 _PROBE: Final = "galley_probe"
 
 _SHORT_IDS: Final = re.compile(r"length\s*!=\s*9\b")
-"""Mistral's templates refuse call ids that are not nine letters or digits."""
+"""A call id of nine letters or digits, the only form that Mistral's templates accept."""
 
 _THINKING: Final = "message.thinking"
-"""How gpt-oss's template reads what other templates call ``reasoning_content``."""
+"""Key of gpt-oss's template for what other templates call ``reasoning_content``."""
 
 
 class CallForm(NamedTuple):
@@ -53,11 +53,11 @@ def found_form(render: Callable[[list[dict[str, Any]]], str]) -> CallForm:
     """
     for form in _FORMS:
         prompt = _probed(render, form, {_PROBE + "_key": 1})
-        # A dictionary in Python's notation means that the template expected text.
+        # A dictionary in Python's notation means that the template expected a string.
         if prompt.count(_PROBE) >= 2 and "{'" + _PROBE not in prompt:
             cut = '{"' + _PROBE + "_cut"
-            told = _probed(render, form, cut)
-            return form._replace(any_text=cut in told or json.dumps(cut) in told)
+            rendered = _probed(render, form, cut)
+            return form._replace(any_text=cut in rendered or json.dumps(cut) in rendered)
     return CallForm()
 
 

@@ -22,7 +22,7 @@ from galley.text.tokenizer_steps import Steps
 TOKENIZER_FILE: Final = "tokenizer.json"
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 CERTAINLY_LONG: Final = 16
-"""Characters per token of the context; almost no text has longer tokens on average."""
+"""Characters per token of the context; tokens of almost all texts are shorter on average."""
 
 MOST_TOKEN_CHARS: Final = 4096
 """Longest token, in characters, whose text is streamed.
@@ -102,7 +102,7 @@ class Tokenizer:
         path = folder / TOKENIZER_FILE
         if not is_there(path):
             raise CheckpointError(
-                "does not exist; Galley needs the fast tokenizer's file", file=str(path)
+                "does not exist; Galley needs the file of the fast tokenizer", file=str(path)
             )
         declared = read_declared(folder)
         made = cls._of_json(read_file(path), declared, path)
@@ -131,7 +131,7 @@ class Tokenizer:
         except BaseException as error:
             if not _is_the_librarys(error):
                 raise
-            raise CheckpointError(f"not a tokenizer: {error}", file=str(path)) from error
+            raise CheckpointError(f"is not a tokenizer: {error}", file=str(path)) from error
         inner.no_truncation()
         inner.no_padding()
         declared.declare(inner)
@@ -153,7 +153,7 @@ class Tokenizer:
         except (CheckpointError, UnsupportedModel):
             raise
         except Exception as error:  # the Rust library raises bare Exception
-            raise CheckpointError(f"makes no tokenizer: {error}", file=str(path)) from error
+            raise CheckpointError(f"is not a valid tokenizer: {error}", file=str(path)) from error
         _declare_special(read.inner, read.special_tokens.values())
         return cls(read.inner, decoder_steps=read.decoder_steps, special_tokens=read.special_tokens)
 
@@ -168,16 +168,18 @@ class Tokenizer:
             raise UnsupportedModel(self.not_streamable)
         if self._longest_token > MOST_TOKEN_CHARS:
             raise UnsupportedModel(
-                f"{folder}: a token of its tokenizer has {self._longest_token} characters; at most "
-                f"{MOST_TOKEN_CHARS} are streamed"
+                f"{folder}: a token of its tokenizer has {self._longest_token} characters; streaming "
+                "supports "
+                f"at most {MOST_TOKEN_CHARS}"
             )
 
     def check_plain(self, folder: Path) -> None:
         """Raise UnsupportedModel if the time or memory to encode a short text may be unbounded."""
         if self.own_steps:
             raise UnsupportedModel(
-                f"{folder}: its tokenizer has steps of its own ({', '.join(self.own_steps)}); Galley "
-                "serves speech models with the normaliser and pre-tokeniser that Whisper has"
+                f"{folder}: its tokenizer has custom steps ({', '.join(self.own_steps)}); for speech "
+                "models, "
+                "Galley supports only Whisper's normaliser and pre-tokeniser"
             )
 
     def check_vocabulary(self, vocab_size: int, folder: Path) -> None:
@@ -189,8 +191,8 @@ class Tokenizer:
         text, last = self.last_token
         if last >= vocab_size:
             raise CheckpointError(
-                f"has id {last}, but vocab_size in config.json is {vocab_size}: take the tokenizer of this "
-                "very model",
+                f"has id {last}, but vocab_size in config.json is {vocab_size}; use the tokenizer of this "
+                "model",
                 file=str(folder if is_gguf(folder) else folder / TOKENIZER_FILE),
                 field=f"token {text!r}",
             )
@@ -255,7 +257,7 @@ class Tokenizer:
             ContextExceeded: ``text`` has more than ``context`` tokens; the error names ``param``.
         """
         beginning = text[: CERTAINLY_LONG * context]
-        # Twice as many, because the cut may change the tokens at the end of the beginning.
+        # Twice as many, because cutting can change the tokens at the cut.
         if len(beginning) < len(text) and len(self.encode(beginning)) > 2 * context:
             raise certainly_longer(context, param=param)
 
@@ -334,15 +336,16 @@ class Tokenizer:
     def _encoded(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
         texts = [replace_surrogates(text)]
         with _own_errors():
-            # Unlike encode and decode, the batched calls let other Python threads run meanwhile.
+            # Unlike encode and decode, the batched calls release the GIL.
             return self._inner.encode_batch_fast(texts, add_special_tokens=add_special_tokens)[0]
 
     def _room(self, most: int, *, pair: bool) -> int:
         special = self._inner.num_special_tokens_to_add(pair)
         if most <= special:
             raise RequestError(
-                f"truncate_prompt_tokens is {most}, and {special} special tokens are added: no text is "
-                "left",
+                f"truncate_prompt_tokens is {most}, but {special} special tokens are added, which "
+                "leaves no "
+                "text",
                 param="truncate_prompt_tokens",
             )
         return most - special
@@ -418,7 +421,7 @@ class Tokenizer:
 def certainly_longer(context: int, *, param: str) -> ContextExceeded:
     """Return the error for a prompt that is too long and whose tokens were not all counted."""
     return ContextExceeded(
-        f"the prompt has at least {context + 1} tokens; the context holds {context}, output included",
+        f"the prompt has at least {context + 1} tokens; the context is {context}, output included",
         param=param,
     )
 
@@ -457,7 +460,7 @@ def _own_errors() -> Iterator[None]:
         if isinstance(error, MemoryError) or not _is_the_librarys(error):
             raise
         raise RequestError(
-            f"the model's tokenizer fails on this text: {str(error)[:_LONGEST_REASON]}"
+            f"the model's tokenizer failed on this text: {str(error)[:_LONGEST_REASON]}"
         ) from error
 
 

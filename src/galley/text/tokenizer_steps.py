@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple, Self
 import msgspec
 
 _MOST_GROWTH: Final = 4.0
-"""Maximum number of characters that a decoder may make of one."""
+"""Maximum growth of a text in a decoder: characters for each one."""
 
 _STREAMABLE: Final = frozenset({"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"})
 """Decoder steps whose result for a token does not depend on later tokens."""
@@ -25,7 +25,7 @@ _PLAIN: Final = frozenset(
         ),
     )
 )
-"""Encoding steps that the library alone implements: they are linear, and a text hardly grows."""
+"""Encoding steps implemented in the library: they take linear time, and a text hardly grows."""
 
 _PARTS: Final = re.compile(r"\\p\{[^}]*\}|\\.|\[(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 """Parts of a regular expression: a property, an escape, a character class, or any other character."""
@@ -38,7 +38,7 @@ class _Step(msgspec.Struct):
     decoders: list["_Step"] = []
     normalizers: list["_Step"] = []
     pretokenizers: list["_Step"] = []
-    stop: int = 0  # Strip: characters taken off the end
+    stop: int = 0  # Strip: characters removed from the end
     pattern: Any = None  # Replace, Split
     content: Any = None  # Replace
 
@@ -139,12 +139,14 @@ def _why_not(decoder: list[_Step]) -> str:
         return ""
     if not names or any(step.type not in _STREAMABLE or step.stop for step in decoder):
         return (
-            f"the decoder {' + '.join(names) or 'null'} is not supported; Galley streams ByteLevel, or a "
+            f"the decoder {' + '.join(names) or 'null'} is not supported for streaming; supported are "
+            "ByteLevel, or a "
             f"sequence of {', '.join(sorted(_STREAMABLE))}"
         )
     if math.prod(step.growth for step in decoder) > _MOST_GROWTH:
         return (
-            f"the decoder may make more than {_MOST_GROWTH:g} characters of one; Galley streams those that "
-            "replace a text by one of about its length"
+            f"the decoder can produce more than {_MOST_GROWTH:g} characters for one, which is not "
+            "supported "
+            "for streaming"
         )
     return ""

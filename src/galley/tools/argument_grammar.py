@@ -15,12 +15,12 @@ _AROUND: Final = frozenset(
         *("title", "description", "$schema", "$id", "$comment", "examples"),
     )
 )
-"""Keywords of the schema of all arguments that are supported when each argument is written separately."""
+"""Supported keywords of the schema of all arguments, if each argument is written separately."""
 
 _OF_TEXT: Final = frozenset(
     ("type", "title", "description", "default", "examples", "example", "deprecated", "$comment")
 )
-"""Keywords of text that are supported where it is not written as JSON."""
+"""Supported keywords of strings that are not written as JSON."""
 
 _KEY: Final = re.compile(r"[^<>\s]+")
 
@@ -94,7 +94,7 @@ def _texts(tool: Tool, schema: Any) -> list[str] | None:
 def _only(tool: Tool, schema: Mapping[str, Any], words: set[str]) -> None:
     word = next((word for word in schema if word not in _OF_TEXT | words), None)
     if word is not None:
-        raise _refused(tool, f"{word!r} of text cannot be followed")
+        raise _refused(tool, f"{word!r} of a string is not supported")
 
 
 def python_arguments(builder: Builder, tool: Tool) -> str:
@@ -117,7 +117,7 @@ def python_arguments(builder: Builder, tool: Tool) -> str:
         return ' ", " '.join(required) + "".join(f' (", " {rule})?' for rule in optional)
     rest = ""
     for rule in reversed(optional):
-        # The arguments that follow, after a comma or, without this one, alone.
+        # The arguments that follow: after a comma, or without one if this argument is absent.
         following = optional[optional.index(rule) + 1 :]
         first = f"{rule} " + "".join(f'(", " {other})? ' for other in following)
         rest = f"{first} | {rest}" if rest else first
@@ -138,13 +138,13 @@ def _properties(tool: Tool) -> list[tuple[str, Any, bool]]:
     root = tool.schema
     word = next((word for word in root if word not in _AROUND), None)
     if word is not None:
-        raise _refused(tool, f"{word!r} of all parameters cannot be followed")
+        raise _refused(tool, f"{word!r} at the top level is not supported")
     properties, required = root.get("properties", {}), root.get("required", [])
     if not isinstance(properties, dict) or not isinstance(required, list):
         raise _refused(tool, "properties and required must be a mapping and a list")
     missing = next((key for key in required if key not in properties), None)
     if missing is not None:
-        raise _refused(tool, f"{missing!r} is required, but none of the properties")
+        raise _refused(tool, f"{missing!r} is required, but missing in properties")
     return [(key, schema, key in required) for key, schema in properties.items()]
 
 
@@ -162,5 +162,5 @@ def _alone(tool: Tool, schema: Any) -> dict[str, Any]:
 
 def _refused(tool: Tool, why: str) -> RequestError:
     return RequestError(
-        f"{tool.field}: {why} where this model's calls are forced or strict", param=tool.field
+        f"{tool.field}: {why} if this model's calls are forced or strict", param=tool.field
     )

@@ -10,7 +10,7 @@ from galley.errors import RequestError
 ToolChoice = Literal["auto", "none", "required"]
 
 TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,127}")
-"""Valid names of tools: OpenAI's characters, and those that separate the names of servers and tools."""
+"""Valid tool names: OpenAI's characters, and separators between the names of servers and tools."""
 
 
 _SYSTEM_ROLES: Final = ("system", "developer")
@@ -85,7 +85,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.continues and self.messages[-1].get("tool_calls"):
             raise RequestError(
-                "messages: the last one has calls of tools, which their answers must follow",
+                "messages: the last message has tool calls; messages with their results must follow it",
                 param="messages",
             )
         names = [tool.name for tool in self.tools]
@@ -93,10 +93,10 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
         if twice is not None:
             raise RequestError(f"two tools have the name {twice!r}", param="tools")
         if self.must_call and not self.tools:
-            raise RequestError("tool_choice asks for a call, but there are no tools", param="tools")
+            raise RequestError("tool_choice requires a call, but there are no tools", param="tools")
         if self.named is not None and self.named not in names:
             raise RequestError(
-                f"tool_choice names {self.named!r}, which is none of the tools", param="tool_choice"
+                f"tool_choice is {self.named!r}, which is not one of the tools", param="tool_choice"
             )
 
     def headed_by(self, system_prompt: str) -> "Conversation":

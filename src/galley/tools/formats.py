@@ -45,14 +45,14 @@ FORMATS: Final[dict[str, Format]] = {
         llama.LlamaParser, llama.syntax, ((llama.TAG,), ('"parameters"', "<|start_header_id|>"))
     ),
 }
-"""Name to format. The first one whose signs a template contains is the model's."""
+"""Name -> format. A model has the first one whose signs its template contains."""
 
 THINKING: Final[dict[str, ThinkingMarkers]] = {
     "think": ThinkingMarkers("<think>", "</think>"),
     "mistral": ThinkingMarkers("[THINK]", "[/THINK]"),
     "granite": ThinkingMarkers("Here is my thought process:", "Here is my response:"),
 }
-"""Name to the markers around thinking; harmony has no entry, because its messages mark it themselves."""
+"""Name -> markers around thinking; harmony has none, because its messages have channels."""
 
 
 class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):

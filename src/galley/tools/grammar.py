@@ -15,7 +15,7 @@ from galley.tools.syntax import ARGUMENTS, NAME, CallSyntax
 from galley.types import Grammar
 
 Thinking = Literal["begun", "possible", "over"]
-"""State of thinking at the prompt's end: the answer continues it, may begin with it, or has none."""
+"""Thinking at the prompt's end: the answer continues it, can begin with it, or has none."""
 
 _ANY_TEXT: Final = r"/(.|\n)+/"
 
@@ -172,7 +172,8 @@ class _Builder:
         if not tool.strict and not self._conversation.must_call:
             if kind != "json":
                 raise RequestError(
-                    "tools: with this model either all of them are strict, or none", param="tools"
+                    "tools: this model supports strict only for all tools or for none",
+                    param="tools",
                 )
             return self.schema(tool.field, {"type": "object"})
         match kind:

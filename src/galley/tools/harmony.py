@@ -16,7 +16,7 @@ from galley.tools.syntax import ARGUMENTS, NAME, CallSyntax
 START, CHANNEL, CONSTRAIN = "<|start|>", "<|channel|>", "<|constrain|>"
 MESSAGE, END, CALL, RETURN = "<|message|>", "<|end|>", "<|call|>", "<|return|>"
 ANALYSIS: Final = f"{CHANNEL}analysis{MESSAGE}"
-"""The beginning of thinking."""
+"""Start of thinking."""
 
 _TO: Final = "to="
 _ENDS: Final = (END, CALL, RETURN, START, CHANNEL)
@@ -65,7 +65,7 @@ class HarmonyParser(Parser):
 
     def _to(self, recipient: str) -> Steps[None]:
         if not recipient.startswith(_FUNCTIONS):
-            raise NotACall(f"{recipient[:64]!r} is none of the tools")
+            raise NotACall(f"{recipient[:64]!r} is not one of the tools")
         self._start(recipient.removeprefix(_FUNCTIONS))
         yield from self._arguments()
         yield from self._end()

@@ -73,7 +73,7 @@ class JsonCall:
     def _take(self, char: str) -> None:
         before, depth = self._json.state, self._json.depth
         if not self._json.take(char) or (not self._json.open and not self._json.complete):
-            raise NotACall("a call is no JSON object")
+            raise NotACall("a call is not a JSON object")
         after = self._json.state
         if depth > 1:
             self._in_value(char, ended=after == "after" and self._json.depth == 1)
@@ -108,13 +108,13 @@ class JsonCall:
         self._value = []
         if self._wanted == "arguments":
             if self._has_arguments:
-                raise NotACall("a call has arguments twice")
+                raise NotACall("a call has two values for its arguments")
             self._has_arguments = True
             if char not in '{"n':
-                raise NotACall("the arguments are no JSON object")
+                raise NotACall("the arguments are not a JSON object")
             self._is_text = char != "{"
         elif self._wanted == "name" and (char != '"' or self.name is not None):
-            raise NotACall("a call's name is no text, or is there twice")
+            raise NotACall("a call's name is not a string, or occurs twice")
         self._in_value(char, ended=False)
 
     def _in_value(self, char: str, *, ended: bool) -> None:
@@ -129,9 +129,9 @@ class JsonCall:
         if self._wanted == "name":
             name = json.loads("".join(self._value))
             if not TOOL_NAME.fullmatch(name):
-                raise NotACall(f"{name[:64]!r} can be no tool's name")
+                raise NotACall(f"{name[:64]!r} is not a valid tool name")
             if self._known is not None and name not in self._known:
-                raise NotACall(f"{name[:64]!r} is none of the tools")
+                raise NotACall(f"{name[:64]!r} is not one of the tools")
             self.name = name
         elif self._wanted == "arguments" and self._is_text:
             self._pieces.append(_unpacked(json.loads("".join(self._value))))
@@ -150,5 +150,5 @@ def _unpacked(value: str | None) -> str:
     text = value.strip()
     inner = JsonText()
     if text[0] != "{" or not all(map(inner.take, text)) or not inner.complete:
-        raise NotACall("the arguments are no JSON object")
+        raise NotACall("the arguments are not a JSON object")
     return text

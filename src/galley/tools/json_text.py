@@ -3,7 +3,7 @@
 from typing import Final
 
 MAX_DEPTH: Final = 64
-"""Maximum depth of brackets; that of requests, in which calls are sent back."""
+"""Maximum depth of brackets, the same as in requests, in which clients send calls back."""
 
 _SPACE: Final = frozenset(" \t\n\r")
 _DIGITS: Final = frozenset("0123456789")
@@ -38,7 +38,7 @@ class JsonText:
         self.open: list[str] = []
         self._number = ""
         self._rest = ""  # of a literal
-        self._hex = 0  # digits of an escape that are still to come
+        self._hex = 0  # remaining digits of an escape
         self._in_key = False
 
     @property

@@ -19,7 +19,7 @@ T = TypeVar("T")
 Steps: TypeAlias = Generator[None, None, T]
 
 LONGEST_NAME: Final = 256
-"""Maximum number of characters where a name is expected."""
+"""Maximum length of a name."""
 
 _CUT: Final = "the answer ends within a call"
 
@@ -44,7 +44,7 @@ class Parser:
     """
 
     MARKERS: ClassVar[tuple[str, ...]] = ()
-    """The format's markers, which must be in the text that is fed, special tokens or not."""
+    """The format's markers, which the input must contain even if they are special tokens."""
 
     def __init__(
         self,
@@ -79,9 +79,7 @@ class Parser:
         self._in_thinking = in_thinking
         self._tokens = frozenset(tokens)
         self._constrained = constrained
-        self._marks: deque[int] = (
-            deque()
-        )  # positions in all of the text where a marker's token came
+        self._marks: deque[int] = deque()  # positions in the whole text of markers that were tokens
         self._buffer = ""
         self._at = 0
         self._position = 0  # position of `_at` in the whole text
@@ -309,7 +307,7 @@ class Parser:
     def _start(self, name: str) -> None:
         """Begin a call of ``name``. Raise NotACall if the name is invalid."""
         if not TOOL_NAME.fullmatch(name):
-            raise NotACall(f"{name[:64]!r} can be no tool's name")
+            raise NotACall(f"{name[:64]!r} is not a valid tool name")
         self._started = True
         self._events.append(CallStart(self._index, f"call_{uuid.uuid4().hex[:24]}", name))
 
@@ -343,13 +341,13 @@ class Parser:
                 end = call.take(self._buffer, self._at)
             except NotACall:
                 self._read(call.read)
-                self._told(call)
+                self._forward_call(call)
                 raise
             self._read(end - self._at)
-            self._told(call)
+            self._forward_call(call)
         yield from self._end()
 
-    def _told(self, call: JsonCall) -> None:
+    def _forward_call(self, call: JsonCall) -> None:
         if call.name is not None:
             if not self._started:
                 self._start(call.name)
@@ -370,7 +368,7 @@ class Parser:
     def _arguments(self) -> Steps[None]:
         """Read the arguments of a call that has started: a JSON object."""
         if (yield from self._skip_space()) != "{":
-            raise NotACall("the arguments are no JSON object")
+            raise NotACall("the arguments are not a JSON object")
         value = JsonText()
         while not value.complete:
             if self._at == len(self._buffer) and not (yield from self._more()):
@@ -379,7 +377,7 @@ class Parser:
             while at < len(self._buffer) and not value.complete:
                 if not value.take(self._buffer[at]):
                     self._argue(self._read(at - self._at))
-                    raise NotACall("the arguments are no JSON")
+                    raise NotACall("the arguments are not valid JSON")
                 at += 1
             self._argue(self._read(at - self._at))
 

@@ -17,10 +17,10 @@ from galley.types import SamplingParams, ThinkingBudget
 
 _NOT_VARIABLES: Final = frozenset(("messages", "tools", "add_generation_prompt"))
 _SWITCHES: Final = ("enable_thinking", "thinking")
-"""Variables by which chat templates turn thinking on and off."""
+"""Variables with which chat templates turn thinking on and off."""
 
 _TAIL_TOKENS: Final = 32
-"""Number of tokens at a prompt's end in which thinking begins if the template begins it."""
+"""Number of tokens at the end of a prompt to search for the start of thinking."""
 
 
 def prepared(
@@ -46,8 +46,8 @@ def prepared(
     """
     if conversation.continues and params.grammar is not None:
         raise RequestError(
-            "response_format: the last message is the assistant's, and what goes on with it has no form of "
-            "its own; leave one out",
+            "response_format cannot apply to the continuation of an assistant message; leave out one of "
+            "the two",
             param="response_format",
         )
     thinking = thinking_of(prompt, tokenizer, format)
@@ -74,13 +74,12 @@ def check_tools(conversation: Conversation, format: ChatFormat) -> None:
         return
     if not format.writes_tools:
         raise RequestError(
-            "this model cannot be told of tools: its chat template does not write them",
+            "this model does not support tools: its chat template ignores them",
             param="tools",
         )
     if format.calls is None:
         raise RequestError(
-            "it is not known how this model writes calls of tools; the server's setting tool_parser "
-            "names the form",
+            "the format of this model's tool calls is unknown; set tool_parser on the server",
             param="tools",
         )
 
@@ -103,17 +102,17 @@ def variables_of(conversation: Conversation, format: ChatFormat) -> dict[str, An
         return conversation.variables
     switch = next((name for name in _SWITCHES if name in known), None)
     if "reasoning_effort" in known:
-        told: dict[str, Any] = {"reasoning_effort": effort}
+        variables: dict[str, Any] = {"reasoning_effort": effort}
     elif switch is not None:
-        told = {switch: effort != "none"}
+        variables = {switch: effort != "none"}
     elif conversation.effort_is_hint or (effort == "none" and format.thinking is None):
-        told = {}
+        variables = {}
     else:
         raise RequestError(
-            "the model's chat template has no reasoning_effort, and nothing to turn thinking on or off",
+            "the model's chat template supports neither reasoning_effort nor turning thinking on or off",
             param="reasoning_effort",
         )
-    return told | conversation.variables
+    return variables | conversation.variables
 
 
 def thinking_of(prompt: list[int], tokenizer: Tokenizer, format: ChatFormat) -> Thinking:
@@ -140,8 +139,8 @@ def markers_of(conversation: Conversation, format: ChatFormat) -> ThinkingMarker
     if format.thinking is not None:
         return THINKING[format.thinking]
     raise RequestError(
-        "max_thinking_tokens: it is not known that this model thinks; the server's setting "
-        "reasoning_parser says how it marks that",
+        "max_thinking_tokens: the format of this model's thinking is unknown; set reasoning_parser "
+        "on the server",
         param="max_thinking_tokens",
     )
 
@@ -163,8 +162,8 @@ def _thinking_budget(
     begin, end = markers
     if len(end) != 1:
         raise RequestError(
-            f"max_thinking_tokens: this model ends its thinking with {texts.end!r}, which is not one "
-            "token",
+            f"max_thinking_tokens: this model ends its thinking with {texts.end!r}, which is not a "
+            "single token",
             param="max_thinking_tokens",
         )
     return ThinkingBudget(most, end[0], tuple(begin), thinking == "begun")

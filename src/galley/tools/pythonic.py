@@ -12,7 +12,7 @@ from galley.tools.syntax import ARGUMENTS, NAME, CallSyntax
 BEGIN, END = "<|python_start|>", "<|python_end|>"
 
 _CUT: Final = "the answer ends within a call"
-_NO_LITERAL: Final = "an argument is no Python literal"
+_NO_LITERAL: Final = "an argument is not a Python literal"
 _CONSTANTS: Final = {"true": True, "false": False, "null": None}
 _OPEN: Final = {"[": "]", "{": "}", "(": ")"}
 
@@ -58,13 +58,13 @@ class PythonicParser(Parser):
     def _call(self) -> Steps[None]:
         name = (yield from self._until("("))[0].strip()
         if name not in self._schemas:
-            raise NotACall(f"{name[:64]!r} is none of the tools")
+            raise NotACall(f"{name[:64]!r} is not one of the tools")
         self._start(name)
         keys: set[str] = set()
         while (yield from self._skip_space()) != ")":
             key = (yield from self._until("="))[0].strip()
             if not key.isidentifier() or key in keys:
-                raise NotACall(f"{key[:64]!r} is no parameter's name, or is there twice")
+                raise NotACall(f"{key[:64]!r} is not a parameter's name, or occurs twice")
             value = yield from self._literal()
             self._argue(("{" if not keys else ", ") + _json(key) + ": " + value)
             keys.add(key)

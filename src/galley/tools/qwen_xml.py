@@ -74,7 +74,7 @@ class QwenXmlParser(Parser):
         found = yield from self._expect(PARAMETER, FUNCTION_END)
         if found is None:
             raise NotACall(
-                f"a call has neither {PARAMETER!r} nor {FUNCTION_END!r} where one is due"
+                f"a call has neither {PARAMETER!r} nor {FUNCTION_END!r} after its name or a parameter"
             )
         return found == PARAMETER
 

@@ -11,7 +11,7 @@ from galley.tools.pythonic import python_as_json
 ALL: Final = frozenset(("string", "number", "integer", "boolean", "null", "object", "array"))
 _EITHER: Final = ("anyOf", "oneOf")
 _MOST_SCHEMAS: Final = 256
-"""Maximum number of schemas examined for one parameter's types; with more, it may have any type."""
+"""Maximum number of schemas examined for a parameter's types; with more, any type is accepted."""
 
 _LONGEST_LITERAL: Final = 64 * 1024
 """Maximum number of characters that are parsed as Python."""
@@ -43,25 +43,29 @@ def _types(schema: Any, root: Mapping[str, Any], steps: Iterator[int]) -> frozen
     def each(schemas: Any) -> list[frozenset[str]]:
         return [_types(one, root, steps) or ALL for one in schemas]
 
-    told = [frozenset[str]().union(*each(schema[w])) for w in _EITHER if _is_list(schema, w)]
+    types_of_parts = [
+        frozenset[str]().union(*each(schema[w])) for w in _EITHER if _is_list(schema, w)
+    ]
     if _is_list(schema, "allOf"):
-        told += each(schema["allOf"])
+        types_of_parts += each(schema["allOf"])
     if "$ref" in schema:
-        told += each([referred(schema["$ref"], root)])
+        types_of_parts += each([referred(schema["$ref"], root)])
     named = schema.get("type")
     if isinstance(named, str | list):
-        told.append(ALL.intersection([named] if isinstance(named, str) else map(str, named)))
+        types_of_parts.append(
+            ALL.intersection([named] if isinstance(named, str) else map(str, named))
+        )
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list):
-        told.append(frozenset(map(_type_of, values)))
-    if not told and "properties" in schema:
-        told.append(frozenset(("object",)))
-    if not told and ("items" in schema or "prefixItems" in schema):
-        told.append(frozenset(("array",)))
-    if not told:
+        types_of_parts.append(frozenset(map(_type_of, values)))
+    if not types_of_parts and "properties" in schema:
+        types_of_parts.append(frozenset(("object",)))
+    if not types_of_parts and ("items" in schema or "prefixItems" in schema):
+        types_of_parts.append(frozenset(("array",)))
+    if not types_of_parts:
         return None
     # Every integer is a number.
-    return ALL.intersection(*(t | {"integer"} if "number" in t else t for t in told))
+    return ALL.intersection(*(t | {"integer"} if "number" in t else t for t in types_of_parts))
 
 
 def _is_list(schema: Mapping[str, Any], word: str) -> bool:
@@ -87,18 +91,18 @@ def as_json(text: str, types: frozenset[str]) -> str:
     quotes.
     """
     written = text.strip()
-    told = _CONSTANTS.get(written, written)
-    if told == "null" and "null" in types:
-        return told
+    canonical = _CONSTANTS.get(written, written)
+    if canonical == "null" and "null" in types:
+        return canonical
     if "string" in types and types <= {"string", "null"}:
         return json.dumps(text, ensure_ascii=False)
-    if _is_json(told) and _type_of(json.loads(told)) in types:
-        return told
+    if _is_json(canonical) and _type_of(json.loads(canonical)) in types:
+        return canonical
     literal = _python(written)
     if literal is not None and _type_of(json.loads(literal)) in types:
         return literal
-    if "string" not in types and _is_json(told):
-        return told
+    if "string" not in types and _is_json(canonical):
+        return canonical
     return json.dumps(text if "string" in types else written, ensure_ascii=False)
 
 

@@ -49,8 +49,8 @@ def check_trainable(program: Program) -> None:
         unknown.append("attention in chunks")
     if program.encoder is not None or unknown:
         raise UnsupportedModel(
-            "training is for dense text models, and this one "
-            + (f"has {', '.join(unknown)}" if unknown else "hears speech")
+            "training supports dense text models only; this model "
+            + (f"has {', '.join(unknown)}" if unknown else "is a speech model")
         )
 
 
@@ -115,7 +115,7 @@ def _rope(op: Op, step: _Step, inputs: list[Tensor]) -> Tensor:
         step.angles[key] = (turns.cos() * op.attrs["scale"], turns.sin() * op.attrs["scale"])
     cos, sin = step.angles[key]
     pairs = len(inv_freq)
-    # A pair is a column of each half, or neighbours.
+    # A pair is one column of each half, or two neighbouring columns.
     shape, members = ((pairs, 2), -1) if op.attrs["adjacent"] else ((2, pairs), -2)
     turning, rest = torch.split(_heads(x, dim), [2 * pairs, dim - 2 * pairs], dim=-1)
     a, b = turning.reshape(*turning.shape[:-1], *shape).unbind(members)
@@ -213,4 +213,4 @@ OPS: Final[Mapping[str, Callable[[Op, _Step, list[Tensor]], Tensor]]] = {
     "head_columns": _head_columns,
     "select_rows": _select_rows,
 }
-"""Ops that can be trained through: those of dense decoders."""
+"""Ops with gradients: those of dense decoders."""

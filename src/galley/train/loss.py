@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 _LEAST_REST: Final = 1e-6
-"""Lower bound on a student's probability of all tokens that are not among the teacher's likeliest."""
+"""Lower bound on a student's probability of all tokens outside the teacher's likeliest."""
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -31,12 +31,12 @@ def divergence(logits: Tensor, tokens: Tensor, log_probs: Tensor, temperature: f
     """
     soft = logits if temperature == 1 else logits / temperature
     own = soft.gather(-1, tokens) - soft.logsumexp(-1, keepdim=True)
-    told = log_probs.exp()
-    known = (told * (log_probs - own)).sum(-1)
-    rest = (1 - told.sum(-1)).clamp(min=0)
+    teacher = log_probs.exp()
+    known = (teacher * (log_probs - own)).sum(-1)
+    rest = (1 - teacher.sum(-1)).clamp(min=0)
     own_rest = (1 - own.exp().sum(-1)).clamp(min=_LEAST_REST)
-    beside: Tensor = torch.special.xlogy(rest, rest) - rest * own_rest.log()
-    return known + beside
+    remainder: Tensor = torch.special.xlogy(rest, rest) - rest * own_rest.log()
+    return known + remainder
 
 
 def distillation(

@@ -26,7 +26,7 @@ from galley.settings.engine import EngineSettings
 from galley.train.fake_quantize import Rounding, at_load, on_grid
 from galley.train.student import Student, begin, read_parameters
 from galley.train.teacher import TeacherCache
-from galley.train.trainer import AdamW, Example, Loss, MakeOptimiser, Options, Trainer, told
+from galley.train.trainer import AdamW, Example, Loss, MakeOptimiser, Options, Trainer, fingerprint
 
 _STATE_FOLDER: Final = ".galley-train"
 _SMOOTH: Final = 0.95
@@ -113,7 +113,9 @@ def qat_student(
     linears = linear_weights(model.program)
     names = [name for name in linears if not any(part in name for part in ignore)]
     if not names:
-        raise SettingsError(f"--ignore {' '.join(ignore)} leaves no layer to quantise")
+        raise SettingsError(
+            f"--ignore {' '.join(ignore)} excludes every layer; nothing is left to quantise"
+        )
     grids: dict[str, Rounding] = dict.fromkeys(names, on_grid(scheme))
     fitting = {name: scheme.fitting(model.program.shapes[name][1]) for name in names}
     everything = (
@@ -186,23 +188,24 @@ def train(
 def _check(task: Task, texts: Sequence[Sequence[int]]) -> None:
     folder = task.teacher.checkpoint.folder
     if task.teacher.speech is not None:
-        raise UnsupportedModel("training is for text models, and the teacher hears speech")
+        raise UnsupportedModel("training supports text models only; the teacher is a speech model")
     if not folder.is_dir():
         raise UnsupportedModel(
-            f"{folder}: a student takes the tokenizer files of its teacher, which must be a folder in "
-            "Hugging Face's layout"
+            f"{folder}: the teacher must be a folder in Hugging Face's layout, because the student gets "
+            "its "
+            "tokenizer files"
         )
     if not texts or min(map(len, texts)) < 2:
-        raise RequestError("training needs texts of two tokens at least")
+        raise RequestError("training needs texts of at least two tokens")
     highest, known = max(map(max, texts)), task.student.program.vocab_size
     if highest >= known:
         raise RequestError(
-            f"a text has token {highest}, the student knows those below {known} alone"
+            f"a text has token {highest}, but the student's vocabulary has {known} tokens"
         )
     longest, most = max(map(len, texts)), task.student.program.max_positions
     if longest > most:
         raise RequestError(
-            f"a text has {longest} tokens, the student's context is {most}: lower --context"
+            f"a text has {longest} tokens, but the student's context is {most}; lower --context"
         )
 
 
@@ -280,7 +283,7 @@ def _digest(task: Task, examples: Sequence[Example], options: Options) -> str:
         "rounded": sorted(task.student.roundings),
         "student": student.hexdigest(),
         "texts": _text_digest(examples),
-        "options": told(options),
+        "options": fingerprint(options),
     }
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
@@ -295,5 +298,5 @@ def on_device(student: Student, device: str, threads: int) -> Student:
     try:
         moved = {name: p.detach().to(device) for name, p in student.parameters.items()}
     except (RuntimeError, AssertionError) as error:
-        raise SettingsError(f"device {device!r} cannot be used: {error}") from error
+        raise SettingsError(f"cannot use device {device!r}: {error}") from error
     return replace(student, parameters=moved)

@@ -28,7 +28,7 @@ _TYPES: Final[Mapping[str, WeightType]] = {"float32": "F32", "bfloat16": "BF16",
 _TOKENS: Final = ("bos_token_id", "eos_token_id", "pad_token_id")
 _EMBEDDING_STD: Final = 0.02
 _BY_LAYER: Final = ("layer_types", "no_rope_layers")
-"""Fields of config.json that have an element for each layer."""
+"""Fields of config.json with one element per layer."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Student:
             raw |= tensors_of(weight)
         write_tensors(out / SINGLE_FILE, raw)
         copy_others(source.checkpoint.folder, out)
-        # Statements about the source do not apply to this model.
+        # What the card says of the source does not apply to this model.
         (out / "README.md").unlink(missing_ok=True)
         self.write_config(out, {})
 
@@ -142,8 +142,8 @@ def from_config(path: Path, teacher: Model, seed: int) -> Student:
     program = build_program(config)
     if program.vocab_size != teacher.program.vocab_size:
         raise SettingsError(
-            f"{path}: vocab_size is {program.vocab_size}, the teacher has "
-            f"{teacher.program.vocab_size} tokens: a student has the tokens of its teacher"
+            f"{path}: vocab_size is {program.vocab_size}, but the student must have the teacher's "
+            f"{teacher.program.vocab_size} tokens"
         )
     dtype = config.get("dtype", config.get("torch_dtype", "bfloat16"))
     if dtype not in _TYPES:
@@ -185,7 +185,7 @@ def from_model(model: Model, teacher: Model) -> Student:
     folder = model.checkpoint.folder
     if (difference := first_difference(teacher.checkpoint.folder, folder)) is not None:
         raise SettingsError(
-            f"{folder} cannot learn from this teacher, since its tokens are others: {difference}"
+            f"{folder} cannot be a student of this teacher, because their tokens differ: {difference}"
         )
     return Student(model.checkpoint.config, model.program, *read_parameters(model))
 
@@ -256,8 +256,9 @@ def _check_same(teacher: Program, student: Program, places: Mapping[int, int]) -
     for old, new in places.items():
         if before[old] != after[new]:
             raise SettingsError(
-                f"layer {old} of the teacher would do something else as layer {new} (another window or "
-                "rotation): leave out whole periods of layers"
+                f"layer {old} of the teacher would have another window or rotation as layer {new}; "
+                "leave out "
+                "whole periods of layers"
             )
 
 
@@ -289,12 +290,12 @@ def begin(out: Path, state: Path, digest: str) -> bool:
     if note.exists():
         if note.read_text() != digest:
             raise SettingsError(
-                f"{out} was begun from other weights, data or options: remove it, or write to another "
+                f"{out} contains a run with other weights, data or options; remove it, or write to another "
                 "folder"
             )
         return True
     if out.exists() and any(path != state for path in out.iterdir()):
-        raise SettingsError(f"{out} is not empty: write to a new folder")
+        raise SettingsError(f"{out} is not empty; name a new folder")
     shutil.rmtree(state, ignore_errors=True)
     state.mkdir(parents=True)
     note.write_text(digest)

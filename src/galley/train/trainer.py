@@ -22,13 +22,13 @@ _WARM_UP: Final = 0.05
 """Share of the steps in which the learning rate rises; then it falls linearly to zero."""
 
 _LEAST_WEIGHT: Final = 1e-6
-"""Minimum weight of a batch: one in which no token counts changes nothing."""
+"""Minimum weight of a batch, so that one in which no token counts changes nothing."""
 
 _LIKE: Final = 1.25
 """Maximum ratio of the lengths of texts in a batch, which keeps padding small."""
 
 _POOL: Final = 64
-"""Number of batches whose texts are sorted by length together."""
+"""Number of batches whose texts are sorted by length as one group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Options:
         if self.learning_rate <= 0 or self.temperature <= 0:
             raise SettingsError("learning rate and temperature must be above 0")
         if not 0 <= self.kl_weight <= 1:
-            raise SettingsError(f"kl_weight is {self.kl_weight}, must lie between 0 and 1")
+            raise SettingsError(f"kl_weight is {self.kl_weight}, must be between 0 and 1")
 
 
 class Example(NamedTuple):
@@ -227,9 +227,9 @@ class Trainer:
         for row, example in enumerate(examples):
             count = len(example.tokens)
             ids[row, :count] = example.tokens
-            # The token that follows the last one is not known.
-            told = example.weights
-            weights[row, : count - 1] = 1.0 if told is None else told[1:]
+            # The last token has no known successor.
+            token_weights = example.weights
+            weights[row, : count - 1] = 1.0 if token_weights is None else token_weights[1:]
         wanted = weights > 0
         rows = [self._teacher.rows(i) for i in texts]
         lengths = [len(example.tokens) for example in examples]
@@ -317,6 +317,6 @@ def _cut(texts: Sequence[int], lengths: Sequence[int], batch_tokens: int) -> Ite
         yield batch
 
 
-def told(options: Options) -> str:
+def fingerprint(options: Options) -> str:
     """Return a text of all options except ``save_every``, the same for equal options."""
     return repr(dataclasses.replace(options, save_every=0))

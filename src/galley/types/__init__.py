@@ -8,6 +8,7 @@ from galley.types.outputs import (
     FinishReason,
     Output,
     Result,
+    Tensors,
     Timing,
     TokenLogprob,
     Tokens,
@@ -22,6 +23,7 @@ from galley.types.requests import (
     EngineRequest,
     Generate,
     Payload,
+    Predict,
     Task,
     Transcribe,
     Written,
@@ -44,6 +46,7 @@ from galley.types.sizes import (
     OnPhase,
     blocks_for,
 )
+from galley.types.tensors import Datatype, Tensor, TensorSpec
 
 __all__ = [
     "Align",
@@ -52,6 +55,7 @@ __all__ = [
     "Written",
     "Adapter",
     "BLOCK_TOKENS",
+    "Datatype",
     "Embed",
     "EngineRequest",
     "FinishReason",
@@ -68,10 +72,14 @@ __all__ = [
     "OnPhase",
     "Output",
     "Payload",
+    "Predict",
     "Result",
     "SamplingDefaults",
     "SamplingParams",
     "Task",
+    "Tensor",
+    "TensorSpec",
+    "Tensors",
     "ThinkingBudget",
     "Timing",
     "TokenLogprob",

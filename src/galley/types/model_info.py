@@ -8,10 +8,12 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from galley.errors import RequestError
 from galley.types.audio import SpeechInfo
 from galley.types.requests import Task
 from galley.types.sampling import SamplingDefaults
 from galley.types.sizes import BLOCK_TOKENS, blocks_for
+from galley.types.tensors import TensorSpec
 
 EngineState = Literal["starting", "ready", "stalled", "recovering", "failed", "closed"]
 """State of an engine, as its client sees it: whether it accepts requests."""
@@ -193,7 +195,47 @@ class WeightReceipt(msgspec.Struct, frozen=True, kw_only=True):
     top1: float | None = None
 
 
-class EmbeddingInfo(msgspec.Struct, frozen=True, kw_only=True):
+class ProgramInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The number formats in which an executor of Galley computes a model, and the costs of a step.
+
+    Attributes:
+        dtype, activations: types of the buffers between ops, and of the inputs multiplied by weights.
+        quantize, kv_dtype: types of the weights and of the KV cache.
+        costs: data and operations of a step.
+    """
+
+    dtype: str
+    quantize: str
+    activations: str
+    kv_dtype: str
+    costs: StepCosts
+
+
+class TextInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Properties of a model whose requests are token ids. All but the first two are for generating them.
+
+    Attributes:
+        vocab_size: number of token ids that a request may have.
+        max_model_len: the most tokens of a request, its output included.
+        kv_cache_tokens: capacity of the KV cache; 0: the model keeps none.
+        eos_token_ids: tokens that end a text.
+        defaults: sampling parameters of requests that do not set them.
+        grammars: whether texts can be constrained by a grammar (``SamplingParams.grammar``).
+        adapters: slots for LoRA adapters in memory; 0: the model takes none.
+        recurrent: whether it keeps a state for each sequence, which cannot be forked for a beam search.
+    """
+
+    vocab_size: int
+    max_model_len: int
+    kv_cache_tokens: int = 0
+    eos_token_ids: tuple[int, ...] = ()
+    defaults: SamplingDefaults = SamplingDefaults()
+    grammars: bool = False
+    adapters: int = 0
+    recurrent: bool = False
+
+
+class VectorInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Properties of the vectors or scores that a model produces.
 
     Attributes:
@@ -215,18 +257,41 @@ class EmbeddingInfo(msgspec.Struct, frozen=True, kw_only=True):
     pair_types: bool = False
 
 
-class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Properties that a ready engine reports.
+class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Inputs and outputs of a model of tensors.
 
     Attributes:
+        inputs, outputs: what a request has to have and may request. Shapes include the batch axis.
+        batched: whether the first axis of every input and output is a batch, whose rows do not depend on
+            each other. Otherwise requests are computed one by one.
+        max_batch_size: the most rows of a request, if it is batched; 0: no limit.
+        platform: the runtime and format, as in the Open Inference Protocol's metadata, such as
+            "onnxruntime_onnx".
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    batched: bool = False
+    max_batch_size: int = 0
+    platform: str = ""
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Properties that a ready engine reports: those of every model, and parts that only some models have.
+
+    Attributes:
+        name, path: name for display, and the file or folder that was loaded.
+        family: type of the model, such as "llama".
         tasks: tasks that the model performs; a request for any other is refused.
-        speech: input format and special tokens of a model that transcribes; None for all others.
+        executor: what runs it.
+        phases: start-up phase -> its seconds.
         ledger: ledger of the memory; None from an engine that keeps none.
-        grammars: whether texts can be constrained by a grammar (``SamplingParams.grammar``).
-        adapters: slots for LoRA adapters in memory; 0: the model takes none.
-        recurrent: whether it keeps a state for each sequence, which cannot be forked for a beam search.
         weights: types of the weights and their measured loss; None from an engine that reports none.
-        embedding: properties of a model that embeds or reranks, which has no KV cache. None for all others.
+        program: how an executor of Galley computes it; None if another runtime does.
+        text: vocabulary and limits of a model whose requests are token ids.
+        speech: input format and special tokens of a model that transcribes, which has ``text``, too.
+        vectors: properties of a model that embeds or reranks texts, which has ``text``, too.
+        tensors: inputs and outputs of a model of tensors.
     """
 
     name: str
@@ -234,24 +299,28 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     family: str
     tasks: tuple[Task, ...]
     executor: str
-    dtype: str
-    quantize: str
-    activations: str
-    kv_dtype: str
-    vocab_size: int
-    max_model_len: int
-    kv_cache_tokens: int
-    eos_token_ids: tuple[int, ...]
-    defaults: SamplingDefaults
-    costs: StepCosts
     phases: dict[str, float] = {}
-    speech: SpeechInfo | None = None
     ledger: Ledger | None = None
-    grammars: bool = False
     weights: WeightReceipt | None = None
-    adapters: int = 0
-    recurrent: bool = False
-    embedding: EmbeddingInfo | None = None
+    program: ProgramInfo | None = None
+    text: TextInfo | None = None
+    speech: SpeechInfo | None = None
+    vectors: VectorInfo | None = None
+    tensors: TensorInfo | None = None
+
+    def require_text(self) -> TextInfo:
+        """Return ``text``. Raises RequestError if the model has none."""
+        if self.text is None:
+            raise RequestError(
+                f"{self.name} does not work with text; it can {', '.join(self.tasks)}",
+                param="model",
+            )
+        return self.text
+
+    def require_program(self) -> ProgramInfo:
+        """Return ``program`` of a model that an executor of Galley computes."""
+        assert self.program is not None, f"{self.name} is computed by {self.executor}"
+        return self.program
 
     @property
     def max_request_tokens(self) -> int:
@@ -260,8 +329,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     def max_beam_tokens(self, beams: int) -> int:
         """Return the maximum tokens of each of ``beams`` hypotheses if they share no block (worst case)."""
-        if self.embedding is not None:
-            return self.max_model_len
+        text = self.require_text()
+        if not text.kv_cache_tokens:
+            return text.max_model_len
         audio = 0 if self.speech is None else blocks_for(self.speech.max_rows)
-        blocks = (self.kv_cache_tokens // BLOCK_TOKENS - audio) // beams
-        return min(self.max_model_len, BLOCK_TOKENS * blocks)
+        blocks = (text.kv_cache_tokens // BLOCK_TOKENS - audio) // beams
+        return min(text.max_model_len, BLOCK_TOKENS * blocks)

@@ -5,6 +5,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from galley.types.audio import Alignment
+from galley.types.tensors import Tensor
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -65,7 +66,13 @@ class Vector(msgspec.Struct, frozen=True, tag="vector"):
     data: bytes
 
 
-Result: TypeAlias = Tokens | Vector | Alignment
+class Tensors(msgspec.Struct, frozen=True, tag="tensors"):
+    """The outputs computed from tensors, in the request's only Output."""
+
+    outputs: tuple[Tensor, ...]
+
+
+Result: TypeAlias = Tokens | Vector | Alignment | Tensors
 """The result of a request, by its kind. A new kind is a tagged struct that is added to this union."""
 
 _NO_TOKENS = Tokens()
@@ -80,6 +87,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         cached_tokens: prompt tokens that the prefix cache supplied.
         finish_reason: set in the last Output of a request.
         error: description of the failure, where ``finish_reason`` is "error".
+        refused: whether the request is at fault, not the engine.
         timing: set in the first and the last Output, and in each that may be the last because the
             request has stop strings.
     """
@@ -89,6 +97,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     error: str | None = None
+    refused: bool = False
     timing: Timing | None = None
 
     @property

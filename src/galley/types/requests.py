@@ -6,14 +6,17 @@ import msgspec
 
 from galley.types.audio import NO_RULES, EncoderInput, SpeechRules
 from galley.types.sampling import SamplingParams
+from galley.types.tensors import Tensor
 
 LIVE_PRIORITY: Final = -1000
-"""Priority of live audio: ahead of every priority that an API request may set."""
+"""Priority of live audio, before every priority that an API request can set."""
 
-Task = Literal["generate", "score", "transcribe", "translate", "align", "embed", "rerank"]
+Task = Literal[
+    "generate", "score", "transcribe", "translate", "align", "embed", "rerank", "predict"
+]
 """Tasks of a model: to continue a text, to report the log-probabilities of a given text's tokens, to
 transcribe speech in its language or translate it into English, to time the tokens of a given transcript, to
-embed a text as a vector, and to score how well a text answers another."""
+embed a text as a vector, to score how well a text answers another, and to compute tensors from tensors."""
 
 
 class Adapter(msgspec.Struct, frozen=True):
@@ -161,13 +164,32 @@ class Embed(Payload, frozen=True, kw_only=True, tag="embed"):
         return len(self.prompt)
 
 
+class Predict(Payload, frozen=True, kw_only=True, tag="predict"):
+    """Tensors to compute others from.
+
+    Attributes:
+        inputs: named tensors, as the model's :class:`~galley.types.model_info.TensorInfo` requires them.
+        outputs: names of the outputs to return, in this order; empty: all.
+        rows: length of the batch axis; 1 for a model without one.
+    """
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[str, ...] = ()
+    rows: int = 1
+
+    @property
+    def reads(self) -> int:
+        """Return the number of rows."""
+        return self.rows
+
+
 Written: TypeAlias = Generate | Transcribe
 """Payloads that produce tokens, sampled one after another."""
 
 Decoded: TypeAlias = Written | Align
 """Payloads that a decoder runs for: a sequence of tokens with keys and values."""
 
-AnyPayload: TypeAlias = Generate | Transcribe | Align | Embed
+AnyPayload: TypeAlias = Generate | Transcribe | Align | Embed | Predict
 """Any payload. A new kind of request is a tagged struct above that is added to this union."""
 
 

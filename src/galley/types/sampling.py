@@ -182,7 +182,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             )
         for token, bias in self.logit_bias.items():
             if token < 0:
-                raise RequestError(f"logit_bias names token {token}", param="logit_bias")
+                raise RequestError(f"logit_bias has token {token}", param="logit_bias")
             _finite("logit_bias", bias, -100.0, 100.0)
         if not 1 <= self.n <= MAX_N:
             raise RequestError(f"n must be between 1 and {MAX_N}, got {self.n}", param="n")
@@ -239,7 +239,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 1,
             ):
                 raise RequestError(
-                    f"{name} does not go with a grammar, which says where the text ends", param=name
+                    f"{name} and a grammar exclude each other, because the grammar determines where the "
+                    "text ends",
+                    param=name,
                 )
 
     def resolved(self, defaults: "SamplingDefaults") -> "SamplingParams":

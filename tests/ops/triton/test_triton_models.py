@@ -154,8 +154,8 @@ def test_without_a_gpu_it_says_so(
     checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu, "INTERPRETED", False)
-    with pytest.raises(SettingsError, match="device is 'cpu', but executor 'gpu' runs on a GPU"):
+    with pytest.raises(SettingsError, match="device is 'cpu', but executor 'gpu' needs a GPU"):
         executor_of(checkpoint("llama"), "gpu", device="cpu")
     if not ON_GPU:
-        with pytest.raises(SettingsError, match="device 'cuda' cannot be used"):
+        with pytest.raises(SettingsError, match="cannot use device 'cuda'"):
             executor_of(checkpoint("llama"), "gpu", device="cuda")

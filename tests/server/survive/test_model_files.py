@@ -188,7 +188,7 @@ def test_a_start_ends_with_one_line(
 
 
 @pytest.mark.parametrize(
-    ("space", "said"), [(400_000, "does not fit the memory"), (230_000, "memory")]
+    ("space", "said"), [(400_000, "does not fit in memory"), (230_000, "memory")]
 )
 def test_a_start_without_memory_says_what_is_missing(folder: Path, space: int, said: str) -> None:
     code, error = start(folder, address_space=space * 1024)

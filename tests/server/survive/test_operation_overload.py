@@ -81,7 +81,7 @@ def test_a_deadline_that_passes_in_the_queue_is_504(server: Server, stream: bool
             last = list(events(answer))[-1] if stream else None
             error = json.loads(last)["error"] if last else error_of(answer, 504)
             assert error["code"] == "deadline_exceeded"
-            assert "while it waited" in error["message"]
+            assert "in the queue" in error["message"]
             until(lambda: server.metrics()["galley_requests_waiting"] <= 1)
             after = server.metrics()["galley_queue_seconds_count{endpoint=/v1/completions}"]
             assert after == computed

@@ -155,7 +155,7 @@ def test_concurrency(server: Server) -> None:
         ask()
     assert refused.value.code == "rate_limit_exceeded"
     assert int(refused.value.response.headers["retry-after"]) >= 1
-    assert "'single' may have 1 requests running" in refused.value.message
+    assert "'single' is allowed 1 concurrent requests" in refused.value.message
     running = "galley_tenant_requests_running{tenant=single}"
     assert server.metrics(**bearer(key_of("free")))[running] == 1
     stream.close()
@@ -211,7 +211,7 @@ def test_the_key_file_changes_while_a_stream_runs(server: Server, key_file: KeyF
 
     key_file.path.write_text("tenants:\n  - name: comer\n    wieght: 2\n")
     server.process.send_signal(signal.SIGHUP)
-    log = server.wait_for_log(r"ERROR .*the keys stay as they were: .*\n")[0]
+    log = server.wait_for_log(r"ERROR .*the keys are unchanged: .*\n")[0]
     assert "line 2: tenant 'comer'" in log
     assert "`wieght`" in log
     assert status(key_of("comer")) == 200
@@ -257,14 +257,14 @@ def test_keys_stay_when_their_file_becomes_something_else(
         key_file.path.mkdir()
     else:
         key_file.path.write_text("sk-free free\n")
-    until(lambda: accepted() and "the keys stay as they were" in server.log[log:])
+    until(lambda: accepted() and "the keys are unchanged" in server.log[log:])
     server.process.send_signal(signal.SIGHUP)
-    until(lambda: server.log[log:].count("the keys stay as they were") == 2)
+    until(lambda: server.log[log:].count("the keys are unchanged") == 2)
     assert accepted()
     (key_file.path.rmdir if kind == "folder" else key_file.path.unlink)()
     key_file.write()
     until(lambda: accepted() and re.search(r"api_key_file .*: \d+ keys", server.log[log:]))
-    assert server.log[log:].count("the keys stay as they were") <= 3  # once more without a file
+    assert server.log[log:].count("the keys are unchanged") <= 3  # once more without a file
 
 
 def test_admin_routes_have_a_key_of_their_own(server: Server) -> None:
@@ -319,7 +319,9 @@ def test_a_tenant_that_fills_all_places_leaves_another_its_own(server: Server) -
         filling[-1].read()
         error = error_of(filling[-1], 429)
         assert error["code"] == "queue_full"
-        assert "260 sequences are running or waiting, at most 260 may" in error["message"]
+        assert (
+            "260 sequences are running or waiting, and at most 260 are allowed" in error["message"]
+        )
         assert [ask_little() for _ in range(4)] == [expected] * 4
         for answer in filling:
             answer.close()

@@ -85,7 +85,7 @@ class AnswerReader:
             if not self.done and not sample.error:
                 self._fail("stream without end", self._rest)
             elif not sample.chunks and not sample.error:
-                self._fail("no text", b"the stream ended without any")
+                self._fail("no text", b"the stream ended without text")
         else:
             self._decoded(self._rest)
         if not sample.counted:

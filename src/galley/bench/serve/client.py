@@ -111,7 +111,7 @@ class Client:
                     connection.close()
                     raise
         except TimeoutError:
-            raise CallFailed("timeout", f"no whole answer in {self._timeout:g} s") from None
+            raise CallFailed("timeout", f"no complete answer within {self._timeout:g} s") from None
         except OSError as error:
             raise CallFailed("connect", str(error)) from error
         if not connection.closed:
@@ -177,7 +177,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._now = self._loop.time()
-        if self._done is None or self._done.done():  # data that no request has asked for
+        if self._done is None or self._done.done():  # data without a pending request
             self.close()
             return
         try:

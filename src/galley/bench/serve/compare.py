@@ -8,15 +8,14 @@ from galley.errors import SettingsError
 
 def figures(point: Point) -> dict[str, str]:
     """Return the figures of a run for people: name with unit -> text."""
-    told = {
+    rows = {
         "requests": f"{point.completed} of {point.requests}",
         "errors": ", ".join(f"{n} x {kind}" for kind, n in point.errors.items()) or "none",
         "requests/s": f"{point.requests_per_s:.2f}",
         "output tokens/s": f"{point.output_tokens_per_s:.1f}",
         "all tokens/s": f"{point.total_tokens_per_s:.1f}",
-        "tokens of a prompt": f"{point.prompt_tokens:.0f}",
-        "tokens of an answer": f"{point.output_tokens:.0f}"
-        + ("" if point.counted else " (pieces)"),
+        "tokens per prompt": f"{point.prompt_tokens:.0f}",
+        "tokens per answer": f"{point.output_tokens:.0f}" + ("" if point.counted else " (pieces)"),
         "prompt tokens cached": f"{point.cached_share:.0%}",
     }
     for label, quantiles in (
@@ -27,18 +26,18 @@ def figures(point: Point) -> dict[str, str]:
         ("sent late", point.lag_s),
         ("client's loop late", point.loop_delay_s),
     ):
-        told[f"{label}, ms: P50 P95 P99 max"] = _milliseconds(quantiles)
+        rows[f"{label}, ms: P50 P95 P99 max"] = _milliseconds(quantiles)
     if point.audio_seconds_per_s is not None:
-        told["audio seconds/s"] = f"{point.audio_seconds_per_s:.1f}"
+        rows["audio seconds/s"] = f"{point.audio_seconds_per_s:.1f}"
     if point.goodput_per_s is not None and point.goodput_share is not None:
-        told["goodput, requests/s"] = f"{point.goodput_per_s:.2f} ({point.goodput_share:.0%})"
+        rows["goodput, requests/s"] = f"{point.goodput_per_s:.2f} ({point.goodput_share:.0%})"
     if point.cost_per_million is not None and point.cost_per_million_output is not None:
-        told["$ per million output tokens"] = f"{point.cost_per_million_output:.4g}"
-        told["$ per million tokens"] = f"{point.cost_per_million:.4g}"
-    return told
+        rows["$ per million output tokens"] = f"{point.cost_per_million_output:.4g}"
+        rows["$ per million tokens"] = f"{point.cost_per_million:.4g}"
+    return rows
 
 
-def beside(points: Sequence[Point]) -> list[tuple[str, ...]]:
+def comparison_rows(points: Sequence[Point]) -> list[tuple[str, ...]]:
     """Return rows of a figure's name and its text for each run."""
     columns = [figures(point) for point in points]
     names = dict.fromkeys(name for column in columns for name in column)
@@ -68,7 +67,8 @@ def compared(before: Report, after: Report) -> list[tuple[str, str, str, str, st
     ]
     if not rows:
         raise SettingsError(
-            f"the reports have no load in common: {_loads(before.points)}, and {_loads(after.points)}"
+            f"the reports have no load in common: {_loads(before.points)} in one, "
+            f"{_loads(after.points)} in the other"
         )
     return rows
 

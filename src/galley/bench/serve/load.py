@@ -112,7 +112,9 @@ async def _one(client: Client, request: Prepared, due: float, on_end: Callable[[
         reader.ended()
     except CallFailed as error:
         sample.ended = loop.time()
-        if not reader.done:  # else the whole stream arrived, and then the connection was closed
+        if (
+            not reader.done
+        ):  # otherwise the stream is complete, and the connection was closed afterwards
             sample.error, sample.detail = error.kind, error.detail
         else:
             reader.ended()

@@ -99,12 +99,12 @@ def timeline(samples: Sequence[Sample], slices: int) -> Timeline:
     edges = width * np.arange(slices + 1)
     starts = np.array([s.started for s in samples]) - began
     ends = np.array([s.ended for s in samples]) - began
-    # Seconds of requests in each slice: for each request, the part of it that lies in the slice.
+    # Request seconds in each slice: the part of each request that falls into the slice.
     inside = np.zeros(slices)
     for start, end in zip(starts, ends, strict=True):
         inside += np.clip(np.minimum(end, edges[1:]) - np.maximum(start, edges[:-1]), 0, None)
     streamed = [s for s in samples if s.chunks]
-    # A piece of text may be several tokens; an answer's tokens are divided equally among its pieces.
+    # A chunk of text can be several tokens; an answer's tokens are divided equally among its chunks.
     times = np.array([t for s in streamed for t in s.chunks]) - began
     tokens = np.array([s.output_tokens / len(s.chunks) for s in streamed for _ in s.chunks])
     came, _ = np.histogram(times, bins=edges, weights=tokens)

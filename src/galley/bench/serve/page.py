@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Final, TypeAlias
 
 from galley.bench.serve.chart import Line, chart
-from galley.bench.serve.compare import beside
+from galley.bench.serve.compare import comparison_rows
 from galley.bench.serve.results import Point, Quantiles, Report
 
 STYLE: Final = """
@@ -38,7 +38,7 @@ _PARTS: Final = (("p50", "P50"), ("p95", "P95"), ("p99", "P99"))
 _CDFS: Final = (
     ("ttft_s", "Time to first token"),
     ("tpot_s", "Time per output token"),
-    ("inter_token_s", "Between two pieces of text"),
+    ("inter_token_s", "Inter-token latency"),
     ("latency_s", "End to end"),
 )
 _Named: TypeAlias = tuple[str, Report]
@@ -84,13 +84,13 @@ def _head(name: str, report: Report) -> str:
         limits = (f"{metric} at most {most:g} s" for metric, most in report.objective.items())
         facts["objective"] = ", ".join(limits)
     if report.price_per_hour is not None:
-        facts["price"] = f"${report.price_per_hour:g} an hour"
-    told = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts.items())
+        facts["price"] = f"${report.price_per_hour:g} per hour"
+    items = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts.items())
     rows = "".join(
         f"<tr><th scope=row>{escape(row)}</th>"
         + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
         + "</tr>"
-        for row, *cells in beside(report.points)
+        for row, *cells in comparison_rows(report.points)
     )
     loads = "".join(f"<th scope=col>{escape(point.name)}</th>" for point in report.points)
     errors = "".join(
@@ -99,7 +99,7 @@ def _head(name: str, report: Report) -> str:
         for kind, n in p.errors.items()
     )
     return (
-        f"<h2>{escape(name)}</h2><dl>{told}</dl><div class=scroll><table><thead><tr><th>load</th>"
+        f"<h2>{escape(name)}</h2><dl>{items}</dl><div class=scroll><table><thead><tr><th>load</th>"
         f"{loads}</tr></thead><tbody>{rows}</tbody></table></div>{errors}"
     )
 
@@ -201,7 +201,7 @@ def _timelines(reports: Sequence[_Named]) -> list[str]:
             rate = Line("output tokens/s", middles, line.output_tokens_per_s, 2)
             ttft = [None if y is None else 1e3 * y for y in line.ttft_s]
             first = Line("TTFT", middles, ttft, 1, dots=True)
-            charts.append(chart(f"{title}: requests under way", "s", "requests", [running]))
+            charts.append(chart(f"{title}: requests in flight", "s", "requests", [running]))
             if any(line.output_tokens_per_s):
                 charts.append(chart(f"{title}: output", "s", "tokens/s", [rate]))
                 charts.append(chart(f"{title}: first tokens", "s", "TTFT, ms", [first]))

@@ -8,7 +8,7 @@ from galley.errors import SettingsError
 
 VERSION = 1
 METRICS = ("ttft_s", "tpot_s", "inter_token_s", "latency_s")
-"""Fields of :class:`Point` with quantiles of the latencies that users see."""
+"""Fields of :class:`Point` with quantiles of user-visible latencies."""
 
 
 class Quantiles(msgspec.Struct, frozen=True):
@@ -154,7 +154,9 @@ def read_report(file: Path) -> Report:
     except OSError as error:
         raise SettingsError(f"{file}: {error.strerror}") from error
     except msgspec.DecodeError as error:
-        raise SettingsError(f"{file} is no report of galley bench serve: {error}") from error
+        raise SettingsError(f"{file} is not a report of galley bench serve: {error}") from error
     if report.version != VERSION:
-        raise SettingsError(f"{file} is of version {report.version}; this one reads {VERSION}")
+        raise SettingsError(
+            f"{file} has report version {report.version}, expected {VERSION}; measure again"
+        )
     return report

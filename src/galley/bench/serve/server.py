@@ -31,8 +31,8 @@ def started(*arguments: str) -> Iterator[tuple[str, int]]:
         url = _wait(process.stdout)
         if url is None:
             raise EngineError(
-                f"galley serve {' '.join(arguments)} ended with code {process.wait()} before it "
-                "was ready; its messages are above"
+                f"galley serve {' '.join(arguments)} exited with code {process.wait()} before it "
+                "was ready; see its messages above"
             )
         drain = threading.Thread(target=_drain, args=(process.stdout,), daemon=True)
         drain.start()

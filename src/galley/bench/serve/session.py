@@ -66,7 +66,7 @@ class Plan:
 
 
 Progress = Callable[[str, int], None]
-"""Called with a run's name, and how much of the sizes of all runs is done."""
+"""Called with a run's name and the completed share of the total size of all runs."""
 
 
 async def run_all(
@@ -76,7 +76,7 @@ async def run_all(
     *,
     model: str | None,
     target: str,
-    told: dict[str, str],
+    workload_facts: dict[str, str],
     machine: str,
     on_progress: Progress = lambda name, position: None,
 ) -> Report:
@@ -88,7 +88,7 @@ async def run_all(
         workload: the requests.
         model: the served name; None is the first model that the server lists.
         target: what is measured, for the report.
-        told: the workload in words, for the report.
+        workload_facts: the workload in words, for the report.
         machine: the client's machine, for the report.
         on_progress: called four times a second.
 
@@ -107,28 +107,32 @@ async def run_all(
         position = 0
         for number, load in enumerate(plan.loads):
             if plan.warm_up:
-                # Separate prompts for the warm-up, so that no prompt of --data is in the prefix cache.
+                # The warm-up has its own prompts, so that no prompt of --data is in the prefix cache.
                 others = dataclasses.replace(workload, lines=(), seed=workload.seed + 1)
                 warm_up = others.requests(model, words, run=number)
                 lanes = min(plan.warm_up, int(load)) if plan.kind == "concurrency" else 1
                 _check(await closed_loop(client, warm_up, lanes, count=plan.warm_up))
             requests = workload.requests(model, words, run=number)
-            told_from = functools.partial(_told_from, on_progress, position)
-            points.append(await _point(client, plan, requests, load, told_from))
+            report = functools.partial(_report, on_progress, position)
+            points.append(await _point(client, plan, requests, load, report))
             position += plan.size(load)
     except CallFailed as error:
-        raise EngineError(f"{target} cannot be measured: {error}") from error
+        raise EngineError(f"cannot measure {target}: {error}") from error
     finally:
         client.close()
     counting = (
-        "exactly" if words.exact else "a word taken for a token, as the server has no /tokenize"
+        "exactly"
+        if words.exact
+        else "one word counted as one token, because the server has no /tokenize"
     )
     return Report(
         galley=__version__,
         started=started.isoformat(timespec="seconds"),
         target=target,
         model=model,
-        workload=told if workload.recordings or workload.lines else told | {"counted": counting},
+        workload=workload_facts
+        if workload.recordings or workload.lines
+        else workload_facts | {"counted": counting},
         objective=plan.objective,
         price_per_hour=plan.price_per_hour,
         client=machine,
@@ -136,7 +140,7 @@ async def run_all(
     )
 
 
-def _told_from(on_progress: Progress, begin: int, name: str, position: int) -> None:
+def _report(on_progress: Progress, begin: int, name: str, position: int) -> None:
     on_progress(name, begin + position)
 
 
@@ -190,7 +194,7 @@ def _check(warm_up: Run) -> None:
     """Raise EngineError if no request of a warm-up succeeded: all others would fail, too."""
     first = warm_up.samples[0]
     if all(sample.error for sample in warm_up.samples):
-        raise EngineError(f"no request of the warm-up succeeded: {first.error}: {first.detail}")
+        raise EngineError(f"every warm-up request failed: {first.error}: {first.detail}")
 
 
 async def _first_model(client: Client) -> str:
@@ -200,8 +204,8 @@ async def _first_model(client: Client) -> str:
     except (KeyError, IndexError, TypeError):
         if status in (401, 403):
             raise SettingsError(
-                f"the server wants an API key (GET /v1/models: {status}); give one with --api-key or the "
-                "variable GALLEY_API_KEY"
+                f"the server requires an API key (GET /v1/models: {status}); set --api-key or the variable "
+                "GALLEY_API_KEY"
             ) from None
         raise SettingsError(
             f"the server does not list its models (GET /v1/models: {status}); name one with --model"

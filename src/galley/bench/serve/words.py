@@ -18,7 +18,7 @@ _TEXT: Final = (
 )
 _CANDIDATES: Final = tuple(_TEXT.split())
 _STARTER: Final = "Now"
-_FEWEST: Final = 8  # words: a KV block of 16 tokens, drawn from 8, is hardly ever drawn twice
+_FEWEST: Final = 8  # words: with 8, two equal KV blocks of 16 tokens are very unlikely
 _CHECKED: Final = 200
 _AT_ONCE: Final = 4
 

@@ -81,7 +81,9 @@ class Workload:
 
     def __post_init__(self) -> None:
         if (self.endpoint == "transcriptions") != bool(self.recordings):
-            raise SettingsError("transcriptions need --data with recordings, and nothing else does")
+            raise SettingsError(
+                "--data with recordings and --endpoint transcriptions need each other"
+            )
 
     def requests(self, model: str, words: Words, *, run: int) -> Iterator[Prepared]:
         """Yield requests without end.
@@ -103,7 +105,7 @@ class Workload:
         while True:
             line = self.lines[index % len(self.lines)] if self.lines else Line()
             index += 1
-            # Both are drawn for every line, so that a line with its own length changes no other's.
+            # Both are drawn for every line, so that a line with its own length does not change the others.
             drawn = self.prompt_tokens.draw(lengths), self.output_tokens.draw(lengths)
             text = line.prompt
             if text is None and line.messages is None:
@@ -117,7 +119,7 @@ class Workload:
         if self.endpoint == "chat":
             body["messages"] = messages or [{"role": "user", "content": text}]
         elif text is None:
-            raise SettingsError(f"a line of --data has messages; {self.endpoint} need a prompt")
+            raise SettingsError(f"a line of --data has messages, but {self.endpoint} need a prompt")
         else:
             body["input" if self.endpoint == "embeddings" else "prompt"] = text
         streamed = self.endpoint in STREAMED
@@ -173,7 +175,7 @@ def read_lines(file: Path, *, trace: bool = False) -> list[Line]:
     except OSError as error:
         raise SettingsError(f"{option}: {error.strerror}") from error
     if not lines:
-        raise SettingsError(f"{option}: no line in it")
+        raise SettingsError(f"{option}: the file is empty")
     first = lines[0].timestamp or 0.0
     if trace:
         lines = [msgspec.structs.replace(x, timestamp=(x.timestamp or 0.0) - first) for x in lines]
@@ -190,7 +192,7 @@ def _line(text: bytes, place: str, trace: bool, before: Sequence[Line]) -> Line:
     if trace and line.timestamp is None:
         raise SettingsError(f"{place}: a trace needs a timestamp (seconds) in every line")
     if trace and before and (line.timestamp or 0.0) < (before[-1].timestamp or 0.0):
-        raise SettingsError(f"{place}: timestamp is less than the line before")
+        raise SettingsError(f"{place}: timestamp is less than that of the previous line")
     return line
 
 
@@ -206,5 +208,5 @@ def find_recordings(place: Path) -> list[Path]:
     files = [place] if place.is_file() else sorted(place.glob("*"))
     found = [file for file in files if file.suffix.lower() in _AUDIO]
     if not found:
-        raise SettingsError(f"--data {place}: no recording ({' '.join(_AUDIO)})")
+        raise SettingsError(f"--data {place}: no recordings found ({' '.join(_AUDIO)})")
     return found

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from galley.engine.scheduler import Work
     from galley.engine.sequence import Sequence
 
-NO_CHOICE: Final = "the logits leave no token to choose: NaN, infinite, or all of them excluded"
+NO_CHOICE: Final = (
+    "no token can be sampled: the logits are NaN or infinite, or all tokens are excluded"
+)
 
 
 class Task(ABC):
@@ -47,7 +49,7 @@ class Task(ABC):
     def wanted(self, sequence: "Sequence", work: "Work") -> int:
         """Return how many of the work's last rows need logits (or the aligner's weights)."""
 
-    def guessable(self, sequence: "Sequence") -> int:
+    def max_draft_tokens(self, sequence: "Sequence") -> int:
         """Return how many draft tokens the task can verify in one step, after the last known token."""
         return 0
 
@@ -56,7 +58,7 @@ class Task(ABC):
         """How its tokens are sampled (see :func:`galley.ops.draws.sampling_record`)."""
         return GREEDY
 
-    def adjustment(self, guesses: Tokens[int]) -> LogitsAdjustment | None:
+    def adjustment(self, draft_tokens: Tokens[int]) -> LogitsAdjustment | None:
         """Return the task's changes to the logits after these draft tokens, except for a grammar's."""
         return None
 

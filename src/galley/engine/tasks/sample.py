@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 _LEAST_NUCLEUS = 1e-300
-"""Substitute for a ``top_p`` of 0: only the likeliest token is left."""
+"""Replaces a ``top_p`` of 0, so that only the likeliest token is left."""
 
 
 class SampleTask(Task):
@@ -68,9 +68,9 @@ class SampleTask(Task):
 
     def wanted(self, sequence: "Sequence", work: "Work") -> int:
         """Return the number of rows to sample from: the last known token's and one per draft token."""
-        return 1 + len(work.guesses) if work.completes and self._room(sequence) else 0
+        return 1 + len(work.draft_tokens) if work.completes and self._room(sequence) else 0
 
-    def guessable(self, sequence: "Sequence") -> int:
+    def max_draft_tokens(self, sequence: "Sequence") -> int:
         """Return the number of tokens still allowed, less one: the last draw needs no row after its own."""
         return self._room(sequence) - 1
 
@@ -79,13 +79,13 @@ class SampleTask(Task):
         """The request's sampling parameters."""
         return self._record
 
-    def adjustment(self, guesses: Ids[int]) -> LogitsAdjustment | None:
+    def adjustment(self, draft_tokens: Ids[int]) -> LogitsAdjustment | None:
         """Return the changes of penalties, bias, lists and rules."""
         if self._adjuster is None:
             return None
         adjuster = self._adjuster.copy()
-        for guess in guesses:
-            adjuster.accept(guess)
+        for token in draft_tokens:
+            adjuster.accept(token)
         return adjuster.adjustment()
 
     @property
@@ -104,15 +104,15 @@ class SampleTask(Task):
         for i, row in enumerate(rows):
             sampling.draw(row, known + i, self._record)
         if self._details and rows:
-            self._ask_details(work.guesses, sampling)
+            self._ask_details(work.draft_tokens, sampling)
 
-    def _ask_details(self, guesses: Ids[int], sampling: SamplingBatch) -> None:
+    def _ask_details(self, draft_tokens: Ids[int], sampling: SamplingBatch) -> None:
         adjuster = self._adjuster
         if self._grammar is not None:
-            masks = self._grammar.empty_masks(1 + len(guesses))
+            masks = self._grammar.empty_masks(1 + len(draft_tokens))
             forced: list[int | None] = []
-            sampling.mask_fills.append(partial(self._grammar.fill, guesses, masks, forced))
-        for i in range(1 + len(guesses)):
+            sampling.mask_fills.append(partial(self._grammar.fill, draft_tokens, masks, forced))
+        for i in range(1 + len(draft_tokens)):
             draw = self._draw + i
             if adjuster is not None:
                 adjustment = adjuster.adjustment()
@@ -122,9 +122,9 @@ class SampleTask(Task):
                 sampling.adjustments[draw] = adjustment
                 if self._grammar is not None:
                     forced.append(adjuster.forced)
-                if i < len(guesses):  # the row after a draft token treats it as output
+                if i < len(draft_tokens):  # the row after a draft token treats it as output
                     adjuster = adjuster.copy()
-                    adjuster.accept(guesses[i])
+                    adjuster.accept(draft_tokens[i])
             if self._grammar is not None:
                 adjustment = sampling.adjustments.get(draw) or LogitsAdjustment()
                 sampling.adjustments[draw] = adjustment._replace(mask=masks[i])
@@ -141,7 +141,7 @@ class SampleTask(Task):
             return Output(
                 request_id=sequence.id, cached_tokens=sequence.cached, finish_reason="length"
             )
-        tokens, reason = self._accept(sequence, work.guesses, result.tokens)
+        tokens, reason = self._accept(sequence, work.draft_tokens, result.tokens)
         logprobs: list[TokenLogprob] | None = None
         scores: list[float] | None = None
         draws = range(self._draw, self._draw + len(tokens))
@@ -162,11 +162,11 @@ class SampleTask(Task):
         return (self._grammar and self._grammar.error) or NO_CHOICE
 
     def _accept(
-        self, sequence: "Sequence", guesses: Ids[int], drawn: Ids[int]
+        self, sequence: "Sequence", draft_tokens: Ids[int], drawn: Ids[int]
     ) -> tuple[list[int], FinishReason | None]:
         """Append the drawn tokens that are valid; return them and the reason if the text ends with them."""
         accepted: list[int] = []
-        for i in range(1 + len(guesses)):
+        for i in range(1 + len(draft_tokens)):
             token = drawn[self._draw + i]
             if token == NO_TOKEN:
                 return accepted, "error"
@@ -180,7 +180,7 @@ class SampleTask(Task):
                 return accepted, "stop"
             if len(sequence.tokens) >= self._most:
                 return accepted, "length"
-            if i < len(guesses) and token != guesses[i]:
+            if i < len(draft_tokens) and token != draft_tokens[i]:
                 break
         return accepted, None
 

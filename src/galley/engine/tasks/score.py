@@ -32,10 +32,10 @@ class ScoreTask(Task):
         self._no_speech = payload.rules.no_speech
         self._scored: list[TokenLogprob] = []
         self._no_speech_prob: float | None = None
-        self._told = False
-        self._asked = (0, 0)
+        self._reported = False
+        self._entries = (0, 0)
         """Index of the step's first entry in ``SamplingBatch.logprobs``, and number of prompt entries."""
-        self._asked_no_speech = False
+        self._wants_no_speech = False
 
     @property
     def seats(self) -> int:
@@ -77,18 +77,18 @@ class ScoreTask(Task):
             own = max(0, sequence.computed + work.count - max(first, sequence.computed))
         return max(own, self._then.wanted(sequence, work))
 
-    def guessable(self, sequence: "Sequence") -> int:
+    def max_draft_tokens(self, sequence: "Sequence") -> int:
         """Return as many as the other task can verify."""
-        return self._then.guessable(sequence)
+        return self._then.max_draft_tokens(sequence)
 
     @property
     def sampling_record(self) -> bytes:
         """The sampling parameters of the other task."""
         return self._then.sampling_record
 
-    def adjustment(self, guesses: Tokens[int]) -> LogitsAdjustment | None:
+    def adjustment(self, draft_tokens: Tokens[int]) -> LogitsAdjustment | None:
         """Return the changes of the other task."""
-        return self._then.adjustment(guesses)
+        return self._then.adjustment(draft_tokens)
 
     @property
     def grammar(self) -> GrammarMatcher | None:
@@ -107,27 +107,27 @@ class ScoreTask(Task):
         if self._top is not None:
             for row, position in zip(rows, range(first, len(self._prompt) - 1), strict=False):
                 sampling.logprobs.append(RowLogprob(row, self._prompt[position + 1], self._top))
-        self._asked = (begin, len(sampling.logprobs) - begin)
-        self._asked_no_speech = False
+        self._entries = (begin, len(sampling.logprobs) - begin)
+        self._wants_no_speech = False
         if self._no_speech is not None and self._no_speech_prob is None:
             position, token = self._no_speech
             if first <= position < after:
                 sampling.logprobs.append(RowLogprob(rows[position - first], token, 0))
-                self._asked_no_speech = True
+                self._wants_no_speech = True
         self._then.ask(
             sequence, work, rows[len(rows) - self._then.wanted(sequence, work) :], sampling
         )
 
     def consume(self, sequence: "Sequence", work: "Work", result: StepResult) -> Output | None:
         """Return the other task's Output; the first one carries the scores."""
-        begin, count = self._asked
+        begin, count = self._entries
         self._scored += result.logprobs[begin : begin + count]
-        if self._asked_no_speech:
+        if self._wants_no_speech:
             self._no_speech_prob = math.exp(result.logprobs[begin + count].logprob)
         output = self._then.consume(sequence, work, result)
-        if output is None or self._told:
+        if output is None or self._reported:
             return output
-        self._told = True
+        self._reported = True
         scored = self._scored if self._top is not None else None
         first = msgspec.structs.replace(
             output.generated, prompt_logprobs=scored, no_speech_prob=self._no_speech_prob

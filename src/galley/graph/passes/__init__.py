@@ -32,7 +32,7 @@ PASSES: Final[Mapping[str, Pass]] = {
     "fuse-rope-kv": fuse_rope_kv,
     "drop-dead": drop_dead,
 }
-"""Name -> pass, in the order they run."""
+"""Name -> pass, in the order in which they run."""
 
 
 def enabled_passes(disabled: Collection[str]) -> dict[str, Pass]:
@@ -43,7 +43,7 @@ def enabled_passes(disabled: Collection[str]) -> dict[str, Pass]:
     """
     for name in disabled:
         if name not in PASSES:
-            raise SettingsError(f"disable_pass: {name!r} is no pass; passes: {', '.join(PASSES)}")
+            raise SettingsError(f"disable_pass: unknown pass {name!r}; passes: {', '.join(PASSES)}")
     return {name: run for name, run in PASSES.items() if name not in disabled}
 
 

@@ -61,7 +61,7 @@ class Adapters:
             if not all(bool(factor.isfinite().all()) for factor in factors):
                 raise UnsupportedModel(
                     f"the adapter's factors of {name} are out of range of "
-                    f"{str(self._dtype).removeprefix('torch.')}: set activations to bfloat16"
+                    f"{str(self._dtype).removeprefix('torch.')}; set activations to bfloat16"
                 )
             packed.append((self._numbers[name], *factors))
         return packed

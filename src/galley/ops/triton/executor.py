@@ -47,7 +47,7 @@ _ACTIVATIONS: Final = {
     "float16": torch.float16,
 }
 _DEVICE_RESERVE: Final = 512 << 20
-"""Bytes for the driver, the allocator's rounding and captured graphs."""
+"""Bytes reserved for the driver, the allocator's rounding and captured graphs."""
 
 
 class TritonExecutor(SynchronousExecutor):
@@ -212,7 +212,7 @@ def options_activations(options: ExecutorOptions) -> str:
     if options.activations not in _ACTIVATIONS:
         raise SettingsError(
             f"activations is {options.activations!r}, but executor 'gpu' computes with "
-            f"{', '.join(_ACTIVATIONS)}: leave it out, or use executor cpu"
+            f"{', '.join(_ACTIVATIONS)}; leave it out, or use executor cpu"
         )
     return options.activations
 
@@ -229,13 +229,13 @@ def _planned(
     device = _device(options.device)
     if options.experts != "memory":
         raise SettingsError(
-            f"experts is {options.experts!r}, but executor 'gpu' keeps them in memory: leave it out, or "
+            f"experts is {options.experts!r}, but executor 'gpu' keeps them in memory; leave it out, or "
             "use executor cpu"
         )
     if options.kv_dtype not in CACHES:
         raise SettingsError(
             f"kv_dtype is {options.kv_dtype!r}, but executor 'gpu' keeps keys and values as "
-            f"{', '.join(CACHES)}: leave it out, or use executor cpu"
+            f"{', '.join(CACHES)}; leave it out, or use executor cpu"
         )
     kinds: Kinds = plan_kinds(
         program, options.quantize, own=own_kinds(program, weights), chosen=options.kinds
@@ -252,11 +252,11 @@ def _device(name: str) -> Device:
         return Device("cpu", 0)
     if kind != "cuda":
         raise SettingsError(
-            f"device is {name!r}, but executor 'gpu' runs on a GPU: set device to cuda, or cuda:1 for the "
+            f"device is {name!r}, but executor 'gpu' needs a GPU; set device to cuda, or to cuda:1 for the "
             "second one"
         )
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
-        raise SettingsError(f"device {name!r} cannot be used: {error}") from error
+        raise SettingsError(f"cannot use device {name!r}: {error}") from error
     return device_of(name)

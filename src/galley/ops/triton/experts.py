@@ -282,5 +282,5 @@ def _check_kinds(program: Program, op: Op) -> None:
         if len(kinds) > 1:
             raise UnsupportedModel(
                 f"the experts of {names[0]} have weights of types {', '.join(sorted(kinds))}, but executor "
-                "'gpu' has one type for all of a layer: use executor cpu"
+                "'gpu' supports one type per layer; use executor cpu"
             )

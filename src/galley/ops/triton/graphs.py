@@ -19,10 +19,10 @@ from galley.ops.triton.steps import Steps
 from galley.ops.triton.tiles import SPLIT, Device
 
 _ROWS: Final = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256)
-"""Numbers of rows that graphs have; steps of more rows are launched op by op."""
+"""Numbers of rows for which graphs are captured; steps with more rows are launched op by op."""
 
 MOST_GRAPHS: Final = 48
-"""Most graphs that are kept; the least recently used one is dropped."""
+"""Maximum number of graphs; the least recently used one is dropped."""
 
 
 @dataclass(slots=True)

@@ -24,16 +24,16 @@ _DENSE_TYPES: Final[Mapping[str, torch.dtype]] = {
     "F16": torch.float16,
 }
 _CODES: Final = 256.0
-"""Kernels read an E4M3 code as its value divided by this."""
+"""Kernels decode E4M3 as its value divided by this."""
 
 _WORDS: Final = 64
-"""Words of a tile if groups allow it: a cache line."""
+"""Words per tile if groups allow it: a cache line."""
 
 _LEAST_WORDS: Final = 16
-"""Least words of a tile: the depth of a product on tensor cores."""
+"""Minimum words per tile: the depth of a product on tensor cores."""
 
 GATHERED: Final = 1024
-"""Most columns that a program of ``gather_kernel`` copies."""
+"""Maximum columns that one program of ``gather_kernel`` copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,10 +218,10 @@ _PARTS: Final[Mapping[str, int]] = {"dense": 1, "int8": 2, "fp8": 2, "int4": 4}
 """Number of codes in a word."""
 
 WHOLE_ROWS: Final = 1 << 62 if INTERPRETED else 1024
-"""Rows from which on codes are dequantized once, instead of in each tile."""
+"""From this many rows on, codes are dequantised once instead of in each tile."""
 
 APART_ROWS: Final = 128
-"""Most rows for which each stretch of columns is computed by a separate program."""
+"""Up to this many rows, each stretch of columns is computed by a separate program."""
 
 _MOST_SPLITS: Final = 8
 _LEAST_STRETCH: Final = 1024
@@ -444,7 +444,7 @@ def vector(weight: Weight, device: torch.device) -> torch.Tensor:
     """
     if not isinstance(weight, DenseWeight):
         raise UnsupportedModel(
-            f"tensor {weight.name} is kept as {weight.kind}, but executor 'gpu' reads it as floats alone"
+            f"tensor {weight.name} is kept as {weight.kind}, but executor 'gpu' supports only floats here"
         )
     return on_device(weight, device).float().reshape(-1)
 

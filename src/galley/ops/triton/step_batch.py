@@ -162,7 +162,7 @@ class Staging:
                 section, self.shape.width, batch.tables[group * count : (group + 1) * count]
             )
             if len(section) and not 0 <= section.min() <= section.max() < self._blocks:
-                raise ValueError(f"a table names a block beyond the {self._blocks} that there are")
+                raise ValueError(f"a block table refers to a block above {self._blocks - 1}")
         self._device.copy_(self._host, non_blocking=True)
         self.batch.angles.clear()
         return self.batch

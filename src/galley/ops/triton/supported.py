@@ -22,10 +22,10 @@ ELEMENTWISE: Final[Mapping[str, tuple[str, ...]]] = {
 """Elementwise op -> its attributes, in the kernel's order."""
 
 _WIDEST_KEY: Final = 256
-"""Most columns of a key that attention tiles have room for."""
+"""Maximum columns of a key that fit into attention tiles."""
 
 _WIDEST_LATENT: Final = 576
-"""Most columns of a key whose first ones are the value."""
+"""Maximum columns of a latent key, whose first columns are the value."""
 
 SUPPORTED: Final = frozenset(
     {"embed", "linear", "rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm", "rope"}
@@ -41,16 +41,16 @@ def check_program(program: Program) -> None:
     """Raise UnsupportedModel if the executor has no kernels for the program."""
     remedy = "use executor cpu or reference"
     if program.encoder is not None:
-        raise UnsupportedModel(f"executor 'gpu' has no encoders of speech models yet: {remedy}")
+        raise UnsupportedModel(f"executor 'gpu' does not support speech models yet; {remedy}")
     for op in program.ops:
         if op.name not in SUPPORTED:
-            raise UnsupportedModel(f"executor 'gpu' has no kernel for op {op.name} yet: {remedy}")
+            raise UnsupportedModel(f"executor 'gpu' has no kernel for op {op.name} yet; {remedy}")
     for kv in program.kv:
         most = _WIDEST_LATENT if kv.shared else _WIDEST_KEY
         if max(kv.key_dim, kv.value_dim) > most:
             raise UnsupportedModel(
-                f"executor 'gpu' has attention for keys and values of up to {most} columns, this model's "
-                f"have {max(kv.key_dim, kv.value_dim)}: {remedy}"
+                f"executor 'gpu' supports keys and values of up to {most} columns, but this "
+                f"model's have {max(kv.key_dim, kv.value_dim)}; {remedy}"
             )
 
 

@@ -60,7 +60,7 @@ def device_of(name: str) -> Device:
 
 
 _SHARED: Final = {8: 99 << 10, 0: 64 << 10}
-"""Bytes of shared memory per program on the smallest device, by the first digit of the capability."""
+"""Major compute capability -> bytes of shared memory per program on the smallest such device."""
 
 _MOST_SHARED: Final = 227 << 10
 
@@ -191,7 +191,7 @@ def _time(tile: Tile, rows: int, outputs: int) -> float:
 
 
 SPLIT: Final = 128
-"""Keys in a stretch of attention, which a separate program may compute."""
+"""Keys per stretch of attention; separate programs can compute stretches."""
 
 
 def block_keys(device: Device) -> int:
@@ -227,4 +227,4 @@ def query_tile(
 
 
 ROWS_TOGETHER: Final = 16 if INTERPRETED else 1
-"""Rows per program without products: in the interpreter, a program costs more than its work."""
+"""Rows per program of kernels without products; in the interpreter, starting a program dominates."""

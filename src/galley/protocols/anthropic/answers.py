@@ -183,7 +183,7 @@ class MessageAnswer:
         begun, finish = False, None
         async with aclosing(self._generation.pieces()) as pieces:
             async for piece in pieces:
-                if not begun:  # the number of cached tokens is known only now
+                if not begun:  # the number of cached tokens is only known now
                     begun = True
                     yield {"type": "message_start", "message": self._message([], None)}
                 for event in piece.events:

@@ -56,7 +56,7 @@ class ToolUseBlock(Strict, frozen=True, kw_only=True, tag_field="type", tag="too
     name: Annotated[str, Meta(pattern=TOOL_NAME_PATTERN)]
     input: Annotated[
         dict[str, Any] | str,
-        Meta(description="Text, if that is no JSON, is given to the chat template as it is."),
+        Meta(description="Text that is not JSON is passed to the chat template unchanged."),
     ]
     cache_control: CacheControl | None = None
     caller: DirectCaller | None = None
@@ -104,7 +104,7 @@ class ToolResultBlock(Strict, frozen=True, kw_only=True, tag_field="type", tag="
         str | Annotated[list[TextBlock | FoundToolBlock], Meta(max_length=MAX_PARTS)] | None
     ) = None
     is_error: Annotated[
-        bool | None, Meta(description="Taken and not used: the content says it.")
+        bool | None, Meta(description="Accepted and ignored: the content shows it.")
     ] = None
     cache_control: CacheControl | None = None
     toolset_name: None = None
@@ -134,16 +134,16 @@ class AnthropicMessage(Strict, frozen=True, kw_only=True):
     content: str | Annotated[list[Block], Meta(max_length=MAX_PARTS)]
     clear_at: Annotated[
         Literal["next_user_message", "never"] | None,
-        Meta(description="Of the role `system`: whether a later user's message takes it away."),
+        Meta(description="With the role `system`: whether a later user message removes it."),
     ] = None
 
     def __post_init__(self) -> None:
         if self.clear_at is not None and self.role != "system":
-            raise RequestError("clear_at goes with the role system", param="clear_at")
+            raise RequestError("clear_at needs the role system", param="clear_at")
         for block in self.content if isinstance(self.content, list) else ():
             if not isinstance(block, _OF_ROLE[self.role]):
                 raise RequestError(
-                    f"content: a message of the role {self.role} has no {_type_of(block)}",
+                    f"content: a message of the role {self.role} cannot contain {_type_of(block)}",
                     param="content",
                 )
 

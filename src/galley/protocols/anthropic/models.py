@@ -15,7 +15,7 @@ class ModelsQuery(Strict, frozen=True, kw_only=True):
     """Query for a page of models, in requests with the header `anthropic-version`."""
 
     limit: Annotated[int, Meta(ge=1, le=1000)] = 20
-    after_id: Annotated[str, Meta(description="A model's id: the page begins behind it.")] = ""
+    after_id: Annotated[str, Meta(description="A model's id: the page begins after it.")] = ""
     before_id: Annotated[str, Meta(description="A model's id: the page ends before it.")] = ""
 
 
@@ -80,5 +80,5 @@ def page_of(cards: Sequence[ModelCard], query: ModelsQuery) -> AnthropicModels:
 
 def _place(ids: Sequence[str], name: str, param: str) -> int:
     if name not in ids:
-        raise RequestError(f"{param}: there is no model {name[:100]!r}", param=param)
+        raise RequestError(f"{param}: model {name[:100]!r} does not exist", param=param)
     return ids.index(name)

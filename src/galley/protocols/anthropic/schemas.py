@@ -47,14 +47,16 @@ class AnthropicTool(Strict, frozen=True, kw_only=True):
     type: Literal["custom"] | None = None
     strict: bool | None = None
     cache_control: CacheControl | None = None
-    eager_input_streaming: Annotated[bool | None, Meta(description="All input streams.")] = None
+    eager_input_streaming: Annotated[
+        bool | None, Meta(description="Accepted and ignored: all input is streamed.")
+    ] = None
     defer_loading: Annotated[
-        bool | None, Meta(description="Taken and not used: the model is told of all tools.")
+        bool | None, Meta(description="Accepted and ignored: all tools are in the prompt.")
     ] = None
     allowed_callers: Annotated[list[Literal["direct"]], Meta(max_length=1)] | None = None
     input_examples: Annotated[
         Annotated[list[dict[str, Any]], Meta(max_length=MAX_PARTS)] | None,
-        Meta(description="The model is told of them as `examples` of the schema."),
+        Meta(description="Passed to the model as `examples` of the schema."),
     ] = None
 
     @property
@@ -82,7 +84,9 @@ class ToolChoice(Strict, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if (self.type == "tool") != (self.name is not None):
-            raise RequestError("name goes with the type tool, which needs it", param="name")
+            raise RequestError(
+                "name is required with the type tool, and only allowed with it", param="name"
+            )
 
 
 class Thinking(Strict, frozen=True, kw_only=True):
@@ -94,13 +98,14 @@ class Thinking(Strict, frozen=True, kw_only=True):
     ] = None
     display: Annotated[
         Literal["summarized", "omitted"] | None,
-        Meta(description="`omitted`: thinking is told as a block without text."),
+        Meta(description="`omitted`: thinking is returned as a block without text."),
     ] = None
 
     def __post_init__(self) -> None:
         if (self.type == "enabled") != (self.budget_tokens is not None):
             raise RequestError(
-                "budget_tokens goes with the type enabled, which needs it", param="budget_tokens"
+                "budget_tokens is required with the type enabled, and only allowed with it",
+                param="budget_tokens",
             )
 
 
@@ -157,7 +162,7 @@ class CountRequest(Strict, frozen=True, kw_only=True):
         kept = kept_messages(self.messages)
         messages = [turn for message in kept for turn in message.plain()]
         if not messages:
-            raise RequestError("messages: none of them says anything", param="messages")
+            raise RequestError("messages: all of them are empty", param="messages")
         removed = removed_tools(self.messages)
         if self.system is not None:
             messages.insert(0, {"role": "system", "content": text_of(self.system, "\n\n")})
@@ -189,7 +194,7 @@ class CountRequest(Strict, frozen=True, kw_only=True):
         if self.thinking is not None and self.thinking.type == "disabled":
             if given is not None:
                 raise RequestError(
-                    "output_config.effort does not go with thinking that is disabled",
+                    "output_config.effort and disabled thinking exclude each other",
                     param="output_config.effort",
                 )
             return "none"
@@ -247,7 +252,7 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
         }
         if self.output_format is not None and self.output_config is not None:
             raise RequestError(
-                "output_format is an older name of output_config.format; give one",
+                "output_format is an older name of output_config.format; give only one",
                 param="output_format",
             )
         schema = self._schema

@@ -21,7 +21,7 @@ from galley.errors import (
 )
 
 MAX_MESSAGE: Final = 480
-"""Characters of an error's message, which quotes values of the request that may be long."""
+"""Maximum length of an error message, which can quote long values of the request."""
 _MAX_BEGINNING: Final = 320
 
 
@@ -117,7 +117,7 @@ def to_api_error(error: Exception) -> ApiError:
         case _:
             return ApiError(
                 500,
-                "Internal error; the server's log has the details under this answer's X-Request-Id",
+                "Internal error; see the server's log for this answer's X-Request-Id",
                 type="internal_error",
                 code="internal_error",
             )

@@ -44,7 +44,7 @@ def parse_json(body: bytes, *, what: str = "The body") -> dict[str, Any]:
             parse_constant=constants.add,
         )
     except RecursionError:
-        raise RequestError(f"{what} nests deeper than {MAX_DEPTH} levels") from None
+        raise RequestError(f"{what} is nested deeper than {MAX_DEPTH} levels") from None
     except UnicodeDecodeError as error:
         raise RequestError(f"{what} is not UTF-8 (byte {error.start})") from None
     except json.JSONDecodeError as error:
@@ -54,7 +54,7 @@ def parse_json(body: bytes, *, what: str = "The body") -> dict[str, Any]:
     except RequestError:
         raise
     except ValueError:  # Python's limit on the digits of an integer
-        raise RequestError(f"{what} holds a number with too many digits") from None
+        raise RequestError(f"{what} contains a number with too many digits") from None
     if constants:
         raise RequestError(f"{constants[0]} is not JSON")
     if not isinstance(value, dict):
@@ -111,7 +111,7 @@ def _check_depth(value: Any, what: str) -> None:
         ]
         if not level:
             return
-    raise RequestError(f"{what} nests deeper than {MAX_DEPTH} levels")
+    raise RequestError(f"{what} is nested deeper than {MAX_DEPTH} levels")
 
 
 def _whole(value: Any) -> Any:

@@ -8,13 +8,13 @@ from msgspec import Meta
 from galley.errors import RequestError
 from galley.tools.conversation import TOOL_NAME, Conversation, Tool, read_arguments
 
-# Limits far above practical use, which bound the work that a hostile body can cause.
+# Limits far above practical use, to bound the work that a hostile body can cause.
 MAX_MESSAGES: Final = 4096
 MAX_PARTS: Final = 256
 MAX_CALLS: Final = 128
 MAX_TOOLS: Final = 512
 MAX_TOOL_BYTES: Final = 64 * 1024
-"""Size limit of the JSON of one tool."""
+"""Size limit of one tool's JSON."""
 
 TOOL_NAME_PATTERN: Final = rf"^{TOOL_NAME.pattern}\Z"
 
@@ -36,7 +36,7 @@ class FunctionCall(Strict, frozen=True, kw_only=True):
     name: Annotated[str, Meta(pattern=TOOL_NAME_PATTERN)]
     arguments: Annotated[
         str,
-        Meta(description="A JSON object, as text. Other text is given to the template as it is."),
+        Meta(description="A JSON object, as text. Other text is passed to the template unchanged."),
     ]
 
     def plain(self) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class ToolCall(Strict, frozen=True, kw_only=True):
     id: Annotated[str, Meta(max_length=256)]
     function: FunctionCall
     type: Literal["function"] = "function"
-    index: Annotated[int | None, Meta(description="Taken and not used.")] = None
+    index: Annotated[int | None, Meta(description="Accepted and ignored.")] = None
 
     def plain(self) -> dict[str, Any]:
         """Return the call in the form that chat templates expect."""
@@ -62,19 +62,19 @@ class Message(Strict, frozen=True, kw_only=True):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Meta(min_length=1, max_length=MAX_PARTS)] | None = None
-    name: Annotated[str | None, Meta(description="Given to the chat template.")] = None
+    name: Annotated[str | None, Meta(description="Passed to the chat template.")] = None
     tool_calls: Annotated[
         Annotated[list[ToolCall], Meta(max_length=MAX_CALLS)] | None,
-        Meta(description="Of an assistant."),
+        Meta(description="With the role `assistant`."),
     ] = None
     tool_call_id: Annotated[
         Annotated[str, Meta(max_length=256)] | None,
-        Meta(description="Of the call that a message of the role `tool` answers."),
+        Meta(description="With the role `tool`: the call that the message answers."),
     ] = None
     reasoning_content: Annotated[
-        str | None, Meta(description="An assistant's thinking; given to the chat template.")
+        str | None, Meta(description="An assistant's thinking; passed to the chat template.")
     ] = None
-    warning: Annotated[str | None, Meta(description="Taken and not used.")] = None
+    warning: Annotated[str | None, Meta(description="Accepted and ignored.")] = None
     refusal: None = None
     function_call: None = None
     audio: None = None
@@ -84,13 +84,16 @@ class Message(Strict, frozen=True, kw_only=True):
         of_assistant = self.role == "assistant"
         for field in ("tool_calls", "reasoning_content"):
             if getattr(self, field) and not of_assistant:
-                raise RequestError(f"{field}: only an assistant's message has it", param=field)
+                raise RequestError(f"{field}: only allowed in an assistant's message", param=field)
         if (self.role == "tool") != (self.tool_call_id is not None):
             raise RequestError(
-                "tool_call_id goes with the role tool, and that role needs it", param="tool_call_id"
+                "tool_call_id is required with the role tool, and only allowed with it",
+                param="tool_call_id",
             )
         if self.content is None and not self.tool_calls:
-            raise RequestError("content: only a message with tool_calls has none", param="content")
+            raise RequestError(
+                "content: required except in a message with tool_calls", param="content"
+            )
 
     @property
     def text(self) -> str | None:
@@ -127,7 +130,7 @@ class FunctionTool(Strict, frozen=True, kw_only=True):
     parameters: Annotated[
         dict[str, Any] | None, Meta(description="JSON schema of the arguments. Default: none.")
     ] = None
-    strict: Annotated[bool | None, Meta(description="Whether calls must satisfy `parameters`.")] = (
+    strict: Annotated[bool | None, Meta(description="Whether calls must match `parameters`.")] = (
         None
     )
 

@@ -17,17 +17,17 @@ Choices: TypeAlias = Annotated[
 ]
 
 JsonField: TypeAlias = Annotated[
-    Schema | str | None, Meta(description="A JSON schema, or its text, that the answer satisfies.")
+    Schema | str | None, Meta(description="A JSON schema, or its text, that the answer must match.")
 ]
 RegexField: TypeAlias = Annotated[
-    str | None, Meta(description="A regular expression that matches the whole answer.")
+    str | None, Meta(description="A regular expression that the whole answer must match.")
 ]
 ChoiceField: TypeAlias = Annotated[
-    Choices | None, Meta(description="Texts, one of which the answer is.")
+    Choices | None, Meta(description="Texts, one of which must be the answer.")
 ]
 GrammarField: TypeAlias = Annotated[
     str | None,
-    Meta(description="A grammar in Lark's notation or in GBNF, that the answer follows."),
+    Meta(description="A grammar in Lark's notation or in GBNF that the answer must match."),
 ]
 
 
@@ -38,11 +38,14 @@ class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class JsonSchemaFormat(_Strict, frozen=True, kw_only=True):
     """``response_format.json_schema``."""
 
-    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z", description="Taken and not used.")]
+    name: Annotated[
+        str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z", description="Accepted and ignored.")
+    ]
     schema: Schema
-    description: Annotated[str | None, Meta(description="Taken and not used.")] = None
+    description: Annotated[str | None, Meta(description="Accepted and ignored.")] = None
     strict: Annotated[
-        bool | None, Meta(description="Any value: the schema is always followed to the letter.")
+        bool | None,
+        Meta(description="Accepted and ignored: the schema is always enforced exactly."),
     ] = None
 
 
@@ -55,7 +58,7 @@ class ResponseFormat(_Strict, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise RequestError(
-                'json_schema goes with type "json_schema", and that type needs it',
+                'json_schema is required with type "json_schema", and only allowed with it',
                 param="json_schema",
             )
 
@@ -94,7 +97,7 @@ def constraint_of(request: msgspec.Struct) -> Constraint | None:
             inner.append(Constraint("structured_outputs.json_object", ANY_OBJECT))
         if not inner:
             raise RequestError(
-                "structured_outputs needs one of json, json_object, regex, choice and grammar",
+                "structured_outputs needs exactly one of json, json_object, regex, choice and grammar",
                 param="structured_outputs",
             )
         found += inner
@@ -102,7 +105,7 @@ def constraint_of(request: msgspec.Struct) -> Constraint | None:
     if len(found) > 1:
         first, second, *_ = found
         raise RequestError(
-            f"{second.field} does not go with {first.field}: an answer has one form; give one",
+            f"{second.field} and {first.field} exclude each other; give only one",
             param=second.field,
         )
     return found[0] if found else None

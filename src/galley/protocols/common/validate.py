@@ -41,7 +41,7 @@ def validate(model: type[Model], value: dict[str, Any], *, text: bool = False) -
 def _request_error(model: type, value: Any, error: msgspec.ValidationError) -> RequestError:
     message, path = str(error), Path()
     field = _FIELD.fullmatch(message)
-    # A field's name, which the client chooses, may look like a path.
+    # A field's name, chosen by the client, can look like a path.
     if not (field and field[2] in value) and (at := _AT.search(message)):
         message = message[: at.start()]
         path = _path(value, at[1], message)
@@ -105,8 +105,8 @@ def _explained(message: str, model: type, path: Path) -> str:
     if length := _LENGTH.fullmatch(message):
         unit, count = _UNITS.get(length[1], "items"), length[3]
         if length[2] == "<=":
-            return f"at most {count} {unit} are taken"
-        return f"needs at least {count} {unit if count != '1' else unit[:-1]}"
+            return f"must have at most {count} {unit}"
+        return f"must have at least {count} {unit if count != '1' else unit[:-1]}"
     if bound := _BOUND.fullmatch(message):
         return f"must be {'at most' if bound[1] == '<=' else 'at least'} {bound[2]}"
     if message.startswith("Invalid enum value"):

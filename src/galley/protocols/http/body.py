@@ -14,13 +14,17 @@ from galley.protocols.http.budget import ByteBudget
 from galley.protocols.http.errors import TOO_LARGE, ClientGone
 
 LARGE: Final = 256 * 1024
-"""Size in bytes above which a body takes so long to parse that a thread does it."""
+"""Size in bytes above which a body is parsed in a thread."""
+
+_JSON: Final = "application/json"
+_OCTETS: Final = "application/octet-stream"
+"""A content type that a page of another origin cannot send without a preflight request, as JSON's."""
 
 _UNDECLARED: Final = frozenset(("", "application/x-www-form-urlencoded"))
-"""Content types sent by clients that were not configured to declare one."""
+"""Content types sent by clients that do not set one."""
 
 _BROWSER_HEADERS: Final = ("origin", "sec-fetch-site")
-"""Browsers send one of these with every POST, and no page can remove it (Fetch standard)."""
+"""Browsers send one of these with every POST, and pages cannot remove it (Fetch standard)."""
 
 _CHARSET = re.compile(r"""charset=["']?([\w-]*)""", re.IGNORECASE)
 
@@ -40,19 +44,33 @@ async def read(request: Request, model: type[Model], *, max_bytes: int) -> Model
             ``param`` names.
         ClientGone: the client hung up before the body was complete.
     """
-    _check_content_type(request.headers)
-    data = await _read_bytes(request, max_bytes)
+    data = await read_bytes(request, max_bytes=max_bytes)
     if len(data) > LARGE:
         return await asyncio.to_thread(_parse, model, data)
     return _parse(model, data)
+
+
+async def read_bytes(request: Request, *, max_bytes: int, binary: bool = False) -> bytes:
+    """Read the request's body, which is declared as JSON.
+
+    Args:
+        request: the request.
+        max_bytes: the most bytes.
+        binary: whether it may be declared as ``application/octet-stream``, too.
+
+    Raises:
+        ApiError, ClientGone: as for :func:`read`.
+    """
+    _check_content_type(request.headers, binary=binary)
+    return await _received(request, max_bytes)
 
 
 def _parse(model: type[Model], data: bytes) -> Model:
     return validate(model, parse_json(data))
 
 
-def _check_content_type(headers: Headers) -> None:
-    """Raise ApiError unless the body may be read as JSON.
+def _check_content_type(headers: Headers, *, binary: bool) -> None:
+    """Raise ApiError unless the body may be read as JSON, or as ``binary`` data.
 
     Any web page can make a browser send content types other than JSON here without a preflight
     request, so browsers have to declare JSON. For ``curl -d``, which declares a form, the body
@@ -62,16 +80,17 @@ def _check_content_type(headers: Headers) -> None:
     kind = header.partition(";")[0].strip().lower()
     charset = _CHARSET.search(header)
     from_browser = any(name in headers for name in _BROWSER_HEADERS)
-    declared = kind == "application/json" or (kind in _UNDECLARED and not from_browser)
+    kinds = (_JSON, _OCTETS) if binary else (_JSON,)
+    declared = kind in kinds or (kind in _UNDECLARED and not from_browser)
     if not declared or (charset and charset[1].lower() not in _CHARSETS):
         raise ApiError(
             415,
-            f"Content-Type must be application/json (in UTF-8), got {header[:80]!r}",
+            f"Content-Type must be {' or '.join(kinds)} (in UTF-8), got {header[:80]!r}",
             code="unsupported_media_type",
         )
 
 
-async def _read_bytes(request: Request, max_bytes: int) -> bytes:
+async def _received(request: Request, max_bytes: int) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > max_bytes:
         raise _too_large(max_bytes)
@@ -81,7 +100,7 @@ async def _read_bytes(request: Request, max_bytes: int) -> bytes:
         while True:
             message = await request.receive()
             if message["type"] == "http.disconnect":
-                raise ClientGone("client hung up while sending its request")
+                raise ClientGone("the client disconnected while sending its request")
             part = message.get("body", b"")
             if len(body) + len(part) > max_bytes:
                 raise _too_large(max_bytes)
@@ -98,5 +117,5 @@ def _too_large(max_bytes: int) -> ApiError:
         413,
         f"The body is larger than {max_bytes} bytes (--max-body-bytes)",
         code=TOO_LARGE,
-        headers={"Connection": "close"},  # the rest of the body may be endless
+        headers={"Connection": "close"},  # the rest of the body may never end
     )

@@ -30,8 +30,8 @@ class ByteBudget:
         if size > self._left:
             raise ApiError(
                 503,
-                f"{self._of} may have {self._limit} bytes together ({self._setting}), and have them "
-                "now: try again later",
+                f"{self._of} use all of their {self._limit} bytes ({self._setting}); "
+                "try again later",
                 type="service_unavailable",
                 code=self._code,
                 headers={"Retry-After": _RETRY_SECONDS, "Connection": "close"},

@@ -11,7 +11,7 @@ from galley.gateway.caller import Caller
 from galley.settings.config import MOST_TIMEOUT, Settings
 
 TIMEOUT_HEADER: Final = "x-request-timeout"
-"""Seconds after a request's arrival when its answer is no longer of use."""
+"""Seconds after a request's arrival until its deadline."""
 
 _TIMEOUT_CHARACTERS: Final = 32
 
@@ -52,7 +52,7 @@ def _timeout(given: str | None, default: float) -> float:
         seconds = math.nan
     if not 0 < seconds <= MOST_TIMEOUT:
         raise RequestError(
-            f"The header {TIMEOUT_HEADER} is {given[:_TIMEOUT_CHARACTERS]!r}; it takes seconds, above 0 "
+            f"The header {TIMEOUT_HEADER} is {given[:_TIMEOUT_CHARACTERS]!r}; expected seconds, above 0 "
             f"and at most {MOST_TIMEOUT:.0f}",
             param=TIMEOUT_HEADER,
         )

@@ -17,27 +17,30 @@ from galley.errors import GalleyError
 from galley.protocols.anthropic import answers as anthropic_answer
 from galley.protocols.common.errors import ApiError, envelope, to_api_error
 from galley.protocols.common.messages import Strict
+from galley.protocols.oip import messages as oip_answer
 from galley.protocols.ollama import answers as ollama_answer
 
 CLIENT_GONE: Final = 499
-"""Status in logs and metrics of a request whose client hung up; it is never sent."""
+"""Status in logs and metrics of a request whose client disconnected; it is never sent."""
 
 BEGINNINGS: Final = ("http.response.start", "websocket.http.response.start", "websocket.accept")
 """ASGI messages that carry a response's headers."""
 
 TOO_LARGE: Final = "request_too_large"
-"""Error code of a body over the limit, part of which may still be arriving."""
+"""Error code of a body over the limit, which may still be arriving."""
 
 _ENVELOPES: Final[Mapping[str, Callable[[Exception], Mapping[str, Any]]]] = {
     anthropic_answer.ENDPOINT: anthropic_answer.envelope,
     ollama_answer.PREFIX: ollama_answer.envelope,
+    "/v2/rerank": envelope,
+    "/v2": oip_answer.envelope,
 }
-"""Path prefix -> error envelope of that protocol; all other paths use OpenAI's."""
+"""Path prefix -> error envelope of that protocol, the first that fits; all other paths use OpenAI's."""
 
 _FIELD: Final = re.compile(r"\w+", re.ASCII)
 
 _SHOWN: Final = 100
-"""Characters of a client's text that an error quotes."""
+"""Maximum length of a client's text that an error quotes."""
 
 _DISCARD_BYTES: Final = 64 << 20
 _DISCARD_SECONDS: Final = 2.0
@@ -133,7 +136,7 @@ def _of_starlette(request: Request, error: HTTPException) -> ApiError:
     if error.status_code == 405:
         return ApiError(
             405,
-            f"{path} does not take {method}",
+            f"{path} does not support {method}",
             code="method_not_allowed",
             headers=error.headers,
         )
@@ -147,7 +150,7 @@ async def _discard_body(request: Request) -> None:
     (RFC 9112, section 9.6).
     """
     if "expect" in request.headers:
-        return  # the client waits for permission to send, and the response denies it
+        return  # the client waits for 100 Continue, and the response denies it
     left = _DISCARD_BYTES
     with suppress(TimeoutError):
         async with asyncio.timeout(_DISCARD_SECONDS):

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Callable, Set
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, BinaryIO, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -44,7 +44,8 @@ async def read_form(
 ) -> tuple[Model, Upload]:
     """Read a form and return its fields as ``model``, and its field ``file``.
 
-    A field that is a sequence in ``model`` may be sent as ``name[]``, and several times.
+    A field that is a sequence in ``model`` may be sent as ``name[]``, and several times; fields of an
+    object as ``name[field]``, or the object as JSON.
 
     Args:
         request: the request whose body is read.
@@ -72,8 +73,7 @@ async def read_form(
         for _, value in form.multi_items():
             if isinstance(value, UploadFile):
                 held.callback(value.file.close)
-        lists = {f.name for f in msgspec.structs.fields(model) if isinstance(f.default, tuple)}
-        asked = validate(model, _values(form, lists), text=True)
+        asked = validate(model, _values(form, _Fields.of(model)), text=True)
         file = _file(form)
         name = (file.filename or "the recording")[:100]
         return asked, Upload(name, file.file, held.pop_all().close)
@@ -86,21 +86,21 @@ async def _parsed(request: Request) -> FormData:
             max_files=1, max_fields=_MAX_FIELDS, max_part_size=_MAX_FIELD_BYTES
         )
     except ClientDisconnect:
-        raise ClientGone("client hung up while sending its request") from None
+        raise ClientGone("the client disconnected while sending its request") from None
     except HTTPException as error:
         if "maximum size" in str(error.detail):
             raise RequestError(
-                f"A field of the form has more than {_MAX_FIELD_BYTES} bytes of text: send the recording "
+                f"A field of the form has more than {_MAX_FIELD_BYTES} bytes of text; send the recording "
                 "as a file, with a filename (curl -F file=@call.wav, not -F file=<call.wav)",
                 param="file",
             ) from None
-        raise RequestError(f"The body is no form that can be read: {error.detail}") from None
+        raise RequestError(f"The body is not a valid form: {error.detail}") from None
     except OSError as error:
-        log.warning("an upload cannot be kept in the temporary folder: %s", error)
-        why = os.strerror(error.errno) if error.errno else "it cannot be used"
+        log.warning("cannot store an upload in the temporary folder: %s", error)
+        why = os.strerror(error.errno) if error.errno else "unknown error"
         raise ApiError(
             503,
-            f"The server's temporary folder takes no upload: {why}",
+            f"The server cannot store uploads in its temporary folder: {why}",
             type="service_unavailable",
             code="no_space_for_uploads",
             headers={"Retry-After": _RETRY_SECONDS, "Connection": "close"},
@@ -139,27 +139,80 @@ class _Bounded:
             f"The body is larger than {self._limit} bytes (--max-audio-bytes)",
             param="file",
             code=TOO_LARGE,
-            headers={"Connection": "close"},  # the rest of the body may be endless
+            headers={"Connection": "close"},  # the rest of the body may never end
         )
 
 
-def _values(form: FormData, lists: Set[str]) -> dict[str, Any]:
-    """Return field name -> its text; for those in ``lists``, a list of texts."""
+class _Fields(NamedTuple):
+    """Names of fields that are lists or may be objects."""
+
+    lists: Set[str]
+    objects: Set[str]
+
+    @classmethod
+    def of(cls, model: type[msgspec.Struct]) -> "_Fields":
+        """Return those of ``model``; lists are the fields with a tuple as their default."""
+        info = msgspec.inspect.type_info(model)
+        assert isinstance(info, msgspec.inspect.StructType)
+        return cls(
+            {field.name for field in info.fields if isinstance(field.default, tuple)},
+            {field.name for field in info.fields if _may_be_object(field.type)},
+        )
+
+
+def _may_be_object(kind: msgspec.inspect.Type) -> bool:
+    match kind:
+        case msgspec.inspect.Metadata():
+            return _may_be_object(kind.type)
+        case msgspec.inspect.UnionType():
+            return any(map(_may_be_object, kind.types))
+        case _:
+            return isinstance(kind, msgspec.inspect.StructType)
+
+
+def _values(form: FormData, fields: _Fields) -> dict[str, Any]:
+    """Return field name -> its text, a list of texts, or an object's fields."""
     values: dict[str, Any] = {}
     for key in form:
         if key == "file":
             continue
-        name = key.removesuffix("[]")
+        name, inner = _split(key)
         if name == "file":
-            raise RequestError("one recording is taken, in the field file", param="file[]")
-        if name in values:
-            raise RequestError(f"{name[:64]}: given both with and without []", param=name[:64])
+            raise RequestError("send one recording, in the field file", param="file[]")
         given = form.getlist(key)
         if any(not isinstance(value, str) for value in given):
             raise RequestError(f"{name[:64]}: expected text, got a file", param=name[:64])
-        repeated = key.endswith("[]") or len(given) > 1
-        values[name] = list(given) if repeated or name in lists else given[0]
+        if inner:
+            whole = values.setdefault(name, {})
+            if not isinstance(whole, dict) or len(given) > 1:
+                raise RequestError(f"{name[:64]}: given more than once", param=name[:64])
+            whole[inner] = given[0]
+            continue
+        if name in values:
+            raise RequestError(f"{name[:64]}: given both with and without []", param=name[:64])
+        if inner == "" or len(given) > 1 or name in fields.lists:
+            values[name] = list(given)
+        else:
+            [text] = given
+            values[name] = _object(str(text)) if name in fields.objects else text
     return values
+
+
+def _split(key: str) -> tuple[str, str | None]:
+    """Split ``name[field]`` into its parts; ``name[]`` has an empty field, and ``name`` has none."""
+    name, bracket, inner = key.partition("[")
+    if not bracket or not inner.endswith("]"):
+        return key, None
+    return name, inner[:-1]
+
+
+def _object(text: str) -> Any:
+    """Return the JSON object that a text is, or the text itself."""
+    if not text.startswith("{"):
+        return text
+    with suppress(msgspec.DecodeError):
+        return msgspec.json.decode(text, type=dict[str, Any])
+    return text
 
 
 def _file(form: FormData) -> UploadFile:
@@ -167,10 +220,10 @@ def _file(form: FormData) -> UploadFile:
     if not given:
         raise RequestError("Missing field 'file'", param="file")
     if len(given) > 1:
-        raise RequestError(f"one recording is taken, got {len(given)}", param="file")
+        raise RequestError(f"send one recording, got {len(given)}", param="file")
     [file] = given
     if not isinstance(file, UploadFile):
         raise RequestError(
-            "file: expected a recording, got text: send its bytes, with a filename", param="file"
+            "file: expected a recording, got text; send its bytes, with a filename", param="file"
         )
     return file

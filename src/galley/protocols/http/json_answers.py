@@ -73,5 +73,5 @@ async def _send_pieces(send: Send, data: bytes) -> None:
     for first in range(0, len(data), _PIECE):
         piece = data[first : first + _PIECE]
         await send({"type": "http.response.body", "body": piece, "more_body": True})
-        # With a client that reads fast, send never waits, and other requests would be starved.
+        # With a fast reader, send never waits, which would starve other requests.
         await asyncio.sleep(0)

@@ -16,25 +16,25 @@ from galley.protocols.common.errors import ErrorBody
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 Schema: TypeAlias = dict[str, Any]
 Answer: TypeAlias = Any
-"""A type that is sent as JSON, or media type -> such a type or a schema."""
+"""A type sent as JSON, or media type -> such a type or a schema."""
 
 _REFERENCE: Final = "#/components/schemas/{name}"
 _JSON: Final = "application/json"
 
 _ERRORS: Final = {
-    400: "Malformed, or a value that cannot be honoured; `param` names the field",
-    401: "No API key, or one that is not known",
-    403: "A Host header that is not this server's, or a route that is not for this key",
+    400: "Malformed, or with an unsupported value; `param` names the field",
+    401: "API key missing or unknown",
+    403: "Host header not allowed, or route not allowed with this key",
     404: "No such model or response",
-    408: "The request came too slowly",
-    409: "Something else must end first",
+    408: "The request was sent too slowly",
+    409: "Conflicts with the current state",
     413: "The body is too large, or the recording too long",
-    415: "Another Content-Type or Content-Encoding is needed",
-    429: "Too many requests, of all or of this key",
+    415: "Unsupported Content-Type or Content-Encoding",
+    429: "Too many requests, in total or with this key",
     431: "The headers are too large, or too many",
-    500: "A fault of the server",
-    501: "The server lacks an optional package",
-    503: "Not now: starting, draining, or out of room",
+    500: "Internal error",
+    501: "An optional package is not installed on the server",
+    503: "Unavailable: starting, draining, or out of memory",
     504: "The request's deadline has passed",
 }
 _EVERYWHERE: Final = frozenset({400, 401, 403, 408, 429, 431, 500, 503})
@@ -43,7 +43,7 @@ _LATER: Final = frozenset({429, 503})
 """Statuses that are sent with ``Retry-After``."""
 
 _RETRY_AFTER: Final = {
-    "description": "Seconds until another try has a chance",
+    "description": "Seconds to wait before a retry",
     "schema": {"type": "integer", "minimum": 0},
 }
 

@@ -40,7 +40,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise ClientGone("client hung up")
+        raise ClientGone("the client disconnected")
     finally:
         task.cancel()
         watch.cancel()
@@ -58,7 +58,7 @@ class EventStream(Response):
     probe = b":\n\n"
     """Bytes that clients ignore.
 
-    See :meth:`galley.server.http_protocol.BoundedHttpProtocol.eof_received`.
+    See :meth:`galley.server.http_protocol.HttpProtocol.eof_received`.
     """
     ending = DONE
 
@@ -98,7 +98,9 @@ class EventStream(Response):
                     await _send_body(send, self.encoded(event))
                 if self.ending:
                     await _send_body(send, self.ending)
-            except Exception as error:  # the status line has been sent: only an event can report it
+            except (
+                Exception
+            ) as error:  # the status line has been sent, so only an event can report it
                 if not isinstance(error, GalleyError):
                     log.exception("stream %s failed", scope["state"]["request_id"])
                 told = to_api_error(error)
@@ -153,7 +155,7 @@ def data_event(value: Mapping[str, Any]) -> bytes:
     """Encode ``value`` as a server-sent event without a name."""
     data = msgspec.json.encode(value)
     # These do not end lines in an event stream, but Python clients that split text with
-    # str.splitlines (httpx's iter_lines does) would see half an event. They occur only in strings.
+    # str.splitlines (such as httpx's iter_lines) would split the event. They occur only in strings.
     for character, escaped in _LINE_ENDS:
         data = data.replace(character, escaped)
     return b"data: " + data + b"\n\n"

@@ -13,10 +13,10 @@ from galley.protocols.http.body import LARGE
 from galley.protocols.http.errors import ClientGone
 
 _SEND_SECONDS: Final = 10.0
-"""A client that reads nothing for this many seconds is given up."""
+"""Seconds without reading after which a client is disconnected."""
 
 _CLOSED: Final = (1000, 1001, 1005)
-"""Close codes of a client that is done: normal, going away, none given."""
+"""Close codes of a client that has finished: normal, going away, none given."""
 
 
 class EventSocket:
@@ -37,10 +37,9 @@ class EventSocket:
         async with asyncio.timeout(seconds):
             message = await self._socket.receive()
         if message["type"] == "websocket.disconnect":
-            # A lost connection has a code too, but no reason, not even an empty one.
-            if message["code"] in _CLOSED and "reason" in message:
+            if message["code"] in _CLOSED:
                 return None
-            raise ClientGone("client hung up")
+            raise ClientGone("the client disconnected")
         text = message.get("text")
         if text is None:
             raise RequestError("Events are JSON in text frames; this was a binary frame")
@@ -59,9 +58,9 @@ class EventSocket:
             async with asyncio.timeout(_SEND_SECONDS):
                 await self._socket.send_text(msgspec.json.encode(event).decode())
         except TimeoutError:
-            raise ClientGone("client reads too slowly") from None
+            raise ClientGone("the client reads too slowly") from None
         except (WebSocketDisconnect, RuntimeError) as error:  # starlette raises either
-            raise ClientGone("client hung up") from error
+            raise ClientGone("the client disconnected") from error
 
     async def close(self, code: int, reason: str) -> None:
         """Close the connection; harmless if it is already closed.

@@ -131,7 +131,7 @@ class OllamaGeneration:
         """Create the answer; :meth:`start` calls this."""
         self._call = call
         self._name = asked.model
-        self._warnings = asked.warnings(call.info.max_model_len)
+        self._warnings = asked.warnings(call.info.require_text().max_model_len)
         self._generation = generation
         self._chat = isinstance(asked, OllamaChatRequest)
 

@@ -12,6 +12,7 @@ from galley.formats.gguf_file import is_gguf
 from galley.gateway.derived import Derived
 from galley.gateway.registry import Registry
 from galley.gateway.served import ServedModel
+from galley.types.model_info import ModelInfo
 
 _STARTED: Final = int(time.time())
 
@@ -67,8 +68,20 @@ def _details(served: ServedModel) -> OllamaDetails:
         "family": info.family,
         "families": [info.family],
         "parameter_size": _size(parameters),
-        "quantization_level": info.quantize if info.weights is None else info.weights.kind,
+        "quantization_level": _kind(info),
     }
+
+
+def _kind(info: ModelInfo) -> str:
+    """Return the types of a model's weights; empty if its engine does not report them."""
+    if info.weights is not None:
+        return info.weights.kind
+    return "" if info.program is None else info.program.quantize
+
+
+def works_with_text(served: ServedModel) -> bool:
+    """Return whether Ollama's clients can use the model, as far as known before it is loaded."""
+    return served.info is None or served.info.text is not None
 
 
 def listed(served: ServedModel) -> OllamaModel:
@@ -122,13 +135,18 @@ def _unloaded(served: ServedModel) -> OllamaModel:
 
 
 def shown(served: ServedModel, derived: Derived | None) -> OllamaShown:
-    """Return the details of a model, and of the additional name under which it was requested."""
+    """Return the details of a model, and of the additional name under which it was requested.
+
+    Raises:
+        RequestError: the model does not work with text, so that Ollama's clients cannot use it.
+    """
     backend = served.backend()
-    info, chat_format = backend.engine.info, backend.format
+    info, parts = backend.engine.info, backend.require_text()
+    chat_format, text = parts.format, info.require_text()
     known: dict[str, str | int] = {
         "general.architecture": info.family,
-        f"{info.family}.context_length": info.max_model_len,
-        f"{info.family}.vocab_size": info.vocab_size,
+        f"{info.family}.context_length": text.max_model_len,
+        f"{info.family}.vocab_size": text.vocab_size,
     }
     if info.ledger is not None:
         known["general.parameter_count"] = info.ledger.parameters
@@ -138,7 +156,7 @@ def shown(served: ServedModel, derived: Derived | None) -> OllamaShown:
         capabilities.append("tools")
     if chat_format.thinking is not None:
         capabilities.append("thinking")
-    sampling = msgspec.structs.asdict(info.defaults) | dict(derived.sampling if derived else {})
+    sampling = msgspec.structs.asdict(text.defaults) | dict(derived.sampling if derived else {})
     answer: OllamaShown = {
         "modified_at": time_text(backend.created),
         "details": _details(served),
@@ -148,7 +166,7 @@ def shown(served: ServedModel, derived: Derived | None) -> OllamaShown:
             f"{name} {value}" for name, value in sampling.items() if value is not None
         ),
     }
-    system = (derived.system_prompt if derived else "") or backend.system_prompt
+    system = (derived.system_prompt if derived else "") or parts.system_prompt
     return {**answer, "system": system} if system else answer
 
 

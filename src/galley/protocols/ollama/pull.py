@@ -91,9 +91,7 @@ class OllamaPull:
         except ModelError as error:
             raise ApiError(400, str(error), param="model", code="model_unusable") from error
         if not self._served:
-            yield {
-                "status": f"{self._name} is here; it is served when the server is started with it"
-            }
+            yield {"status": f"{self._name} is downloaded; restart the server with it to serve it"}
         yield {"status": _SUCCESS}
 
     async def whole(self) -> OllamaProgress:
@@ -138,9 +136,9 @@ async def delete(models: Registry, asked: str) -> OllamaProgress:
         return {"status": _SUCCESS}
     name, _ = _meant(models, asked)
     if name in ("", *BUNDLED_MODELS):
-        raise RequestError(f"{asked} comes with Galley, and goes with it", param="model")
+        raise RequestError(f"{asked} is bundled with Galley and cannot be removed", param="model")
     if served := _serving(models, name):
-        raise Conflict(f"{name} is served as {served!r}, whose engine may have to start again")
+        raise Conflict(f"{name} is served as {served!r}, whose engine may need it to restart")
     try:
         await in_daemon_thread(lambda: remove(name))
     except ModelNotFound as error:
@@ -158,7 +156,7 @@ def _meant(models: Registry, asked: str) -> tuple[str, str]:
     name = hub_name(asked)
     if name is None:
         raise RequestError(
-            f"model: {asked[:100]!r} is no served model, hub id (org/name), GGUF file of one "
+            f"model: {asked[:100]!r} is not a served model, hub id (org/name), GGUF file on the hub "
             "(org/name/FILE.gguf) or short name (llama3.2)",
             param="model",
         )

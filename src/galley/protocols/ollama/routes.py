@@ -31,6 +31,7 @@ from galley.protocols.ollama.models import (
     listed_as,
     shown,
     time_text,
+    works_with_text,
 )
 from galley.protocols.ollama.pull import (
     OllamaDeleteRequest,
@@ -86,7 +87,7 @@ def routes(models: Registry) -> list[Operation]:
         """List the served models, as Ollama does."""
         answer: OllamaModels = {
             "models": [
-                *(listed(served) for served in models),
+                *(listed(served) for served in models if works_with_text(served)),
                 *(listed_as(derived, models) for derived in models.derived.values()),
             ]
         }
@@ -102,10 +103,10 @@ def routes(models: Registry) -> list[Operation]:
                     if served.expires_at is None
                     else time_text(served.expires_at),
                     "size_vram": 0,
-                    "context_length": served.backend().engine.info.max_model_len,
+                    "context_length": served.backend().engine.info.require_text().max_model_len,
                 }
                 for served in models
-                if served.is_loaded or not served.on_request
+                if works_with_text(served) and (served.is_loaded or not served.on_request)
             ]
         }
         return Json(answer)
@@ -133,9 +134,11 @@ def routes(models: Registry) -> list[Operation]:
         answer: OllamaVersion = {"version": __version__}
         return Json(answer)
 
-    lines = {"application/x-ndjson": {"description": "Pieces of the answer, one JSON in a line."}}
+    lines = {
+        "application/x-ndjson": {"description": "Chunks of the answer, one JSON object per line."}
+    }
     answers = {200: {"application/json": OllamaAnswer, **lines}}
-    about = "The answer; unless `stream` is false, in pieces"
+    about = "The answer; unless `stream` is false, in chunks"
     return [
         OllamaOperation(
             "POST",
@@ -179,7 +182,7 @@ def routes(models: Registry) -> list[Operation]:
             tag="Ollama",
             body=OllamaPullRequest,
             answers={200: {"application/json": OllamaProgress, **lines}},
-            about="That it is done; unless `stream` is false, what is being done, line by line",
+            about="Success; unless `stream` is false, the progress, line by line",
         ),
         OllamaOperation(
             "DELETE",
@@ -223,7 +226,7 @@ async def _answer(
     served = await while_connected(request.receive, models.find(name, "generate", caller))
     served.keep_for(seconds)
     if not asks:
-        warnings = asked.warnings(served.backend().engine.info.max_model_len)
+        warnings = asked.warnings(served.backend().engine.info.require_text().max_model_len)
         answer = without_prompt(asked, "load", warnings)
         return respond_at_once(answer, streamed=asked.streamed)
     start = OllamaGeneration.start(served, asked, caller)

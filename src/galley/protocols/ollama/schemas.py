@@ -57,15 +57,14 @@ NoImages: TypeAlias = Annotated[
 KeepAlive: TypeAlias = Annotated[
     float | str | None,
     Meta(
-        description="How long a model that is loaded on request stays so after this request: seconds, or "
-        "a duration such as `5m` or `1h30m`; below 0: for ever. Others stay loaded."
+        description="How long a model that is loaded on request stays loaded after this request: "
+        "seconds, or "
+        "a duration such as `5m` or `1h30m`; below 0: forever. Other models stay loaded."
     ),
 ]
 Think: TypeAlias = Annotated[
     bool | Literal["low", "medium", "high"] | None,
-    Meta(
-        description="Whether to think, or how much. Default: as the model's chat template has it."
-    ),
+    Meta(description="Whether to think, or how much. Default: the chat template's."),
 ]
 Format: TypeAlias = Annotated[
     Literal["", "json"] | dict[str, Any] | None,
@@ -87,7 +86,7 @@ class OllamaOptions(Strict, frozen=True, kw_only=True):
     repeat_last_n: Annotated[
         int | None,
         Meta(
-            description="Penalties see so many of the last tokens. -1, the default: all; 0: none."
+            description="Number of last tokens that penalties apply to. -1, the default: all; 0: none."
         ),
     ] = None
     presence_penalty: float | None = None
@@ -98,18 +97,21 @@ class OllamaOptions(Strict, frozen=True, kw_only=True):
     num_ctx: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(
-            description="Changes nothing: the context is the model's. A warning says so where that is less."
+            description="Accepted and ignored: the context is the model's. A shorter context gives a "
+            "warning."
         ),
     ] = None
-    num_keep: Annotated[int | None, Meta(description="Not used: nothing is cut off.")] = None
-    num_batch: Annotated[int | None, Meta(description="Taken and not used.")] = None
-    num_gpu: Annotated[int | None, Meta(description="Taken and not used.")] = None
-    main_gpu: Annotated[int | None, Meta(description="Taken and not used.")] = None
-    num_thread: Annotated[int | None, Meta(description="Taken and not used.")] = None
-    numa: Annotated[bool | None, Meta(description="Taken and not used.")] = None
-    low_vram: Annotated[bool | None, Meta(description="Taken and not used.")] = None
-    use_mmap: Annotated[bool | None, Meta(description="Taken and not used.")] = None
-    use_mlock: Annotated[bool | None, Meta(description="Taken and not used.")] = None
+    num_keep: Annotated[
+        int | None, Meta(description="Accepted and ignored: nothing is truncated.")
+    ] = None
+    num_batch: Annotated[int | None, Meta(description="Accepted and ignored.")] = None
+    num_gpu: Annotated[int | None, Meta(description="Accepted and ignored.")] = None
+    main_gpu: Annotated[int | None, Meta(description="Accepted and ignored.")] = None
+    num_thread: Annotated[int | None, Meta(description="Accepted and ignored.")] = None
+    numa: Annotated[bool | None, Meta(description="Accepted and ignored.")] = None
+    low_vram: Annotated[bool | None, Meta(description="Accepted and ignored.")] = None
+    use_mmap: Annotated[bool | None, Meta(description="Accepted and ignored.")] = None
+    use_mlock: Annotated[bool | None, Meta(description="Accepted and ignored.")] = None
 
     @property
     def given(self) -> dict[str, Any]:
@@ -145,8 +147,8 @@ _KNOWN: Final = msgspec.json.schema(OllamaOptions)["$defs"]["OllamaOptions"]["pr
 Options: TypeAlias = Annotated[
     dict[str, Any] | None,
     Meta(
-        description="How to generate. Nulls ask for nothing; an unknown option is not used, and a warning "
-        "of the answer names it.",
+        description="How to generate. Nulls are defaults; unknown options are ignored, with a warning in "
+        "the answer.",
         extra_json_schema={"properties": _KNOWN},
     ),
 ]
@@ -169,7 +171,7 @@ def option_warnings(given: dict[str, Any] | None) -> list[str]:
         return []
     names = ", ".join(shown(f"options.{name[:64]}") for name in unknown[:_MOST_NAMED])
     more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
-    return [f"not known, and not used: {names}{more}"]
+    return [f"unknown options, ignored: {names}{more}"]
 
 
 class OllamaFunctionCall(Strict, frozen=True, kw_only=True):
@@ -196,7 +198,9 @@ class OllamaMessage(Strict, frozen=True, kw_only=True):
     thinking: str | None = None
     images: NoImages = None
     tool_calls: Annotated[list[OllamaToolCall], Meta(max_length=MAX_CALLS)] | None = None
-    tool_name: Annotated[str | None, Meta(description="Of the tool whose answer this is.")] = None
+    tool_name: Annotated[str | None, Meta(description="Name of the tool whose result this is.")] = (
+        None
+    )
     tool_call_id: Annotated[str, Meta(max_length=256)] | None = None
 
 
@@ -301,7 +305,7 @@ class _Request(Strict, frozen=True, kw_only=True):
         warnings = option_warnings(self.options)
         wanted = known_options(self.options).num_ctx
         if wanted is not None and wanted > context:
-            warnings.append(f"options.num_ctx is {wanted}; the context holds {context} tokens")
+            warnings.append(f"options.num_ctx is {wanted}; the model's context is {context} tokens")
         return warnings
 
 
@@ -310,7 +314,7 @@ class OllamaChatRequest(_Request, frozen=True, kw_only=True):
 
     messages: Annotated[
         Annotated[list[OllamaMessage], Meta(max_length=MAX_MESSAGES)] | None,
-        Meta(description="None: nothing is answered, and the model is loaded."),
+        Meta(description="Without it, the model is only loaded."),
     ] = None
     tools: Annotated[list[OllamaTool], Meta(max_length=MAX_TOOLS)] | None = None
 
@@ -338,12 +342,10 @@ class OllamaChatRequest(_Request, frozen=True, kw_only=True):
 class OllamaGenerateRequest(_Request, frozen=True, kw_only=True):
     """Body of `POST /api/generate`."""
 
-    prompt: Annotated[
-        str | None, Meta(description="None: nothing is answered, and the model is loaded.")
-    ] = None
+    prompt: Annotated[str | None, Meta(description="Without it, the model is only loaded.")] = None
     system: str | None = None
     raw: Annotated[
-        bool | None, Meta(description="The prompt is no message; the chat template is not used.")
+        bool | None, Meta(description="Complete the prompt without the chat template.")
     ] = None
     images: NoImages = None
     suffix: Literal[""] | None = None
@@ -355,7 +357,7 @@ class OllamaGenerateRequest(_Request, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.raw and self.system:
-            raise RequestError("system does not go with raw", param="system")
+            raise RequestError("system and raw exclude each other", param="system")
 
     def conversation(self) -> Conversation:
         """Return the prompt as a conversation."""
@@ -369,8 +371,8 @@ class OllamaShowRequest(Strict, frozen=True, kw_only=True):
 
     model: str | None = None
     name: Annotated[str | None, Meta(description="Older name of `model`.")] = None
-    verbose: Annotated[bool | None, Meta(description="Taken and not used.")] = None
-    options: Annotated[dict[str, Any] | None, Meta(description="Taken and not used.")] = None
+    verbose: Annotated[bool | None, Meta(description="Accepted and ignored.")] = None
+    options: Annotated[dict[str, Any] | None, Meta(description="Accepted and ignored.")] = None
 
 
 def _plain(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:

@@ -47,7 +47,7 @@ _PASSED_ON: Final = (
     "ignore_eos",
     "speculation",
 )
-"""Fields whose names and meanings are those of :class:`SamplingParams`."""
+"""Fields with the names and meanings of :class:`SamplingParams`."""
 
 _TOKEN_KEY: Final = re.compile(r"[0-9]{1,10}")
 
@@ -59,7 +59,7 @@ class StreamOptions(Strict, frozen=True, kw_only=True):
         bool | None, Meta(description="Send a last chunk with the usage and no choices.")
     ] = None
     continuous_usage_stats: Annotated[
-        bool | None, Meta(description="Send the tokens so far as `usage` of each other chunk, too.")
+        bool | None, Meta(description="Also send the usage so far with each other chunk.")
     ] = None
 
 
@@ -69,8 +69,8 @@ class GenerationRequest(Strict, frozen=True, kw_only=True):
     model: Annotated[
         str | None,
         Meta(
-            description="The served model's name, as in `GET /v1/models`. Default: the only one that "
-            "generates."
+            description="The served model's name, as in `GET /v1/models`. Default: the only model that "
+            "generates text."
         ),
     ] = None
     temperature: Annotated[
@@ -89,32 +89,36 @@ class GenerationRequest(Strict, frozen=True, kw_only=True):
     )
     logit_bias: Annotated[
         Annotated[dict[str, float], Meta(max_length=MAX_LOGIT_BIAS)] | None,
-        Meta(description="Token id, as text, to a bias in [-100, 100]."),
+        Meta(description="Token id, as a string -> bias in [-100, 100]."),
     ] = None
     seed: Annotated[
         int | None,
         Meta(description="64 bits; the same seed gives the same text. -1: drawn at random."),
     ] = None
-    n: Annotated[int | None, Meta(description="Choices for each prompt.")] = None
+    n: Annotated[int | None, Meta(description="Number of choices for each prompt.")] = None
     best_of: Annotated[
-        Literal[1] | None, Meta(description="Taken and not used: `n` choices are made.")
+        Literal[1] | None, Meta(description="Accepted and ignored: `n` choices are generated.")
     ] = None
     max_tokens: Annotated[
         int | None,
         Meta(
-            description="Default: 16 for a completion, as OpenAI has it; in chat the model's "
+            description="Default: 16 for completions, as in OpenAI's API; for chat, the model's "
             "`sampling_defaults`, or the rest of the context."
         ),
     ] = None
-    min_tokens: Annotated[int | None, Meta(description="Nothing ends the text before.")] = None
-    stop: Annotated[str | Texts | None, Meta(description="Not part of the text they end.")] = None
+    min_tokens: Annotated[
+        int | None, Meta(description="The text does not end before this many tokens.")
+    ] = None
+    stop: Annotated[
+        str | Texts | None, Meta(description="Strings that end the text; they are not part of it.")
+    ] = None
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: Annotated[StreamOptions | None, Meta(description="Only with `stream`.")] = None
     priority: Annotated[
         Annotated[int, Meta(ge=-100, le=100)] | None,
-        Meta(description="Lower is sooner; waiting makes up for it."),
+        Meta(description="Lower values are served first; waiting compensates for it."),
     ] = None
     cache_salt: Annotated[
         Annotated[str, Meta(min_length=1, max_length=1024)] | None,
@@ -122,18 +126,20 @@ class GenerationRequest(Strict, frozen=True, kw_only=True):
     ] = None
     speculation: Annotated[
         Literal["auto", "off"] | None,
-        Meta(description="Whether guesses of the next tokens are verified; the text is the same."),
+        Meta(description="Whether to use speculative decoding; the text is the same."),
     ] = None
-    user: Annotated[str | None, Meta(description="Taken and not used.")] = None
+    user: Annotated[str | None, Meta(description="Accepted and ignored.")] = None
     metadata: Annotated[
         Annotated[dict[str, str], Meta(max_length=MAX_METADATA)] | None,
-        Meta(description="Taken and not used."),
+        Meta(description="Accepted and ignored."),
     ] = None
-    store: Annotated[bool | None, Meta(description="Taken and not used: nothing is stored.")] = None
-    safety_identifier: Annotated[str | None, Meta(description="Taken and not used.")] = None
-    prompt_cache_key: Annotated[str | None, Meta(description="Taken and not used.")] = None
+    store: Annotated[bool | None, Meta(description="Accepted and ignored: nothing is stored.")] = (
+        None
+    )
+    safety_identifier: Annotated[str | None, Meta(description="Accepted and ignored.")] = None
+    prompt_cache_key: Annotated[str | None, Meta(description="Accepted and ignored.")] = None
     prompt_cache_retention: Annotated[
-        Literal["in_memory", "24h"] | None, Meta(description="Taken and not used.")
+        Literal["in_memory", "24h"] | None, Meta(description="Accepted and ignored.")
     ] = None
     service_tier: Literal["auto", "default"] | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -179,6 +185,6 @@ def _token_keys(bias: dict[str, float]) -> dict[int, float]:
         if not _TOKEN_KEY.fullmatch(key):
             raise RequestError(f"logit_bias: {key[:40]!r} is not a token id", param="logit_bias")
         if int(key) in by_id:
-            raise RequestError(f"logit_bias names token {int(key)} twice", param="logit_bias")
+            raise RequestError(f"logit_bias has token {int(key)} twice", param="logit_bias")
         by_id[int(key)] = value
     return by_id

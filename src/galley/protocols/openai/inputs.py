@@ -6,7 +6,7 @@ from msgspec import Meta
 
 from galley.errors import RequestError
 
-# Limits far above practical use, which bound the work that a hostile body can cause.
+# Limits far above practical use, to bound the work that a hostile body can cause.
 MAX_PROMPTS: Final = 2048
 MAX_PROMPT_IDS: Final = 2**20
 
@@ -49,4 +49,4 @@ def check_items(items: list[Any], param: str) -> None:
             f"{param}: expected texts, token ids or lists of token ids, not a mixture", param=param
         )
     if kinds != {int} and len(items) > MAX_PROMPTS:
-        raise RequestError(f"{param}: at most {MAX_PROMPTS} items are taken", param=param)
+        raise RequestError(f"{param} must have at most {MAX_PROMPTS} items", param=param)

@@ -54,7 +54,7 @@ def _stretch(
         at = start + offset
         there = at < end
         place = (block.to(tl.int64) * kv_heads + head) * BLOCK_TOKENS + at % BLOCK_TOKENS
-        # Keys, values and the next blocks' numbers are asked for together.
+        # Loads of keys, values and the next block numbers are issued together.
         if CUT:
             inside = there[:, None] & (dv[None, :] < CUT)
             v = tl.load(
@@ -206,7 +206,7 @@ def attention_kernel(
         total = tl.zeros((BLOCK_Q * BLOCK_S,), tl.float32)
         mixed = tl.zeros((BLOCK_Q * BLOCK_S, BLOCK_V), tl.float32)
         for four in range(first, last + 1, 4):
-            # Those that are not there change no bit.
+            # Stretches that do not exist change no bit.
             for i in tl.static_range(4):
                 here = place + (four + i) * (BLOCK_Q * BLOCK_S)
                 there = inside & (m * 0 + four + i <= last)

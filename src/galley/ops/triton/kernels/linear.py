@@ -186,7 +186,7 @@ def _packed_tile(
     acc = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
     j = tl.arange(0, WORDS)
     w_row = w_ptr + n[:, None].to(tl.int64) * (tl.cdiv(depth, PARTS * WORDS) * WORDS)
-    # Scales are read a tile ahead: the products of this one hide how long that takes.
+    # Scales are loaded one tile ahead, so that this tile's products hide the latency.
     s0 = _of_group(scale_ptr, first, group, outputs, n, depth, GROUPED, 1.0)
     z0 = _of_group(zero_ptr, first, group, outputs, n, depth, ZEROS, NOUGHT)
     m0 = _of_group(minimum_ptr, first, group, outputs, n, depth, MINIMA, 0.0)
@@ -343,7 +343,7 @@ def linear_kernel(
             group, KIND, FAST, GROUPED, EXACT, ZEROS, MINIMA, BLOCK_N, BLOCK_T, BLOCK_K, EVEN,
         )  # fmt: skip
     else:
-        # Two accumulators of the largest tiles are more than there are registers.
+        # Two accumulators of the largest tiles would exceed the registers.
         for split in range(SPLITS):
             begin = split * stretch
             end = tl.minimum(begin + stretch, depth)

@@ -39,7 +39,7 @@ def norm_kernel(
         x += tl.load(y_ptr + row * y_stride + column, mask=inside, other=0.0).to(tl.float32)
         whole = x.to(sum_ptr.dtype.element_ty)
         tl.store(sum_ptr + row * sum_stride + column, whole, mask=inside)
-        # What is normed is what others read.
+        # The norm reads the rounded sum, which is what other ops read.
         x = whole.to(tl.float32)
     if MEAN:
         x = tl.where(inside, x - (tl.sum(x, axis=1) / WIDTH)[:, None], 0.0)

@@ -42,7 +42,7 @@ def _keep(x, cache_ptr, scale_ptr, place, d, inside, STRIDE: tl.constexpr, INT8:
     if INT8:
         most = tl.maximum(tl.max(tl.abs(tl.where(inside, x, 0.0)), axis=1), 1e-30)[:, None]
         scaled = x * (127.0 / most)
-        # To the nearest, halves to even, as torch rounds.
+        # Round to nearest, ties to even, like torch.
         whole = (scaled + 12582912.0) - 12582912.0
         tl.store(cache_ptr + place * STRIDE + d, whole.to(tl.int8), mask=inside)
         tl.store(
@@ -112,7 +112,7 @@ def rope_kernel(
                     PAIRS,
                     ADJACENT,
                 )
-                # As others would read it.
+                # Rounded to the type in which other ops read it.
                 x = x.to(k_ptr.dtype.element_ty).to(tl.float32)
                 kept = real & (d < KEY)
                 if INT8 and CUT > 0:

@@ -44,7 +44,7 @@ def _weights(x, inside, most, scale, reach):
     """What logits weigh beside the greatest, in whole numbers; see ``galley.ops.draws.weights``."""
     bar = tl.maximum((most.to(tl.float64) + reach).to(tl.float32), -3.4028234663852886e38)
     exponent = tl.maximum((x - most) * scale, -31.0)
-    # To the nearest whole number, halves to even.
+    # Round to the nearest integer, ties to even.
     whole = (exponent + 12582912.0) - 12582912.0
     rest = exponent - whole
     power = tl.full(x.shape, 1.54035297e-4, tl.float32)

@@ -17,7 +17,7 @@ from galley.protocols.ollama.schemas import Options, known_options, option_warni
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,127}(:[A-Za-z0-9_.-]{1,64})?\Z"
 
 MAX_SYSTEM: Final = 64 * 1024
-"""Limit on the characters of a system prompt, which is kept in memory."""
+"""Maximum length of a system prompt, which is kept in memory."""
 
 _LATEST: Final = ":latest"
 
@@ -42,7 +42,7 @@ class OllamaCreateRequest(Strict, frozen=True, kw_only=True):
         Meta(description="System message of conversations that have none."),
     ] = None
     parameters: Options = None
-    license: Annotated[str | list[str] | None, Meta(description="Taken and not used.")] = None
+    license: Annotated[str | list[str] | None, Meta(description="Accepted and ignored.")] = None
     stream: Annotated[bool | None, Meta(description="Default: true.")] = None
     template: Annotated[
         Literal[""] | None,

@@ -31,11 +31,12 @@ class OllamaEmbedRequest(Strict, frozen=True, kw_only=True):
     input: str | Texts = ""
     truncate: Annotated[
         bool | None,
-        Meta(description="Whether longer texts are cut to what the model takes. Default: true."),
+        Meta(description="Whether longer texts are cut to the model's context. Default: true."),
     ] = None
     dimensions: Annotated[int | None, Meta(description="Default: all.")] = None
     options: Annotated[
-        Options, Meta(description="Taken and not used; an answer's warning names unknown ones.")
+        Options,
+        Meta(description="Accepted and ignored; the answer has a warning for unknown ones."),
     ] = None
     keep_alive: KeepAlive = None
 
@@ -66,9 +67,10 @@ class OllamaEmbeddingRequest(Strict, frozen=True, kw_only=True):
     """Body of `POST /api/embeddings`, which is older than `/api/embed` and accepts one text."""
 
     model: str
-    prompt: Annotated[str | None, Meta(description="Cut to what the model takes.")] = None
+    prompt: Annotated[str | None, Meta(description="Cut to the model's context.")] = None
     options: Annotated[
-        Options, Meta(description="Taken and not used; an answer's warning names unknown ones.")
+        Options,
+        Meta(description="Accepted and ignored; the answer has a warning for unknown ones."),
     ] = None
     keep_alive: KeepAlive = None
 
@@ -143,7 +145,7 @@ async def embed(
         endpoint=endpoint,
         truncate=None if asked.truncate is False else -1,
         dimensions=asked.dimensions,
-        remedy="; leave truncate false out to have it cut",
+        remedy="; leave out truncate: false to cut it",
     )
     found, tokens, receipt = await vectors_of(served, wanted, caller)
     seconds = receipt.queue_seconds + receipt.prefill_seconds + receipt.decode_seconds

@@ -20,7 +20,7 @@ ENDPOINTS: Final = {"transcribe": TRANSCRIPTIONS, "translate": TRANSLATIONS}
 
 Event: TypeAlias = Mapping[str, Any]
 _CHUNKS_IN_FLIGHT: Final = 8
-"""Limit on a recording's chunks in the engine, which is shared with all other requests."""
+"""Maximum chunks of one recording in the engine, which all requests share."""
 
 
 class Transcript:
@@ -78,6 +78,8 @@ class Transcript:
         from galley.speech import captions
 
         segments = [segment async for segment in self._segments()]
+        if asked.max_line_width is not None:
+            segments = list(captions.lines_of(segments, asked.max_line_width))
         match asked.response_format:
             case "json":
                 return captions.as_json(segments, self._usage(), self._info().warnings)

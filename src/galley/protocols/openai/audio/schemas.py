@@ -1,19 +1,61 @@
 """Requests of transcriptions and translations, field by field."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from galley.errors import RequestError
 from galley.protocols.common.messages import Strict
 from galley.types.audio import SampleType
 
 if TYPE_CHECKING:
-    from galley.speech.options import SpeechOptions, TranscribeOptions
+    from galley.speech.options import QualityRules, SpeechOptions, TranscribeOptions
     from galley.speech.sources import RawPcm
 
 Granularity = Literal["segment", "word"]
+Temperature = Annotated[float, Meta(ge=0.0, le=1.0)]
+
+_RULES: Final = (
+    "beam_size",
+    "best_of",
+    "compression_ratio_threshold",
+    "log_prob_threshold",
+    "no_speech_threshold",
+)
+
+
+class ServerVad(Strict, frozen=True, kw_only=True):
+    """``chunking_strategy`` as an object: how speech is found."""
+
+    type: Literal["server_vad"]
+    threshold: float | None = None
+    prefix_padding_ms: int | None = None
+    silence_duration_ms: int | None = None
+
+    def options(self) -> "SpeechOptions":
+        """Return the strategy as options of speech detection, with OpenAI's defaults.
+
+        Raises:
+            RequestError: a value is out of range.
+        """
+        from galley.speech.options import SpeechOptions
+
+        silence = 200 if self.silence_duration_ms is None else self.silence_duration_ms
+        try:
+            return SpeechOptions(
+                threshold=0.5 if self.threshold is None else self.threshold,
+                min_silence_ms=silence,
+                pad_ms=max(0, silence // 2),
+                lead_ms=300 if self.prefix_padding_ms is None else self.prefix_padding_ms,
+            )
+        except RequestError as error:
+            names = {"min_silence_ms": "silence_duration_ms", "lead_ms": "prefix_padding_ms"}
+            told = error.param or ""
+            name = names.get(told, told)
+            raise RequestError(
+                str(error).replace(told, name, 1), param=f"chunking_strategy.{name}"
+            ) from None
 
 
 class TranslationRequest(Strict, frozen=True, kw_only=True):
@@ -22,36 +64,71 @@ class TranslationRequest(Strict, frozen=True, kw_only=True):
     model: str | None = None
     prompt: str = ""
     response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] = "json"
-    temperature: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    temperature: Annotated[
+        Temperature | tuple[Temperature, ...],
+        Meta(description="0: raised where a transcript is bad. Several are tried in turn."),
+    ] = 0.0
     stream: bool = False
     track: Annotated[
         int | None,
-        Meta(description="Which of the file's audio tracks, from 1; default: the file's default."),
+        Meta(description="Number of the audio track, from 1; default: the file's default track."),
     ] = None
     raw_format: Annotated[
         SampleType | None,
-        Meta(description="Encoding of a file without a header, which `sample_rate` goes with."),
+        Meta(description="Encoding of a file without a header; needs `sample_rate`."),
     ] = None
     sample_rate: Annotated[
         Annotated[int, Meta(ge=4_000, le=768_000)] | None,
-        Meta(description="Of a file without a header, in Hz."),
+        Meta(description="Sample rate of a file without a header, in Hz."),
     ] = None
     channels: Annotated[
         Annotated[int, Meta(ge=1, le=64)] | None,
-        Meta(description="Of a file without a header, interleaved; default: 1."),
+        Meta(description="Channels of a file without a header, interleaved; default: 1."),
     ] = None
     hotwords: Annotated[
-        str, Meta(description="Names and terms that the decoder has in front of it all along.")
+        str, Meta(description="Names and terms given to the decoder as a prompt for every chunk.")
     ] = ""
     vad: Annotated[
         bool,
-        Meta(description="Leave out what is no speech; false: transcribe all of the recording."),
+        Meta(description="Skip parts without speech; false: transcribe the whole recording."),
     ] = True
-    vad_threshold: Annotated[float | None, Meta(description="Probability of speech.")] = None
+    vad_threshold: Annotated[float | None, Meta(description="Minimum probability of speech.")] = (
+        None
+    )
     vad_neg_threshold: float | None = None
     vad_min_speech_ms: int | None = None
     vad_min_silence_ms: int | None = None
     vad_pad_ms: int | None = None
+    beam_size: Annotated[
+        int | None, Meta(description="Beams at temperature 0; 1 is greedy; default: 5.")
+    ] = None
+    best_of: Annotated[
+        int | None, Meta(description="Texts sampled at a temperature above 0; default: 5.")
+    ] = None
+    compression_ratio_threshold: Annotated[
+        float | UnsetType | None,
+        Meta(description="Text that compresses more and loops is tried again; null: no limit."),
+    ] = UNSET
+    log_prob_threshold: Annotated[
+        float | UnsetType | None,
+        Meta(description="Text with a lower mean log-probability is tried again; null: no limit."),
+    ] = UNSET
+    no_speech_threshold: Annotated[
+        float | UnsetType | None,
+        Meta(description="Probability of no speech above which unlikely text is left out."),
+    ] = UNSET
+    condition_on_previous_text: bool = False
+    hallucination_silence_threshold: Annotated[
+        float | None,
+        Meta(description="Leave out unlikely text with more seconds of silence than this around."),
+    ] = None
+    multilingual: Annotated[
+        bool, Meta(description="Detect the language of each chunk, not only of the first.")
+    ] = False
+    max_line_width: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Most characters of a caption, for srt and vtt."),
+    ] = None
 
     @property
     def raw(self) -> "RawPcm | None":
@@ -76,7 +153,7 @@ class TranslationRequest(Strict, frozen=True, kw_only=True):
         given = {name: v for name in names if (v := getattr(self, f"vad_{name}")) is not None}
         if not self.vad:
             for name in given:
-                raise RequestError(f"vad_{name} goes with vad, which is false", param=f"vad_{name}")
+                raise RequestError(f"vad_{name} needs vad, which is false", param=f"vad_{name}")
             return None
         try:
             return SpeechOptions(**given)
@@ -89,24 +166,44 @@ class TranslationRequest(Strict, frozen=True, kw_only=True):
         Raises:
             RequestError: fields contradict each other.
         """
-        from galley.speech.options import QualityRules, TranscribeOptions
+        from galley.speech.options import TranscribeOptions
 
         if self.stream and self.response_format not in ("json", "text"):
             raise RequestError(
-                f"stream goes with response_format json or text, not {self.response_format}",
+                f"stream needs response_format json or text, not {self.response_format}",
                 param="stream",
             )
-        # As in OpenAI's API: 0 is raised automatically where a transcript is bad.
-        rules = (
-            QualityRules(temperatures=(self.temperature,)) if self.temperature else QualityRules()
-        )
+        if self.max_line_width is not None and self.response_format not in ("srt", "vtt"):
+            raise RequestError(
+                f"max_line_width needs response_format srt or vtt, not {self.response_format}",
+                param="max_line_width",
+            )
         return TranscribeOptions(
             task="translate",
             prompt=self.prompt,
             hotwords=self.hotwords,
+            multilingual=self.multilingual,
+            word_timestamps=self.max_line_width is not None,
+            hallucination_silence_threshold=self.hallucination_silence_threshold,
             speech=self._speech(),
-            rules=rules,
+            rules=self._rules(),
         )
+
+    def _rules(self) -> "QualityRules":
+        from galley.speech.options import QualityRules
+
+        given: dict[str, Any] = {
+            name: value
+            for name in _RULES
+            if (value := getattr(self, name)) is not UNSET
+            and (value is not None or name.endswith("threshold"))
+        }
+        # As in OpenAI's API: a single 0 is raised automatically where a transcript is bad.
+        if isinstance(self.temperature, tuple):
+            given["temperatures"] = self.temperature
+        elif self.temperature:
+            given["temperatures"] = (self.temperature,)
+        return QualityRules(condition_on_previous_text=self.condition_on_previous_text, **given)
 
     @property
     def granularities(self) -> tuple[Granularity, ...]:
@@ -119,23 +216,38 @@ class TranscriptionRequest(TranslationRequest, frozen=True, kw_only=True):
 
     language: str | None = None
     chunking_strategy: Annotated[
-        Literal["auto"], Meta(description="Taken and not used: recordings are cut at pauses.")
-    ] = "auto"
+        Literal["auto"] | ServerVad | None,
+        Meta(description='"auto", or how speech is found, in place of the fields `vad_...`.'),
+    ] = None
     timestamp_granularities: tuple[Granularity, ...] = ()
 
     def options(self) -> "TranscribeOptions":
         """Return ``galley.speech``'s options; see :meth:`TranslationRequest.options`."""
         if self.timestamp_granularities and self.response_format != "verbose_json":
             raise RequestError(
-                "timestamp_granularities goes with response_format verbose_json",
+                "timestamp_granularities needs response_format verbose_json",
                 param="timestamp_granularities",
             )
+        options = super().options()
         return dataclasses.replace(
-            super().options(),
+            options,
             task="transcribe",
             language=self.language,
-            word_timestamps="word" in self.timestamp_granularities,
+            word_timestamps=options.word_timestamps or "word" in self.timestamp_granularities,
         )
+
+    def _speech(self) -> "SpeechOptions | None":
+        from galley.speech.options import SpeechOptions
+
+        speech = super()._speech()
+        if not isinstance(self.chunking_strategy, ServerVad):
+            return speech
+        if speech != SpeechOptions():
+            raise RequestError(
+                "chunking_strategy already sets how speech is found; leave out vad and vad_...",
+                param="chunking_strategy",
+            )
+        return self.chunking_strategy.options()
 
     @property
     def granularities(self) -> tuple[Granularity, ...]:

@@ -147,7 +147,7 @@ class ChatAnswer:
         self._asked = asked
         self._caller = call.caller
         self._generation = generation
-        self._tokenizer = call.backend.tokenizer
+        self._tokenizer = call.backend.require_text().tokenizer
 
     @classmethod
     async def start(cls, served: ServedModel, asked: ChatRequest, caller: Caller) -> Self:

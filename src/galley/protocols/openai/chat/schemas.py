@@ -27,7 +27,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     response_format: ResponseFormat | None = None
     tools: Annotated[Tools | None, Meta(description="Functions that the model may call.")] = None
     verbosity: Annotated[
-        Literal["low", "medium", "high"] | None, Meta(description="Taken and not used.")
+        Literal["low", "medium", "high"] | None, Meta(description="Accepted and ignored.")
     ] = None
     functions: Annotated[
         Annotated[list[Any], Meta(max_length=0)] | None, Meta(description="See `tools`.")
@@ -39,10 +39,13 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     web_search_options: None = None
     tool_choice: Annotated[
         Choice | None,
-        Meta(description="Whether it calls any, must, or must call one. Default: auto."),
+        Meta(
+            description="Whether the model may, must or must not call tools, or which one it must "
+            "call. Default: auto."
+        ),
     ] = None
     parallel_tool_calls: Annotated[
-        bool | None, Meta(description="Whether several calls may come. Default: true.")
+        bool | None, Meta(description="Whether the answer may have several calls. Default: true.")
     ] = None
     chat_template_kwargs: Annotated[
         dict[str, Any] | None,
@@ -50,11 +53,13 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     ] = None
     reasoning_effort: Annotated[
         Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None,
-        Meta(description="How much to think, where the chat template has it; `none`: not at all."),
+        Meta(
+            description="How much to think, if the chat template supports it; `none`: not at all."
+        ),
     ] = None
     max_thinking_tokens: Annotated[
         Annotated[int, Meta(ge=0, lt=2**31)] | None,
-        Meta(description="So many tokens of thinking are followed by its end. Default: no limit."),
+        Meta(description="Thinking ends after this many tokens. Default: no limit."),
     ] = None
 
     def conversation(self) -> Conversation:
@@ -84,7 +89,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
         limit, newer = self.max_tokens, self.max_completion_tokens
         if limit is not None and newer is not None and limit != newer:
             raise RequestError(
-                f"max_tokens ({limit}) and max_completion_tokens ({newer}) differ; give one",
+                f"max_tokens ({limit}) and max_completion_tokens ({newer}) differ; give only one",
                 param="max_completion_tokens",
             )
         return self._sampling(

@@ -97,7 +97,7 @@ def _echoes(
 def _echo(prompt: str | list[int], token_ids: list[int], tokenizer: Tokenizer) -> _Echo:
     output = Output(request_id="", result=Tokens(tokens=token_ids), finish_reason="length")
     if isinstance(prompt, str):
-        # Special tokens may be spelled out in the prompt, or added around it.
+        # Special tokens can be spelled out in the prompt, or added around it.
         whole = TextStream(tokenizer, markers=tokenizer.special_ids).feed(output)
         begin = whole.text.find(prompt)
         if begin >= 0:
@@ -120,7 +120,7 @@ class CompletionAnswer:
         """Create the answer; :meth:`start` calls this."""
         self._generation = generation
         self._asked = asked
-        self._tokenizer = call.backend.tokenizer
+        self._tokenizer = call.backend.require_text().tokenizer
         self._echoes = echoes
         self._frame = {
             "id": f"cmpl-{call.caller.request_id}",
@@ -154,7 +154,7 @@ class CompletionAnswer:
                 prompt_param="prompt",
                 default_tokens=DEFAULT_TOKENS,
             )
-            tokenizer = call.backend.tokenizer
+            tokenizer = call.backend.require_text().tokenizer
             try:
                 echoes = await asyncio.to_thread(_echoes, given, prompts, asked, tokenizer)
             except BaseException:

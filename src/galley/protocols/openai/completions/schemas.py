@@ -15,7 +15,9 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
 
     prompt: Prompt
     suffix: Literal[""] | None = None
-    echo: Annotated[bool | None, Meta(description="Put the prompt before the completion.")] = None
+    echo: Annotated[bool | None, Meta(description="Return the prompt before the completion.")] = (
+        None
+    )
     logprobs: Annotated[
         int | None,
         Meta(description="Alternatives for each token; with `echo`, for the prompt's tokens too."),

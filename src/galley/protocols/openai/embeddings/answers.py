@@ -296,7 +296,7 @@ async def _pair_scores(
         encoded = await _encoded(call, pairs, most, most_second)
         prepared = []
         for (ids, second), param in zip(encoded, params, strict=True):
-            types = call.info.embedding is not None and call.info.embedding.pair_types
+            types = call.info.vectors is not None and call.info.vectors.pair_types
             prepared.append(Prepared(ids, param, second if types else 0))
         vectors = Vectors(call, prepared, priority=priority)
     try:

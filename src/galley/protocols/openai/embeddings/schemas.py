@@ -15,18 +15,18 @@ MAX_RANK_FIELDS: Final = 64
 Truncate: TypeAlias = Annotated[
     int | None,
     Meta(
-        description="Cut texts to so many tokens, special tokens included; -1: to what the model takes. "
-        "Without it longer texts are refused."
+        description="Cut texts to this many tokens, special tokens included; -1: to the model's context. "
+        "By default, longer texts are rejected."
     ),
 ]
 Priority: TypeAlias = Annotated[
-    Annotated[int, Meta(ge=-100, le=100)] | None, Meta(description="Lower is sooner.")
+    Annotated[int, Meta(ge=-100, le=100)] | None, Meta(description="Lower values are served first.")
 ]
-User: TypeAlias = Annotated[str | None, Meta(description="Taken and not used.")]
+User: TypeAlias = Annotated[str | None, Meta(description="Accepted and ignored.")]
 ModelName: TypeAlias = Annotated[
     str | None,
     Meta(
-        description="The served model's name, as in `GET /v1/models`. Default: the only one that does this."
+        description="The served model's name, as in `GET /v1/models`. Default: the only suitable model."
     ),
 ]
 
@@ -38,14 +38,16 @@ class EmbeddingsRequest(Strict, frozen=True, kw_only=True):
     model: ModelName = None
     encoding_format: Annotated[
         Literal["float", "base64"] | None,
-        Meta(description="`base64`: of float32, little-endian. Default: float."),
+        Meta(description="`base64`: float32, little-endian. Default: float."),
     ] = None
     dimensions: Annotated[
-        int | None, Meta(description="The first so many of a vector. Default: all.")
+        int | None, Meta(description="Number of leading dimensions to return. Default: all.")
     ] = None
     input_type: Annotated[
         str | None,
-        Meta(description="Name of the model's prompt that is put before texts, such as `query`."),
+        Meta(
+            description="Name of one of the model's prompts to prepend to each text, such as `query`."
+        ),
     ] = None
     truncate_prompt_tokens: Truncate = None
     priority: Priority = None
@@ -81,38 +83,39 @@ class RerankRequest(Strict, frozen=True, kw_only=True):
         Meta(
             min_length=1,
             max_length=MAX_DOCUMENTS,
-            description="Texts, or objects that have theirs in `text` or in what `rank_fields` names.",
+            description="Texts, or objects with a text in `text` or in the fields of `rank_fields`.",
         ),
     ]
     model: ModelName = None
     top_n: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="The best so many. Default: all.")
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Number of best results to return. Default: all."),
     ] = None
     rank_fields: Annotated[
         Annotated[list[str], Meta(min_length=1, max_length=MAX_RANK_FIELDS)] | None,
         Meta(
-            description="Fields of the documents that are ranked, in this order: of several, a line "
-            "`name: value` each. Default: `text`. A document that is a text has this field alone."
+            description="Fields of the documents to rank, in this order; several become a line "
+            "`name: value` each. Default: `text`, the only field of a document that is a string."
         ),
     ] = None
     return_documents: Annotated[
-        bool | None, Meta(description="Whether results have the documents. Default: false.")
+        bool | None, Meta(description="Whether to return the documents. Default: false.")
     ] = None
     max_tokens_per_doc: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(
-            description="Cut each document to so many tokens, the query's and special ones not counted."
+            description="Cut each document to this many tokens, not counting the query's and special ones."
         ),
     ] = None
     max_chunks_per_doc: Annotated[
         int | None,
-        Meta(description="1, which does as `truncation`: a document is read in one piece."),
+        Meta(description="1, the same as `truncation`: documents are not split into chunks."),
     ] = None
     truncation: Annotated[
         bool | None,
         Meta(
-            description="Cut query and document to what the model takes, the longer first. Default: false; "
-            "longer ones are refused."
+            description="Cut query and document to the model's context, the longer first. Default: false, "
+            "which rejects longer ones."
         ),
     ] = None
     truncate_prompt_tokens: Truncate = None
@@ -122,20 +125,21 @@ class RerankRequest(Strict, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.max_chunks_per_doc not in (None, 1):
             raise RequestError(
-                f"max_chunks_per_doc is {self.max_chunks_per_doc}, but a document is read in one piece: "
-                "send 1, which cuts those that are too long, or leave it out",
+                f"max_chunks_per_doc is {self.max_chunks_per_doc}, but documents are not split into "
+                "chunks; "
+                "send 1, which cuts documents that are too long, or leave it out",
                 param="max_chunks_per_doc",
             )
         cut = self.max_chunks_per_doc is not None or self.truncate_prompt_tokens is not None
         if cut and self.truncation is False:
             raise RequestError(
-                "truncation is false, but max_chunks_per_doc or truncate_prompt_tokens asks for texts to "
-                "be cut: leave it out",
+                "truncation is false, but max_chunks_per_doc or truncate_prompt_tokens cuts texts; leave "
+                "it out",
                 param="truncation",
             )
         fields = self.rank_fields or ()
         if len(set(fields)) < len(fields):
-            raise RequestError("rank_fields has a name twice", param="rank_fields")
+            raise RequestError("rank_fields has a duplicate name", param="rank_fields")
 
     @property
     def cut(self) -> int | None:
@@ -171,13 +175,13 @@ def _ranked(index: int, document: dict[str, Any], fields: list[str]) -> str:
         if not isinstance(value, str | int | float):
             param = f"documents[{index}].{name[:100]}"
             raise RequestError(
-                f"{param} is ranked: it must be text, a number or a boolean", param=param
+                f"{param} is ranked, so it must be a string, a number or a boolean", param=param
             )
         values[name] = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     if not values:
         named = " or ".join(repr(name[:100]) for name in fields)
         raise RequestError(
-            f"documents[{index}] has no field {named}, which would be ranked; rank_fields names others",
+            f"documents[{index}] has no field {named} to rank; set rank_fields to its fields",
             param=f"documents[{index}]",
         )
     if len(fields) == 1:
@@ -207,8 +211,8 @@ class ScoreRequest(Strict, frozen=True, kw_only=True):
             first = first * len(second)
         if not first or len(first) != len(second):
             raise RequestError(
-                f"text_1 has {len(first)} texts and text_2 {len(second)}: give one text and any number, or "
-                "as many of both",
+                f"text_1 has {len(first)} texts and text_2 {len(second)}; give one text and any number, or "
+                "the same number of both",
                 param="text_2",
             )
         return list(zip(first, second, strict=True))

@@ -72,7 +72,7 @@ def routes(models: Registry) -> list[BaseRoute]:
         await asyncio.to_thread(require_extra)
         raise ApiError(
             426,
-            f"{ENDPOINT} is a WebSocket: connect with one",
+            f"{ENDPOINT} is a WebSocket endpoint; connect with a WebSocket",
             code="upgrade_required",
             headers={"Upgrade": "websocket"},
         )
@@ -93,7 +93,7 @@ class _Places:
     def take(self) -> None:
         if self._taken >= self._most:
             raise QueueFull(
-                f"{self._taken} live streams are open, at most {self._most} may "
+                f"{self._taken} live streams are open, the maximum is {self._most} "
                 "(--max-live-streams)",
                 retry_after=RETRY_SECONDS,
             )
@@ -110,7 +110,7 @@ async def _serve(models: Registry, socket: WebSocket) -> None:
         served = await _asked_for(models, socket)
         call = Call(served, ENDPOINT, caller_of(socket))
         with opened(call):
-            # The model's files are checked before the handshake is answered.
+            # Check the model's files before answering the handshake.
             model = await asyncio.to_thread(served.speech_model, call.backend)
     except GalleyError as error:
         await socket.send_denial_response(error_response(error))
@@ -249,7 +249,7 @@ class _Connection:
                 async with self._handling:
                     await self._handle(event)
             except TimeoutError:
-                return f"nothing came for {self._idle_seconds:g} s"
+                return f"nothing received for {self._idle_seconds:g} s"
             except RequestError as error:
                 await self._refuse(error)
 

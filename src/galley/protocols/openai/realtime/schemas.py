@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 INTERIM: Final = "item.input_audio_transcription.interim"
 """Value of ``include`` that requests events with text that is not final; Galley's extension.
 
-OpenAI's log-probabilities are accepted but not sent: the session that is reported omits them.
+OpenAI's log-probabilities are accepted but not sent; the reported session omits them.
 """
 
 MAX_EVENT_ID: Final = 512
@@ -294,7 +294,7 @@ class Settings:
     def _with_transcription(self, given: Transcription) -> "Settings":
         if given.model not in (None, self.model):
             raise RequestError(
-                f"this connection is to {self.model!r}; name another model in its URL: ?model=...",
+                f"this connection uses {self.model!r}; choose another model in the URL: ?model=...",
                 param="model",
                 code="model_not_found",
             )

@@ -142,7 +142,7 @@ class ResponseAnswer:
         store: ResponseStore,
     ) -> None:
         """Create the answer; :meth:`start` calls this."""
-        self._sampling = asked.sampling().resolved(call.info.defaults)
+        self._sampling = asked.sampling().resolved(call.info.require_text().defaults)
         self._call = call
         self._asked = asked
         self._generation = generation
@@ -300,7 +300,7 @@ async def earlier_items(
     if asked.previous_response_id is None:
         return []
     previous = store.previous(caller.tenant.name, asked.previous_response_id)
-    # It may be megabytes, and decoding it here would block other requests.
+    # It can be megabytes, and decoding it here would block other requests.
     return await asyncio.to_thread(previous.conversation)
 
 

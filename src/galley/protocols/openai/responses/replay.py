@@ -18,9 +18,9 @@ class RetrieveQuery(Strict, frozen=True, kw_only=True):
     stream: bool = False
     starting_after: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        Meta(description="With `stream`: the events behind the one of this sequence number."),
+        Meta(description="With `stream`: only events after this sequence number."),
     ] = None
-    include_obfuscation: Annotated[bool | None, Meta(description="Taken and not used.")] = None
+    include_obfuscation: Annotated[bool | None, Meta(description="Accepted and ignored.")] = None
     include: Include | None = None
 
 

@@ -70,7 +70,7 @@ def routes(models: Registry) -> list[Operation]:
         if query.stream:
             return _Events(replayed(found, query.starting_after), lambda: None)
         if query.starting_after is not None:
-            raise RequestError("starting_after goes with stream=true", param="starting_after")
+            raise RequestError("starting_after needs stream=true", param="starting_after")
         return Response(found.answer, media_type="application/json")
 
     async def cancel_response(request: Request) -> Response:
@@ -78,7 +78,8 @@ def routes(models: Registry) -> list[Operation]:
         _found(store, request)
         raise ApiError(
             400,
-            "Only a background response can be cancelled, and this server makes none: this one is complete",
+            "Only background responses can be cancelled, which are not supported; this response is "
+            "complete",
             param="response_id",
         )
 

@@ -43,7 +43,7 @@ class ContentPart(Strict, frozen=True, kw_only=True):
     type: Literal["input_text", "output_text", "reasoning_text"]
     text: str
     annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
-    logprobs: Annotated[list[Any] | None, Meta(description="Taken and not used.")] = None
+    logprobs: Annotated[list[Any] | None, Meta(description="Accepted and ignored.")] = None
 
 
 class InputItem(Strict, frozen=True, kw_only=True):
@@ -58,17 +58,19 @@ class InputItem(Strict, frozen=True, kw_only=True):
     name: ToolName | None = None
     arguments: Annotated[
         str | None,
-        Meta(description="A JSON object, as text. Other text is given to the template as it is."),
+        Meta(description="A JSON object, as text. Other text is passed to the template unchanged."),
     ] = None
     output: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None = None
     summary: Annotated[list[Any], Meta(max_length=MAX_PARTS)] | None = None
     encrypted_content: Annotated[
         str | None,
-        Meta(description="Taken and not used: only the server that wrote it can read it."),
+        Meta(description="Accepted and ignored: only the server that wrote it can read it."),
     ] = None
-    phase: Annotated[str | None, Meta(description="Taken and not used.")] = None
+    phase: Annotated[str | None, Meta(description="Accepted and ignored.")] = None
     namespace: ToolName | None = None
-    warning: Annotated[str | None, Meta(description="As answers have it; not used.")] = None
+    warning: Annotated[
+        str | None, Meta(description="From an earlier answer; accepted and ignored.")
+    ] = None
 
     def __post_init__(self) -> None:
         needed = _NEEDED[self.type]
@@ -77,9 +79,11 @@ class InputItem(Strict, frozen=True, kw_only=True):
                 continue
             given = getattr(self, field) is not None
             if field in needed and not given:
-                raise RequestError(f"{field}: an item of type {self.type} needs it", param=field)
+                raise RequestError(f"{field}: required in an item of type {self.type}", param=field)
             if given and field not in needed and field not in _ALLOWED[self.type]:
-                raise RequestError(f"{field}: not in an item of type {self.type}", param=field)
+                raise RequestError(
+                    f"{field}: not allowed in an item of type {self.type}", param=field
+                )
 
 
 class NamedFunction(Strict, frozen=True, kw_only=True):
@@ -96,12 +100,15 @@ class TextFormat(Strict, frozen=True, kw_only=True):
     name: Annotated[str, Meta(max_length=256)] | None = None
     description: str | None = None
     schema: dict[str, Any] | None = None
-    strict: Annotated[bool | None, Meta(description="The schema is enforced in every case.")] = None
+    strict: Annotated[
+        bool | None, Meta(description="Accepted and ignored: the schema is always enforced.")
+    ] = None
 
     def __post_init__(self) -> None:
         if (self.type == "json_schema") != (self.schema is not None):
             raise RequestError(
-                "schema goes with the type json_schema, which needs it", param="schema"
+                "schema is required with the type json_schema, and only allowed with it",
+                param="schema",
             )
 
     @property
@@ -117,7 +124,7 @@ class TextOptions(Strict, frozen=True, kw_only=True):
 
     format: TextFormat | None = None
     verbosity: Annotated[
-        Literal["low", "medium", "high"] | None, Meta(description="Taken and not used.")
+        Literal["low", "medium", "high"] | None, Meta(description="Accepted and ignored.")
     ] = None
 
 
@@ -127,7 +134,7 @@ class ReasoningOptions(Strict, frozen=True, kw_only=True):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     summary: Annotated[
         Literal["auto", "concise", "detailed"] | None,
-        Meta(description="Taken and not used: thinking is told as it is."),
+        Meta(description="Accepted and ignored: thinking is returned unchanged."),
     ] = None
 
 
@@ -161,10 +168,10 @@ class ResponseCountRequest(Strict, frozen=True, kw_only=True):
     reasoning: ReasoningOptions | None = None
     truncation: Annotated[
         Literal["auto", "disabled"] | None,
-        Meta(description="Taken and not used: nothing is cut off."),
+        Meta(description="Accepted and ignored: nothing is truncated."),
     ] = None
     previous_response_id: Annotated[
-        str | None, Meta(description="The conversation goes on from this response.")
+        str | None, Meta(description="Continue the conversation from this response.")
     ] = None
     conversation: Annotated[None, Meta(description="See `previous_response_id`.")] = None
 
@@ -183,8 +190,9 @@ class ResponseCountRequest(Strict, frozen=True, kw_only=True):
             items = [InputItem(role="user", content=items)]
         if len(earlier) + len(items) > MAX_MESSAGES:
             raise RequestError(
-                f"input: the conversation would have {len(earlier) + len(items)} items, at most "
-                f"{MAX_MESSAGES} are taken",
+                f"input: the conversation would have {len(earlier) + len(items)} items, more than the "
+                "allowed "
+                f"{MAX_MESSAGES}",
                 param="input",
             )
         return Conversation(
@@ -210,16 +218,19 @@ class ResponseRequest(ResponseCountRequest, frozen=True, kw_only=True):
     metadata: Annotated[dict[str, str], Meta(max_length=MAX_METADATA)] | None = None
     client_metadata: Annotated[
         Annotated[dict[str, Any], Meta(max_length=MAX_METADATA)] | None,
-        Meta(description="Taken and not used."),
+        Meta(description="Accepted and ignored."),
     ] = None
     store: Annotated[
-        bool | None, Meta(description="Whether the answer is kept; it is if the server keeps any.")
+        bool | None,
+        Meta(
+            description="Whether to store the response. Default: true if the server stores responses."
+        ),
     ] = None
     service_tier: Literal["auto", "default"] | None = None
     background: Literal[False] | None = None
     include: Annotated[
         Annotated[list[Include], Meta(max_length=16)] | None,
-        Meta(description="Nothing is left out that could be included."),
+        Meta(description="Accepted and ignored: everything is included."),
     ] = None
     top_logprobs: Literal[0] | None = None
     max_tool_calls: None = None
@@ -228,7 +239,7 @@ class ResponseRequest(ResponseCountRequest, frozen=True, kw_only=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: Annotated[
-        Literal["in_memory", "24h"] | None, Meta(description="Taken and not used.")
+        Literal["in_memory", "24h"] | None, Meta(description="Accepted and ignored.")
     ] = None
 
     @property

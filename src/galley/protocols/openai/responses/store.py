@@ -20,7 +20,7 @@ _PREFIXES: Final = {
     "reasoning": "rs",
 }
 _KINDS: Final = {"assistant": "output_text"}
-"""Role -> type of its text parts, where that is not ``input_text``."""
+"""Role -> type of its text parts, if not ``input_text``."""
 
 
 class ResponseDeleted(TypedDict):
@@ -35,10 +35,10 @@ class ItemsQuery(Strict, frozen=True, kw_only=True):
     """Query for the input items of a response."""
 
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
-    order: Annotated[Literal["asc", "desc"], Meta(description="desc: from the latest item on.")] = (
+    order: Annotated[Literal["asc", "desc"], Meta(description="desc: the latest item first.")] = (
         "desc"
     )
-    after: Annotated[str, Meta(description="An item's id: the page begins behind it.")] = ""
+    after: Annotated[str, Meta(description="An item's id: the page begins after it.")] = ""
 
 
 class ItemList(TypedDict):
@@ -124,7 +124,7 @@ class ResponseStore:
         shelf.responses[name] = (self._clock() + self._seconds, response)
         self._changed(shelf, response, +1)
         while self._count > self._most or self._bytes > self._most_bytes:
-            # The newest stays; otherwise a tenant with a long conversation could store nothing.
+            # The newest stays, or a tenant with a long conversation could store nothing.
             others = [
                 t for t, has in self._tenants.items() if t != tenant or len(has.responses) > 1
             ]
@@ -148,10 +148,10 @@ class ResponseStore:
         """
         found = self.find(tenant, name)
         if found is None:
-            why = "it may have been deleted, or made room for later ones"
+            why = "it was deleted, or evicted by later ones"
             raise RequestError(
                 f"Previous response with id {name[:100]!r} not found: "
-                f"{why if self.is_on else 'this server stores none (--stored-responses)'}",
+                f"{why if self.is_on else 'this server does not store responses (--stored-responses)'}",
                 param="previous_response_id",
                 code="previous_response_not_found",
             )
@@ -226,7 +226,7 @@ def page_of(response: StoredResponse, query: ItemsQuery) -> ItemList:
     if query.after:
         places = (place for place, item in enumerate(items) if item["id"] == query.after)
         if (place := next(places, None)) is None:
-            raise RequestError(f"after: there is no item {query.after[:100]!r}", param="after")
+            raise RequestError(f"after: item {query.after[:100]!r} does not exist", param="after")
         first = place + 1
     page = items[first : first + query.limit]
     return {

@@ -21,7 +21,7 @@ class ResponseFunction(Strict, frozen=True, kw_only=True, tag_field="type", tag=
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     defer_loading: Annotated[
-        bool | None, Meta(description="Taken and not used: the model is told of all functions.")
+        bool | None, Meta(description="Accepted and ignored: all functions are in the prompt.")
     ] = None
 
     def __post_init__(self) -> None:
@@ -38,7 +38,7 @@ class ResponseNamespace(Strict, frozen=True, kw_only=True, tag_field="type", tag
 
     name: ToolName
     tools: Annotated[list[ResponseFunction], Meta(max_length=MAX_TOOLS)]
-    description: Annotated[str | None, Meta(description="Taken and not used.")] = None
+    description: Annotated[str | None, Meta(description="Accepted and ignored.")] = None
 
 
 class ResponseSearch(
@@ -92,7 +92,7 @@ def offered(tools: Sequence[ResponseTool] | None) -> Iterator[Offered]:
                 one = Offered(tool.name, function, f"tools[{index}].tools[{place}]")
                 if not TOOL_NAME.fullmatch(one.name):
                     raise RequestError(
-                        f"{one.field}.name: {one.name[:64]!r}... is longer than a tool's name may be",
+                        f"{one.field}.name: {one.name[:64]!r}... is too long for a tool's name",
                         param=f"{one.field}.name",
                     )
                 yield one

@@ -13,12 +13,12 @@ from galley.protocols.http.json_answers import Json
 from galley.protocols.http.openapi import Operation
 from galley.protocols.openai.tokens.answers import Text, Tokens
 from galley.protocols.openai.tokens.schemas import DetokenizeRequest, TokenizeRequest
-from galley.service.text_pool import TextWork
+from galley.service.turns import Share
 from galley.text.tokenizer import CERTAINLY_LONG
 from galley.tools.conversation import Conversation
 
 LEAST_TOKENS: Final = 64 * 1024
-"""Tokens accepted for any model; a model with a longer context accepts as many as that holds."""
+"""Tokens accepted for any model; a model with a longer context accepts as many as its context."""
 
 
 def routes(models: Registry) -> list[Operation]:
@@ -28,7 +28,7 @@ def routes(models: Registry) -> list[Operation]:
         """Tokenize a prompt, or messages as the chat template renders them."""
         asked, caller, served = await admit_unqueued(models, request, TokenizeRequest)
         backend = served.backend()
-        tokens = await _tokens(backend, backend.text.of(caller.share), asked)
+        tokens = await _tokens(backend, caller.share, asked)
         answer: Tokens = {
             "tokens": tokens,
             "count": len(tokens),
@@ -41,7 +41,7 @@ def routes(models: Registry) -> list[Operation]:
         asked, caller, served = await admit_unqueued(models, request, DetokenizeRequest)
         backend = served.backend()
         _check_ids(asked.tokens, backend)
-        text = await backend.text.of(caller.share).decode(asked.tokens)
+        text = await backend.require_text().pool.of(caller.share).decode(asked.tokens)
         answer: Text = {"prompt": text}
         return Json(answer)
 
@@ -65,18 +65,20 @@ def routes(models: Registry) -> list[Operation]:
     ]
 
 
-async def _tokens(backend: Backend, text: TextWork, asked: TokenizeRequest) -> list[int]:
+async def _tokens(backend: Backend, share: Share, asked: TokenizeRequest) -> list[int]:
     """Return the token ids of a request's prompt or messages.
 
     Raises:
         RequestError: not exactly one of them is given, or it is too large.
     """
+    parts = backend.require_text()
+    text = parts.pool.of(share)
     if (asked.prompt is None) == (asked.messages is None):
         raise RequestError("give either prompt or messages", param="prompt")
     if asked.prompt is not None:
         if asked.add_generation_prompt is not None:
             raise RequestError(
-                "add_generation_prompt goes with messages", param="add_generation_prompt"
+                "add_generation_prompt needs messages", param="add_generation_prompt"
             )
         _check_chars([asked.prompt], backend, "prompt")
         [ids] = await text.encode(
@@ -85,11 +87,11 @@ async def _tokens(backend: Backend, text: TextWork, asked: TokenizeRequest) -> l
         return ids
     if asked.add_special_tokens is not None:
         raise RequestError(
-            "add_special_tokens goes with prompt; the chat template adds its own",
+            "add_special_tokens needs prompt; the chat template adds its own",
             param="add_special_tokens",
         )
     conversation = Conversation(messages=[message.plain() for message in asked.messages or []])
-    messages = conversation.headed_by(backend.system_prompt).messages
+    messages = conversation.headed_by(parts.system_prompt).messages
     _check_chars([message.text or "" for message in asked.messages or []], backend, "messages")
     return await text.chat(messages, add_generation_prompt=asked.add_generation_prompt is not False)
 
@@ -105,19 +107,15 @@ def _check_chars(texts: list[str], backend: Backend, param: str) -> None:
     """
     most, count = CERTAINLY_LONG * _most_tokens(backend), sum(map(len, texts))
     if count > most:
-        raise RequestError(
-            f"{param}: {count} characters; at most {most} are tokenised", param=param
-        )
+        raise RequestError(f"{param} has {count} characters; the maximum is {most}", param=param)
 
 
 def _check_ids(tokens: list[int], backend: Backend) -> None:
-    vocab_size, most = backend.engine.info.vocab_size, _most_tokens(backend)
+    vocab_size, most = backend.engine.info.require_text().vocab_size, _most_tokens(backend)
     if len(tokens) > most:
-        raise RequestError(
-            f"tokens: {len(tokens)} ids; at most {most} are made text", param="tokens"
-        )
+        raise RequestError(f"tokens has {len(tokens)} ids; the maximum is {most}", param="tokens")
     outside = next((token for token in tokens if not 0 <= token < vocab_size), None)
     if outside is not None:
         raise RequestError(
-            f"tokens holds id {outside}; ids run from 0 to {vocab_size - 1}", param="tokens"
+            f"tokens contains id {outside}; ids run from 0 to {vocab_size - 1}", param="tokens"
         )

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from galley.engine.engine import Engine
-from galley.engine.guessing import Guessing, proposers_of
 from galley.engine.loaders import load_engine
-from galley.engine.scheduler import Guess, Work
+from galley.engine.scheduler import ProposeDrafts, Work
 from galley.engine.sequence import Sequence
+from galley.engine.speculation import EngineSpeculation, proposers_of
 from galley.settings.engine import EngineSettings, Speculation
 from galley.speculation.row_costs import RowCosts
 
@@ -18,29 +18,29 @@ FREE = {1: 1.0, 64: 1.0}
 """Rows that cost nothing, so that whatever may be guessed is."""
 
 
-def each(propose: Callable[[Sequence], Tokens[int]]) -> Guess:
+def each(propose: Callable[[Sequence], Tokens[int]]) -> ProposeDrafts:
     """What ``propose`` says for each sequence that can be guessed, as far as the budget goes."""
 
-    def guess(plan: list[Work], budget: int) -> list[tuple[int, Tokens[int]]]:
+    def propose_drafts(plan: list[Work], budget: int) -> list[tuple[int, Tokens[int]]]:
         found: list[tuple[int, Tokens[int]]] = []
         for i, work in enumerate(plan):
-            most = min(budget, work.sequence.task.guessable(work.sequence))
+            most = min(budget, work.sequence.task.max_draft_tokens(work.sequence))
             if work.completes and most > 0:
-                guesses = propose(work.sequence)[:most]
-                budget -= len(guesses)
-                found.append((i, guesses))
+                draft_tokens = propose(work.sequence)[:most]
+                budget -= len(draft_tokens)
+                found.append((i, draft_tokens))
         return found
 
-    return guess
+    return propose_drafts
 
 
 def eager(engine: Engine, chosen: Speculation, costs: dict[int, float] = FREE) -> Engine:
     """The engine with guesses that cost what ``costs`` says."""
     proposers = proposers_of(EngineSettings(speculation=chosen))
-    engine._guessing = Guessing(proposers, RowCosts(costs))
-    assert engine._guessing._speculator is not None
-    engine._guessing._speculator._trial.looks = lambda sequences: True  # type: ignore[method-assign]
-    engine._scheduler.guess = engine._guessing.guess
+    engine._speculation = EngineSpeculation(proposers, RowCosts(costs))
+    assert engine._speculation._speculator is not None
+    engine._speculation._speculator._trial.looks = lambda sequences: True  # type: ignore[method-assign]
+    engine._scheduler.propose_drafts = engine._speculation.propose_drafts
     return engine
 
 
@@ -49,7 +49,7 @@ def drafting(folder: Path, draft: Path, **changes: Any) -> Engine:
     settings = EngineSettings(threads=1, kv_cache_tokens=512)
     asked = {"draft_model": str(draft), "speculation": "draft"} | changes
     engine = load_engine(dataclasses.replace(settings, **asked), folder)
-    speculator = engine._guessing._speculator
+    speculator = engine._speculation._speculator
     assert speculator is not None
     assert speculator._drafter is not None
     speculator._costs = RowCosts(FREE)

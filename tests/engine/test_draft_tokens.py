@@ -14,7 +14,7 @@ from galley.service.requests import expand
 from galley.settings.engine import EngineSettings
 from galley.types import BLOCK_TOKENS, Output, blocks_for
 from tests.conftest import CheckpointMaker
-from tests.engine.guesses import each
+from tests.engine.drafts import each
 
 PROMPTS = [list(range(5, 5 + n)) for n in (3, 17, 40)]
 PARAMS = SamplingParams(temperature=0.9, seed=4, max_tokens=40, ignore_eos=True)
@@ -83,14 +83,14 @@ def test_a_text_is_the_same_with_and_without_guesses(
     expected = joined(texts)
     known = {name: text[0] for name, text in expected.items()}
     assert isinstance(known, dict)
-    for guess, fewer in (
+    for propose, fewer in (
         (right(known, 5), True),  # type: ignore[arg-type]
         (lambda s: [1, 2, 3, 4], False),
         (lambda s: [*right(known, 2)(s), 7, 7], True),  # type: ignore[arg-type]
     ):
-        guessing = engine()
-        guessing._scheduler.guess = each(guess)
-        got, taken = run(guessing, params)
+        speculation = engine()
+        speculation._scheduler.propose_drafts = each(propose)
+        got, taken = run(speculation, params)
         assert joined(got) == expected
         assert taken < steps / 2 if fewer else taken == steps
 
@@ -105,7 +105,7 @@ def test_guesses_beside_preemptions(checkpoint: CheckpointMaker) -> None:
         ),
         checkpoint("llama"),
     )
-    tight._scheduler.guess = each(right(known, 6))  # type: ignore[arg-type]
+    tight._scheduler.propose_drafts = each(right(known, 6))  # type: ignore[arg-type]
     got, _ = run(tight, PARAMS)
     assert tight.stats.preemptions > 0
     assert joined(got) == joined(texts)
@@ -118,10 +118,10 @@ def test_nobody_is_preempted_for_a_guess(checkpoint: CheckpointMaker) -> None:
         threads=1, speculation="off", kv_cache_tokens=blocks * BLOCK_TOKENS, prefix_cache=False
     )
     texts, steps = run(load_engine(settings, checkpoint("llama")), PARAMS)
-    guessing = load_engine(settings, checkpoint("llama"))
-    guessing._scheduler.guess = each(lambda s: [3] * 40)
-    got, taken = run(guessing, PARAMS)
-    assert guessing.stats.preemptions == 0
+    speculation = load_engine(settings, checkpoint("llama"))
+    speculation._scheduler.propose_drafts = each(lambda s: [3] * 40)
+    got, taken = run(speculation, PARAMS)
+    assert speculation.stats.preemptions == 0
     assert joined(got) == joined(texts)
     assert taken == steps
 
@@ -137,7 +137,7 @@ def test_a_task_says_how_many_guesses_it_verifies(checkpoint: CheckpointMaker) -
         asked.append(sequence.generated)
         return [5] * 99
 
-    engine._scheduler.guess = each(propose)
+    engine._scheduler.propose_drafts = each(propose)
     greedy = msgspec.structs.replace(PARAMS, temperature=0.0, max_tokens=6)
     run(engine, msgspec.structs.replace(greedy, num_beams=3))
     assert asked == []

@@ -13,7 +13,7 @@ from galley.speculation.prompt_lookup import PromptLookup
 from galley.speculation.proposer import Proposer
 from galley.speculation.recent_texts import RecentTexts
 from galley.speculation.row_costs import RowCosts
-from galley.speculation.speculator import Asked, Counts, Speculator
+from galley.speculation.speculator import Counts, DraftRequest, Speculator
 from galley.types import Align
 
 
@@ -23,7 +23,7 @@ def proposers_of(settings: EngineSettings) -> list[Proposer]:
     return [proposer for proposer in known if settings.speculation in ("auto", proposer.name)]
 
 
-class Guessing:
+class EngineSpeculation:
     """Connects sequences with the speculator, which knows only tokens.
 
     Args:
@@ -56,14 +56,14 @@ class Guessing:
         if payload.sampling.num_beams == 1 and payload.sampling.speculation != "off":
             grammar = sequence.task.grammar
             forced = None if grammar is None else grammar.forced
-            sequence.guesser = self._speculator.follow(_salt(sequence), forced)
+            sequence.drafts = self._speculator.follow(_salt(sequence), forced)
 
     def encoded(self, plan: Iterable[Work], rows: EncoderRows) -> None:
         """Pass on the encoder's ``rows`` of the audio that was encoded in this step."""
         if self._draft_model is not None:
             self._draft_model.take_encoded([w.sequence for w in plan if w.encodes], rows)
 
-    def guess(self, plan: list[Work], budget: int) -> list[tuple[int, tuple[int, ...]]]:
+    def propose_drafts(self, plan: list[Work], budget: int) -> list[tuple[int, tuple[int, ...]]]:
         """Return draft tokens for a plan: see :data:`galley.engine.scheduler.Guess`."""
         speculator = self._speculator
         if speculator is None:
@@ -74,30 +74,32 @@ class Guessing:
         if not decoding or budget <= 0 or (least := speculator.least(decoding, rows)) >= 1.0:
             return []
         places: list[int] = []
-        asked: list[Asked] = []
+        requests: list[DraftRequest] = []
         for i, work in enumerate(plan):
             sequence = work.sequence
-            if work.completes and sequence.guesser is not None:
-                most = sequence.task.guessable(sequence)
+            if work.completes and sequence.drafts is not None:
+                most = sequence.task.max_draft_tokens(sequence)
                 if most > 0:
                     places.append(i)
-                    asked.append(Asked(sequence.guesser, sequence.tokens, most, sequence))
-        guesses = speculator.guess(asked, decoding=decoding, rows=rows, budget=budget, least=least)
-        return [(i, tuple(own)) for i, own in zip(places, guesses, strict=True) if own]
+                    requests.append(DraftRequest(sequence.drafts, sequence.tokens, most, sequence))
+        draft_tokens = speculator.propose_drafts(
+            requests, decoding=decoding, rows=rows, budget=budget, least=least
+        )
+        return [(i, tuple(own)) for i, own in zip(places, draft_tokens, strict=True) if own]
 
     def settle(self, plan: Iterable[Work], seconds: float) -> None:
         """Record the results of a committed step and the seconds that it took."""
         if self._speculator is None:
             return
         for work in plan:
-            if work.guesses and work.sequence.guesser is not None:
-                self._speculator.settle(work.sequence.guesser, work.sequence.tokens)
+            if work.draft_tokens and work.sequence.drafts is not None:
+                self._speculator.settle(work.sequence.drafts, work.sequence.tokens)
         drafted, self._drafted = self._drafted, self.draft_seconds
         self._speculator.observe(seconds, self._drafted - drafted)
 
     def end(self, sequence: Sequence) -> None:
         """Record the end of a sequence, finished or aborted."""
-        if self._speculator is not None and sequence.guesser is not None:
+        if self._speculator is not None and sequence.drafts is not None:
             prompt = len(sequence.prompt)
             self._speculator.remember(_salt(sequence), sequence.tokens, prompt)
         if self._draft_model is not None:

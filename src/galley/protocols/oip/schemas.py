@@ -1,0 +1,59 @@
+"""Requests of the Open Inference Protocol."""
+
+from typing import Annotated, Any
+
+import msgspec
+
+from galley.protocols.common.messages import Strict
+
+_MOST_TENSORS = 1024
+
+
+class InputParameters(Strict, frozen=True, kw_only=True):
+    """`parameters` of an input. With `binary_data_size`, its data follow the JSON object."""
+
+    binary_data_size: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+class OutputParameters(Strict, frozen=True, kw_only=True):
+    """`parameters` of a requested output."""
+
+    binary_data: bool | None = None
+
+
+class RequestParameters(Strict, frozen=True, kw_only=True):
+    """`parameters` of a request.
+
+    `binary_data_output` is the default of outputs that do not say how they are returned. A lower
+    `priority` is computed sooner. `timeout` is in microseconds from the request's arrival.
+    """
+
+    binary_data_output: bool = False
+    priority: Annotated[int, msgspec.Meta(ge=0)] = 0
+    timeout: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+class InferInput(Strict, frozen=True, kw_only=True):
+    """An input: `data` is an array of its elements, nested or not, in row-major order."""
+
+    name: str
+    shape: Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(max_length=32)]
+    datatype: str
+    parameters: InputParameters = InputParameters()
+    data: list[Any] | None = None
+
+
+class InferOutput(Strict, frozen=True, kw_only=True):
+    """An output to return."""
+
+    name: str
+    parameters: OutputParameters = OutputParameters()
+
+
+class InferRequest(Strict, frozen=True, kw_only=True):
+    """Body of `POST /v2/models/{model}/infer`, or the JSON object at its beginning."""
+
+    id: str = ""
+    parameters: RequestParameters = RequestParameters()
+    inputs: Annotated[list[InferInput], msgspec.Meta(max_length=_MOST_TENSORS)]
+    outputs: Annotated[tuple[InferOutput, ...], msgspec.Meta(max_length=_MOST_TENSORS)] = ()

@@ -1,0 +1,64 @@
+"""The interface of a library that computes tensors, and the options of batching that all of them share."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeAlias
+
+import msgspec
+
+from galley.types import TensorSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+
+class InvalidTensors(Exception):
+    """A request's tensors are at fault, not the model; the message is for its sender."""
+
+
+class TensorModel(Protocol):
+    """A loaded model. It is called from one thread."""
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """What :meth:`run` takes."""
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """What :meth:`run` can return."""
+
+    def run(self, inputs: "Mapping[str, Array]", outputs: Sequence[str]) -> "list[Array]":
+        """Return the outputs of these names, in this order. Elements of BYTES are ``str`` or ``bytes``.
+
+        Raises:
+            InvalidTensors: the model does not take these inputs.
+            Exception: whatever the library raises; other requests are not affected.
+        """
+
+    def close(self) -> None:
+        """Free what is not memory."""
+
+
+class BatchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of batching, which every engine of tensors takes in ``engine_options``.
+
+    Attributes:
+        batching: "dynamic": what waits, and what is expected to arrive soon enough, is computed together;
+            "static": a batch waits to be full, for ``max_queue_delay`` at most; "off": one request at a
+            time.
+        batch_axis: "first": the first axis of all inputs and outputs is a batch; "none": requests are
+            computed one by one; "auto": "first" if those axes have any length and a trial with random
+            inputs finds that rows do not depend on each other.
+        max_batch_size: the most rows that several requests are combined to. A request with more rows is
+            computed alone.
+        max_queue_delay: the most seconds that a request waits for others.
+        batch_invariant: compute every batch with ``max_batch_size`` rows, so that the bits of a row cannot
+            depend on other requests. Costs time where batches are not full.
+    """
+
+    batching: Literal["dynamic", "static", "off"] = "dynamic"
+    batch_axis: Literal["auto", "first", "none"] = "auto"
+    max_batch_size: Annotated[int, msgspec.Meta(ge=1, le=65536)] = 64
+    max_queue_delay: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.005
+    batch_invariant: bool = False
