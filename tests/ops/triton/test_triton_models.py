@@ -126,12 +126,12 @@ def test_memory_is_what_is_kept(checkpoint: CheckpointMaker) -> None:
 
 @pytest.mark.parametrize(
     ("variant", "named"),
-    [("granite-hybrid", "op "), ("whisper", "encoders")],
+    [("granite-hybrid", "has no kernel for op"), ("whisper", "does not support speech models")],
 )
 def test_a_model_with_ops_that_have_no_kernel_is_refused_by_name(
     variant: str, named: str, checkpoint: CheckpointMaker
 ) -> None:
-    with pytest.raises(UnsupportedModel, match=f"executor 'gpu' has no.*{named}.*use executor cpu"):
+    with pytest.raises(UnsupportedModel, match=f"executor 'gpu' {named}.*use executor cpu"):
         executor_of(checkpoint(variant), "gpu")
 
 

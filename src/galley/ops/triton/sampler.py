@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 import triton
 
-from galley.ops.draws import SAMPLING_RECORD, noise
+from galley.ops.draws import SAMPLING_RECORD
 from galley.ops.sampling import SamplingBatch
 from galley.ops.triton.kernels.sample import (
     choose_kernel,
@@ -54,8 +54,8 @@ class Draws:
         where = device.torch
         self.count, self.blocks, self._vocab = count, blocks, vocab
         pinned = where.type == "cuda"
-        # Noise, reach and top_p need 8 bytes each, scale, row and top_k 4 each: 36 bytes per draw.
-        self.host = torch.zeros(36 * count, dtype=torch.uint8, pin_memory=pinned)
+        # Seed, position, reach and top_p need 8 bytes each, scale, row and top_k 4 each: 44 bytes per draw.
+        self.host = torch.zeros(44 * count, dtype=torch.uint8, pin_memory=pinned)
         self.inputs = torch.zeros_like(self.host, device=where)
         self.most = torch.empty((count, blocks), device=where)
         self.first = torch.empty((count, blocks), dtype=torch.int32, device=where)
@@ -70,16 +70,14 @@ class Draws:
         records = sampling_records(sampling)
         raw = self.host.numpy()
         raw[:] = 0
-        raw[: 8 * count].view(np.uint64)[:n] = [
-            noise(int(record["seed"]), position) if record["scale"] else 0
-            for record, position in zip(records, sampling.positions, strict=True)
-        ]
-        raw[8 * count : 16 * count].view(np.float64)[:n] = records["reach"]
-        raw[16 * count : 24 * count].view(np.float64)[:n] = records["top_p"]
-        raw[24 * count : 28 * count].view(np.float32)[:n] = records["scale"]
-        raw[28 * count : 32 * count].view(np.int32)[:n] = sampling.rows
+        raw[: 8 * count].view(np.uint64)[:n] = records["seed"]
+        raw[8 * count : 16 * count].view(np.int64)[:n] = sampling.positions
+        raw[16 * count : 24 * count].view(np.float64)[:n] = records["reach"]
+        raw[24 * count : 32 * count].view(np.float64)[:n] = records["top_p"]
+        raw[32 * count : 36 * count].view(np.float32)[:n] = records["scale"]
+        raw[36 * count : 40 * count].view(np.int32)[:n] = sampling.rows
         top_k = records["top_k"]
-        raw[32 * count :].view(np.int32)[:n] = np.where(top_k < self._vocab, top_k, 0)
+        raw[40 * count :].view(np.int32)[:n] = np.where(top_k < self._vocab, top_k, 0)
         self.inputs.copy_(self.host, non_blocking=True)
         return bool(records["scale"].any())
 
@@ -94,8 +92,9 @@ class Draws:
         ``sort`` is needed for draws by top-k or top-p.
         """
         count, blocks, vocab = self.count, self.blocks, logits.shape[1]
-        noises, reaches = self._input(0, torch.uint64), self._input(8, torch.float64)
-        scales, rows = self._input(24, torch.float32), self._input(28, torch.int32)
+        seeds, positions = self._input(0, torch.uint64), self._input(8, torch.int64)
+        reaches, scales = self._input(16, torch.float64), self._input(32, torch.float32)
+        rows = self._input(36, torch.int32)
         stride, wide = logits.stride(0), triton.next_power_of_2(blocks)
         greatest_kernel[(count, blocks)](
             logits, rows, self.most, self.first, stride, vocab, blocks, BLOCK=_BLOCK, **FUSION
@@ -110,8 +109,8 @@ class Draws:
             **FUSION,
         )  # fmt: skip
         draw_kernel[(count,)](
-            logits, rows, self.greatest, scales, reaches, noises, self.sums, self.tokens, stride, vocab,
-            blocks, BLOCK=_BLOCK, BLOCKS=wide, **FUSION,
+            logits, rows, self.greatest, scales, reaches, seeds, positions, self.sums, self.tokens,
+            stride, vocab, blocks, BLOCK=_BLOCK, BLOCKS=wide, **FUSION,
         )  # fmt: skip
         for begin in range(0, count if sort else 0, _SORTED_TOGETHER):
             self._draw_sorted(logits, slice(begin, begin + _SORTED_TOGETHER))
@@ -119,16 +118,17 @@ class Draws:
     def _draw_sorted(self, logits: torch.Tensor, some: slice) -> None:
         """Replace the tokens of some draws by those of top-k and top-p."""
         blocks, vocab = self.blocks, logits.shape[1]
-        rows, scales = self._input(28, torch.int32)[some], self._input(24, torch.float32)[some]
-        reaches, top_k = self._input(8, torch.float64)[some], self._input(32, torch.int32)[some]
+        rows, scales = self._input(36, torch.int32)[some], self._input(32, torch.float32)[some]
+        reaches, top_k = self._input(16, torch.float64)[some], self._input(40, torch.int32)[some]
         greatest, sums = self.greatest[some], self.sums[some]
         values, ids = logits.index_select(0, rows).sort(dim=1, descending=True, stable=True)
         sorted_sum_kernel[(len(rows), blocks)](
             values, greatest, scales, reaches, top_k, sums, vocab, blocks, BLOCK=_BLOCK, **FUSION
         )
         sorted_draw_kernel[(len(rows),)](
-            values, ids, greatest, scales, reaches, self._input(0, torch.uint64)[some], top_k,
-            self._input(16, torch.float64)[some], sums, self.tokens[some], vocab, blocks, BLOCK=_BLOCK,
+            values, ids, greatest, scales, reaches, self._input(0, torch.uint64)[some],
+            self._input(8, torch.int64)[some], top_k, self._input(24, torch.float64)[some], sums,
+            self.tokens[some], vocab, blocks, BLOCK=_BLOCK,
             BLOCKS=triton.next_power_of_2(blocks), **FUSION,
         )  # fmt: skip
 

@@ -59,6 +59,20 @@ def _weights(x, inside, most, scale, reach):
 
 
 @triton.jit
+def _noise(seed, position):
+    """The 64 random bits of ``galley.ops.draws.noise``: the first of Philox-4x64-10 (Salmon et al., SC 2011)."""
+    zero = seed * 0
+    a, b = zero + 0xD2E7470EE14C6C93, zero + 0xCA5A826395121157
+    c0, c1, c2, c3 = position.to(tl.uint64) + 1, zero, zero, zero
+    k0, k1 = seed, zero
+    for _ in tl.static_range(10):
+        high0, high2 = tl.umulhi(b, c2) ^ c1 ^ k0, tl.umulhi(a, c0) ^ c3 ^ k1
+        c0, c1, c2, c3 = high0, b * c2, high2, a * c0
+        k0, k1 = k0 + 0x9E3779B97F4A7C15, k1 + 0xBB67AE8584CAA73B
+    return c0
+
+
+@triton.jit
 def sum_kernel(
     logits_ptr, row_ptr, greatest_ptr, scale_ptr, reach_ptr, sum_ptr, stride, vocab, blocks, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -80,8 +94,8 @@ def sum_kernel(
 
 @triton.jit
 def draw_kernel(
-    logits_ptr, row_ptr, greatest_ptr, scale_ptr, reach_ptr, noise_ptr, sum_ptr, token_ptr, stride, vocab, blocks,
-    BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    logits_ptr, row_ptr, greatest_ptr, scale_ptr, reach_ptr, seed_ptr, position_ptr, sum_ptr, token_ptr, stride, vocab,
+    blocks, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """The token on which the noise falls, where the draw is no greedy one. Programs: (draw,)."""
     draw = tl.program_id(0)
@@ -94,7 +108,8 @@ def draw_kernel(
     block = tl.arange(0, BLOCKS)
     sums = tl.load(sum_ptr + draw * blocks + block, mask=block < blocks, other=0)
     total = tl.sum(sums, axis=0)
-    drawn = tl.umulhi(tl.load(noise_ptr + draw), total.to(tl.uint64)).to(tl.int64)
+    noise = _noise(tl.load(seed_ptr + draw), tl.load(position_ptr + draw))
+    drawn = tl.umulhi(noise, total.to(tl.uint64)).to(tl.int64)
     behind = tl.cumsum(sums, axis=0)
     chosen = tl.sum((behind <= drawn).to(tl.int32), axis=0)
     before = tl.sum(tl.where(block < chosen, sums, 0), axis=0)
@@ -131,7 +146,7 @@ def sorted_sum_kernel(
 
 @triton.jit
 def sorted_draw_kernel(
-    sorted_ptr, id_ptr, greatest_ptr, scale_ptr, reach_ptr, noise_ptr, top_k_ptr, top_p_ptr, sum_ptr, token_ptr,
+    sorted_ptr, id_ptr, greatest_ptr, scale_ptr, reach_ptr, seed_ptr, position_ptr, top_k_ptr, top_p_ptr, sum_ptr, token_ptr,
     vocab, blocks, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """The token on which the noise falls, of a draw by top-k or top-p. Programs: (draw,).
@@ -168,7 +183,8 @@ def sorted_draw_kernel(
         weights = _kept(sorted_ptr, draw, chosen * BLOCK + i, vocab, most, scale, reach, top_k)
         place = tl.sum((tl.cumsum(weights, axis=0) + before < mass).to(tl.int32), axis=0)
         total = before + tl.sum(tl.where(i <= place, weights, 0), axis=0)
-    drawn = tl.umulhi(tl.load(noise_ptr + draw), total.to(tl.uint64)).to(tl.int64)
+    noise = _noise(tl.load(seed_ptr + draw), tl.load(position_ptr + draw))
+    drawn = tl.umulhi(noise, total.to(tl.uint64)).to(tl.int64)
     chosen = tl.sum((behind <= drawn).to(tl.int32), axis=0)
     before = tl.sum(tl.where(block < chosen, sums, 0), axis=0)
     weights = _kept(sorted_ptr, draw, chosen * BLOCK + i, vocab, most, scale, reach, top_k)
