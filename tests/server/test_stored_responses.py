@@ -122,8 +122,8 @@ def test_what_is_asked_of_a_stored_response_is_honoured_or_named(
         (f"{one}/input_items?order=up", "order"),
         (f"{one}/input_items?after=msg_none", "after"),
         (f"{one}/input_items?before=x", "before"),
-        (f"{one}/input_items?include=all", "include"),
-        (f"{one}?include[]=message.output_text.logprobs", "include"),
+        (f"{one}/input_items?include=all", "include[0]"),
+        (f"{one}?include[]=message.output_text.logprobs", "include[0]"),
     ):
         answer = httpx.get(url, headers=bearer(key_of("ada")))
         assert error_of(answer)["param"] == param

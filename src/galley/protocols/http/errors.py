@@ -36,8 +36,8 @@ _ENVELOPES: Final[Mapping[str, Callable[[Exception], Mapping[str, Any]]]] = {
     "/v2/rerank": envelope,
     "/v2": oip_answer.envelope,
 }
-"""Path prefix -> error envelope of that protocol, the first that fits; all other paths use OpenAI's, except in
-answers to Anthropic's clients, which list models at OpenAI's path."""
+"""Path prefix -> error envelope of that protocol, the first that fits; all other paths use OpenAI's,
+except in answers to Anthropic's clients, which list models at OpenAI's path."""
 
 _ANTHROPIC: Final = VERSION.encode()
 
