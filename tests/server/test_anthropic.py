@@ -405,7 +405,7 @@ def test_a_call_that_breaks_off_in_a_stream_is_told_once() -> None:
             },
             "messages[0].content",
         ),
-        ({"messages": [*ASKED, CALL]}, "calls of tools"),
+        ({"messages": [*ASKED, CALL]}, "tool calls"),
         (
             {
                 "messages": [*ASKED, {"role": "assistant", "content": "The"}],

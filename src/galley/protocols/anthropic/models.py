@@ -20,7 +20,7 @@ class ModelsQuery(Strict, frozen=True, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=1000)] = 20
     after_id: Annotated[str, Meta(description="A model's id: the page begins after it.")] = ""
     before_id: Annotated[str, Meta(description="A model's id: the page ends before it.")] = ""
-    beta: Annotated[bool | None, Meta(description="Taken and not used.")] = None
+    beta: Annotated[bool | None, Meta(description="Accepted and ignored.")] = None
 
 
 class AnthropicModel(TypedDict):
