@@ -79,3 +79,13 @@ def test_a_recording_says_what_was_recorded_and_nothing_of_where(path: Path) -> 
     assert ("source" in recording) == (path.parent.name == "from_source")
     for private in ("/tmp/", "/root", "/home/"):
         assert private not in path.read_text()
+
+
+def test_editors_take_the_server_for_an_ollama_that_they_support(server: Server) -> None:
+    """VS Code refuses versions before 0.6.4; both editors read a model's capabilities and context."""
+    version = httpx.get(server.url + "/api/version").json()["version"]
+    assert tuple(map(int, version.split("."))) >= (0, 6, 4)
+    shown = httpx.post(server.url + "/api/show", json={"model": "recorded"}).json()
+    family = shown["model_info"]["general.architecture"]
+    assert shown["model_info"][f"{family}.context_length"] == 65536
+    assert "tools" in shown["capabilities"]
