@@ -101,7 +101,12 @@ _CONSTRAINTS: Final = {
     for name in sorted(_NOT_HONOURED | _IN_MAPS | _IN_LISTS | _DIRECT | _ASSERTIONS)
 }
 _COUNTS: Final = (
-    *("minProperties", "maxProperties", "minItems", "maxItems", "minLength", "maxLength"),
+    "minProperties",
+    "maxProperties",
+    "minItems",
+    "maxItems",
+    "minLength",
+    "maxLength",
 )
 _PREFIXES: Final = ("x-", "_", "@")
 """Beginnings of names that are not JSON Schema's: of extensions, of keywords that were switched off, of
@@ -130,13 +135,15 @@ def parse_schema(
         raise RequestError(f"{field}: the schema is not JSON: {error}", param=field) from None
     if not isinstance(schema, dict):
         raise RequestError(f"{field}: a schema is a JSON object", param=field)
+    referring = _parts_with_references(schema)
     for count, (place, part) in enumerate(_subschemas(schema)):
         if count >= MAX_SCHEMAS:
             raise RequestError(
                 f"{field}: the schema has more than {MAX_SCHEMAS} subschemas", param=field
             )
         if isinstance(part, dict):
-            _rewrite_earlier_drafts(part, place)
+            has_base = not place or id(part) in referring
+            _rewrite_earlier_drafts(part, has_base=has_base)
         reason = _fault(part, place, schema)
         if reason is None and isinstance(part, dict):
             reason = fault_of_numbers(part, written)
@@ -148,12 +155,16 @@ def parse_schema(
     return schema
 
 
-def _rewrite_earlier_drafts(part: dict[str, Any], place: str) -> None:
+def _rewrite_earlier_drafts(part: dict[str, Any], *, has_base: bool) -> None:
     """Change what earlier drafts wrote otherwise, where its meaning is the same in all of them.
 
     An array of ``items`` is today's ``prefixItems``, and ``additionalItems`` is about the items after
     it, else about nothing. The ``id`` of a part is a base of relative references: without any,
     nothing. A count may be written as 2.0.
+
+    Args:
+        part: the subschema; changed in place.
+        has_base: whether an ``id`` of it has a meaning.
     """
     for keyword in _COUNTS:
         if isinstance(count := part.get(keyword), float) and count.is_integer():
@@ -165,22 +176,26 @@ def _rewrite_earlier_drafts(part: dict[str, Any], place: str) -> None:
     elif "prefixItems" not in part:
         part.pop("additionalItems", None)
     for keyword in ("$id", "id"):
-        if place and isinstance(part.get(keyword), str) and not _has_reference(part):
+        if not has_base and isinstance(part.get(keyword), str):
             del part[keyword]
 
 
-def _has_reference(value: Any) -> bool:
-    """Return whether ``$ref`` is a key anywhere within a JSON value."""
-    pending = [value]
+def _parts_with_references(schema: dict[str, Any]) -> set[int]:
+    """Return the ``id()`` of all objects and arrays of a schema that ``$ref`` is a key within."""
+    found: set[int] = set()
+    parents: dict[int, Any] = {}
+    pending: list[Any] = [schema]
     while pending:
         value = pending.pop()
-        if isinstance(value, dict):
-            if "$ref" in value:
-                return True
-            pending += value.values()
-        elif isinstance(value, list):
-            pending += value
-    return False
+        at = value if isinstance(value, dict) and "$ref" in value else None
+        while at is not None and id(at) not in found:
+            found.add(id(at))
+            at = parents.get(id(at))
+        for inner in value.values() if isinstance(value, dict) else value:
+            if isinstance(inner, dict | list):
+                parents[id(inner)] = value
+                pending.append(inner)
+    return found
 
 
 def narrow_formats(schema: dict[str, Any]) -> None:
