@@ -1,8 +1,8 @@
-"""What ``make gpu-check`` does: an 8-billion shape's speed on the GPU at hand, then the kernels' numbers.
+"""What ``make gpu-check`` does: a model's speed on the GPU at hand, then the kernels' numbers.
 
-The speed is that of Llama 3.1 8B's shape with random weights, held against the rates at which this GPU
-reads memory and multiplies matrices. The numbers are those of ``tests/ops/triton``, which run in Triton's
-interpreter elsewhere.
+The speed is that of Llama 3.1 8B's shape with random weights, or of another one by ``--shape``, held
+against the rates at which this GPU reads memory and multiplies matrices. The numbers are those of
+``tests/ops/triton``, which run in Triton's interpreter elsewhere.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from galley.types import BLOCK_TOKENS, blocks_for
 
 ROOT: Final = Path(__file__).parents[1]
 
-SHAPE: Final[dict[str, Any]] = {
+_LLAMA: Final[dict[str, Any]] = {
     "model_type": "llama",
     "vocab_size": 128256,
     "hidden_size": 4096,
@@ -44,6 +44,29 @@ SHAPE: Final[dict[str, Any]] = {
     "rope_theta": 500000.0,
     "tie_word_embeddings": False,
 }
+_QWEN: Final[dict[str, Any]] = {
+    "model_type": "qwen3_moe",
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 48,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": False,
+}
+SHAPES: Final = {"llama-8b": _LLAMA, "qwen3-30b-a3b": _QWEN}
+SHAPE: Final = _LLAMA
+_MODELS: Final = {"llama-8b": "Llama 3.1 8B", "qwen3-30b-a3b": "Qwen3 30B-A3B"}
+_TITLES: Final = {"llama-8b": "8-billion shape", "qwen3-30b-a3b": "30-billion mixture's shape"}
 
 KINDS: Final = ("bf16", "fp8", "int4", "int8")
 BATCHES: Final = (1, 8, 32, 128)
@@ -89,7 +112,7 @@ class RandomWeights(Weights):
         return DenseWeight(name, "BF16", shape, np.resize(self._floats, 2 * count))
 
     def _kind(self, name: str) -> WeightKind:
-        if name in self._program.matrices and "embed" not in name:
+        if name in self._program.matrices - self._program.routers and "embed" not in name:
             if self._quantize == "int4":
                 return WeightKind("int4", 128, "BF16")
             if self._quantize == "int8":
@@ -128,8 +151,8 @@ def ceilings() -> tuple[float, float]:
 class Bench:
     """An executor of the shape, and steps of it."""
 
-    def __init__(self, quantize: str, layers: int) -> None:
-        self.program = build_program({**SHAPE, "num_hidden_layers": layers})
+    def __init__(self, quantize: str, layers: int, shape: str) -> None:
+        self.program = build_program({**SHAPES[shape], "num_hidden_layers": layers})
         options = ExecutorOptions(
             dtype="bfloat16",
             quantize="bf16" if quantize in ("int4", "int8") else quantize,
@@ -187,22 +210,26 @@ class Bench:
         return statistics.median(times[3:])
 
 
-def measure(quantize: str, layers: int, read: float, product: float) -> list[dict[str, Any]]:
+def measure(
+    quantize: str, layers: int, shape: str, read: float, product: float
+) -> list[dict[str, Any]]:
     """The figures of one kind of weights."""
-    bench = Bench(quantize, layers)
+    bench = Bench(quantize, layers, shape)
+    width = sum(op.width for op in bench.program.ops if op.name == "attention")
     print(f"{quantize}: loaded in {bench.load_seconds:.1f} s", flush=True)
     found: list[dict[str, Any]] = []
     for tokens in (512, PROMPT):
         seconds = bench.prefill(tokens)
         operations = tokens * bench.costs.row_operations + bench.costs.logit_operations
         # Of attention half a square, and two products.
-        operations += 2 * layers * SHAPE["hidden_size"] * tokens**2
+        operations += 2 * width * tokens**2
         share = 100 * operations / seconds / product
         found.append({"phase": "prefill", "size": tokens, "held": tokens == PROMPT, "share": share})
         found[-1] |= {"ms": 1e3 * seconds, "tokens/s": tokens / seconds}
     for sequences in BATCHES:
         seconds = bench.decode(sequences)
-        size = bench.costs.weight_bytes + sequences * CONTEXT * bench.costs.kv_bytes_per_token
+        size = bench.costs.weights_read(sequences)
+        size += sequences * CONTEXT * bench.costs.kv_bytes_per_token
         share = 100 * size / seconds / read
         found.append({"phase": "decode", "size": sequences, "held": sequences == 1, "share": share})
         found[-1] |= {"ms": 1e3 * seconds, "tokens/s": sequences / seconds}
@@ -226,7 +253,7 @@ def numbers() -> int:
 
 
 def machine(
-    figures: list[dict[str, Any]], name: str, read: float, product: float
+    figures: list[dict[str, Any]], name: str, read: float, product: float, shape: str = "llama-8b"
 ) -> dict[str, Any]:
     """As a file of ``benchmarks/results``; ``figures`` of each kind of weights one after another."""
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
@@ -239,7 +266,7 @@ def machine(
             mine = [f for f in figures if (f["kind"], f["phase"]) == (kind, phase)]
             common = {"date": date, "command": "make gpu-check"}
             at = [f"{f['size']} {'tokens' if phase == 'prefill' else 'sequences'}" for f in mine]
-            what = f"8-billion shape on a GPU, {kind}: {phase}"
+            what = f"{_TITLES[shape]} on a GPU, {kind}: {phase}"
             rates = [round(f["tokens/s"], 1) for f in mine]
             shares = [round(f["share"], 1) for f in mine]
             told.append({"what": what, "unit": "tokens/s", "at": at, "measured": rates} | common)
@@ -255,7 +282,7 @@ def machine(
     return {
         "name": name,
         "description": f"One {name}, torch {torch.__version__}: reads {read / 1e12:.2f} TB/s, multiplies "
-        f"bfloat16 at {product / 1e12:.0f} TFLOP/s, both measured beside. Llama 3.1 8B's shape, random "
+        f"bfloat16 at {product / 1e12:.0f} TFLOP/s, both measured beside. {_MODELS[shape]}'s shape, random "
         f"weights, {CONTEXT} tokens of context when decoding.",
         "figures": told,
     }
@@ -265,7 +292,8 @@ def main() -> int:
     """Raises SystemExit where there is no GPU."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kinds", nargs="*", default=KINDS[:3], choices=KINDS)
-    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--shape", default="llama-8b", choices=SHAPES)
+    parser.add_argument("--layers", type=int, help="layers; default: all of the shape")
     parser.add_argument("--skip-numbers", action="store_true")
     parser.add_argument(
         "--output", type=Path, help="file of results; default: in benchmarks/results"
@@ -276,12 +304,13 @@ def main() -> int:
     read, product = ceilings()
     print(f"reads {read / 1e12:.2f} TB/s, multiplies {product / 1e12:.0f} TFLOP/s", flush=True)
     figures: list[dict[str, Any]] = []
+    layers = arguments.layers or SHAPES[arguments.shape]["num_hidden_layers"]
     for quantize in arguments.kinds:
-        figures += measure(quantize, arguments.layers, read, product)
+        figures += measure(quantize, layers, arguments.shape, read, product)
         torch.cuda.empty_cache()
     slug = torch.cuda.get_device_name().lower().replace(" ", "-")
     file = arguments.output or ROOT / f"benchmarks/results/gpu-{slug}.json"
-    content = machine(figures, torch.cuda.get_device_name(), read, product)
+    content = machine(figures, torch.cuda.get_device_name(), read, product, arguments.shape)
     file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print(f"written: {file}", flush=True)
     return 0 if arguments.skip_numbers else numbers()

@@ -26,15 +26,17 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from galley.formats.weights import DenseWeight, IntWeight, TensorInfo, Weight, WeightKind, Weights
+from galley.graph.adapters import with_adapters
 from galley.graph.passes import run_passes
-from galley.graph.program import Program
+from galley.graph.program import Op, Program
 from galley.models.registry import build_program
 from galley.ops.executor import Batch
-from galley.ops.triton.attention import Cache
+from galley.ops.triton.adapters import Adapters
+from galley.ops.triton.attention import Cache, EncoderAttention, key_stride, rows_of_tiles
 from galley.ops.triton.sampler import Draws
 from galley.ops.triton.step_batch import Staging, shape_of, tiles_of
 from galley.ops.triton.steps import Steps
-from galley.ops.triton.tiles import Device, query_tile
+from galley.ops.triton.tiles import Device
 
 SHAPE: Final[dict[str, Any]] = {
     "model_type": "llama",
@@ -47,6 +49,32 @@ SHAPE: Final[dict[str, Any]] = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 500000.0,
 }
+
+MIXTURE: Final[dict[str, Any]] = {
+    "model_type": "deepseek_v3",
+    "vocab_size": 2048,
+    "hidden_size": 2048,
+    "intermediate_size": 1024,
+    "moe_intermediate_size": 768,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "q_lora_rank": 768,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "first_k_dense_replace": 0,
+    "n_routed_experts": 32,
+    "n_group": 4,
+    "topk_group": 2,
+    "num_experts_per_tok": 8,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+}
+"""Experts and latent attention; each layer has adapters, too."""
+
+SHAPES: Final = {"dense": SHAPE, "mixture": MIXTURE}
 
 TARGETS: Final = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -145,7 +173,9 @@ class _Zeros(Weights):
         return len(self._program.shapes)
 
 
-def launches(kind: str, rows: int, capability: int, *, layers: int = 2) -> list[Launch]:
+def launches(
+    kind: str, rows: int, capability: int, *, layers: int = 2, shape: str = "dense"
+) -> list[Launch]:
     """Those of a step of ``rows`` sequences that decode, or of a prompt of -``rows`` tokens."""
     found: dict[Launch, None] = {}
 
@@ -155,22 +185,36 @@ def launches(kind: str, rows: int, capability: int, *, layers: int = 2) -> list[
     original = JITFunction.run
     JITFunction.run = catch
     try:
-        _step(kind, rows, capability, layers)
+        _step(kind, rows, capability, layers, shape)
     finally:
         JITFunction.run = original
     return list(found)
 
 
-def _step(kind: str, rows: int, capability: int, layers: int, context: int = 1000) -> None:
-    program = build_program({**SHAPE, "num_hidden_layers": layers})
+def _step(
+    kind: str, rows: int, capability: int, layers: int, shape: str, context: int = 1000
+) -> None:
+    program = build_program({**SHAPES[shape], "num_hidden_layers": layers})
+    adapted = shape == "mixture"
+    if adapted:
+        program = with_adapters(program)
     wanted = KINDS[kind]
     dense = WeightKind("bf16")
     kinds = {name: dense if "embed" in name else wanted for name in program.matrices}
     program = run_passes(program.with_kinds(kinds))
     device = Device("meta", capability)
-    steps = Steps(program, _Zeros(program, wanted), torch.bfloat16, device, int8_kv=False)
+    adapters = Adapters(program, 4, 16, torch.bfloat16, device) if adapted else None
+    steps = Steps(
+        program,
+        _Zeros(program, wanted),
+        torch.bfloat16,
+        device,
+        int8_kv=False,
+        adapters=adapters,
+    )
     for kv in program.kv:
-        keys = torch.empty((8, kv.kv_heads, 16, kv.key_dim), dtype=torch.bfloat16, device="meta")
+        size = (8, kv.kv_heads, 16, key_stride(kv))
+        keys = torch.empty(size, dtype=torch.bfloat16, device="meta")
         steps.caches.append(Cache(keys, keys, keys, keys))
     count = 1 if rows < 0 else rows
     each = -rows if rows < 0 else 1
@@ -180,11 +224,20 @@ def _step(kind: str, rows: int, capability: int, layers: int, context: int = 100
         starts=np.arange(count + 1) * each,
         tables=(np.arange(max(each, context) // 16 + 1),) * count,
         wanted=np.arange(1, count + 1) * each - 1,
+        adapters=np.zeros(count, np.int64) if adapted else None,
     )
-    single, tiles = tiles_of(batch, query_tile(device, 4, many=True).rows)
+    single, tiles = tiles_of(batch, rows_of_tiles(program, device))
     staging = Staging(shape_of(batch, single, tiles), 1, device)
     logits = steps.run(staging.batch)
-    Draws(count, logits.shape[1], device).launch(logits, greedy=False)
+    Draws(count, logits.shape[1], device).launch(logits, greedy=False, sort=adapted)
+    if adapted:
+        attrs = {"heads": 16, "kv_heads": 16, "key_dim": 64, "value_dim": 64, "scale": 0.125}
+        attrs |= {"before": -1, "after": -1, "exact": False}
+        op = Op(
+            "encoder_attention", (0, 1, 2), (3,), (1024,), {}, attrs | {"before": -1, "after": -1}
+        )
+        rows_of = torch.empty((count * each, 1024), dtype=torch.bfloat16, device="meta")
+        EncoderAttention(op, device)(staging.batch, rows_of, rows_of, rows_of, rows_of)
 
 
 def _launch(function: Any, args: Sequence[Any], kwargs: dict[str, Any], about: str) -> Launch:
@@ -247,14 +300,29 @@ def _cubin_resources(cubin: bytes) -> tuple[int, int]:
 
 
 def _functions() -> dict[str, Any]:
-    from galley.ops.triton.kernels import attention, elementwise, linear, norm, rope, rows, sample
+    from galley.ops.triton.kernels import (
+        attention,
+        elementwise,
+        encoder_attention,
+        experts,
+        linear,
+        norm,
+        rope,
+        rows,
+        sample,
+    )
 
-    modules = (attention, elementwise, linear, norm, rope, rows, sample)
+    modules = (attention, elementwise, encoder_attention, experts, linear, norm, rope, rows, sample)
     return {name: f for m in modules for name, f in vars(m).items() if isinstance(f, JITFunction)}
 
 
 def report(
-    kinds: Sequence[str], rows: Sequence[int], targets: Sequence[str], *, layers: int = 2
+    kinds: Sequence[str],
+    rows: Sequence[int],
+    targets: Sequence[str],
+    *,
+    layers: int = 2,
+    shape: str = "dense",
 ) -> list[Compiled]:
     """Each launch once for each target. With one layer, its MLP has one row of a prompt."""
     jobs: dict[tuple[Launch, str], None] = {}
@@ -263,7 +331,7 @@ def report(
         seen: set[object] = set()
         for kind in kinds:
             for count in rows:
-                for launch in launches(kind, count, int(capability), layers=layers):
+                for launch in launches(kind, count, int(capability), layers=layers, shape=shape):
                     key = (launch.name, launch.signature, launch.constants, launch.options)
                     if key not in seen:
                         seen.add(key)
@@ -277,8 +345,9 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="*", default=list(KINDS))
     parser.add_argument("--rows", nargs="*", type=int, default=[1, 8, 32, 128, -512])
     parser.add_argument("--targets", nargs="*", default=list(TARGETS))
+    parser.add_argument("--shape", default="dense", choices=SHAPES)
     arguments = parser.parse_args()
-    found = report(arguments.kinds, arguments.rows, arguments.targets)
+    found = report(arguments.kinds, arguments.rows, arguments.targets, shape=arguments.shape)
     failed = 0
     print("| kernel | of | GPU | registers | spilled | shared memory, KiB | occupancy |")
     print("|---|---|---|---|---|---|---|")

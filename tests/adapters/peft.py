@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from galley.formats.adapter_files import adapter_digest
+from galley.formats.weights import Floats
 from galley.types import Adapter
-from tests.native.harness import Floats
 
 PREFIX = "base_model.model."
 

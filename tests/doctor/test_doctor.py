@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from galley.bench.report import Machine, Spread
-from galley.doctor import cores, gpu, memory, process, processor, speed, storage
+from galley.doctor import cores, gpu, memory, process, processor, runtimes, speed, storage
 from galley.doctor.findings import Context, Finding, Host, worst
 from galley.settings.config import Settings
 from tests.cli.command import free_port, galley
@@ -48,6 +48,12 @@ def test_threads_beyond_a_quota_are_a_problem(tmp_path: Path) -> None:
         assert level == "problem"
         assert f"{CPUS + 1} threads on 1 usable cores ({CPUS} by affinity" in text
     assert named(findings, "threads").remedy.startswith("--threads 1")
+
+
+def test_execution_providers_are_listed(tmp_path: Path) -> None:
+    level, text = found("onnxruntime", runtimes.check(context(tmp_path)))
+    assert level == "ok"
+    assert "CPUExecutionProvider" in text
 
 
 def test_threads_beyond_the_cores_are_a_warning_and_fewer_a_note(tmp_path: Path) -> None:

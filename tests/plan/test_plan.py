@@ -225,6 +225,14 @@ def test_the_best_buy_is_a_machine_that_galley_runs_on(tmp_path: Path) -> None:
     assert {p["machine"]["name"]: p["executor"] for p in read} == {"cheap": None, "dear": "cpu"}
 
 
+def test_gpus_have_the_executor_that_runs_the_model() -> None:
+    machines = {machine.name: machine for machine in read_machines()}
+    runs = {name: one.executor(gpu=True) for name, one in machines.items() if one.kind == "gpu"}
+    assert {name for name, runs_on in runs.items() if runs_on == "reference"} == {"T4", "MI300X"}
+    assert machines["H100"].executor(gpu=False) == "reference"
+    assert machines["H100"].times(2).executor(gpu=True) is None
+
+
 def test_the_middle_of_two_calibrations() -> None:
     one = Shares(bandwidth=0.2, arithmetic=((1, 0.1), (8, 0.5)), step_seconds=0.002)
     two = Shares(bandwidth=0.4, arithmetic=((1, 0.3), (8, 0.7)), step_seconds=0.004)

@@ -353,7 +353,7 @@ def _print_predictions(predictions: "Sequence[Prediction]", goal: "Goal") -> Non
             figures = ["does not fit", *[""] * (len(figures) - 1)]
         most = most_users(p.sizes, p.machine, p.load, goal)
         held = [_held_experts(p)] if on_disk else []
-        runs = p.machine.executor or "none yet"
+        runs = p.executor or "none yet"
         rows.append((p.machine.name, p.sizes.precision, used, *figures, str(most), runs, *held))
     left = (0, 1, header.index("bound by"), header.index("executor"))
     print(table(header, rows, left=left))
@@ -381,7 +381,7 @@ def _held_experts(prediction: "Prediction") -> str:
 def _print_choice(predictions: "Sequence[Prediction]", goal: "Goal") -> None:
     from galley.plan.predict import cheapest
 
-    best = cheapest([p for p in predictions if p.machine.executor], goal)
+    best = cheapest([p for p in predictions if p.executor], goal)
     if best is None:
         print(
             "No machine of the table that Galley runs on has room for this load and meets the goal:"
@@ -430,7 +430,7 @@ def _write_predictions(
             "memory_needed": p.memory.total,
             "fits": p.memory.fits,
             "missed": goal.missed(p),
-            "executor": p.machine.executor,
+            "executor": p.executor,
         }
         for p in predictions
     ]

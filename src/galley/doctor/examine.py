@@ -3,12 +3,18 @@
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from galley.doctor import cores, gpu, memory, process, processor, storage
+from galley.doctor import cores, gpu, memory, process, processor, runtimes, storage
 from galley.doctor.findings import Context, Finding
 
 Check = Callable[[Context], list[Finding]]
 
-_CHECKS: Final[tuple[Check, ...]] = (cores.check, memory.check, gpu.check, process.check)
+_CHECKS: Final[tuple[Check, ...]] = (
+    cores.check,
+    memory.check,
+    gpu.check,
+    runtimes.check,
+    process.check,
+)
 
 
 def examine(context: Context, *, measure: bool = True) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ from galley.formats.safetensors import StoredTensor, read_header, read_safetenso
 from galley.formats.stacked import UnstackedExperts
 from galley.formats.vocabulary import end_of_text
 from galley.formats.weights import Weights
+from galley.settings.engine_choice import is_file_of_engine
 from galley.types import SamplingDefaults, SamplingParams
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -49,6 +50,10 @@ class Checkpoint:
     def open(cls, folder: Path, *, exact: bool = False) -> "Checkpoint":
         """Open the checkpoint in ``folder``. Raises ModelNotFound, CheckpointError or UnsupportedModel."""
         if not folder.is_dir():
+            if is_file_of_engine(folder):
+                raise UnsupportedModel(
+                    f"{folder} is a model of tensors, which galley serve serves; this is for checkpoints"
+                )
             raise ModelNotFound(f"model folder {folder} does not exist")
         config = read_json(folder / "config.json")
         family = config.get("model_type")

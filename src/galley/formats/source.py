@@ -169,6 +169,10 @@ def resolve_config(model: str, *, revision: str = "main") -> Path:
         ModelNotFound: as for :func:`resolve_model`.
     """
     path = _existing(model) if model else None
+    if path is not None and path.is_file() and is_file_of_engine(path):
+        raise ModelNotFound(
+            f"{model} is a model of tensors, which galley serve serves; this is for checkpoints"
+        )
     if path is not None and path.is_file():
         return path
     if path is None:

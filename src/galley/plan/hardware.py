@@ -15,7 +15,10 @@ Positive = Annotated[float, Meta(gt=0)]
 Kind = Literal["cpu", "gpu", "tpu", "asic"]
 
 _EXECUTORS: Final[Mapping[Kind, str]] = {"cpu": "cpu", "gpu": "reference"}
-"""Kind of machine -> Galley's executor for it; other kinds have none."""
+"""Kind of machine -> Galley's executor for any model on it; other kinds have none."""
+
+_LEAST_CAPABILITY: Final = 80
+"""Minimum compute capability of executor "gpu", which needs products of bfloat16."""
 
 _NUMBERS: Final = {"memory", "bandwidth", "price"}
 """Fields that are summed over several accelerators of one machine."""
@@ -31,6 +34,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         bandwidth: of that memory, in GB/s.
         tflops: input type ("float32", "bfloat16", "fp8", "int8") -> 10^12 dense operations a second.
         price: US dollars an hour; None is not known.
+        capability: compute capability of an NVIDIA GPU, such as 89 for 8.9.
         link: GB/s that one accelerator sends to the others of its machine; None is not known.
         count: accelerators that share each matrix; the other figures are their sums.
         sources: of the figures.
@@ -43,14 +47,25 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     bandwidth: Positive
     tflops: Mapping[str, Positive]
     price: Positive | None = None
+    capability: int | None = None
     link: Positive | None = None
     count: int = 1
     sources: tuple[str, ...] = ()
 
-    @property
-    def executor(self) -> str | None:
-        """The executor of Galley that runs there today; None: there is none, or not for several of them."""
-        return _EXECUTORS.get(self.kind) if self.count == 1 else None
+    def executor(self, *, gpu: bool) -> str | None:
+        """Return the executor of Galley that runs there today.
+
+        Args:
+            gpu: whether executor "gpu" has kernels for the model.
+
+        Returns:
+            None if there is none, or none that divides a model among several accelerators.
+        """
+        if self.count > 1:
+            return None
+        if gpu and (self.capability or 0) >= _LEAST_CAPABILITY:
+            return "gpu"
+        return _EXECUTORS.get(self.kind)
 
     def times(self, count: int) -> "Machine":
         """Return ``count`` of these accelerators in one machine, each matrix divided among them.

@@ -138,6 +138,11 @@ class Prediction:
     requests_per_second: float
     cost: float | None
 
+    @property
+    def executor(self) -> str | None:
+        """The executor of Galley that runs the model there today; None if there is none."""
+        return self.machine.executor(gpu=self.sizes.gpu_kernels)
+
 
 @dataclass(frozen=True, slots=True)
 class Goal:

@@ -15,6 +15,7 @@ from galley.ops.cpu import kv_bytes_of_layer, state_bytes
 from galley.ops.executor import NO_EXPERTS, ExpertMemory
 from galley.ops.kinds import plan_activations, plan_kinds
 from galley.ops.lowering import expert_costs, expert_memory, held_bytes, lower, weight_bytes
+from galley.ops.triton.supported import has_kernels
 from galley.settings.engine import Experts
 from galley.types import BLOCK_TOKENS, blocks_for
 from galley.types.model_info import ExpertCosts
@@ -46,6 +47,7 @@ class ModelSizes:
         exchanged: bytes of a token's partial sums that accelerators which share matrices exchange.
         exchanges: how many times in a step they do.
         max_positions: the longest context, in tokens.
+        gpu_kernels: whether executor "gpu" has kernels for all ops of the model.
     """
 
     precision: str
@@ -66,6 +68,7 @@ class ModelSizes:
     exchanged: int
     exchanges: int
     max_positions: int
+    gpu_kernels: bool = False
 
     @classmethod
     def of(
@@ -137,6 +140,7 @@ class ModelSizes:
             exchanged=2 * hidden * exchanges,
             exchanges=exchanges,
             max_positions=program.max_positions,
+            gpu_kernels=has_kernels(program),
         )
 
     def text_operations(self, tokens: int) -> int:

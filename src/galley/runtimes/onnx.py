@@ -93,7 +93,7 @@ class OnnxModel:
             UnsupportedModel: an input or output is not a tensor of a type of the Open Inference Protocol.
             SettingsError: onnxruntime, or an execution provider, is not installed.
         """
-        ort = _onnxruntime()
+        ort = import_onnxruntime()
         providers = _providers(ort, options)
         try:
             self._session = ort.InferenceSession(
@@ -174,7 +174,8 @@ def file_of(path: Path) -> Path:
     return files[0]
 
 
-def _onnxruntime() -> Any:
+def import_onnxruntime() -> Any:
+    """Import onnxruntime. Raises SettingsError if it cannot be imported."""
     try:
         return importlib.import_module("onnxruntime")
     except ImportError as error:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.thorough import THOROUGH
+
 pytest.importorskip("triton", reason="triton is not installed: pip install 'galley-inference[gpu]'")
 
 ROOT = Path(__file__).parents[3]
@@ -15,7 +17,8 @@ ROOT = Path(__file__).parents[3]
 REPORT = """
 import json, sys
 from scripts.gpu_report import SHARED_LIMIT, report
-found = report(["bf16", "int4"], [1, -96], sys.argv[1:], layers=1)
+shape, target = sys.argv[1:]
+found = report(["bf16", "int4"], [1, -96], [target], layers=1, shape=shape)
 print(json.dumps([
     (one.launch.name, one.target, one.registers, one.spilled, one.shared, SHARED_LIMIT[one.target])
     for one in found
@@ -26,14 +29,35 @@ MOST_STACK = {"sm_80": 64, "sm_89": 64}
 """Bytes; their matrix instructions want more registers of a thread."""
 
 
-@pytest.mark.parametrize("target", ["sm_80", "sm_89", "sm_90", "sm_100", "gfx942"])
+DENSE = {"linear_kernel", "attention_kernel", "norm_kernel", "rope_kernel", "gather_kernel"}
+DENSE |= {"greatest_kernel", "choose_kernel", "sum_kernel", "draw_kernel"}
+MIXTURE = {"route_kernel", "count_kernel", "place_kernel", "grouped_kernel", "sum_choices_kernel"}
+MIXTURE |= {
+    "attention_kernel",
+    "encoder_attention_kernel",
+    "sorted_sum_kernel",
+    "sorted_draw_kernel",
+}
+TARGETS = ["sm_80", "sm_89", "sm_90", "sm_100", "gfx942"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
 def test_kernels_compile_without_spills_and_fit_shared_memory(target: str, tmp_path: Path) -> None:
-    environ = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
+    check("dense", target, DENSE, tmp_path)
+
+
+@pytest.mark.parametrize("target", TARGETS if THOROUGH else ["sm_90"])
+def test_kernels_of_experts_latents_and_adapters_do_so_too(target: str, tmp_path: Path) -> None:
+    check("mixture", target, MIXTURE, tmp_path)
+
+
+def check(shape: str, target: str, kernels: set[str], cache: Path) -> None:
+    environ = {**os.environ, "TRITON_CACHE_DIR": str(cache), "TRITON_INTERPRET": "0"}
     environ["PYTHONPATH"] = os.pathsep.join(
         [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     )
     done = subprocess.run(
-        [sys.executable, "-c", REPORT, target],
+        [sys.executable, "-c", REPORT, shape, target],
         cwd=ROOT,
         env=environ,
         capture_output=True,
@@ -42,15 +66,7 @@ def test_kernels_compile_without_spills_and_fit_shared_memory(target: str, tmp_p
     )
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    names = {name for name, *_ in found}
-    assert names >= {
-        "linear_kernel",
-        "attention_kernel",
-        "norm_kernel",
-        "rope_kernel",
-        "gather_kernel",
-    }
-    assert names >= {"greatest_kernel", "choose_kernel", "sum_kernel", "draw_kernel"}
+    assert {name for name, *_ in found} >= kernels
     for name, of, registers, spilled, shared, limit in found:
         assert spilled <= MOST_STACK.get(of, 0), (name, of, registers)
         assert shared <= limit << 10, (name, of)

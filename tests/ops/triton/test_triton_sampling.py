@@ -53,10 +53,39 @@ def test_a_seed_draws_the_distribution() -> None:
     assert 3 <= drawn <= 20
 
 
-def test_what_needs_logits_in_order_or_changed_is_left_to_the_host() -> None:
-    for given in (record(1.0, top_k=5), record(1.0, top_p=0.9)):
-        sampling = SamplingBatch()
-        sampling.draw(0, 0, given)
-        assert not drawn_on_device(sampling)
+CUTS: dict[str, dict[str, float]] = {
+    "top_k": {"top_k": 7},
+    "top_k of equal logits": {"top_k": 2, "temperature": 3.0},
+    "top_k as large as the vocabulary": {"top_k": 2500},
+    "fewer than top_k left by min_p": {"top_k": 2400, "min_p": 0.3},
+    "as many as top_k left by min_p": {"top_k": 3, "min_p": 0.001},
+    "top_p": {"top_p": 0.7},
+    "no top_p": {"top_p": 0.0},
+    "top_p of many": {"top_p": 0.999, "temperature": 4.0},
+    "all three": {"top_k": 40, "top_p": 0.8, "min_p": 0.05},
+    "none": {},
+    "greedy": {"temperature": 0.0, "top_k": 5},
+}
+
+
+def test_draws_by_top_k_and_top_p_are_the_specified_ones() -> None:
+    """Of all kinds in one step, each at several positions."""
+    logits = np.random.default_rng(1).standard_normal((len(CUTS), 2500)).astype(np.float32) * 3
+    logits[1] = np.round(logits[1])
+    logits[5, :2400] = -np.inf
+    sampling = SamplingBatch()
+    for row, cut in enumerate(CUTS.values()):
+        made = record(**{"temperature": 1.0, "seed": row, **cut})  # type: ignore[arg-type]
+        for position in range(4):
+            sampling.draw(row, position, made)
+    assert drawn_on_device(sampling)
+    wanted = draw_all(logits, Draws(sampling.rows, sampling.positions, b"".join(sampling.records)))
+    sampler = Sampler(device())
+    got = sampler.tokens(sampler.draw(torch.from_numpy(logits).to(DEVICE), sampling), len(wanted))
+    assert got == wanted
+    assert len(set(wanted)) > 20
+
+
+def test_what_needs_changed_logits_is_left_to_the_host() -> None:
     assert not drawn_on_device(SamplingBatch(keep_logits=True))
     assert not drawn_on_device(SamplingBatch(adjustments={0: LogitsAdjustment()}))

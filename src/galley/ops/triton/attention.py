@@ -1,13 +1,14 @@
 """The launches of a layer's attention."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 import triton
 
-from galley.graph.program import KVLayout, Op
+from galley.graph.program import KVLayout, Op, Program
 from galley.ops.triton.kernels.attention import attention_kernel
+from galley.ops.triton.kernels.encoder_attention import encoder_attention_kernel
 from galley.ops.triton.matrices import FUSION, counts
 from galley.ops.triton.step_batch import StepBatch
 from galley.ops.triton.tiles import SPLIT, Device, block_keys, query_tile
@@ -24,9 +25,41 @@ class Cache:
     value_scales: torch.Tensor
 
 
+_LATENT_HEADS: Final = 16
+"""Heads of a program of latent attention, whose values are wide."""
+
+
 def power(size: int, least: int = 1) -> int:
     """Return the next power of two, at least ``least``."""
     return max(least, int(triton.next_power_of_2(size)))
+
+
+def key_stride(kv: KVLayout) -> int:
+    """Return the columns from one key to the next: of a latent, a multiple of 16.
+
+    Triton may assume that the rows of a block of tokens are aligned as its first one is.
+    """
+    return -(-kv.key_dim // 16) * 16 if kv.shared else kv.key_dim
+
+
+def heads_together(heads: int, kv: KVLayout) -> int:
+    """Return the number of heads of a KV head that a program computes: all, or few of those of a latent."""
+    shared = power(heads // kv.kv_heads)
+    return min(shared, _LATENT_HEADS) if kv.shared else shared
+
+
+def rows_of_tiles(program: Program, device: Device) -> int:
+    """Return the most rows of a tile of attention with which every layer can do."""
+    tiles = []
+    for op in program.ops:
+        if op.name in ("attention", "rope_attention"):
+            kv = program.kv[op.attrs["layer"]]
+            together = heads_together(op.attrs["heads"], kv)
+            tiles.append(query_tile(device, together, many=True, latent=kv.shared).rows)
+        elif op.name == "encoder_attention":
+            shared = power(op.attrs["heads"] // op.attrs["kv_heads"])
+            tiles.append(query_tile(device, shared, many=True).rows)
+    return min(tiles, default=1)
 
 
 class Attention:
@@ -39,15 +72,24 @@ class Attention:
         self._heads, self._kv, self._device, self._sinks = a["heads"], kv, device, sinks
         self._scale, self._cap = float(a["scale"]), float(a.get("cap", 0.0))
         self._window = int(a["window"])
-        self._shared = self._heads // kv.kv_heads
-        self._block_s = power(self._shared)
+        shared = self._heads // kv.kv_heads
+        self._block_s = heads_together(self._heads, kv)
+        head_blocks = triton.cdiv(shared, self._block_s)
+        self._programs = kv.kv_heads * head_blocks
+        # Columns of a latent key that have the first scale of an int8 cache.
+        cut = kv.value_dim + kv.value_dim % 2 if kv.shared else 0
+        self._latent, self._block_v = kv.shared, power(cut or kv.value_dim, 16)
         self._constants: dict[str, Any] = {
             "KEY": kv.key_dim,
             "VALUE": kv.value_dim,
-            "BLOCK_D": power(kv.key_dim, 16),
-            "BLOCK_V": power(kv.value_dim, 16),
-            "SHARED": self._shared,
+            "BLOCK_D": power(cut or kv.key_dim, 16),
+            "BLOCK_V": self._block_v,
+            "BLOCK_R": power(kv.key_dim - cut, 16),
+            "CUT": cut,
+            "KEY_STRIDE": key_stride(kv),
+            "SHARED": shared,
             "BLOCK_S": self._block_s,
+            "HEAD_BLOCKS": head_blocks,
             "BLOCK_KV": block_keys(device),
             "SPLIT": SPLIT,
             "BLOCK_TOKENS": BLOCK_TOKENS,
@@ -64,9 +106,9 @@ class Attention:
         """Launch the tiles of single rows, split into stretches if there are several; then the others."""
         shape = batch.shape
         if shape.single and shape.stretches > 1:
-            rows = query_tile(self._device, self._block_s, many=False).rows * self._block_s
-            size = shape.single * self._kv.kv_heads * shape.stretches * rows
-            room = torch.empty(size * (power(self._kv.value_dim, 16) + 2), device=q.device)
+            tile = query_tile(self._device, self._block_s, many=False, latent=self._latent)
+            size = shape.single * self._programs * shape.stretches * tile.rows * self._block_s
+            room = torch.empty(size * (self._block_v + 2), device=q.device)
             parts = room[2 * size :], room[:size], room[size : 2 * size]
             self._launch(batch.single, shape.stretches, batch, cache, group, q, out, *parts)
         elif shape.single:
@@ -85,8 +127,8 @@ class Attention:
         many: bool = False,
     ) -> None:
         q, out, part, most, total = rows
-        tile = query_tile(self._device, self._block_s, many=many)
-        attention_kernel[(len(tiles), self._kv.kv_heads, stretches)](
+        tile = query_tile(self._device, self._block_s, many=many, latent=self._latent)
+        attention_kernel[(len(tiles), self._programs, stretches)](
             q,
             out,
             cache.keys,
@@ -114,3 +156,54 @@ class Attention:
             num_stages=tile.stages,
             **self._constants,
         )
+
+
+class EncoderAttention:
+    """The launches of an ``encoder_attention`` op."""
+
+    def __init__(self, op: Op, device: Device) -> None:
+        a = op.attrs
+        self._device, self._kv_heads = device, a["kv_heads"]
+        shared = a["heads"] // a["kv_heads"]
+        self._block_s = power(shared)
+        self._reach = float(a["scale"]), int(a["before"]), int(a["after"])
+        self._constants: dict[str, Any] = {
+            "KEY": a["key_dim"],
+            "VALUE": a["value_dim"],
+            "BLOCK_D": power(a["key_dim"], 16),
+            "BLOCK_V": power(a["value_dim"], 16),
+            "SHARED": shared,
+            "BLOCK_S": self._block_s,
+            "BLOCK_KV": block_keys(device),
+            **FUSION,
+        }
+
+    def __call__(
+        self,
+        batch: StepBatch,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """Launch the tiles of texts of one row, and those of longer ones."""
+        for tiles, many in ((batch.single, False), (batch.tiles, True)):
+            if len(tiles):
+                tile = query_tile(self._device, self._block_s, many=many)
+                encoder_attention_kernel[(len(tiles), self._kv_heads)](
+                    q,
+                    k,
+                    v,
+                    out,
+                    tiles,
+                    batch.starts,
+                    q.stride(0),
+                    k.stride(0),
+                    v.stride(0),
+                    out.stride(0),
+                    *self._reach,
+                    BLOCK_Q=tile.rows,
+                    num_warps=tile.warps,
+                    num_stages=tile.stages,
+                    **self._constants,
+                )

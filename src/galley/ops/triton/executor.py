@@ -1,17 +1,15 @@
 """The GPU executor: Triton kernels on a ragged batch, captured as CUDA graphs if every row decodes."""
 
-import math
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, cast
 
 import torch
 
 from galley.errors import SettingsError
 from galley.formats.adapter import AdapterWeights
-from galley.formats.weights import Kinds, Weights, flat
+from galley.formats.weights import Kinds, Weights
 from galley.graph.passes import run_passes
-from galley.graph.plan import Lifetime, least_arena
 from galley.graph.program import Program
 from galley.ops.draws import draw_all
 from galley.ops.executor import (
@@ -23,14 +21,23 @@ from galley.ops.executor import (
 )
 from galley.ops.kinds import kinds_text, own_kinds, plan_kinds
 from galley.ops.sampling import SamplingBatch, StepResult, sample
-from galley.ops.triton.attention import Cache, power
+from galley.ops.triton.adapters import Adapters, PackedAdapter, adapter_bytes
+from galley.ops.triton.attention import Cache, key_stride, rows_of_tiles
 from galley.ops.triton.graphs import DecodeGraphs
-from galley.ops.triton.matrices import packed_bytes
 from galley.ops.triton.sampler import Sampler, drawn_on_device
+from galley.ops.triton.sizes import (
+    CACHES,
+    expert_costs,
+    kv_block_bytes,
+    read_bytes,
+    row_bytes,
+    scratch_bytes,
+    weight_bytes,
+)
 from galley.ops.triton.step_batch import Staging, shape_of, tiles_of
 from galley.ops.triton.steps import Steps
 from galley.ops.triton.supported import check_program
-from galley.ops.triton.tiles import INTERPRETED, Device, device_of, query_tile
+from galley.ops.triton.tiles import INTERPRETED, Device, device_of
 from galley.types import BLOCK_TOKENS
 from galley.types.model_info import StepCosts
 
@@ -39,8 +46,6 @@ _ACTIVATIONS: Final = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-_CACHES: Final = {**_ACTIVATIONS, "int8": torch.int8}
-
 _DEVICE_RESERVE: Final = 512 << 20
 """Bytes reserved for the driver, the allocator's rounding and captured graphs."""
 
@@ -58,8 +63,18 @@ class TritonExecutor(SynchronousExecutor):
         self._device, self._program, self._kv_dtype = device, program, options.kv_dtype
         self._pause = options.pause
         self.kv_groups = len(program.kv_groups)
-        self.steps = Steps(program, weights, dtype, device, int8_kv=options.kv_dtype == "int8")
-        self._shared = power(max(_heads_together(program), default=1))
+        adapters = None
+        if options.adapters:
+            adapters = Adapters(program, options.adapters, options.adapter_rank, dtype, device)
+        self.steps = Steps(
+            program,
+            weights,
+            dtype,
+            device,
+            int8_kv=options.kv_dtype == "int8",
+            adapters=adapters,
+        )
+        self._rows_of_tiles = rows_of_tiles(program, device)
         self._sampler = Sampler(device)
         self._graphs = DecodeGraphs(self.steps, self._sampler, self.kv_groups, device)
         self.forward_seconds = self.sample_seconds = 0.0
@@ -75,12 +90,13 @@ class TritonExecutor(SynchronousExecutor):
             isa="",
             activations=options_activations(options),
             kinds=kinds_text(program, program.kinds),
-            weights=_weight_bytes(program, dtype),
-            kv_block=_kv_block_bytes(program, options.kv_dtype),
-            row=_row_bytes(program, dtype),
+            weights=weight_bytes(program, dtype),
+            kv_block=kv_block_bytes(program, options.kv_dtype),
+            row=row_bytes(program, dtype),
             logits=8 * program.vocab_size,
             encoder=0,
-            scratch=_scratch_bytes(program, dtype),
+            scratch=scratch_bytes(program, dtype),
+            adapters=options.adapters * adapter_bytes(program, options.adapter_rank, dtype),
             free=free,
         )
 
@@ -88,10 +104,11 @@ class TritonExecutor(SynchronousExecutor):
         """See :meth:`galley.ops.executor.Executor.step_costs`."""
         row_operations, logit_operations = self._program.operations()
         return StepCosts(
-            weight_bytes=_read_bytes(self._program, self.steps.dtype),
+            weight_bytes=read_bytes(self._program, self.steps.dtype),
             kv_bytes_per_token=self.kv_bytes_per_block() // BLOCK_TOKENS,
             row_operations=row_operations,
             logit_operations=logit_operations,
+            experts=expert_costs(self._program, self.steps.dtype),
         )
 
     def expert_counts(self) -> ExpertCounts:
@@ -100,7 +117,7 @@ class TritonExecutor(SynchronousExecutor):
 
     def kv_bytes_per_block(self) -> int:
         """Return the bytes of a block over all layers."""
-        return _kv_block_bytes(self._program, self._kv_dtype)
+        return kv_block_bytes(self._program, self._kv_dtype)
 
     def bytes_per_state(self) -> int:
         """Return 0: this executor has no recurrent models."""
@@ -108,26 +125,27 @@ class TritonExecutor(SynchronousExecutor):
 
     def allocate_kv(self, blocks: int, states: int = 0) -> None:
         """Allocate zeroed memory: unwritten values have weight 0, but must not be NaN."""
-        dtype, device = _CACHES[self._kv_dtype], self._device.torch
+        dtype, device = CACHES[self._kv_dtype], self._device.torch
         self.steps.blocks = blocks
         for kv in self._program.kv:
             shape = (blocks, kv.kv_heads, BLOCK_TOKENS)
-            keys, values = (
-                torch.zeros((*shape, dim), dtype=dtype, device=device)
-                for dim in (kv.key_dim, kv.value_dim)
-            )
+            keys = values = torch.zeros((*shape, key_stride(kv)), dtype=dtype, device=device)
+            if not kv.shared:
+                values = torch.zeros((*shape, kv.value_dim), dtype=dtype, device=device)
             scales = [keys, values]
             if self._kv_dtype == "int8":
                 scales = [torch.zeros(shape, device=device) for _ in range(2)]
             self.steps.caches.append(Cache(keys, values, *scales))
 
     def pack_adapter(self, adapter: AdapterWeights) -> object:
-        """Raise NotImplementedError: programs with adapters are rejected earlier."""
-        raise NotImplementedError
+        """See :meth:`galley.ops.executor.Executor.pack_adapter`."""
+        assert self.steps.adapters is not None
+        return self.steps.adapters.pack(adapter)
 
     def set_adapter(self, slot: int, packed: object | None) -> None:
-        """Raise NotImplementedError: programs with adapters are rejected earlier."""
-        raise NotImplementedError
+        """See :meth:`galley.ops.executor.Executor.set_adapter`."""
+        assert self.steps.adapters is not None
+        self.steps.adapters.set(slot, cast(PackedAdapter, packed or ()))
 
     @torch.inference_mode()
     def execute(self, batch: Batch, sampling: SamplingBatch) -> StepResult:
@@ -151,13 +169,13 @@ class TritonExecutor(SynchronousExecutor):
         if self._graphs.takes(batch):
             logits, tokens = self._graphs.run(batch, sampling if on_device else None)
         else:
-            single, tiles = tiles_of(batch, query_tile(self._device, self._shared, many=True).rows)
+            single, tiles = tiles_of(batch, self._rows_of_tiles)
             staging = Staging(
                 shape_of(batch, single, tiles), self.kv_groups, self._device, self.steps.blocks
             )
             logits = self.steps.run(staging.fill(batch, single, tiles))
-            if on_device and sampling.rows:
-                tokens = self._sampler.draw(logits, sampling)
+        if tokens is None and on_device and sampling.rows:
+            tokens = self._sampler.draw(logits, sampling)
         began = time.perf_counter()
         if tokens is not None:
             return StepResult(tokens=self._sampler.tokens(tokens, len(sampling.rows)))
@@ -214,10 +232,10 @@ def _planned(
             f"experts is {options.experts!r}, but executor 'gpu' keeps them in memory; leave it out, or "
             "use executor cpu"
         )
-    if options.kv_dtype not in _CACHES:
+    if options.kv_dtype not in CACHES:
         raise SettingsError(
             f"kv_dtype is {options.kv_dtype!r}, but executor 'gpu' keeps keys and values as "
-            f"{', '.join(_CACHES)}; leave it out, or use executor cpu"
+            f"{', '.join(CACHES)}; leave it out, or use executor cpu"
         )
     kinds: Kinds = plan_kinds(
         program, options.quantize, own=own_kinds(program, weights), chosen=options.kinds
@@ -242,73 +260,3 @@ def _device(name: str) -> Device:
     except (RuntimeError, AssertionError) as error:
         raise SettingsError(f"cannot use device {name!r}: {error}") from error
     return device_of(name)
-
-
-def _heads_together(program: Program) -> list[int]:
-    return [
-        op.attrs["heads"] // op.attrs["kv_heads"]
-        for op in program.ops
-        if op.name in ("attention", "rope_attention")
-    ]
-
-
-def _weight_bytes(program: Program, dtype: torch.dtype) -> int:
-    """Return the bytes of all packed weights, where a tensor that two ops share counts once."""
-    sizes: dict[tuple[str, ...], int] = {}
-    for op in program.ops:
-        for role, names in op.weights.items():
-            if role in op.signature.matrices:
-                shapes = [flat(program.shapes[name]) for name in names]
-                rows = sum(shape[0] for shape in shapes)
-                sizes[names] = packed_bytes(program.kinds[names[0]], rows, shapes[0][1], dtype)
-            else:
-                sizes[names] = 4 * sum(math.prod(program.shapes[name]) for name in names)
-    return sum(sizes.values())
-
-
-def _read_bytes(program: Program, dtype: torch.dtype) -> int:
-    """Return the bytes of the matrices that a row is multiplied by."""
-    return sum(
-        packed_bytes(
-            program.kinds[names[0]],
-            sum(flat(program.shapes[name])[0] for name in names),
-            flat(program.shapes[names[0]])[1],
-            dtype,
-        )
-        for op in program.ops
-        if op.signature.multiplies
-        for names in [op.weights["weight"]]
-    )
-
-
-def _scratch_bytes(program: Program, dtype: torch.dtype) -> int:
-    """Return the bytes of the largest quantized matrix when dequantized, as in steps of many rows."""
-    return max(
-        (
-            sum(math.prod(program.shapes[name]) for name in op.weights["weight"]) * dtype.itemsize
-            for op in program.ops
-            if op.signature.multiplies
-            and not program.kind_of(op).is_dense
-            and dtype != torch.float32
-        ),
-        default=0,
-    )
-
-
-def _kv_block_bytes(program: Program, kv_dtype: str) -> int:
-    """Return the bytes of a block over all layers, each of which has separate memory for every block."""
-    size = _CACHES[kv_dtype].itemsize
-    scales = sum(8 * kv.kv_heads for kv in program.kv) if kv_dtype == "int8" else 0
-    return BLOCK_TOKENS * (program.kv_bytes_per_token(size) + scales)
-
-
-def _row_bytes(program: Program, dtype: torch.dtype) -> int:
-    """Return the bytes of one row of the buffers live at a time, doubled for the allocator's rounding."""
-    last = {b: i for i, op in enumerate(program.ops) for b in op.inputs}
-    lifetimes = [
-        Lifetime(width * dtype.itemsize, i, last.get(b, i))
-        for i, op in enumerate(program.ops)
-        if op.name != "columns"
-        for b, width in zip(op.outputs, op.widths, strict=True)
-    ]
-    return 2 * least_arena(lifetimes) + 64

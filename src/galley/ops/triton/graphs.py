@@ -13,7 +13,7 @@ import torch
 from galley.ops.executor import Batch
 from galley.ops.sampling import SamplingBatch
 from galley.ops.triton.attention import power
-from galley.ops.triton.sampler import Draws, Sampler
+from galley.ops.triton.sampler import Draws, Sampler, needs_sorting
 from galley.ops.triton.step_batch import Shape, Staging
 from galley.ops.triton.steps import Steps
 from galley.ops.triton.tiles import SPLIT, Device
@@ -38,13 +38,14 @@ class DecodeGraphs:
 
     def __init__(self, steps: Steps, sampler: Sampler, groups: int, device: Device) -> None:
         self._steps, self._sampler, self._groups, self._device = steps, sampler, groups, device
-        self._graphs: dict[tuple[int, int, bool], _Captured] = {}
+        self._graphs: dict[tuple[int, int, bool, bool], _Captured] = {}
 
     def takes(self, batch: Batch) -> bool:
         """Return whether a graph can run the step."""
         rows = len(batch.tokens)
         return (
             self._device.graphs
+            and self._groups > 0
             and len(batch.starts) - 1 == rows == len(batch.wanted)
             and rows <= _ROWS[-1]
         )
@@ -52,18 +53,22 @@ class DecodeGraphs:
     def run(
         self, batch: Batch, sampling: SamplingBatch | None
     ) -> tuple[torch.Tensor, Draws | None]:
-        """Run the step; return its logits and, if ``sampling`` has draws for the device, these draws."""
+        """Run the step; return its logits and, if the graph has drawn, its draws."""
         rows = next(n for n in _ROWS if n >= len(batch.tokens))
         longest = int(np.asarray(batch.positions).max())
         stretches = power(longest // SPLIT + 1)
-        draws = sampling is not None and bool(sampling.rows) and len(sampling.rows) <= rows
+        if sampling is not None and (len(sampling.rows) > rows or needs_sorting(sampling)):
+            sampling = None  # sorting takes memory that every graph would keep
+        draws = sampling is not None and bool(sampling.rows)
         random = draws and sampling is not None and any(any(r) for r in sampling.records)
-        key = (rows, stretches, random)
+        adapted = batch.adapters is not None
+        key = (rows, stretches, random, adapted)
         captured = self._graphs.pop(key, None)
         if captured is None:
             if len(self._graphs) >= MOST_GRAPHS:
                 del self._graphs[next(iter(self._graphs))]
-            captured = self._capture(batch, Shape.of_decode(rows, stretches), random=random)
+            shape = Shape.of_decode(rows, stretches, adapted=adapted)
+            captured = self._capture(batch, shape, random=random)
         self._graphs[key] = captured
         self._fill(captured, batch)
         if draws and sampling is not None:

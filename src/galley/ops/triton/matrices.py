@@ -104,7 +104,13 @@ class Matrix:
             scaled = self.kind != "dense" and not self.grouped
             self._multiply(device, x, out, gated=gated, scaled=scaled)
 
-    def _constants(self, device: Device, dtype: torch.dtype) -> dict[str, Any]:
+    @property
+    def parts(self) -> int:
+        """Number of codes in a word; 1 for a dense matrix."""
+        return _PARTS[self.kind]
+
+    def constants(self, device: Device, dtype: torch.dtype) -> dict[str, Any]:
+        """Return what kernels have compiled in about the matrix, for rows of ``dtype``."""
         return {
             "KIND": self.kind,
             "FAST": device.capability >= 80 and dtype == torch.bfloat16 and self.kind != "dense",
@@ -122,7 +128,7 @@ class Matrix:
         splits, stretch = self.splits
         tile = linear_tile(device, self.kind, x.dtype, rows, self.outputs, splits)
         columns = self.words or tile.columns if self.kind != "dense" else tile.columns
-        step = columns * _PARTS[self.kind]
+        step = columns * self.parts
         none = self.values
         tiles = triton.cdiv(self.outputs, tile.outputs) * triton.cdiv(rows, tile.rows)
         apart = splits > 1 and rows <= APART_ROWS
@@ -159,13 +165,13 @@ class Matrix:
             TOGETHER=tile.together,
             num_warps=tile.warps,
             num_stages=tile.stages,
-            **self._constants(device, x.dtype),
+            **self.constants(device, x.dtype),
         )
 
     def _dequantized(self, device: Device, dtype: torch.dtype) -> torch.Tensor:
         whole = torch.empty((self.outputs, self.depth), dtype=dtype, device=device.torch)
         none = self.values
-        step = self.words * _PARTS[self.kind]
+        step = self.words * self.parts
         dequantize_kernel[(triton.cdiv(self.outputs, 32), triton.cdiv(self.depth, step))](
             self.values,
             none if self.scales is None else self.scales,
@@ -177,7 +183,7 @@ class Matrix:
             self.group,
             BLOCK_N=32,
             WORDS=self.words,
-            **self._constants(device, dtype),
+            **self.constants(device, dtype),
         )
         return whole
 
@@ -271,7 +277,7 @@ def pack(
         UnsupportedModel: the kernels cannot read such a matrix.
     """
     parts = [_packed(weight, kind, dtype, device) for weight in weights]
-    made = parts[0] if len(parts) == 1 else _joined(parts)
+    made = parts[0] if len(parts) == 1 else join(parts)
     made = _bias_behind(made, bias, device)
     return _in_turns(made) if gated else made
 
@@ -380,7 +386,8 @@ def words_of(codes: torch.Tensor, parts: int, words: int) -> torch.Tensor:
     return made.reshape(outputs, -1)
 
 
-def _joined(parts: list[Matrix]) -> Matrix:
+def join(parts: Sequence[Matrix]) -> Matrix:
+    """Return the rows of matrices of one kind and depth as one matrix."""
     first = parts[0]
     same = all(
         (p.kind, p.group, p.words, p.zeros is None, p.minima is None)
@@ -400,6 +407,7 @@ def _joined(parts: list[Matrix]) -> Matrix:
         scales=rows("scales", 1),
         zeros=rows("zeros", 1),
         minima=rows("minima", 1),
+        bias=rows("bias", 0),
     )
 
 

@@ -3,27 +3,47 @@
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 
-from galley.ops.draws import SAMPLING_RECORD, noise
+from galley.ops.draws import SAMPLING_RECORD
 from galley.ops.sampling import SamplingBatch
-from galley.ops.triton.kernels.sample import choose_kernel, draw_kernel, greatest_kernel, sum_kernel
+from galley.ops.triton.kernels.sample import (
+    choose_kernel,
+    draw_kernel,
+    greatest_kernel,
+    sorted_draw_kernel,
+    sorted_sum_kernel,
+    sum_kernel,
+)
 from galley.ops.triton.matrices import FUSION
 from galley.ops.triton.tiles import Device
 
 _BLOCK: Final = 1024
 
 
+_SORTED_TOGETHER: Final = 32
+"""Rows of logits that are sorted at a time, which bounds the memory that it takes."""
+
+
 def drawn_on_device(sampling: SamplingBatch) -> bool:
-    """Return whether only draws are requested, none of which needs sorted logits."""
+    """Return whether only draws are requested, from logits as they are."""
     if sampling.adjustments or sampling.logprobs or sampling.drawn_logprobs or sampling.candidates:
         return False
-    if sampling.drawn_scores or sampling.keep_logits or sampling.masks_filled is not None:
-        return False
-    records = np.frombuffer(b"".join(sampling.records), dtype=SAMPLING_RECORD)
-    greedy = records["scale"] == 0
-    return bool((greedy | ((records["top_k"] == 0) & (records["top_p"] == 1.0))).all())
+    return not (sampling.drawn_scores or sampling.keep_logits or sampling.masks_filled is not None)
+
+
+def sampling_records(sampling: SamplingBatch) -> npt.NDArray[np.void]:
+    """Return the records of all draws."""
+    return np.frombuffer(b"".join(sampling.records), dtype=SAMPLING_RECORD)
+
+
+def needs_sorting(sampling: SamplingBatch) -> bool:
+    """Return whether any draw keeps only some tokens by their rank or mass."""
+    records = sampling_records(sampling)
+    cut = (records["top_k"] > 0) | (records["top_p"] < 1.0)
+    return bool((cut & (records["scale"] > 0)).any())
 
 
 class Draws:
@@ -32,10 +52,10 @@ class Draws:
     def __init__(self, count: int, vocab: int, device: Device) -> None:
         blocks = triton.cdiv(vocab, _BLOCK)
         where = device.torch
-        self.count, self.blocks = count, blocks
+        self.count, self.blocks, self._vocab = count, blocks, vocab
         pinned = where.type == "cuda"
-        # Noise and reach need 8 bytes each, scale and row 4 each: one buffer of 24 bytes per draw.
-        self.host = torch.zeros(24 * count, dtype=torch.uint8, pin_memory=pinned)
+        # Seed, position, reach and top_p need 8 bytes each, scale, row and top_k 4 each: 44 bytes per draw.
+        self.host = torch.zeros(44 * count, dtype=torch.uint8, pin_memory=pinned)
         self.inputs = torch.zeros_like(self.host, device=where)
         self.most = torch.empty((count, blocks), device=where)
         self.first = torch.empty((count, blocks), dtype=torch.int32, device=where)
@@ -47,26 +67,34 @@ class Draws:
     def fill(self, sampling: SamplingBatch) -> bool:
         """Copy the parameters of the draws to the device; return whether any draw is not greedy."""
         n, count = len(sampling.rows), self.count
-        records = np.frombuffer(b"".join(sampling.records), dtype=SAMPLING_RECORD)
+        records = sampling_records(sampling)
         raw = self.host.numpy()
         raw[:] = 0
-        raw[: 8 * count].view(np.uint64)[:n] = [
-            noise(int(record["seed"]), position) if record["scale"] else 0
-            for record, position in zip(records, sampling.positions, strict=True)
-        ]
-        raw[8 * count : 16 * count].view(np.float64)[:n] = records["reach"]
-        raw[16 * count : 20 * count].view(np.float32)[:n] = records["scale"]
-        raw[20 * count :].view(np.int32)[:n] = sampling.rows
+        raw[: 8 * count].view(np.uint64)[:n] = records["seed"]
+        raw[8 * count : 16 * count].view(np.int64)[:n] = sampling.positions
+        raw[16 * count : 24 * count].view(np.float64)[:n] = records["reach"]
+        raw[24 * count : 32 * count].view(np.float64)[:n] = records["top_p"]
+        raw[32 * count : 36 * count].view(np.float32)[:n] = records["scale"]
+        raw[36 * count : 40 * count].view(np.int32)[:n] = sampling.rows
+        top_k = records["top_k"]
+        raw[40 * count :].view(np.int32)[:n] = np.where(top_k < self._vocab, top_k, 0)
         self.inputs.copy_(self.host, non_blocking=True)
         return bool(records["scale"].any())
 
-    def launch(self, logits: torch.Tensor, *, greedy: bool) -> None:
-        """Launch the kernels that draw ``tokens`` from ``logits`` [rows, vocab]."""
+    def _input(self, begin: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return the parameter whose values follow ``begin`` bytes per draw."""
+        end = begin + dtype.itemsize
+        return self.inputs[begin * self.count : end * self.count].view(dtype)
+
+    def launch(self, logits: torch.Tensor, *, greedy: bool, sort: bool = False) -> None:
+        """Launch the kernels that draw ``tokens`` from ``logits`` [rows, vocab].
+
+        ``sort`` is needed for draws by top-k or top-p.
+        """
         count, blocks, vocab = self.count, self.blocks, logits.shape[1]
-        noises = self.inputs[: 8 * count].view(torch.uint64)
-        reaches = self.inputs[8 * count : 16 * count].view(torch.float64)
-        scales = self.inputs[16 * count : 20 * count].view(torch.float32)
-        rows = self.inputs[20 * count :].view(torch.int32)
+        seeds, positions = self._input(0, torch.uint64), self._input(8, torch.int64)
+        reaches, scales = self._input(16, torch.float64), self._input(32, torch.float32)
+        rows = self._input(36, torch.int32)
         stride, wide = logits.stride(0), triton.next_power_of_2(blocks)
         greatest_kernel[(count, blocks)](
             logits, rows, self.most, self.first, stride, vocab, blocks, BLOCK=_BLOCK, **FUSION
@@ -81,8 +109,27 @@ class Draws:
             **FUSION,
         )  # fmt: skip
         draw_kernel[(count,)](
-            logits, rows, self.greatest, scales, reaches, noises, self.sums, self.tokens, stride, vocab,
-            blocks, BLOCK=_BLOCK, BLOCKS=wide, **FUSION,
+            logits, rows, self.greatest, scales, reaches, seeds, positions, self.sums, self.tokens,
+            stride, vocab, blocks, BLOCK=_BLOCK, BLOCKS=wide, **FUSION,
+        )  # fmt: skip
+        for begin in range(0, count if sort else 0, _SORTED_TOGETHER):
+            self._draw_sorted(logits, slice(begin, begin + _SORTED_TOGETHER))
+
+    def _draw_sorted(self, logits: torch.Tensor, some: slice) -> None:
+        """Replace the tokens of some draws by those of top-k and top-p."""
+        blocks, vocab = self.blocks, logits.shape[1]
+        rows, scales = self._input(36, torch.int32)[some], self._input(32, torch.float32)[some]
+        reaches, top_k = self._input(16, torch.float64)[some], self._input(40, torch.int32)[some]
+        greatest, sums = self.greatest[some], self.sums[some]
+        values, ids = logits.index_select(0, rows).sort(dim=1, descending=True, stable=True)
+        sorted_sum_kernel[(len(rows), blocks)](
+            values, greatest, scales, reaches, top_k, sums, vocab, blocks, BLOCK=_BLOCK, **FUSION
+        )
+        sorted_draw_kernel[(len(rows),)](
+            values, ids, greatest, scales, reaches, self._input(0, torch.uint64)[some],
+            self._input(8, torch.int64)[some], top_k, self._input(24, torch.float64)[some], sums,
+            self.tokens[some], vocab, blocks, BLOCK=_BLOCK,
+            BLOCKS=triton.next_power_of_2(blocks), **FUSION,
         )  # fmt: skip
 
 
@@ -96,7 +143,7 @@ class Sampler:
         """Launch draws that :func:`drawn_on_device` allows."""
         draws = Draws(len(sampling.rows), logits.shape[1], self._device)
         greedy = not draws.fill(sampling)
-        draws.launch(logits, greedy=greedy)
+        draws.launch(logits, greedy=greedy, sort=needs_sorting(sampling))
         return draws
 
     def tokens(self, draws: Draws, count: int) -> list[int]:

@@ -30,6 +30,7 @@ class Shape(NamedTuple):
         single: number of sequences of one row, each of which is a separate tile.
         tiles: number of tiles of the sequences of several rows.
         stretches: number of stretches of attention of the sequences of one row.
+        adapted: whether any sequence has an adapter.
     """
 
     rows: int
@@ -39,11 +40,13 @@ class Shape(NamedTuple):
     single: int
     tiles: int
     stretches: int
+    adapted: bool = False
 
     @classmethod
-    def of_decode(cls, rows: int, stretches: int) -> "Shape":
+    def of_decode(cls, rows: int, stretches: int, *, adapted: bool) -> "Shape":
         """Return the shape of a batch with one row per sequence, all with logits."""
-        return cls(rows, rows, rows, stretches * SPLIT // BLOCK_TOKENS, rows, 0, stretches)
+        width = stretches * SPLIT // BLOCK_TOKENS
+        return cls(rows, rows, rows, width, rows, 0, stretches, adapted)
 
 
 @dataclass(slots=True)
@@ -53,6 +56,9 @@ class StepBatch:
     Attributes:
         shape: its sizes.
         tokens, positions, sequences: [rows]; a row of sequence -1 is padding.
+        slots: [rows] the slots of their adapters, -1 for none; None if no row has one.
+        types: [rows] types of the tokens.
+        starts: [sequences + 1] the first row of each sequence.
         wanted: [wanted] rows whose logits are requested.
         single: [single, 3] tiles of attention; see ``kernels/attention.py``.
         tiles: [tiles, 3] likewise.
@@ -64,6 +70,9 @@ class StepBatch:
     tokens: torch.Tensor
     positions: torch.Tensor
     sequences: torch.Tensor
+    slots: torch.Tensor | None
+    types: torch.Tensor
+    starts: torch.Tensor
     wanted: torch.Tensor
     single: torch.Tensor
     tiles: torch.Tensor
@@ -99,23 +108,26 @@ class Staging:
     def __init__(self, shape: Shape, groups: int, device: Device, blocks: int = 1 << 31) -> None:
         """Allocate the memory, for a KV cache of ``groups`` groups and ``blocks`` blocks."""
         self.shape, self._blocks = shape, blocks
-        sizes = [shape.rows] * 3
+        sizes = [shape.rows] * 3 + [shape.rows * shape.adapted, shape.rows, shape.sequences + 1]
         sizes += [shape.wanted, 3 * shape.single, 3 * shape.tiles]
         sizes += [shape.sequences * shape.width] * groups
-        starts = [0, *itertools.accumulate(-(-n // _ALIGNMENT) * _ALIGNMENT for n in sizes)]
+        begins = [0, *itertools.accumulate(-(-n // _ALIGNMENT) * _ALIGNMENT for n in sizes)]
         self._host = torch.zeros(
-            max(1, starts[-1]), dtype=torch.int32, pin_memory=device.torch.type == "cuda"
+            max(1, begins[-1]), dtype=torch.int32, pin_memory=device.torch.type == "cuda"
         )
         self._device = torch.zeros_like(self._host, device=device.torch)
-        places = list(zip(starts, sizes, strict=False))
+        places = list(zip(begins, sizes, strict=False))
         self._sections = [self._host.numpy()[at : at + n] for at, n in places]
         views = [self._device[at : at + n] for at, n in places]
-        tokens, positions, sequences, wanted, single, tiles, *tables = views
+        tokens, positions, sequences, slots, types, starts, wanted, single, tiles, *tables = views
         self.batch = StepBatch(
             shape,
             tokens,
             positions,
             sequences,
+            slots if shape.adapted else None,
+            types,
+            starts,
             wanted,
             single.view(-1, 3),
             tiles.view(-1, 3),
@@ -129,11 +141,19 @@ class Staging:
             ValueError: a table names a block that does not exist.
         """
         rows, count = len(batch.tokens), len(batch.starts) - 1
-        tokens, positions, sequences, wanted, first, second, *tables = self._sections
+        tokens, positions, sequences, slots, types, starts, wanted, first, second, *tables = (
+            self._sections
+        )
         tokens[:rows], tokens[rows:] = batch.tokens, 0
         positions[:rows], positions[rows:] = batch.positions, 0
+        types[:] = 0
+        if batch.types is not None:
+            types[:rows] = batch.types
+        starts[: count + 1], starts[count + 1 :] = batch.starts, rows
         owners = np.repeat(np.arange(count, dtype=np.int32), np.diff(np.asarray(batch.starts)))
         sequences[:rows], sequences[rows:] = owners, -1
+        if batch.adapters is not None:
+            slots[:rows], slots[rows:] = np.asarray(batch.adapters)[owners], -1
         wanted[: len(batch.wanted)], wanted[len(batch.wanted) :] = batch.wanted, 0
         for section, found in ((first, single), (second, tiles)):
             section[: found.size], section[found.size :] = found.reshape(-1), -1
@@ -183,4 +203,5 @@ def shape_of(batch: Batch, single: Numbers, tiles: Numbers) -> Shape:
         single=len(single),
         tiles=len(tiles),
         stretches=alone // SPLIT + 1,
+        adapted=batch.adapters is not None,
     )

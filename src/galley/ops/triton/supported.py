@@ -24,9 +24,14 @@ ELEMENTWISE: Final[Mapping[str, tuple[str, ...]]] = {
 _WIDEST_KEY: Final = 256
 """Maximum columns of a key that fit into attention tiles."""
 
+_WIDEST_LATENT: Final = 576
+"""Maximum columns of a latent key, whose first columns are the value."""
+
 SUPPORTED: Final = frozenset(
     {"embed", "linear", "rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm", "rope"}
-    | {"attention", "rope_attention", "select_rows", "columns", "head_columns"}
+    | {"attention", "rope_attention", "select_rows", "columns", "head_columns", "route", "experts"}
+    | {"lora", "head_linear", "join_heads", "embed_positions", "embed_types"}
+    | {"encoder_attention"}
     | ELEMENTWISE.keys()
 )
 """Ops that have kernels."""
@@ -41,15 +46,21 @@ def check_program(program: Program) -> None:
         if op.name not in SUPPORTED:
             raise UnsupportedModel(f"executor 'gpu' has no kernel for op {op.name} yet; {remedy}")
     for kv in program.kv:
-        if kv.shared:
+        most = _WIDEST_LATENT if kv.shared else _WIDEST_KEY
+        if max(kv.key_dim, kv.value_dim) > most:
             raise UnsupportedModel(
-                f"executor 'gpu' does not support latent attention yet; {remedy}"
-            )
-        if max(kv.key_dim, kv.value_dim) > _WIDEST_KEY:
-            raise UnsupportedModel(
-                f"executor 'gpu' supports keys and values of up to {_WIDEST_KEY} columns, but this "
+                f"executor 'gpu' supports keys and values of up to {most} columns, but this "
                 f"model's have {max(kv.key_dim, kv.value_dim)}; {remedy}"
             )
+
+
+def has_kernels(program: Program) -> bool:
+    """Return whether the executor has kernels for the program."""
+    try:
+        check_program(program)
+    except UnsupportedModel:
+        return False
+    return True
 
 
 def gated_linears(program: Program) -> tuple[dict[int, Op], set[int]]:
@@ -81,12 +92,19 @@ def gated_linears(program: Program) -> tuple[dict[int, Op], set[int]]:
     return found, unmade
 
 
-def logits_chain(program: Program) -> set[int]:
-    """Return the logits and the buffers that ``scale`` or ``soft_cap`` turn into them; all are float32."""
+def float32_buffers(program: Program) -> set[int]:
+    """Return the buffers that are float32 whatever the activations are.
+
+    These are logits, with the buffers that ``scale`` or ``soft_cap`` turn into them, and the inputs and
+    results of ``route``: rounded logits might choose other experts, and bfloat16 has no numbers above 256.
+    """
     writers = {b: op for op in program.ops for b in op.outputs}
     op = program.ops[-1]
-    chain = {op.output}
+    found = {op.outputs[-1]}
     while op.name in ("scale", "soft_cap"):
         op = writers[op.inputs[0]]
-        chain.add(op.output)
-    return chain
+        found.add(op.output)
+    for op in program.ops:
+        if op.name == "route":
+            found |= {*op.inputs, op.output}
+    return found

@@ -99,6 +99,21 @@ def linear_tile(
     return _fitting(device, best, kind)
 
 
+def grouped_tile(device: Device, kind: str, dtype: torch.dtype, rows: int, outputs: int) -> Tile:
+    """Choose the tile of ``rows`` rows (16 to 128, a power of two) whose matrix is one of several.
+
+    Args:
+        device: the device.
+        kind: as in :func:`linear_tile`.
+        dtype: type of the rows.
+        rows: rows of a tile.
+        outputs: outputs of one matrix.
+    """
+    if INTERPRETED or kind != "dense" or dtype == torch.float32:
+        return linear_tile(device, kind, dtype, rows, outputs, 1)
+    return _fitting(device, _GROUPED_TILES[rows], kind)
+
+
 def _fitting(device: Device, tile: Tile, kind: str) -> Tile:
     """Return the tile with as many stages as fit into shared memory."""
     parts = {"dense": 1, "int4": 4}.get(kind, 2)
@@ -149,6 +164,14 @@ _PACKED_TILES: Final = {
     Tile(64, 32, 64, 4, 4): 0.3,
 }
 
+_GROUPED_TILES: Final = {
+    16: Tile(64, 16, 128, 4, 5),
+    32: Tile(128, 32, 64, 4, 5),
+    64: Tile(128, 64, 64, 4, 4),
+    128: Tile(128, 128, 64, 8, 3),
+}
+"""Rows of a tile -> the fastest tile for dense matrices of experts on an H200."""
+
 _PROCESSORS: Final = 132
 
 
@@ -185,10 +208,17 @@ class QueryTile:
     stages: int
 
 
-def query_tile(device: Device, heads_together: int, *, many: bool) -> QueryTile:
-    """Choose the tile of sequences of ``many`` rows or of one, with ``heads_together`` per KV head."""
-    if INTERPRETED:
-        return QueryTile(max(1, (64 if many else 16) // heads_together), 4, 1)
+def query_tile(
+    device: Device, heads_together: int, *, many: bool, latent: bool = False
+) -> QueryTile:
+    """Choose the tile of sequences of ``many`` rows or of one, with ``heads_together`` per KV head.
+
+    Registers hold fewer rows of ``latent`` attention, whose values are wide.
+    """
+    if INTERPRETED:  # numpy's products depend on the number of rows
+        return QueryTile(max(1, 64 // heads_together), 4, 1)
+    if latent:
+        return QueryTile(max(1, (32 if many else 16) // heads_together), 4, 1)
     if device.capability == 0:
         return QueryTile(max(1, (64 if many else 16) // heads_together), 4, 1)
     if many:

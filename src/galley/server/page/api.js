@@ -1,10 +1,10 @@
-// The server's API: a key where it wants one, errors as it words them, streams of events.
+// The server's API: keys, errors and event streams.
 
 import { byId } from "./dom.js";
 
 const KEY = "galley-key"; // in sessionStorage: gone when the tab is closed
 
-/** What the server refused, in its own words. */
+/** An error response, with the server's message. */
 export class ApiError extends Error {
   constructor(status, message, retryAfter = null) {
     super(message);
@@ -13,20 +13,20 @@ export class ApiError extends Error {
   }
 }
 
-/** The key that was typed in; "" without one. */
+/** The key that the user entered; "" without one. */
 export const key = () => sessionStorage.getItem(KEY) ?? "";
 
-/** Forget the key; the next refusal asks for another. */
+/** Forget the key; the next 401 prompts for another. */
 export function forgetKey() {
   sessionStorage.removeItem(KEY);
   byId("forget").hidden = true;
 }
 
 /**
- * fetch() of a path of this server, with the key. While the server answers 401 the reader is asked for a
- * key, and the request is sent again.
+ * fetch() of a path of this server, with the key. While the server answers 401, prompts for a key and
+ * sends the request again.
  *
- * Throws ApiError for any other refusal.
+ * Throws ApiError for any other error.
  */
 export async function request(path, options = {}) {
   for (;;) {
@@ -51,14 +51,14 @@ async function refusalOf(answer) {
   try {
     message = JSON.parse(text).error.message;
   } catch {
-    // not the server's own: of a proxy before it, for one
+    // not from the server itself, but for example from a proxy
   }
   return new ApiError(answer.status, message, answer.headers.get("Retry-After"));
 }
 
 let asking = null;
 
-/** A key other than `refused`; all requests that were refused wait for the same dialog. */
+/** A key other than `refused`; all rejected requests wait for the same dialog. */
 function newKey(refused, reason) {
   if (key() !== refused) return Promise.resolve();
   asking ??= new Promise((resolve) => {
@@ -84,7 +84,7 @@ function newKey(refused, reason) {
 }
 
 /**
- * The objects of a stream of server-sent events, each with the time at which it came.
+ * The objects of a stream of server-sent events, each with its time of arrival.
  *
  * Throws ApiError for an event that is an error.
  */
@@ -107,8 +107,8 @@ export async function* events(answer) {
 }
 
 /**
- * A WebSocket to a path of this server. A browser can send no header with it, so the key travels as
- * OpenAI's clients in browsers send it: as a subprotocol.
+ * A WebSocket to a path of this server. Browsers cannot send headers with it, so the key is sent as a
+ * subprotocol, as OpenAI's browser clients do.
  */
 export function socket(path) {
   const url = new URL(path, document.baseURI);

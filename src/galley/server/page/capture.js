@@ -1,4 +1,4 @@
-// AudioWorklet: what the microphone hears, resampled to 16 kHz, as blocks of 16-bit samples.
+// AudioWorklet: microphone input, resampled to 16 kHz, as blocks of 16-bit samples.
 
 const OUT_RATE = 16_000;
 const BLOCK = 1_600; // samples: a tenth of a second
@@ -53,8 +53,8 @@ class Capture extends AudioWorkletProcessor {
 }
 
 /**
- * Windowed-sinc filters that take a signal down by `step`, one for each fraction of a sample: nothing above
- * half the new rate is left to fold back (J. O. Smith, Digital Audio Resampling).
+ * Windowed-sinc filters that downsample a signal by `step`, one for each fraction of a sample, without
+ * aliasing (J. O. Smith, Digital Audio Resampling).
  */
 function lowPass(step) {
   const cutoff = 0.92 / Math.max(1, step); // of half the old rate

@@ -5,12 +5,12 @@ import { announce, byId, duration, make, number, percent } from "./dom.js";
 import { Tokens } from "./tokens.js";
 
 const ALTERNATIVES = 5;
-// Tokens are shown together this often: a layout for each would cost more the longer the answer is.
+// Tokens are rendered in batches at this interval, because a layout for each would be slow in long answers.
 const SHOW_MS = 30;
 
-/** What has been said: {role, content, reasoning_content}. */
+/** The conversation so far: {role, content, reasoning_content}. */
 let messages = [];
-/** Ends the answer that is being written; null while none is. */
+/** Aborts the answer in progress; null if there is none. */
 let stopper = null;
 
 export function setUp() {
@@ -34,7 +34,7 @@ export function setUp() {
   }
 }
 
-/** The models that chat are known. */
+/** Called once the models that chat are known. */
 export function ready(models) {
   byId("chat-none").hidden = models.length > 0;
   byId("chat-send").disabled = models.length === 0;
@@ -65,10 +65,10 @@ async function send(written) {
   const answer = { content: "", began: performance.now(), first: null, last: null, usage: null, finish: null };
   try {
     await receive(answer, tokens, thinking);
-    receipt.textContent = told(answer, tokens);
+    receipt.textContent = summary(answer, tokens);
   } catch (error) {
     const stopped = error.name === "AbortError";
-    receipt.textContent = stopped ? `stopped · ${told(answer, tokens)}` : "";
+    receipt.textContent = stopped ? `stopped · ${summary(answer, tokens)}` : "";
     if (!stopped) turn.append(make("p", { class: "error", role: "alert" }, error.message));
   }
   const thought = thinking.text ? { reasoning_content: thinking.text } : {};
@@ -80,7 +80,7 @@ async function send(written) {
   busy(false);
 }
 
-/** What the model thinks, apart from what it says: in sight while it thinks, folded when it answers. */
+/** The model's thinking: shown while it thinks, collapsed once it answers. */
 class Thinking {
   constructor(answer) {
     this.text = "";
@@ -135,7 +135,7 @@ async function receive(answer, tokens, thinking) {
       const thought = choice.delta.reasoning_content ?? "";
       const entries = choice.logprobs?.content ?? [];
       if (!text && !thought && !entries.length) continue;
-      if (thought && answer.first === null) announce("The model thinks.", { end: true });
+      if (thought && answer.first === null) announce("The model is thinking.", { end: true });
       answer.first ??= at;
       answer.content += text;
       come.push({ text, thought, list: tokensOf(text || thought, entries, at - answer.last) });
@@ -165,8 +165,8 @@ function body() {
 }
 
 /**
- * The tokens of one chunk. Text is held back while it may be half a character or a stop string, so the
- * chunk's text may differ from that of its tokens: the last of them gets it then.
+ * The tokens of one chunk. Text is held back while it can be half a character or a stop string, so the
+ * chunk's text can differ from that of its tokens; its last token then gets the text.
  */
 function tokensOf(text, entries, ms) {
   if (!entries.length) return [{ text, token: text, probability: null, ms, others: [] }];
@@ -180,8 +180,8 @@ function tokensOf(text, entries, ms) {
   }));
 }
 
-/** What the answer took, in one line. */
-function told(answer, tokens) {
+/** Statistics of the answer, in one line. */
+function summary(answer, tokens) {
   const count = answer.usage?.completion_tokens ?? tokens.list.length;
   const seconds = (answer.last - answer.first) / 1000;
   const known = tokens.list.map((token) => token.probability).filter((value) => value !== null);
@@ -191,11 +191,11 @@ function told(answer, tokens) {
   if (answer.first !== null) parts.push(`first after ${duration((answer.first - answer.began) / 1000)}`);
   if (seconds > 0 && count > 1) parts.push(`${number((count - 1) / seconds)} tokens/s`);
   if (known.length) parts.push(`mean probability ${percent(mean)}`);
-  if (answer.finish === "length") parts.push("cut at max tokens");
+  if (answer.finish === "length") parts.push("stopped at max tokens");
   return [...parts, ...receiptParts(answer.usage)].join(" · ");
 }
 
-/** What the server says it took. */
+/** The server's statistics of the request. */
 function receiptParts(usage) {
   if (!usage) return [];
   const cached = usage.prompt_tokens_details?.cached_tokens;

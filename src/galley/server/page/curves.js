@@ -1,4 +1,4 @@
-// Panel "Activity": what the server does, as curves of the last five minutes.
+// Panel "Activity": curves of the last five minutes.
 
 import { byId, duration, make, number, percent } from "./dom.js";
 import { before, looks, newest, onLook } from "./history.js";
@@ -10,22 +10,22 @@ const QUANTILE_SECONDS = 15;
 const COST_SECONDS = 30;
 const HOUR = 3600;
 
-/** A number of tokens a second, requests or the like. */
+/** A number of tokens per second, requests or similar. */
 const plain = (value) => number(value === null ? null : Number(value.toPrecision(3)));
 const money = (value) => (value === null ? "–" : plain(value));
 
-/** Each curve: what it shows, and its values at a look. `at` has `gauge`, `rate` and `quantiles`. */
+/** Each curve: its description, and its values at a sample. `at` has `gauge`, `rate` and `quantiles`. */
 const CURVES = [
   {
     title: "Requests",
-    about: "sequences in the engine, and those that wait for a place",
+    about: "sequences running, and waiting in the queue",
     names: ["running", "waiting"],
     format: plain,
     values: (at) => [at.gauge("galley_requests_running"), at.gauge("galley_requests_waiting")],
   },
   {
     title: "Tokens per second",
-    about: `generated, and prompt tokens computed; over ${RATE_SECONDS} s`,
+    about: `generated, and computed prompt tokens; over ${RATE_SECONDS} s`,
     names: ["generated", "prompt"],
     format: plain,
     values: (at) => [
@@ -35,8 +35,8 @@ const CURVES = [
   },
   {
     title: "KV cache",
-    about: "share of the blocks in use, and kept for later prefixes",
-    names: ["in use", "kept"],
+    about: "share of blocks in use, and cached for prefixes",
+    names: ["in use", "cached"],
     format: percent,
     values: (at) => {
       const total = at.gauge("galley_kv_blocks");
@@ -53,11 +53,11 @@ const CURVES = [
   },
   {
     title: "Time between tokens",
-    about: `of one sequence; over ${QUANTILE_SECONDS} s`,
+    about: `within a sequence; over ${QUANTILE_SECONDS} s`,
     names: ["P50", "P95"],
     format: duration,
     values: (at) => {
-      // The mean of each sequence where the server does not count each token.
+      // The mean of each sequence, if the server does not count each token.
       const names = ["galley_inter_token_seconds", "galley_time_per_output_token_seconds"];
       const known = names.find((name) => at.samples.has(`${name}_bucket`));
       return at.quantiles(known ?? names[0], QUANTILE_SECONDS);
@@ -65,7 +65,7 @@ const CURVES = [
   },
   {
     title: "Cost",
-    about: `of a million generated tokens, over ${COST_SECONDS} s; set price_per_hour to see it`,
+    about: `per million generated tokens, over ${COST_SECONDS} s; requires price_per_hour`,
     names: ["per million tokens"],
     format: money,
     values: (at) => {
@@ -90,7 +90,7 @@ export function setUp() {
 
 export const shown = () => drawAll();
 
-/** One look, and those before it, at the chosen model's metrics. */
+/** One sample of the chosen model's metrics, and those before it. */
 class At {
   constructor(index, model) {
     this.index = index;
@@ -102,7 +102,7 @@ class At {
     return sum(this.samples, name, { ...labels, ...this.labels });
   }
 
-  /** How fast a counter rises, per second; null at the first look, and when the server has started anew. */
+  /** Rate of a counter per second; null at the first sample, and after a restart of the server. */
   rate(name, seconds) {
     const earlier = before(this.index, seconds);
     const now = this.gauge(name);
@@ -118,7 +118,7 @@ class At {
   }
 }
 
-/** What was computed for each look stays: name of the model -> look -> values of all curves. */
+/** Cache of computed values: name of the model -> sample -> values of all curves. */
 const computed = new Map();
 
 function valuesOf(index, model) {

@@ -1,4 +1,4 @@
-// Making and finding elements, and numbers as people read them.
+// Creates and finds elements, and formats numbers.
 
 /** The element with an id. */
 export const byId = (id) => document.getElementById(id);
@@ -69,8 +69,8 @@ const live = byId("live");
 let unsaid = "";
 
 /**
- * Tell a screen reader text that streams in, a sentence at a time: token by token it would stutter.
- * `end` tells what is left, too.
+ * Announce streaming text to a screen reader, one sentence at a time, since single tokens would stutter.
+ * `end` also announces the rest.
  */
 export function announce(text, { end = false } = {}) {
   unsaid += text;

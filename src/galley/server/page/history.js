@@ -1,4 +1,4 @@
-// The last five minutes of /metrics, asked for once a second whichever panel is shown.
+// The last five minutes of /metrics, fetched once a second whichever panel is shown.
 
 import { request } from "./api.js";
 import { parse } from "./prometheus.js";
@@ -7,18 +7,18 @@ export const KEPT_SECONDS = 300;
 const PERIOD_MS = 1000;
 const WANTED = /^galley_/;
 
-/** Looks at the metrics, the oldest first: {at: ms of performance.now(), samples}. */
+/** Samples of the metrics, the oldest first: {at: ms of performance.now(), samples}. */
 export const looks = [];
 
 const listeners = [];
 
-/** Call `listener` after each look. */
+/** Call `listener` after each sample. */
 export const onLook = (listener) => listeners.push(listener);
 
-/** The newest samples; null before the first look. */
+/** The newest samples; null before the first. */
 export const newest = () => looks.at(-1)?.samples ?? null;
 
-/** The look from about `seconds` before another one; the oldest of all if there is none so old. */
+/** The sample from about `seconds` before another one, or the oldest if there is none that old. */
 export function before(index, seconds) {
   const since = looks[index].at - seconds * 1000;
   let found = index;
@@ -26,7 +26,7 @@ export function before(index, seconds) {
   return looks[found];
 }
 
-/** Look, again and again. A look that fails leaves a gap. */
+/** Fetch samples repeatedly. A failed request leaves a gap. */
 export async function poll() {
   const began = performance.now();
   try {
@@ -38,7 +38,7 @@ export async function poll() {
     while (looks[0].at < at - (KEPT_SECONDS + 20) * 1000) looks.shift();
     for (const listener of listeners) listener();
   } catch {
-    // The server is away; the state beside the tabs says so.
+    // The server is unreachable, which the state next to the tabs shows.
   }
   setTimeout(poll, Math.max(0, PERIOD_MS - (performance.now() - began)));
 }

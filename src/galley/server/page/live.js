@@ -9,8 +9,8 @@ const LAST_WORDS_MS = 20_000;
 /** One session, from the first sample to the last word. */
 export class Live {
   /**
-   * onFinal(id, delta): words that stay; onOpen(id, tail): those after them that may still change;
-   * onTurn(id, text): a turn is over; onState(text) and onPeak(0 to 1): for the reader.
+   * onFinal(id, delta): final words; onOpen(id, tail): words after them that can still change;
+   * onTurn(id, text): end of a turn; onState(text) and onPeak(0 to 1): for display.
    */
   constructor(options) {
     this.options = options;
@@ -18,9 +18,9 @@ export class Live {
     this.spoken = false; // since the last turn ended
   }
 
-  /** Until the reader stops it or the server ends it. Throws Error with what went wrong. */
+  /** Run until the user stops it or the server ends it. Throws Error with the reason. */
   async run() {
-    this.options.onState("asking for the microphone …");
+    this.options.onState("waiting for the microphone …");
     const microphone = await navigator.mediaDevices.getUserMedia({ audio: true });
     const context = new AudioContext();
     try {
@@ -29,7 +29,7 @@ export class Live {
       await this.#connect();
       const capture = new AudioWorkletNode(context, "capture");
       capture.port.onmessage = ({ data }) => this.#hear(data);
-      // The worklet's output is silence; without a way to the speakers a browser may not run it.
+      // The worklet's output is silent, but browsers may not run it unless it is connected to the speakers.
       context.createMediaStreamSource(microphone).connect(capture).connect(context.destination);
       await context.resume();
       this.options.onState("listening; speak");
@@ -43,11 +43,11 @@ export class Live {
     this.options.onState("");
   }
 
-  /** Hear no more; what was said until now is still transcribed. */
+  /** Stop recording; what was said so far is still transcribed. */
   stop() {
     this.stopped = true;
     if (this.socket?.readyState !== WebSocket.OPEN || !this.spoken) return this.end();
-    this.options.onState("the last words …");
+    this.options.onState("finishing …");
     this.#send({ type: "input_audio_buffer.commit" });
     setTimeout(this.end, LAST_WORDS_MS);
   }
@@ -55,12 +55,12 @@ export class Live {
   async #connect() {
     const { model, language } = this.options;
     this.socket = socket(`v1/realtime?intent=transcription&model=${encodeURIComponent(model)}`);
-    this.socket.onmessage = ({ data }) => this.#told(JSON.parse(data));
+    this.socket.onmessage = ({ data }) => this.#receive(JSON.parse(data));
     this.socket.onclose = ({ code, reason }) =>
       this.end(this.stopped ? "" : `The server ended the stream: ${reason || `code ${code}`}`);
     await new Promise((resolve, reject) => {
       this.socket.onopen = resolve;
-      this.socket.onerror = () => reject(new Error("The server refused the stream; its log says why"));
+      this.socket.onerror = () => reject(new Error("The server rejected the stream; see its log"));
     });
     const input = { format: { type: "audio/pcm", rate: RATE } };
     if (language) input.transcription = { language };
@@ -79,7 +79,7 @@ export class Live {
     if (this.socket.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(event));
   }
 
-  #told(event) {
+  #receive(event) {
     const id = event.item_id;
     switch (event.type) {
       case "input_audio_buffer.speech_started":
@@ -98,7 +98,7 @@ export class Live {
         break;
       case `${TEXT}failed`:
       case "error":
-        // Nothing was left to commit: the turn had ended by itself.
+        // Nothing to commit: the turn has already ended.
         this.end(this.stopped ? "" : event.error.message);
     }
   }

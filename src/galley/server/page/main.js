@@ -1,4 +1,4 @@
-// The frame: tabs, the switch between light and dark, the list of models, and the server's state.
+// The frame: tabs, the light and dark theme, the list of models, and the server's state.
 
 import { forgetKey, json, key } from "./api.js";
 import { byId, make } from "./dom.js";
@@ -54,14 +54,14 @@ function setUpTheme() {
     (root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) ===
     "dark";
   const button = byId("theme");
-  const tell = () => button.setAttribute("aria-checked", dark());
+  const showState = () => button.setAttribute("aria-checked", dark());
   button.addEventListener("click", () => {
     root.dataset.theme = dark() ? "light" : "dark";
     localStorage.setItem("galley-theme", root.dataset.theme);
-    tell();
+    showState();
   });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", tell);
-  tell();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", showState);
+  showState();
 }
 
 function setUpKey() {
@@ -73,7 +73,7 @@ function setUpKey() {
   });
 }
 
-/** Fill a select with models; hide what is around it where there is nothing to choose. */
+/** Fill a select with models; hide its label if there is nothing to choose. */
 function offer(select, models) {
   select.replaceChildren(...models.map((model) => make("option", { value: model.id }, model.id)));
   select.closest("label").hidden = models.length < 2;
@@ -83,7 +83,7 @@ async function loadModels() {
   for (;;) {
     try {
       const models = (await json("v1/models")).data;
-      // What a model does that was never loaded is not known.
+      // The tasks of a model that was never loaded are unknown.
       const which = (task) =>
         models.filter((model) => !model.tasks.length || model.tasks.includes(task));
       offer(byId("chat-model"), which("generate"));
@@ -92,7 +92,7 @@ async function loadModels() {
       transcript.ready(which("transcribe"));
       return;
     } catch {
-      // Loading, or away; the state beside the tabs says which.
+      // Loading or unreachable, which the state next to the tabs shows.
       await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
     }
   }

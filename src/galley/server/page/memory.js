@@ -1,4 +1,4 @@
-// Panel "Memory": where the machine's memory is, how full each KV cache is, and what the start took.
+// Panel "Memory": use of the machine's memory, use of each KV cache, and the duration of the start.
 
 import { byId, bytes, duration, make, number, percent } from "./dom.js";
 import { newest, onLook } from "./history.js";
@@ -34,7 +34,7 @@ function models(samples) {
   return [...new Set(select(samples, "galley_requests_running").map(({ labels }) => labels.model))].sort();
 }
 
-/** A card of one bar and a table that says the same. `parts`: [name, value, class]; total: the whole bar. */
+/** A card with a bar and a table of the same data. `parts`: [name, value, class]; total: the whole bar. */
 function card({ title, about, parts, total, format }) {
   const bar = make("div", { class: "stack", "aria-hidden": "true" });
   const rows = [];
@@ -72,20 +72,20 @@ function machine(samples) {
     .filter(([, value]) => value > 0)
     .sort(([, one], [, other]) => other - one);
   const ours = held.reduce((total, [, value]) => total + value, 0);
-  // Pages that processes share count for each of them, so they may hold more than is taken.
+  // Pages that processes share count for each of them, so their sum can exceed the memory in use.
   const rest = held.length ? Math.max(0, used - ours) : used;
   const parts = held.map(([name, value], index) => [name, value, `part-${index % 6}`]);
   const total = Math.max(limit, ours + rest + available);
   return card({
     title: "This machine",
-    about: `${bytes(available)} of ${bytes(limit)} can still be taken`,
+    about: `${bytes(available)} of ${bytes(limit)} available`,
     parts: [...parts, [held.length ? "others" : "taken", rest, "part-rest"], ["available", available, "part-free"]],
     total,
     format: bytes,
   });
 }
 
-/** What serving the model was planned to take before its weights were read. */
+/** The memory planned for the model before its weights were read. */
 function ledger(samples, model) {
   const planned = select(samples, "galley_planned_memory_bytes", { model });
   const available = planned.find(({ labels }) => labels.part === "available")?.value;
@@ -107,7 +107,7 @@ function ledger(samples, model) {
   const limit = sum(samples, "galley_memory_limit_bytes") ?? weights;
   return card({
     title: `${model}: weights`,
-    about: "read once in each step",
+    about: "read once per step",
     parts: [["weights", weights, "part-0"]],
     total: limit,
     format: bytes,
@@ -124,7 +124,7 @@ function cache(samples, model) {
     about: tokens === null ? "blocks" : `room for ${number(tokens)} tokens, in blocks`,
     parts: [
       ["in use", blocks("used"), "part-0"],
-      ["kept for prefixes that may come again", blocks("cached"), "part-1"],
+      ["cached for prefixes", blocks("cached"), "part-1"],
       ["free", blocks("free"), "part-free"],
     ],
     total,
@@ -142,7 +142,7 @@ function start(samples, model) {
   const spent = parts.reduce((whole, [, value]) => whole + value, 0);
   return card({
     title: `${model}: start`,
-    about: `ready after ${duration(total ?? spent)}; what each phase of the latest start took`,
+    about: `ready after ${duration(total ?? spent)}; duration of each phase of the latest start`,
     parts,
     total: total ?? spent,
     format: duration,

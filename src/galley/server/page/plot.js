@@ -1,4 +1,4 @@
-// A small line chart in SVG: the last five minutes of one or two series, drawn anew once a second.
+// A small line chart in SVG: the last five minutes of one or two series, redrawn once a second.
 
 import { draw, make } from "./dom.js";
 import { KEPT_SECONDS } from "./history.js";
@@ -15,7 +15,7 @@ export class Plot {
   /**
    * A figure for `title`.
    *
-   * names: of the series, in the order of their colours; format: a value as text; about: what it is.
+   * names: of the series, in the order of their colours; format: formats a value; about: description.
    */
   constructor({ title, about, names, format }) {
     this.title = title;
@@ -37,7 +37,7 @@ export class Plot {
       this.range,
     );
     this.svg.addEventListener("pointermove", (event) => this.#point(event));
-    this.svg.addEventListener("pointerleave", () => this.#tell(this.points.at(-1)));
+    this.svg.addEventListener("pointerleave", () => this.#show(this.points.at(-1)));
   }
 
   /** Draw points, the oldest first: {ago: seconds, values: [number or null for each series]}. */
@@ -64,7 +64,7 @@ export class Plot {
     this.names.forEach((_, series) => parts.push(...this.#lines(series, x, y)));
     this.marker = draw("line", { class: "marker", y1: TOP, y2: HEIGHT - BOTTOM, x1: -9, x2: -9 });
     this.svg.replaceChildren(...parts, this.marker);
-    if (this.hovered === undefined) this.#tell(points.at(-1));
+    if (this.hovered === undefined) this.#show(points.at(-1));
     else this.#mark(this.hovered);
     this.#describe();
   }
@@ -93,14 +93,14 @@ export class Plot {
   }
 
   #describe() {
-    const told = this.names.map((name, series) => {
+    const ranges = this.names.map((name, series) => {
       const values = this.points.map((point) => point.values[series]).filter((value) => value != null);
-      if (!values.length) return `${name}: nothing yet`;
+      if (!values.length) return `${name}: no data yet`;
       const text = (value) => this.format(value);
       return `${name}: ${text(Math.min(...values))} to ${text(Math.max(...values))}`;
     });
-    this.svg.setAttribute("aria-label", `${this.title}, last five minutes. ${told.join("; ")}`);
-    this.range.textContent = told.join(" · ");
+    this.svg.setAttribute("aria-label", `${this.title}, last five minutes. ${ranges.join("; ")}`);
+    this.range.textContent = ranges.join(" · ");
   }
 
   #point(event) {
@@ -119,10 +119,10 @@ export class Plot {
     const at = WIDTH - ((WIDTH - LEFT) * nearest.ago) / KEPT_SECONDS;
     this.marker.setAttribute("x1", at);
     this.marker.setAttribute("x2", at);
-    this.#tell(nearest, true);
+    this.#show(nearest, true);
   }
 
-  #tell(point, hovered = false) {
+  #show(point, hovered = false) {
     if (!hovered) {
       this.hovered = undefined;
       this.marker?.setAttribute("x1", -9);

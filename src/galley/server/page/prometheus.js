@@ -1,4 +1,4 @@
-// Prometheus' text format (version 0.0.4), and what is asked of it: sums, rates, quantiles.
+// Parser of Prometheus' text format (version 0.0.4), with sums, rates and quantiles.
 
 const SAMPLE = /^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)/;
 const LABEL = /([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"/g;
@@ -33,7 +33,7 @@ export function select(samples, name, wanted = {}) {
   return (samples.get(name) ?? []).filter(fits);
 }
 
-/** Their sum; null where the server has no such metric. */
+/** Their sum; null if the server has no such metric. */
 export function sum(samples, name, wanted = {}) {
   const found = select(samples, name, wanted);
   return found.length ? found.reduce((total, { value }) => total + value, 0) : null;
@@ -50,8 +50,8 @@ export function buckets(samples, name, wanted = {}) {
 }
 
 /**
- * A quantile of what a histogram saw between two looks at it, by linear interpolation within a bucket, as
- * Prometheus' histogram_quantile has it. null if it saw nothing.
+ * A quantile of a histogram between two samples, by linear interpolation within a bucket, as in
+ * Prometheus' histogram_quantile. null if there were no observations.
  */
 export function quantile(share, before, after) {
   const earlier = new Map(before);

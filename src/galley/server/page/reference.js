@@ -10,7 +10,7 @@ export async function shown() {
   loaded = true;
   try {
     const text = await (await request("docs")).text();
-    // This page has a style of its own, and lets no other one in.
+    // This page has its own style; drop that of the document.
     const page = new DOMParser().parseFromString(text.replace(/<style>.*?<\/style>/s, ""), "text/html");
     page.querySelector("h1")?.remove();
     byId("reference").replaceChildren(...page.body.children);

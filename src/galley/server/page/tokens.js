@@ -1,4 +1,4 @@
-// An answer token by token: its text tinted, one token under the glass, and all of them as a table.
+// An answer token by token: its text tinted, details of one token, and a table of all tokens.
 
 import { byId, duration, make, percent } from "./dom.js";
 
@@ -26,12 +26,12 @@ export class Tokens {
       }[event.key];
       if (to === undefined || !this.list[to]) return;
       event.preventDefault();
-      this.choose(to, { tell: true });
+      this.choose(to, { announce: true });
     });
     this.element.addEventListener("focus", () => this.#inspect());
   }
 
-  /** More tokens. The last comes under the glass, unless the reader looks at another one. */
+  /** Append tokens. Shows details of the last one, unless the user has selected another. */
   add(tokens) {
     if (!tokens.length) return;
     const first = this.list.length;
@@ -48,14 +48,14 @@ export class Tokens {
     if (first === 0 || follows) this.choose(this.list.length - 1);
   }
 
-  /** Put a token under the glass; `tell` it to a screen reader. */
-  choose(index, { tell = false } = {}) {
+  /** Show details of a token; `announce` announces it to a screen reader. */
+  choose(index, { announce = false } = {}) {
     if (inspected !== this) this.#inspect();
     this.list[this.chosen]?.span.classList.remove("chosen");
     this.chosen = index;
     this.list[index].span.classList.add("chosen");
     showToken(this.list[index], index);
-    byId("glass").setAttribute("aria-live", tell ? "polite" : "off");
+    byId("glass").setAttribute("aria-live", announce ? "polite" : "off");
   }
 
   #indexOf(element) {
@@ -77,7 +77,7 @@ function titleOf(token) {
   return `${visible(token.text)}  ${percent(token.probability)}, ${duration(token.ms / 1000)}`;
 }
 
-/** A token's text with its white space to be seen. */
+/** A token's text with visible white space. */
 function visible(text) {
   if (text === "") return "(no text)";
   return text.replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥");

@@ -1,4 +1,4 @@
-// Panel "Transcript": a recording, or the microphone, and what is said in it.
+// Panel "Transcript": transcripts of recordings and of the microphone.
 
 import { events, json, request } from "./api.js";
 import { announce, byId, duration, make, number } from "./dom.js";
@@ -28,7 +28,7 @@ export function setUp() {
   byId("transcript-clear").addEventListener("click", clear);
 }
 
-/** The models that transcribe are known. */
+/** Called once the models that transcribe are known. */
 export function ready(found) {
   models = found;
   byId("transcript-none").hidden = models.length > 0;
@@ -43,7 +43,7 @@ function clear() {
   byId("transcript-clear").hidden = true;
 }
 
-/** A new entry of the transcript: {text, note} to write into, and `fail` to say what went wrong. */
+/** A new entry of the transcript: {text, note} to fill in, and `fail` to show an error. */
 function entry(title) {
   byId("said-empty").hidden = true;
   byId("transcript-clear").hidden = false;
@@ -71,7 +71,7 @@ async function transcribe(file) {
   const language = byId("language").value.trim();
   if (language) form.append("language", language);
   form.append("file", file);
-  note.textContent = "listening …";
+  note.textContent = "transcribing …";
   const options = { method: "POST", body: form };
   try {
     const { seconds, warnings } = await (timed ? readTimed(options, element, text) : readStream(options, text));
@@ -85,7 +85,7 @@ async function transcribe(file) {
   }
 }
 
-/** Each segment's text as it comes; the seconds of audio where the server says them, and its warnings. */
+/** Each segment's text as it arrives; the audio's seconds, if the server reports them, and its warnings. */
 async function readStream(options, text) {
   const answer = await request("v1/audio/transcriptions", options);
   let seconds = null;
@@ -113,7 +113,7 @@ async function readTimed(options, element, text) {
       make("td", {}, segment.text.trim()),
     ),
   );
-  const heads = ["from", "to", "what is said"].map((head) => make("th", { scope: "col" }, head));
+  const heads = ["from", "to", "text"].map((head) => make("th", { scope: "col" }, head));
   const table = make("table", {}, make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...rows));
   if (rows.length) element.insertBefore(table, text.nextSibling);
   return { seconds: answer.duration, warnings: answer.warnings ?? [] };

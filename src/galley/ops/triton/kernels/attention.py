@@ -2,7 +2,9 @@
 
 Shapes: queries [rows, heads * key_dim], result [rows, heads * value_dim], both with a row stride; keys
 [blocks, kv_heads, BLOCK_TOKENS, key_dim] and values [..., value_dim], of the activations' type, wider, or
-int8 with a float32 scale for each token and head; tables [sequences, width] int32.
+int8 with a float32 scale for each token and head; tables [sequences, width] int32. Of latent attention (CUT) a
+token's value is the first columns of its key, which is stored once, KEY_STRIDE columns apart; int8 keys have a scale
+for the first CUT columns and another for the rest.
 
 A tile is a few consecutive rows of one sequence; the heads that share a KV head are rows of one product.
 
@@ -32,8 +34,9 @@ def merge(most, total, mixed, most_new, total_new, mixed_new):
 @triton.jit
 def _stretch(
     q, q_at, begin, end, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_ptr, head, kv_heads, scale, cap,
-    first_of_row, KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
-    BLOCK_KV: tl.constexpr, BLOCK_TOKENS: tl.constexpr, CAP: tl.constexpr, INT8: tl.constexpr,
+    first_of_row, rest, KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_R: tl.constexpr, CUT: tl.constexpr, KEY_STRIDE: tl.constexpr, BLOCK_KV: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, CAP: tl.constexpr, INT8: tl.constexpr,
 ):  # fmt: skip
     """(greatest score, sum of weights, weighted sum of values) of keys ``begin`` to ``end``."""
     rows: tl.constexpr = q.shape[0]
@@ -52,17 +55,36 @@ def _stretch(
         there = at < end
         place = (block.to(tl.int64) * kv_heads + head) * BLOCK_TOKENS + at % BLOCK_TOKENS
         # Loads of keys, values and the next block numbers are issued together.
-        inside = there[None, :] & (d[:, None] < KEY)
-        k = tl.load(key_ptr + place[None, :] * KEY + d[:, None], mask=inside, other=0).to(dtype)
-        inside = there[:, None] & (dv[None, :] < VALUE)
-        v = tl.load(value_ptr + place[:, None] * VALUE + dv[None, :], mask=inside, other=0).to(
-            dtype
-        )
+        if CUT:
+            inside = there[:, None] & (dv[None, :] < CUT)
+            v = tl.load(
+                key_ptr + place[:, None] * KEY_STRIDE + dv[None, :], mask=inside, other=0
+            ).to(dtype)
+            k = tl.trans(v)
+            r = CUT + tl.arange(0, BLOCK_R)
+            inside = there[None, :] & (r[:, None] < KEY)
+            more = tl.load(
+                key_ptr + place[None, :] * KEY_STRIDE + r[:, None], mask=inside, other=0
+            ).to(dtype)
+        else:
+            inside = there[None, :] & (d[:, None] < KEY)
+            k = tl.load(
+                key_ptr + place[None, :] * KEY_STRIDE + d[:, None], mask=inside, other=0
+            ).to(dtype)
+            inside = there[:, None] & (dv[None, :] < VALUE)
+            v = tl.load(value_ptr + place[:, None] * VALUE + dv[None, :], mask=inside, other=0).to(
+                dtype
+            )
         behind = at + BLOCK_KV
         block = tl.load(table_ptr + behind // BLOCK_TOKENS, mask=behind < end, other=0)
         scores = tl.dot(q, k, input_precision="ieee") * scale
         if INT8:
             scores = scores * tl.load(key_scale_ptr + place, mask=there, other=0.0)[None, :]
+        if CUT:
+            scored = tl.dot(rest, more, input_precision="ieee") * scale
+            if INT8:
+                scored = scored * tl.load(value_scale_ptr + place, mask=there, other=0.0)[None, :]
+            scores += scored
         if CAP:
             # cap * tanh(scores / cap)
             scores = cap - 2.0 * cap / (tl.exp2(scores * (2.0 * _LOG2E / cap)) + 1.0)
@@ -77,7 +99,8 @@ def _stretch(
         mixed = mixed * shrink[:, None]
         total = tl.dot(p.to(dtype), ones, total, input_precision="ieee")
         if INT8:
-            p = p * tl.load(value_scale_ptr + place, mask=there, other=0.0)[None, :]
+            of_values = key_scale_ptr if CUT else value_scale_ptr
+            p = p * tl.load(of_values + place, mask=there, other=0.0)[None, :]
         mixed = tl.dot(p.to(dtype), v, mixed, input_precision="ieee")
         most = both
     return most, tl.max(total, axis=1), mixed
@@ -97,30 +120,35 @@ def attention_kernel(
     q_ptr, out_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, sinks_ptr, tile_ptr, position_ptr,
     table_ptr, part_ptr, most_ptr, total_ptr, count_ptr, width, q_stride, out_stride, kv_heads, scale, cap, window,
     KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
-    SHARED: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
+    BLOCK_R: tl.constexpr, CUT: tl.constexpr, KEY_STRIDE: tl.constexpr, SHARED: tl.constexpr, BLOCK_S: tl.constexpr, HEAD_BLOCKS: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
     SPLIT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, APART: tl.constexpr, CHUNKED: tl.constexpr,
     CAP: tl.constexpr, SINKS: tl.constexpr, INT8: tl.constexpr,
 ):  # fmt: skip
-    """See the module. Programs: (tile, KV head, stretch); without APART there is one stretch.
+    """See the module. Programs: (tile, block of a KV head's heads, stretch); without APART there is one stretch.
 
     Args:
         tile_ptr: [tiles, 3] int32: sequence (-1: none), first row, number of rows.
         position_ptr: [rows] int32.
-        part_ptr, most_ptr, total_ptr: APART: what stretches give, [tiles, KV heads, stretches, BLOCK_Q *
+        part_ptr, most_ptr, total_ptr: APART: what stretches give, [tiles, blocks of heads, stretches, BLOCK_Q *
             BLOCK_S(, BLOCK_V)].
-        count_ptr: APART: [tiles, KV heads] int32, zeros before and after: how many stretches are there.
+        count_ptr: APART: [tiles, blocks of heads] int32, zeros before and after: how many stretches are there.
         width: of a table.
         window: 0, or how many keys up to its own a row sees; CHUNKED: those from its last multiple on.
-        SHARED: heads that share a KV head; BLOCK_S: the next power of two.
+        CUT: 0, or the first columns of keys that values are of, one more if their number is odd; the key's others
+            are up to BLOCK_R.
+        KEY_STRIDE: columns from one key to the next.
+        SHARED: heads that share a KV head, in HEAD_BLOCKS blocks of BLOCK_S.
     """
-    tile, head = tl.program_id(0), tl.program_id(1)
+    tile, heads = tl.program_id(0), tl.program_id(1)
+    head = heads // HEAD_BLOCKS
     sequence = tl.load(tile_ptr + tile * 3)
     if sequence < 0:
         return
     first_row = tl.load(tile_ptr + tile * 3 + 1)
     count = tl.load(tile_ptr + tile * 3 + 2)
     m = tl.arange(0, BLOCK_Q * BLOCK_S)
-    token, shared = m // BLOCK_S, m % BLOCK_S
+    token, shared = m // BLOCK_S, heads % HEAD_BLOCKS * BLOCK_S + m % BLOCK_S
     inside = (token < count) & (shared < SHARED)
     row = (first_row + token).to(tl.int64)
     q_at = tl.load(position_ptr + row, mask=inside, other=-1)
@@ -139,9 +167,17 @@ def attention_kernel(
     d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_V)
     q = tl.load(
         q_ptr + row[:, None] * q_stride + column[:, None] * KEY + d[None, :],
-        mask=inside[:, None] & (d[None, :] < KEY),
+        mask=inside[:, None] & (d[None, :] < (CUT if CUT else KEY)),
         other=0.0,
     )
+    rest = q
+    if CUT:
+        r = CUT + tl.arange(0, BLOCK_R)
+        rest = tl.load(
+            q_ptr + row[:, None] * q_stride + column[:, None] * KEY + r[None, :],
+            mask=inside[:, None] & (r[None, :] < KEY),
+            other=0.0,
+        )
     table_row = table_ptr + sequence.to(tl.int64) * width
     if APART:
         begin = tl.program_id(2) * SPLIT
@@ -151,16 +187,17 @@ def attention_kernel(
         high = tl.minimum(begin + SPLIT, latest + 1)
         most, total, mixed = _stretch(
             q, q_at, low, high, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_row, head, kv_heads,
-            scale, cap, first_of_row, KEY, VALUE, BLOCK_D, BLOCK_V, BLOCK_KV, BLOCK_TOKENS, CAP, INT8,
+            scale, cap, first_of_row, rest, KEY, VALUE, BLOCK_D, BLOCK_V, BLOCK_R, CUT, KEY_STRIDE, BLOCK_KV,
+            BLOCK_TOKENS, CAP, INT8,
         )  # fmt: skip
-        place = (tile * kv_heads + head) * tl.num_programs(2) * (BLOCK_Q * BLOCK_S) + m
+        place = (tile * tl.num_programs(1) + heads) * tl.num_programs(2) * (BLOCK_Q * BLOCK_S) + m
         here = place + tl.program_id(2) * (BLOCK_Q * BLOCK_S)
         tl.store(most_ptr + here, most)
         tl.store(total_ptr + here, total)
         tl.store(part_ptr + here.to(tl.int64)[:, None] * BLOCK_V + dv[None, :], mixed)
         tl.debug_barrier()
         first, last = start // SPLIT, latest // SPLIT
-        count = count_ptr + tile * kv_heads + head
+        count = count_ptr + tile * tl.num_programs(1) + heads
         if tl.atomic_add(count, 1, sem="acq_rel") < last - first:
             return
         tl.debug_barrier()
@@ -187,8 +224,8 @@ def attention_kernel(
             high = tl.minimum(begin + SPLIT, latest + 1)
             most_new, total_new, mixed_new = _stretch(
                 q, q_at, low, high, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_row, head,
-                kv_heads, scale, cap, first_of_row, KEY, VALUE, BLOCK_D, BLOCK_V, BLOCK_KV, BLOCK_TOKENS, CAP,
-                INT8,
+                kv_heads, scale, cap, first_of_row, rest, KEY, VALUE, BLOCK_D, BLOCK_V, BLOCK_R, CUT, KEY_STRIDE,
+                BLOCK_KV, BLOCK_TOKENS, CAP, INT8,
             )  # fmt: skip
             most, total, mixed = merge(most, total, mixed, most_new, total_new, mixed_new)
     made = _finished(most, total, mixed, sinks_ptr, column, inside, SINKS)

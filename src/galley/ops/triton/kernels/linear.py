@@ -266,7 +266,7 @@ def _dense_tile(
 
 
 @triton.jit
-def _tile(
+def tile_sums(
     x_ptr, w_ptr, scale_ptr, zero_ptr, minimum_ptr, n, row, first, last, rows, outputs, depth, x_stride, group,
     KIND: tl.constexpr, FAST: tl.constexpr, GROUPED: tl.constexpr, EXACT: tl.constexpr, ZEROS: tl.constexpr,
     MINIMA: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
@@ -338,7 +338,7 @@ def linear_kernel(
     if SPLITS == 1 or APART:
         begin = tl.program_id(1) * stretch
         end = tl.minimum(begin + stretch, depth)
-        made = _tile(
+        made = tile_sums(
             x_ptr, w_ptr, scale_ptr, zero_ptr, minimum_ptr, n, row, begin, end, rows, outputs, depth, x_stride,
             group, KIND, FAST, GROUPED, EXACT, ZEROS, MINIMA, BLOCK_N, BLOCK_T, BLOCK_K, EVEN,
         )  # fmt: skip
@@ -347,7 +347,7 @@ def linear_kernel(
         for split in range(SPLITS):
             begin = split * stretch
             end = tl.minimum(begin + stretch, depth)
-            more = _tile(
+            more = tile_sums(
                 x_ptr, w_ptr, scale_ptr, zero_ptr, minimum_ptr, n, row, begin, end, rows, outputs, depth,
                 x_stride, group, KIND, FAST, GROUPED, EXACT, ZEROS, MINIMA, BLOCK_N, BLOCK_T, BLOCK_K, EVEN,
             )  # fmt: skip

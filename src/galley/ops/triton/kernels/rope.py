@@ -37,19 +37,19 @@ def _turned(
 
 
 @triton.jit
-def _keep(x, cache_ptr, scale_ptr, place, d, inside, DIM: tl.constexpr, INT8: tl.constexpr):
+def _keep(x, cache_ptr, scale_ptr, place, d, inside, STRIDE: tl.constexpr, INT8: tl.constexpr):
     """Heads [M, BLOCK] to where tokens and heads [M, 1] have their ``place`` in the cache."""
     if INT8:
         most = tl.maximum(tl.max(tl.abs(tl.where(inside, x, 0.0)), axis=1), 1e-30)[:, None]
         scaled = x * (127.0 / most)
         # Round to nearest, ties to even, like torch.
         whole = (scaled + 12582912.0) - 12582912.0
-        tl.store(cache_ptr + place * DIM + d, whole.to(tl.int8), mask=inside)
+        tl.store(cache_ptr + place * STRIDE + d, whole.to(tl.int8), mask=inside)
         tl.store(
             scale_ptr + place, most / 127.0, mask=tl.max(inside.to(tl.int32), axis=1)[:, None] > 0
         )
     else:
-        tl.store(cache_ptr + place * DIM + d, x.to(cache_ptr.dtype.element_ty), mask=inside)
+        tl.store(cache_ptr + place * STRIDE + d, x.to(cache_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows", "width"])
@@ -58,7 +58,8 @@ def rope_kernel(
     sequence_ptr, position_ptr, table_ptr, rows, q_stride, k_stride, v_stride, turned_stride, width, heads, kv_heads,
     KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     PAIRS: tl.constexpr, ADJACENT: tl.constexpr, QUERIES: tl.constexpr, KEEP: tl.constexpr,
-    HEADS: tl.constexpr, ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, INT8: tl.constexpr,
+    HEADS: tl.constexpr, ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, INT8: tl.constexpr, CUT: tl.constexpr,
+    KEY_STRIDE: tl.constexpr,
 ):  # fmt: skip
     """See the module.
 
@@ -68,6 +69,8 @@ def rope_kernel(
         table_ptr: [sequences, width] int32.
         PAIRS: that are rotated in a head; 0: none is.
         QUERIES: q is turned; KEEP: k and v are written.
+        CUT: 0, or of latent attention, which has no programs for v, the columns of a key with the first scale.
+        KEY_STRIDE: columns from one key to the next.
     """
     m = tl.arange(0, ROWS * HEADS)[:, None]
     row = (tl.program_id(0) * ROWS + m // HEADS).to(tl.int64)
@@ -111,7 +114,14 @@ def rope_kernel(
                 )
                 # Rounded to the type in which other ops read it.
                 x = x.to(k_ptr.dtype.element_ty).to(tl.float32)
-                _keep(x, key_ptr, key_scale_ptr, place, d, real & (d < KEY), KEY, INT8)
+                kept = real & (d < KEY)
+                if INT8 and CUT > 0:
+                    _keep(x, key_ptr, key_scale_ptr, place, d, kept & (d < CUT), KEY_STRIDE, INT8)
+                    _keep(
+                        x, key_ptr, value_scale_ptr, place, d, kept & (d >= CUT), KEY_STRIDE, INT8
+                    )
+                else:
+                    _keep(x, key_ptr, key_scale_ptr, place, d, kept, KEY_STRIDE, INT8)
             else:
                 dv = tl.arange(0, BLOCK_V)[None, :]
                 inside = real & (dv < VALUE)

@@ -1,0 +1,109 @@
+"""Compute what a program's weights and rows take on a device, and what a step reads of it."""
+
+import math
+from typing import Final
+
+import torch
+
+from galley.formats.weights import flat
+from galley.graph.plan import Lifetime, least_arena
+from galley.graph.program import Op, Program
+from galley.ops.triton.attention import key_stride
+from galley.ops.triton.matrices import packed_bytes
+from galley.types import BLOCK_TOKENS
+from galley.types.model_info import ExpertCosts
+
+CACHES: Final = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,
+}
+"""``kv_dtype`` -> element type of the cache."""
+
+
+def weight_bytes(program: Program, dtype: torch.dtype) -> int:
+    """Return the bytes of all packed weights, where a tensor that two ops share counts once."""
+    sizes: dict[tuple[str, ...], int] = {}
+    for op in program.ops:
+        for role, names in op.weights.items():
+            if role in op.signature.matrices:
+                sizes[names] = _matrix_bytes(program, names, dtype)
+            else:
+                sizes[names] = 4 * sum(math.prod(program.shapes[name]) for name in names)
+    return sum(sizes.values())
+
+
+def read_bytes(program: Program, dtype: torch.dtype) -> int:
+    """Return the bytes of the matrices that a row is multiplied by."""
+    return sum(_role_bytes(program, op, dtype)[1] for op in program.ops)
+
+
+def expert_costs(program: Program, dtype: torch.dtype) -> ExpertCosts:
+    """Return the costs of all experts of the program."""
+    sizes = [_role_bytes(program, op, dtype) for op in program.ops if op.signature.routed]
+    held, read = (sum(size[i] for size in sizes) for i in range(2))
+    return ExpertCosts(held, read / held) if held else ExpertCosts()
+
+
+def _role_bytes(program: Program, op: Op, dtype: torch.dtype) -> tuple[int, int]:
+    """Return the bytes of an op's matrices, and of those that a row is multiplied by."""
+    if not op.signature.multiplies:
+        return 0, 0
+    names = [op.weights[role] for role in op.signature.matrices]
+    held = [_matrix_bytes(program, role, dtype) for role in names]
+    return sum(held), sum(op.for_a_row(size) for size in held)
+
+
+def _matrix_bytes(program: Program, names: tuple[str, ...], dtype: torch.dtype) -> int:
+    shapes = [flat(program.shapes[name]) for name in names]
+    rows = sum(shape[0] for shape in shapes)
+    return packed_bytes(program.kinds[names[0]], rows, shapes[0][1], dtype)
+
+
+def scratch_bytes(program: Program, dtype: torch.dtype) -> int:
+    """Return the bytes of the largest quantized matrix when dequantized, as in steps of many rows."""
+    return max(
+        (
+            sum(math.prod(program.shapes[name]) for name in op.weights["weight"]) * dtype.itemsize
+            for op in program.ops
+            if op.signature.multiplies
+            and not op.signature.routed
+            and not program.kind_of(op).is_dense
+            and dtype != torch.float32
+        ),
+        default=0,
+    )
+
+
+def kv_block_bytes(program: Program, kv_dtype: str) -> int:
+    """Return the bytes of a block over all layers, each of which has separate memory for every block."""
+    size = CACHES[kv_dtype].itemsize
+    scales = 8 if kv_dtype == "int8" else 0
+    return BLOCK_TOKENS * sum(
+        kv.kv_heads * (size * (key_stride(kv) + (0 if kv.shared else kv.value_dim)) + scales)
+        for kv in program.kv
+    )
+
+
+def row_bytes(program: Program, dtype: torch.dtype) -> int:
+    """Return the bytes of one row of the buffers live at a time, doubled for the allocator's rounding."""
+    last = {b: i for i, op in enumerate(program.ops) for b in op.inputs}
+    lifetimes = [
+        Lifetime(width * dtype.itemsize, i, last.get(b, i))
+        for i, op in enumerate(program.ops)
+        if op.name != "columns"
+        for b, width in zip(op.outputs, op.widths, strict=True)
+    ]
+    lifetimes += [
+        Lifetime(_work_bytes(program, op, dtype), i, i)
+        for i, op in enumerate(program.ops)
+        if op.name == "experts"
+    ]
+    return 2 * least_arena(lifetimes) + 64
+
+
+def _work_bytes(program: Program, op: Op, dtype: torch.dtype) -> int:
+    """Return the bytes for a row's choices of experts: between their matrices, behind them, and sorted."""
+    hidden, inner = program.shapes[op.weights["down"][0]]
+    return int(op.attrs["per_token"]) * ((hidden + inner) * dtype.itemsize + 4 + 12)
