@@ -1,5 +1,6 @@
 """A server that redacts: the number that was said is in no answer, event, log or metric."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ from galley.speech.audio import SAMPLE_RATE, Recording
 from galley.speech.transcribe import Transcriber
 from tests import real
 from tests.cli.command import galley
-from tests.server.serving import Server
+from tests.server.serving import Server, until
 
 pytestmark = [pytest.mark.real, pytest.mark.xdist_group("real-redaction")]
 
@@ -44,7 +45,8 @@ def call(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("server") / "log"
-    with Server(real.whisper(), log, threads=1, redact="card") as running:
+    audit = log.with_name("audit.jsonl")
+    with Server(real.whisper(), log, threads=1, redact="card", audit_log=audit) as running:
         yield running
 
 
@@ -81,6 +83,27 @@ def test_tokens_that_spell_the_number_are_gone(server: Server, call: Path) -> No
         ).json()
     for segment in answer["segments"]:
         assert ("[CARD]" in segment["text"]) == (segment["tokens"] == [])
+
+
+def test_the_audit_log_has_what_was_redacted_by_kind_and_no_text(
+    server: Server, call: Path
+) -> None:
+    audit = server.log_path.with_name("audit.jsonl")
+    before = audit.read_text().count("\n")
+    with server.client() as client:
+        answer = client.post(TRANSCRIPTIONS, files={"file": ("call.wav", call.read_bytes())})
+    assert answer.status_code == 200
+    until(lambda: audit.read_text().count("\n") > before)
+    [entry] = [json.loads(line) for line in audit.read_text().splitlines()[before:]]
+    assert entry["path"] == TRANSCRIPTIONS
+    assert (entry["redact"], entry["redacted"]) == ("card", {"card": 1})
+    assert entry["id"] == answer.headers["x-request-id"]
+    assert (entry["status"], entry["finish"]) == (200, "stop")
+    assert "call me back" not in audit.read_text()
+    done = galley("audit", "verify", audit)
+    assert done.returncode == 0, done.stderr
+    assert f"{before + 1} lines" in done.stdout
+    assert galley("serve", real.whisper(), "--audit-log", audit, "--port", "0").returncode == 2
 
 
 def test_an_unknown_kind_is_named(server: Server, call: Path) -> None:

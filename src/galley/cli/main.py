@@ -7,6 +7,7 @@ from typing import Final
 import click
 
 from galley import __version__
+from galley.cli.audit import audit_group
 from galley.cli.batch import batch
 from galley.cli.bench import bench_group
 from galley.cli.cache import cache_group
@@ -58,6 +59,7 @@ for command in (
     distill,
     qat,
     cache_group,
+    audit_group,
     keygen,
     pull,
     list_models,

@@ -9,9 +9,11 @@ from typing import Any, Final
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from galley.observe.audit import AuditLog
 from galley.observe.logs import quoted, readable
 from galley.observe.metrics import Metrics
 from galley.observe.tracing import Finished, Trace, Tracing
+from galley.protocols.common.errors import ApiError
 from galley.protocols.http.errors import BEGINNINGS, CLIENT_GONE, error_response
 from galley.server.drain import PROBES
 
@@ -50,6 +52,7 @@ class AccessLog:
         words: frozenset[str] = frozenset(),
         log_prompts: bool = False,
         tracing: Tracing | None = None,
+        audit: AuditLog | None = None,
     ) -> None:
         """Wrap ``app``.
 
@@ -59,12 +62,14 @@ class AccessLog:
             words: segments of the app's paths; of other paths only these are logged.
             log_prompts: whether the log may include the text of requests.
             tracing: receives each request that ends.
+            audit: gets a line for each request; while it cannot be written, requests are refused.
         """
         self._app = app
         self._metrics = metrics
         self._words = words | _FOREIGN_WORDS
         self._log_prompts = log_prompts
         self._tracing = tracing
+        self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
@@ -84,7 +89,16 @@ class AccessLog:
             await send(message)
 
         try:
+            if scope["path"] not in PROBES and self._audit is not None and not self._audit.usable:
+                raise ApiError(
+                    503,
+                    "The server's audit log cannot be written",
+                    type="service_unavailable",
+                    code="audit_log_unavailable",
+                )
             await self._app(scope, receive, send_with_id)
+        except ApiError as error:
+            await error_response(error)(scope, receive, send_with_id)
         except Exception as error:
             log.exception("request %s failed", shown_id)
             if status is None:
@@ -100,6 +114,10 @@ class AccessLog:
         status = record.pop("status", status)
         account = state.get("account")
         self._metrics.request_answered(endpoint, status, account and account.tenant.name)
+        if self._audit is not None and scope["path"] not in PROBES:
+            who = {"tenant": account.tenant.name} if account else {}
+            written = {"id": shown_id, "status": status, **who, **record}
+            self._audit.request(scope.get("method", "WS"), endpoint, written)
         fields: dict[str, Any] = {"id": shown_id}
         if shown_id != state["request_id"]:
             fields["request"] = state["request_id"]

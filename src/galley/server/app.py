@@ -1,6 +1,7 @@
 """The HTTP application: routes, middlewares and the pages that describe it."""
 
 from functools import cache
+from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
@@ -13,6 +14,7 @@ from starlette.routing import BaseRoute, Route
 
 from galley.gateway.registry import Registry
 from galley.gateway.tenants import Tenants
+from galley.observe.audit import AuditLog
 from galley.observe.tracing import Tracing
 from galley.protocols.anthropic import routes as anthropic
 from galley.protocols.http import errors
@@ -103,6 +105,7 @@ def create_app(
         words=frozenset(word for path in paths for word in path.split("/")),
         log_prompts=settings.log_prompts,
         tracing=tracing,
+        audit=AuditLog(Path(settings.audit_log)) if settings.audit_log else None,
     )
     app = Starlette(
         routes=routes,

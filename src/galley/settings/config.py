@@ -120,6 +120,12 @@ class Settings(EngineSettings):
     )
     tls_cert: str = setting("", "Security", "certificate chain in PEM; turns on TLS")
     tls_key: str = setting("", "Security", "private key of tls_cert in PEM, unencrypted")
+    audit_log: str = setting(
+        "",
+        "Security",
+        "file with one line for each request, chained by hashes (galley audit verify); if it cannot be "
+        "written, requests are refused with 503",
+    )
     redact: tuple[str, ...] = setting(
         (),
         "Security",

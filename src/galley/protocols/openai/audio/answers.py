@@ -1,5 +1,6 @@
 """Transcriptions and translations: transcripts of recordings, whole and as events."""
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self, TypeAlias
@@ -129,11 +130,11 @@ class Transcript:
         from galley.speech.async_transcribe import transcribe_async
         from galley.speech.redaction import Redactor, redact_stream
 
-        reason = "cancelled"
+        reason, redactor = "cancelled", Redactor(self._redact)
         try:
             segments = transcribe_async(self._call, self._session, self._chunks)
             if self._redact:
-                segments = redact_stream(segments, Redactor(self._redact))
+                segments = redact_stream(segments, redactor)
             async with aclosing(segments):
                 async for segment in segments:
                     yield segment
@@ -144,4 +145,6 @@ class Transcript:
             raise
         finally:
             self._call.close()
-            self._call.audio_ended(self._info().duration, reason)
+            kinds = Counter(passage.kind for passage in redactor.passages)
+            facts = {"redact": ",".join(self._redact), "redacted": dict(kinds)}
+            self._call.audio_ended(self._info().duration, reason, **(facts if self._redact else {}))
