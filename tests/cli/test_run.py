@@ -249,7 +249,7 @@ def test_commands_and_ways_to_leave(terminal: Terminal) -> None:
     terminal.type("/help\n")
     assert "forget the conversation" in terminal.wait_for(">>> ")
     terminal.type("/nonsense\n")
-    assert "no command /nonsense" in terminal.wait_for(">>> ")
+    assert "unknown command /nonsense" in terminal.wait_for(">>> ")
     terminal.interrupt()
     terminal.wait_for(">>> ")
     terminal.type("\x04")

@@ -128,7 +128,7 @@ def _piece(tokens: Sequence[Token], at: int, run: Run, *, letters: bool) -> Piec
         return Piece(word, at, at)
     if (times := _TIMES.get(word)) and at + 1 < len(tokens):
         digit = _one_digit(tokens[at + 1].word)
-        return digit and Piece(digit * times, at, at + 1)
+        return Piece(digit * times, at, at + 1) if digit else None
     if word in _TENS:
         following = _skip_hyphen(tokens, at + 1)
         unit = _UNITS.get(tokens[following].word, "0") if following < len(tokens) else "0"
@@ -151,8 +151,11 @@ def _letters(tokens: Sequence[Token], at: int) -> Piece | None:
     text = tokens[at].text
     if len(text) == 1 and text.isalpha() and text.isascii():
         phrase = [token.word for token in tokens[at + 1 : at + 4]]
-        explained = phrase[:2] in (["as", "in"], ["like", "in"]) and phrase[2:3]
-        explained = explained and phrase[2].startswith(text.lower())
+        explained = (
+            len(phrase) == 3
+            and phrase[:2] in (["as", "in"], ["like", "in"])
+            and phrase[2].startswith(text.lower())
+        )
         return Piece(text.upper(), at, at + 3 if explained else at)
     return Piece(text, at, at) if _SPELLED.match(text) else None
 
