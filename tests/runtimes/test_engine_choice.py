@@ -37,7 +37,7 @@ def test_a_file_is_found_and_its_changes_are_seen(tmp_path: Path) -> None:
     assert fingerprint(file) == before
     (tmp_path / "m.onnx.data").touch()
     assert fingerprint(file) != before
-    with pytest.raises(ModelNotFound, match="the file .*missing.onnx does not exist"):
+    with pytest.raises(ModelNotFound, match=r"the file .*missing\.onnx does not exist"):
         resolve_model(str(tmp_path / "missing.onnx"))
-    with pytest.raises(ModelNotFound, match="missing.onnx does not exist"):
+    with pytest.raises(ModelNotFound, match=r"missing\.onnx does not exist"):
         resolve_model("missing.onnx")
