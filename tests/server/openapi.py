@@ -46,6 +46,8 @@ OF_VECTORS = [
     if operation.path.endswith(("/embeddings", "/embed", "/rerank", "/score"))
 ]
 """As well; test_embeddings.py asks models of embeddings."""
+OF_TENSORS = [operation for operation in OPERATIONS if operation.path.endswith("/infer")]
+"""As well; test_open_inference.py asks models of tensors."""
 
 
 def check_answers(server: Server, operation: Any) -> None:

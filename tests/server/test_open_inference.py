@@ -17,6 +17,7 @@ import tritonclient.http.aio as triton_aio
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from tests.runtimes import onnx_files
+from tests.server.openapi import OF_TENSORS, OPERATIONS, check_answers
 from tests.server.serving import Server, until
 from tests.thorough import examples
 
@@ -248,6 +249,20 @@ def test_binary_bodies_that_do_not_add_up(
     answer = httpx.post(url, content=head + rest, headers=headers)
     assert answer.status_code == 400
     assert says in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [one for one in OPERATIONS if one.path.startswith("/v2") and one.path != "/v2/rerank"],
+    ids=lambda operation: operation.label,
+)
+def test_answers_are_as_documented(server: Server, operation: Any) -> None:
+    check_answers(server, operation)
+    body = {"json": {"inputs": [X]}} if operation in OF_TENSORS else {}
+    path = operation.path.replace("{model}", "fraud").replace("{version}", "1")
+    answer = httpx.request(operation.method, server.url + path, **body)
+    assert answer.status_code == 200
+    operation.validate_response(answer)
 
 
 def test_numbers_that_json_lacks_need_binary_data(client: Any) -> None:

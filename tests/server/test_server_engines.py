@@ -196,7 +196,7 @@ def test_the_native_engine_refuses_options_by_name(model: Path) -> None:
 def test_unknown_engines_are_refused_with_what_there_is(
     model: Path, package: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(SettingsError, match="engine 'other' is unknown; known: native"):
+    with pytest.raises(SettingsError, match="unknown engine 'other'; engines: native, onnx"):
         LLM(str(model), engine="other")
     with LLM(str(model), engine="native", threads=1, kv_cache_tokens=512) as llm:
         assert llm.generate([IDS], SamplingParams(max_tokens=1))
@@ -205,7 +205,7 @@ def test_unknown_engines_are_refused_with_what_there_is(
     path = install(broken, toy_engine, "echo")
     (broken / "echo_engine.py").write_text("import a_missing_package")
     for name, environ, says in (
-        ("other", package, "engine 'other' is unknown; known: native, echo"),
+        ("other", package, "unknown engine 'other'; engines: native, onnx, echo"),
         ("echo", path, "engine 'echo' .* cannot be imported: No module named 'a_missing_package'"),
     ):
         log = tmp_path / f"{name}.log"

@@ -80,10 +80,10 @@ def resolve_model(
         return path
     if path is not None:
         raise ModelNotFound(f"{model} is a file; give its folder, or a GGUF or ONNX file")
-    if model.startswith((".", "/", "~")) or model.endswith("/"):
-        raise ModelNotFound(f"the folder {model} does not exist")
     if is_file_of_engine(Path(model)):
         raise ModelNotFound(f"the file {model} does not exist")
+    if model.startswith((".", "/", "~")) or model.endswith("/"):
+        raise ModelNotFound(f"the folder {model} does not exist")
     bars = None if show_progress and on_bytes is None else _silent_bar(on_bytes)
     model = hub_id_of(model) or model
     if named := HUB_GGUF.fullmatch(model):
