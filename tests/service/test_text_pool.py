@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import psutil
 import pytest
 
 from galley.errors import ModelError, RequestError
@@ -40,6 +42,28 @@ async def _a_caller_who_leaves_does_not_confuse_the_next(tmp_path: Path) -> None
     assert [ids for [ids] in encoded] == [tokenizer.encode(text) for text in texts[1:]]
     assert leaving.cancelled()
     await pool.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGSEGV, signal.SIGKILL])
+def test_a_worker_that_died_while_idle_is_no_evidence_against_the_next_job(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    make_tokenizer(tmp_path)
+    expected = Tokenizer.load(tmp_path).encode("the cat sat")
+    assert asyncio.run(_encoded_after_a_death(tmp_path, number)) == [expected]
+
+
+async def _encoded_after_a_death(folder: Path, number: signal.Signals) -> Any:
+    pool = TextPool(Settings(), "tiny", folder, unchanged=lambda: True)
+    await pool.of().encode(["a"])
+    [worker] = [psutil.Process(pid) for pid in pool.pids]
+    worker.send_signal(number)
+    while worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE:
+        await asyncio.sleep(0.01)
+    try:
+        return await pool.of().encode(["the cat sat"])
+    finally:
+        await pool.close()
 
 
 @pytest.mark.parametrize("content", ["§" * 10, "§" * 1000])

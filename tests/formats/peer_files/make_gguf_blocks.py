@@ -11,8 +11,10 @@ import gguf
 import numpy as np
 import xllamacpp
 
-KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
-KINDS += ("IQ4_NL", "IQ4_XS")
+KINDS = (
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    *("IQ4_NL", "IQ4_XS"),
+)
 ROWS, COLUMNS = 4, 512
 
 Floats = ctypes.POINTER(ctypes.c_float)
