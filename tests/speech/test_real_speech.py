@@ -90,11 +90,12 @@ def test_shuffled_clips_are_heard_no_worse_than_by_faster_whisper(condition: Con
 
 
 @pytest.mark.skipif(not thorough.THOROUGH, reason="left to make thorough: it takes a minute")
+@pytest.mark.timeout(1200)
 def test_live_audio_with_turns_is_within_two_points_of_files(transcriber: Transcriber) -> None:
     wrong_live = wrong_file = count = 0
     for seed in range(3):
-        samples, said = shuffled(seed, 60)
-        live = transcriber.live(LiveOptions(language="en", interval_ms=5_000))
+        samples, said = shuffled(seed, 40)
+        live = transcriber.live(LiveOptions(language="en", interval_ms=10_000))
         events = []
         for first in range(0, len(samples), RATE):
             events += live.feed(samples[first : first + RATE])
