@@ -232,6 +232,19 @@ def test_text_that_ran_away_gives_way_to_any_that_ended(
     assert segment.text.startswith(" s s s")
 
 
+def test_text_that_begins_after_the_audio_is_left_out(tokenizer: Tokenizer) -> None:
+    """The audio lasts 2 s; the encoder's input is padded to 4."""
+    said = says(
+        tokenizer, 0.0, " one", 1.5, 1.5, " two", 2.5, 2.5, " bye", 3.0, 3.0, " bye", 3.5, " bye"
+    )
+    driver = Driver(tokenizer, ENGLISH, lambda request: to(request, said))
+    segments = driver.run([chunk(10, 12)])
+    assert [(s.text, s.start, s.end) for s in segments] == [
+        (" one", 10.0, 11.5),
+        (" two", 11.5, 12.0),
+    ]
+
+
 def test_silence_has_no_text(tokenizer: Tokenizer) -> None:
     driver = Driver(
         tokenizer,
