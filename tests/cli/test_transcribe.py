@@ -54,6 +54,18 @@ def test_a_file_without_a_header_is_read_as_flags_say(
     assert "needs sample_rate" in missing.stderr
 
 
+def test_flags_of_speech_detection_and_channels_are_honoured(whisper: Path, short: Path) -> None:
+    unheard = galley("transcribe", short, *model(whisper), "--vad-threshold", "1")
+    assert (unheard.returncode, unheard.stdout) == (0, "")
+    assert "no speech was found" in unheard.stderr
+    without = galley("transcribe", short, *model(whisper), "--no-vad", "--vad-pad-ms", "10")
+    assert without.returncode == 2
+    assert "--vad-pad-ms goes with speech detection" in without.stderr
+    second = galley("transcribe", short, *model(whisper), "--channel", "2")
+    assert second.returncode == 1
+    assert "has 1 channels, got 2" in second.stderr
+
+
 def test_several_files_are_written_and_a_bad_one_stops_none(
     whisper: Path, short: Path, tmp_path: Path
 ) -> None:

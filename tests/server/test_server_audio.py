@@ -309,6 +309,46 @@ def test_a_track_is_heard(client: OpenAI, speech: bytes, expected: str) -> None:
     assert not heard.get("warnings")
 
 
+def test_channels_are_heard_one_by_one(client: OpenAI, speech: bytes, expected: str) -> None:
+    """One speaks on the left, then the other on the right; then the right is silent."""
+    voice = np.frombuffer(samples_of(speech), "<i2")
+    pause = np.zeros_like(voice)
+    left, right = np.concatenate([voice, pause]), np.concatenate([pause, voice])
+
+    def ask(channels: list[Any], **fields: Any) -> dict[str, Any]:
+        answer = client.audio.transcriptions.create(
+            model="hearing",
+            file=("call.pcm", np.stack(channels, axis=1).tobytes()),
+            language="en",
+            response_format="verbose_json",
+            extra_body={
+                "raw_format": "s16le",
+                "sample_rate": 16_000,
+                "channels": len(channels),
+                **fields,
+            },
+        )
+        content: dict[str, Any] = answer.model_dump()
+        return content
+
+    both = ask([left, right], multichannel=True)
+    segments = both["segments"]
+    assert [segment["id"] for segment in segments] == list(range(len(segments)))
+    starts = [segment["start"] for segment in segments]
+    assert starts == sorted(starts)
+    for channel, samples in ((1, left), (2, right)):
+        mine = [segment for segment in segments if segment["channel"] == channel]
+        assert mine
+        assert "".join(segment["text"] for segment in mine).strip() == ask([samples])["text"]
+    assert (both["duration"], both["usage"]["seconds"]) == (6.0, 12)
+    alone = ask([voice, pause], multichannel=True)
+    assert alone["text"] == expected
+    assert "channel 2: call.pcm holds only silence" in alone["warnings"][0]
+    assert ask([pause, voice], channel=2)["text"] == expected
+    assert ask([pause, voice], channel=1)["text"] == ""
+    assert "channel" not in ask([voice, voice])["segments"][0]
+
+
 @pytest.mark.parametrize("kind", ["mp3", "flac", "ogg", "m4a", "webm"])
 def test_every_format_is_heard(kind: str, client: OpenAI) -> None:
     """Silence: 200 and an empty text, whatever it is stored as."""
@@ -377,6 +417,10 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"track": "2"}, "track"),
     ({"track": "0"}, "track"),
     ({"track": "first"}, "track"),
+    ({"channel": "2"}, "channel"),
+    ({"channel": "0"}, "channel"),
+    ({"multichannel": "true", "stream": "true"}, "multichannel"),
+    ({"multichannel": "true", "channel": "1"}, "multichannel"),
     ({"raw_format": "s16le"}, "sample_rate"),
     ({"raw_format": "mp3", "sample_rate": "8000"}, "raw_format"),
     ({"raw_format": "s16le", "sample_rate": "1"}, "sample_rate"),

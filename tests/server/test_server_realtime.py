@@ -2,6 +2,7 @@
 
 import base64
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,25 @@ def test_what_was_heard_is_final_before_a_silent_client_is_left(
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1000
         assert "nothing received for 1 s" in closed.value.rcvd.reason
+
+
+def test_a_session_lasts_as_long_as_audio_arrives(
+    hearing: Path, tmp_path: Path, call: NDArray[np.float32]
+) -> None:
+    """The idle limit is not one of length; six minutes of audio, mostly silence, are one stream."""
+    minutes = np.zeros(6 * 60 * 16_000, np.float32)
+    minutes[-len(call) :] = call
+    with (
+        Server(hearing, tmp_path / "log", threads=1, live_idle_seconds=2) as server,
+        LiveClient(server) as client,
+    ):
+        configure(client, **AT_16_KHZ)
+        for first in range(0, len(minutes), 8 * 60 * 16_000 // 16):
+            client.append(minutes[first : first + 8 * 60 * 16_000 // 16], block=16_000)
+            time.sleep(0.4)  # 12 blocks: more than twice the limit
+        started = client.until("input_audio_buffer.speech_started")
+        assert started["audio_start_ms"] > 5 * 60_000
+        assert client.until(f"{TEXT}completed")["transcript"]
 
 
 def test_interim_text_may_be_asked_for(client: LiveClient) -> None:

@@ -73,19 +73,38 @@ def test_a_talk_cut_anywhere_keeps_its_words(
 
 @pytest.mark.skipif(not thorough.THOROUGH, reason="left to make thorough: it takes minutes")
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_shuffled_clips_are_heard_no_worse_than_by_faster_whisper(
-    transcriber: Transcriber, condition: Condition
-) -> None:
+def test_shuffled_clips_are_heard_no_worse_than_by_faster_whisper(condition: Condition) -> None:
+    """Both compute in float32."""
     from faster_whisper import WhisperModel
 
     peer = WhisperModel(str(real.whisper()), compute_type="float32")
     ours = theirs = 0
-    for seed in range(6):
-        samples, said = shuffled(seed, 100, condition)
-        ours += real.errors(said, heard(transcriber, samples))
-        text = " ".join(segment.text for segment in peer.transcribe(samples)[0])
-        theirs += real.errors(said, real.words(text))
+    with Transcriber(real.whisper(), dtype="float32") as transcriber:
+        for seed in range(6):
+            samples, said = shuffled(seed, 60, condition)
+            options = TranscribeOptions(language="en")
+            ours += real.errors(said, real.words(transcriber.transcribe(samples, options).text()))
+            text = " ".join(segment.text for segment in peer.transcribe(samples)[0])
+            theirs += real.errors(said, real.words(text))
     assert ours <= theirs
+
+
+@pytest.mark.skipif(not thorough.THOROUGH, reason="left to make thorough: it takes a minute")
+@pytest.mark.timeout(1200)
+def test_live_audio_with_turns_is_within_two_points_of_files(transcriber: Transcriber) -> None:
+    wrong_live = wrong_file = count = 0
+    for seed in range(3):
+        samples, said = shuffled(seed, 40)
+        live = transcriber.live(LiveOptions(language="en", interval_ms=10_000))
+        events = []
+        for first in range(0, len(samples), RATE):
+            events += live.feed(samples[first : first + RATE])
+        events += live.feed(silence(2))
+        text = " ".join(event.text for event in events if isinstance(event, Completed))
+        wrong_live += real.errors(said, real.words(text))
+        wrong_file += real.errors(said, heard(transcriber, samples))
+        count += len(said)
+    assert wrong_live - wrong_file <= 0.02 * count
 
 
 @pytest.mark.parametrize("decibels", [-40, -50])

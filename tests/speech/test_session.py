@@ -205,6 +205,46 @@ def test_of_the_texts_sampled_at_a_temperature_the_likeliest_counts(tokenizer: T
         assert (segment.text, len(driver.asked)) == (text, 1 + best_of)
 
 
+@pytest.mark.parametrize(("score", "text"), [(-1.1, " right"), (-1.3, " first")])
+def test_text_that_ran_away_gives_way_to_any_that_ended(
+    score: float, text: str, tokenizer: Tokenizer
+) -> None:
+    """Of the samples at one temperature as of the attempts; each repetition is likelier than the last."""
+
+    def ran_away(request: EngineRequest) -> Output:
+        loop = says(tokenizer, 0.0, " s" * 100, score=-0.1)
+        return to(request, msgspec.structs.replace(loop, finish_reason="length"))
+
+    def answer(request: EngineRequest) -> Output:
+        temperature = spoken(request).sampling.temperature
+        if not temperature:
+            return to(request, says(tokenizer, 0.0, " first", 1.0, score=-1.2))
+        if temperature == 1.0 and request.id.endswith("-1"):
+            return to(request, says(tokenizer, 0.0, " right", 1.0, score=score))
+        return ran_away(request)
+
+    rules = QualityRules(temperatures=(0.0, 0.5, 1.0), best_of=2)
+    options = TranscribeOptions(language="en", rules=rules)
+    [segment] = Driver(tokenizer, options, answer).run([chunk(0, 4)])
+    assert segment.text == text
+    # Where all did, it stays: nothing is known to be better.
+    [segment] = Driver(tokenizer, options, ran_away).run([chunk(0, 4)])
+    assert segment.text.startswith(" s s s")
+
+
+def test_text_that_begins_after_the_audio_is_left_out(tokenizer: Tokenizer) -> None:
+    """The audio lasts 2 s; the encoder's input is padded to 4."""
+    said = says(
+        tokenizer, 0.0, " one", 1.5, 1.5, " two", 2.5, 2.5, " bye", 3.0, 3.0, " bye", 3.5, " bye"
+    )
+    driver = Driver(tokenizer, ENGLISH, lambda request: to(request, said))
+    segments = driver.run([chunk(10, 12)])
+    assert [(s.text, s.start, s.end) for s in segments] == [
+        (" one", 10.0, 11.5),
+        (" two", 11.5, 12.0),
+    ]
+
+
 def test_silence_has_no_text(tokenizer: Tokenizer) -> None:
     driver = Driver(
         tokenizer,

@@ -299,3 +299,10 @@ def test_a_model_says_where_it_was_unsure() -> None:
         assert "below 0.82" in warning
         heard = captions.as_json(list(bundled.transcribe(CALL)), warnings=other.info.warnings)
         assert json.loads(heard)["warnings"] == [warning]
+
+
+def test_an_array_has_neither_tracks_nor_channels(transcriber: Transcriber) -> None:
+    for name in ("track", "channel"):
+        with pytest.raises(RequestError, match="an array has one") as caught:
+            transcriber.transcribe(np.zeros(16_000, np.float32), **{name: 1})  # type: ignore[arg-type]
+        assert caught.value.param == name

@@ -87,6 +87,11 @@ def speech_settings(flags: Flags) -> Settings:
     help="number of the audio track, from 1; default: the file's default track",
 )
 @click.option(
+    "--channel",
+    type=click.IntRange(min=1),
+    help="which of a track's channels, from 1; default: all, mixed",
+)
+@click.option(
     "--raw-format",
     type=click.Choice(get_args(SampleType)),
     help="encoding of files without a header; needs --sample-rate",
@@ -140,7 +145,7 @@ def transcribe(
     from galley.speech.transcribe import Transcriber
 
     redact = check_kinds(kinds)
-    track = wanted.pop("track")
+    track, channel = wanted.pop("track"), wanted.pop("channel")
     raw = raw_pcm(*(wanted.pop(name) for name in ("raw_format", "sample_rate", "channels")))
     options = dataclasses.replace(
         transcribe_options(**wanted), word_timestamps=word_timestamps or redacted_audio
@@ -151,13 +156,17 @@ def transcribe(
             try:
                 with _readable(file) as source:
                     transcription = transcriber.transcribe(
-                        source, options, raw=raw, normalize=normalize, track=track
+                        source, options, raw=raw, normalize=normalize, track=track, channel=channel
                     )
                     redactor = Redactor(redact)
                     _write(transcription, redactor, file, target, format_, max_line_width)
                 if redacted_audio:
                     audio = (target or file).with_name(f"{file.stem}.redacted.wav")
-                    _write_audio(transcriber.open(file, raw=raw, track=track), redactor, audio)
+                    _write_audio(
+                        transcriber.open(file, raw=raw, track=track, channel=channel),
+                        redactor,
+                        audio,
+                    )
             except RequestError as error:
                 click.echo(f"galley: {error}", err=True)
                 failed = True

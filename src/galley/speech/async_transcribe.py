@@ -16,6 +16,8 @@ async def transcribe_async(
     engine: OpenCall,
     session: Session,
     chunks: ChunkSource,
+    *,
+    patient: bool = False,
 ) -> AsyncGenerator[Segment, None]:
     """Transcribe a recording and yield its segments, in order, as they become final.
 
@@ -26,6 +28,7 @@ async def transcribe_async(
         engine: runs the session's requests.
         session: the recording's session.
         chunks: the recording's chunks; closed when the generator ends.
+        patient: the first request waits for room in the engine's queue, too.
 
     Raises:
         QueueFull: the engine's queue has no room for the first request; later requests wait.
@@ -35,7 +38,7 @@ async def transcribe_async(
     """
     outputs: asyncio.Queue[Output | GalleyError] = asyncio.Queue()
     readers: dict[asyncio.Task[None], Outputs] = {}
-    begun = False
+    begun = patient
 
     async def submit(requests: Sequence[EngineRequest]) -> None:
         nonlocal begun

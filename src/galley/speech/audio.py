@@ -93,8 +93,10 @@ class Recording:
         max_seconds: longer recordings are rejected, immediately if they state their length.
         name: the recording's name in error messages; default: its path.
         track: the audio track to read, counted from 1; default: the file's own default track.
+        channel: the track's channel to read, counted from 1; default: all channels, mixed.
 
     Attributes:
+        channels: number of channels that the file states for the track.
         duration: the duration in seconds that the file states; None if it states none.
         warnings: warnings about skipped damaged parts and about a silent recording; complete after the last
             block.
@@ -102,7 +104,7 @@ class Recording:
     Raises:
         AudioError: the recording cannot be read or, while iterating, cannot be decoded.
         AudioTooLong: the recording is longer than ``max_seconds``.
-        RequestError: there is no such track.
+        RequestError: there is no such track or channel.
     """
 
     def __init__(
@@ -115,12 +117,15 @@ class Recording:
         max_seconds: float | None = None,
         name: str = "",
         track: int | None = None,
+        channel: int | None = None,
     ) -> None:
         self._name = name or (str(source) if isinstance(source, str | Path) else "the recording")
         self._sample_rate = sample_rate
         self._normalize = normalize
         self._max_seconds = max_seconds
         self._track = track
+        self._channel = channel
+        self.channels = 0  # see _check
         self._samples = 0
         self._peak = 0.0
         self._reached = 0.0
@@ -213,6 +218,12 @@ class Recording:
                 encoding += f" (WAV format tag {wav.format_tag:#06x}, {wav.bits} bits per sample)"
             raise AudioError(f"{self._name} has {encoding}, which is not supported")
         self._check_sizes(codec.rate, codec.channels, MAX_CHANNELS)
+        self.channels = codec.channels
+        if self._channel is not None and not 1 <= self._channel <= self.channels:
+            raise RequestError(
+                f"channel: {self._name} has {self.channels} channels, got {self._channel}",
+                param="channel",
+            )
 
     def _check_sizes(self, rate: int, channels: int, most: int) -> None:
         if not MIN_RATE <= rate <= MAX_RATE or not 0 < channels <= most:
@@ -243,14 +254,20 @@ class Recording:
         return file
 
     def _mixed(self) -> Iterator[tuple[int, Samples]]:
-        """Yield (sample rate, mono samples) of about a second each."""
+        """Yield (sample rate, mono samples) of about a second each: of one channel, or of all mixed."""
         for (rate, places), run in itertools.groupby(
             self._decoded(), key=operator.attrgetter("rate", "places")
         ):
             weights = weights_of(places)
             most = min(rate, _BLOCK_VALUES // len(places))
+            if self._channel is not None and self._channel > len(places):
+                raise AudioError(
+                    f"{self._name} has no channel {self._channel} after {self.seconds:.1f} s: it goes on "
+                    f"with {len(places)} channels"
+                )
             for block in _joined((frame.samples for frame in run), most):
-                yield rate, mix(block, weights)
+                one = None if self._channel is None else block[self._channel - 1]
+                yield rate, mix(block, weights) if one is None else one
 
     def _decoded(self) -> Iterator[_Frame]:
         """Yield the frames, with silence for gaps in the time stamps. Damaged packets are skipped."""

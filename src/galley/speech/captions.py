@@ -33,6 +33,12 @@ def text_of(segments: Iterable[Segment]) -> str:
     return "".join(segment.text for segment in segments).strip()
 
 
+def in_order(segments: Iterable[Segment]) -> list[Segment]:
+    """Return segments of several channels in the order of their starts, numbered anew."""
+    ordered = sorted(segments, key=lambda segment: segment.start)
+    return [msgspec.structs.replace(segment, id=number) for number, segment in enumerate(ordered)]
+
+
 def lines_of(segments: Iterable[Segment], width: int) -> Iterator[Segment]:
     """Split segments at words into parts of at most ``width`` characters, for captions.
 
@@ -134,8 +140,9 @@ def as_verbose_json(
 def _segment(segment: Segment) -> dict[str, Any]:
     fields = msgspec.structs.asdict(segment)
     del fields["words"]
-    if segment.language is None:
-        del fields["language"]
+    for name in ("language", "channel"):
+        if fields[name] is None:
+            del fields[name]
     fields["seek"] = round(segment.start * 100)
     return fields
 

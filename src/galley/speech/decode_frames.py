@@ -32,14 +32,21 @@ class Decode(msgspec.Struct, tag="decode", frozen=True):
     normalize: bool
     max_seconds: float | None
     track: int | None
+    channel: int | None
     seconds: float
     max_bytes: int
 
 
 class Opened(msgspec.Struct, tag="opened", frozen=True):
-    """The first answer: the recording can be read. ``duration`` is the duration that the file states."""
+    """The first answer: the recording can be read.
+
+    Attributes:
+        duration: duration in seconds that the file states; None if it states none.
+        channels: number of channels of the track.
+    """
 
     duration: float | None
+    channels: int
 
 
 class Block(msgspec.Struct, tag="block", frozen=True):

@@ -170,8 +170,9 @@ def _answer(job: Decode, file: BinaryIO, answers: socket.socket) -> None:
             max_seconds=job.max_seconds,
             name=job.name,
             track=job.track,
+            channel=job.channel,
         ) as recording:
-            _send(answers, Opened(recording.duration))
+            _send(answers, Opened(recording.duration, recording.channels))
             heard = 0.0
             for block in recording:
                 _send_samples(answers, block)

@@ -116,13 +116,14 @@ class Decoder:
         max_seconds: float | None = None,
         name: str = "",
         track: int | None = None,
+        channel: int | None = None,
     ) -> "DecodedRecording":
         """Start decoding a recording; the arguments are those of :class:`galley.speech.audio.Recording`.
 
         Raises:
             AudioError: the recording cannot be read, or not within the budget.
             AudioTooLong: the recording is longer than ``max_seconds``.
-            RequestError: there is no such track.
+            RequestError: there is no such track or channel.
             QueueFull: the maximum number of recordings is already open.
             EngineNotReady: the decoder process is not available.
         """
@@ -143,6 +144,7 @@ class Decoder:
                     normalize=normalize,
                     max_seconds=max_seconds,
                     track=track,
+                    channel=channel,
                     seconds=self._seconds,
                     max_bytes=self._max_bytes,
                 )
@@ -236,6 +238,7 @@ class DecodedRecording:
         opened = self._answer(first=True)
         assert isinstance(opened, Opened)
         self.duration = opened.duration
+        self.channels = opened.channels
         self._ended = weakref.finalize(self, ended)
         self._ended.atexit = False
 

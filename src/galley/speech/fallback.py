@@ -1,7 +1,7 @@
 """Temperature fallback (arXiv:2212.04356, 4.5): transcribe again, hotter, until a transcript is good."""
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -43,9 +43,20 @@ class Attempt:
         """Return whether no other temperature need be tried."""
         if self.is_silence(rules):
             return True
-        most, least = rules.compression_ratio_threshold, rules.log_prob_threshold
-        repeats = most is not None and self.compression_ratio > most and self.loops
+        least = rules.log_prob_threshold
+        repeats = self._compresses(rules) and self.loops
         return not repeats and (least is None or self.avg_logprob >= least)
+
+    def runs_away(self, rules: QualityRules) -> bool:
+        """Return whether the decoder repeated itself until it was cut off.
+
+        Each repetition is likelier than the one before, so such a text has a high mean log-probability.
+        """
+        return not self.complete and self._compresses(rules)
+
+    def _compresses(self, rules: QualityRules) -> bool:
+        most = rules.compression_ratio_threshold
+        return most is not None and self.compression_ratio > most
 
     def is_silence(self, rules: QualityRules) -> bool:
         """Return whether the audio is treated as silence and the transcript as hallucinated."""
@@ -88,19 +99,23 @@ class Answer:
 def choose(attempts: Sequence[Attempt], rules: QualityRules) -> Attempt | None:
     """Return the last attempt if it is good, the likeliest if all temperatures were tried, else None.
 
-    If no attempt is good, a text that repeats itself is kept if the others are less likely: the speaker may
-    have repeated it.
+    If no attempt is good, a text that repeats itself and ends is kept if the others are less likely: the
+    speaker may have repeated it.
     """
     if attempts[-1].is_good(rules):
         return attempts[-1]
     if len(attempts) < len(rules.temperatures):
         return None
-    return likeliest(attempts)
+    return likeliest(attempts, rules)
 
 
-def likeliest(attempts: Iterable[Attempt]) -> Attempt:
-    """Return the attempt whose tokens are the likeliest on average; the first of equals."""
-    return max(attempts, key=lambda one: one.avg_logprob)
+def likeliest(attempts: Sequence[Attempt], rules: QualityRules) -> Attempt:
+    """Return the attempt whose tokens are the likeliest on average; the first of equals.
+
+    One that ran away is returned only if all did.
+    """
+    ended = [one for one in attempts if not one.runs_away(rules)]
+    return max(ended or attempts, key=lambda one: one.avg_logprob)
 
 
 def compression_ratio(text: str) -> float:

@@ -30,6 +30,8 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
         no_speech_prob: probability that the segment's chunk contains no speech.
         words: the segment's words with times; None unless word times were requested.
         language: code of the chunk's language; None unless each chunk's language is detected.
+        channel: the channel that the segment is from, counted from 1; None unless channels are transcribed
+            one by one.
     """
 
     id: int
@@ -43,6 +45,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     no_speech_prob: float = 0.0
     words: tuple[Word, ...] | None = None
     language: str | None = None
+    channel: int | None = None
 
 
 class Info(msgspec.Struct, frozen=True, kw_only=True):

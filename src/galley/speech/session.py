@@ -249,9 +249,8 @@ class Session:
         """Use the part's transcript if it is good or the last one; otherwise request another."""
         temperature = self._rules.temperatures[len(part.attempts)]
         answers = part.answers.values()
-        part.attempts.append(
-            likeliest(one.attempt(temperature, self._tokens.text(one.tokens)) for one in answers)
-        )
+        samples = [one.attempt(temperature, self._tokens.text(one.tokens)) for one in answers]
+        part.attempts.append(likeliest(samples, self._rules))
         best = choose(part.attempts, self._rules)
         if best is None:
             self._start(job, part)

@@ -222,7 +222,8 @@ class SpeechTokens:
         """Parse the tokens of a transcript.
 
         Text between two timestamps is a segment. A segment without a timestamp before it begins where the
-        previous segment ended; a segment without one after it ends with the audio.
+        previous segment ended; a segment without one after it ends with the audio. Text that begins where
+        the audio has ended is left out: the model invented it for the padding.
 
         Args:
             tokens: the transcript's tokens.
@@ -244,12 +245,12 @@ class SpeechTokens:
                 text.append((token, score))
                 continue
             until = min(seconds, (token - begin) * self.row_seconds)
-            if text:
+            if text and start < seconds:
                 segments.append(_segment(min(start, until), until, text))
-                text = []
+            text = []
             start = until
         dropped = bool(text) and not complete and (until or 0.0) >= LEAST_STEP
-        if text and not dropped:
+        if text and not dropped and start < seconds:
             segments.append(_segment(start, seconds, text))
             until = None
         kept = [segment for segment in segments if self._says_something(segment.tokens)]

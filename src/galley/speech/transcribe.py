@@ -93,6 +93,7 @@ class Transcriber(Closable):
         normalize: bool = False,
         max_seconds: float | None = None,
         track: int | None = None,
+        channel: int | None = None,
     ) -> "Transcription":
         """Start transcribing a recording; iterate over the result to get its segments.
 
@@ -105,11 +106,12 @@ class Transcriber(Closable):
             normalize: even out loudness.
             max_seconds: longer recordings are rejected.
             track: the file's audio track to transcribe, counted from 1; default: the file's own default.
+            channel: the track's channel to transcribe, counted from 1; default: all channels, mixed.
 
         Raises:
             AudioError: the recording cannot be read.
             RequestError: the model does not support the language or the task, an argument has the wrong
-                type, or there is no such track.
+                type, or there is no such track or channel.
         """
         options = options or TranscribeOptions()
         if not isinstance(options, TranscribeOptions):
@@ -128,6 +130,10 @@ class Transcriber(Closable):
             raise RequestError(
                 "raw applies to files only; for an array, use sample_rate", param="raw"
             )
+        else:
+            for name, value in (("track", track), ("channel", channel)):
+                if value is not None:
+                    raise RequestError(f"{name} is one of a file; an array has one", param=name)
         session = Session(
             self._model.tokens,
             options,
@@ -143,20 +149,28 @@ class Transcriber(Closable):
                 normalize=normalize,
                 max_seconds=max_seconds,
                 track=track,
+                channel=channel,
             )
         else:  # samples from the caller, without a container
             samples, raw = pcm_of(source, sample_rate or SAMPLE_RATE)
             recording = Recording(samples, raw=raw, normalize=normalize, max_seconds=max_seconds)
         return Transcription(self._engine, session, self._model.chunks(recording, options))
 
-    def open(self, source: Source, *, raw: RawPcm | None = None, track: int | None = None) -> Audio:
+    def open(
+        self,
+        source: Source,
+        *,
+        raw: RawPcm | None = None,
+        track: int | None = None,
+        channel: int | None = None,
+    ) -> Audio:
         """Decode a recording to 16 kHz samples without transcribing it. The caller closes it.
 
         Raises:
             AudioError: the recording cannot be read.
-            RequestError: there is no such track.
+            RequestError: there is no such track or channel.
         """
-        return self._decoder.open(source, raw=raw, track=track)
+        return self._decoder.open(source, raw=raw, track=track, channel=channel)
 
     def live(self, options: LiveOptions | None = None) -> "LiveTranscription":
         """Start transcribing live audio.

@@ -74,6 +74,14 @@ class TranslationRequest(Strict, frozen=True, kw_only=True):
         int | None,
         Meta(description="Number of the audio track, from 1; default: the file's default track."),
     ] = None
+    channel: Annotated[
+        int | None,
+        Meta(description="Which of the track's channels, from 1; default: all, mixed."),
+    ] = None
+    multichannel: Annotated[
+        bool,
+        Meta(description="Transcribe each channel on its own; segments have a `channel`."),
+    ] = False
     raw_format: Annotated[
         SampleType | None,
         Meta(description="Encoding of a file without a header; needs `sample_rate`."),
@@ -181,6 +189,12 @@ class TranslationRequest(Strict, frozen=True, kw_only=True):
             raise RequestError(
                 f"stream needs response_format json or text, not {self.response_format}",
                 param="stream",
+            )
+        if self.multichannel and (self.stream or self.channel is not None):
+            other = "stream" if self.stream else "channel"
+            raise RequestError(
+                f"multichannel transcribes one channel after another; it does not go with {other}",
+                param="multichannel",
             )
         if self.max_line_width is not None and self.response_format not in ("srt", "vtt"):
             raise RequestError(
