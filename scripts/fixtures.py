@@ -1,7 +1,8 @@
 """What ``make fixtures`` does: the tests' files of other tools, made again by these tools.
 
 ``tests/formats/peer_files/versions.json`` says which script of that folder makes which files, and with
-versions. To follow a release, raise its version there, make the files again, and run the tests.
+versions. To follow a release, raise its version there, make the files again, and run the tests. A tool
+that is only in a package's source distribution is imported from there (``source``, ``paths``).
 
     python scripts/fixtures.py          # all of them
     python scripts/fixtures.py peft     # those of one entry
@@ -12,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,13 +41,38 @@ def interpreter(name: str, packages: list[str]) -> Path:
     return python
 
 
+def source_of(package: str, python: Path) -> Path:
+    """The folder of a package's source distribution, unpacked; nothing of it is built or installed."""
+    folder = ENVIRONMENTS / "sources" / package
+    if not folder.exists():
+        with tempfile.TemporaryDirectory() as temporary:
+            name = package.partition("==")[0]
+            pip = [str(python), "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+            only = ["--no-deps", "--no-binary", name, "--dest", temporary]
+            subprocess.run([*pip, *only, package], check=True)
+            [archive] = Path(temporary).glob("*.tar.gz")
+            with tarfile.open(archive) as file:
+                file.extractall(folder, filter="data")
+    [root] = folder.iterdir()
+    return root
+
+
 def make(name: str, entry: Mapping[str, Any]) -> None:
     """Write an entry's files anew."""
     python = interpreter(name, entry["packages"])
+    paths = [str(ROOT)]
+    if "source" in entry:
+        root = source_of(entry["source"], python)
+        paths += [str(root / path) for path in entry["paths"]]
     with tempfile.TemporaryDirectory() as temporary:
         module = f"tests.formats.peer_files.{entry['script']}"
         # Tools write sets as lists: always in the same order, so that only what changed differs.
-        environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": "0",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPATH": os.pathsep.join(paths),
+        }
         command = [str(python), "-m", module, temporary]
         subprocess.run(command, check=True, cwd=ROOT, env=environment)
         for written in entry["writes"]:

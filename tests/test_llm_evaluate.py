@@ -70,7 +70,7 @@ def test_impossible_windows_are_refused(llm: LLM) -> None:
         ("x", {}, "fewer than two tokens"),
         (TEXT, {"context": 513}, "context is 513, expected 2 to 512 tokens"),
         (TEXT, {"context": 1}, "context 1"),
-        (TEXT, {"context": 32, "stride": 32}, "stride 32: expected 1 to 31"),
+        (TEXT, {"context": 32, "stride": 32}, "stride is 32, expected 1 to 31"),
         (TEXT, {"stride": 0}, "stride 0"),
     ):
         with pytest.raises(RequestError, match=told):

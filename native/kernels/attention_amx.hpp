@@ -184,7 +184,7 @@ struct TileProducts : AttendRows {
   private:
     static constexpr int64_t kPanelStride = kSpan / kTileDepth * kTileBytes;
 
-    // Where there is no key any more there may be no block: there it is another one.
+    // Past the last key there may be no block; use another one there.
     const T* block_of(int64_t span, int64_t t, int64_t keys, int64_t offset) const {
         return reinterpret_cast<const T*>(piece_of(t < keys ? span + t : span) + offset);
     }

@@ -1,4 +1,4 @@
-// What each group of an integer matrix has beside its weights: sixteen outputs' at a time.
+// Scales and offsets of the groups of an integer matrix, for sixteen outputs at a time.
 #pragma once
 
 #include "vec.hpp"
@@ -52,7 +52,7 @@ GALLEY_INLINE Bytes nibbles(Bytes w, int64_t from) {
     return r;
 }
 
-// What a row of kInt8 has beside the integers of an input group.
+// Scale and sum of an input group of a kInt8 row.
 struct InputGroup {
     const uint8_t* sums;  // the row's
     int64_t groups, index;

@@ -104,7 +104,7 @@ struct LowRank {
 };
 
 // kPairs: bfloat16 whose products are taken two at a time. Not for the paged cache: a token's
-// values lie beside its neighbour's, which must be finite.
+// values are next to its neighbour's, which must be finite.
 enum class KvType : int32_t { kF32, kBF16, kInt8, kInt4, kPairs };
 
 // One layer's cache: [blocks][kv_heads] pieces of `head_bytes`, each of them
@@ -207,12 +207,12 @@ struct CausalConv {
     int64_t size, stride, width;
 };
 
-// An op that makes y[i] of a[i] and, if it has two inputs, b[i], or if it is told a number, that.
+// An op that computes y[i] from a[i] and, depending on the op, b[i] or a number.
 struct Elementwise {
     const char* name;
     int inputs;
     bool told;
-    int64_t work;  // beside a copy's: how soon another thread is worth waking
+    int64_t work;  // relative to a copy's: when another thread is worth waking
     void (*run)(const float* a, const float* b, float number, int64_t width, float* y);
 };
 

@@ -50,7 +50,7 @@ void each_stretch(const Cache& c, const F& f) {
     if (c.cut < c.key_dim) f(1, c.cut, c.key_dim);
 }
 
-// How `count` columns of a token are rounded, which `scale` is told.
+// Rounds `count` columns of a token, and writes the scale to `scale`.
 template <class T>
 Rounding rounding_to(const float* x, int64_t count, float* scale) {
     if constexpr (sizeof(T) > 1) return {};
@@ -87,7 +87,7 @@ void write<PairBF16>(const Cache& c, const float* k, const float* v, int64_t blo
     }
 }
 
-// The range of `count` columns of a token, which the cache is told.
+// The range of `count` columns of a token, which is written to the cache.
 Range range_to(const Cache& c, const float* x, const float* factors, int64_t count, int which,
                uint8_t* to, int64_t slot) {
     const Range range = range_of(x, factors, count);

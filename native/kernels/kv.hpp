@@ -48,7 +48,7 @@ struct Operands<PairBF16> {
     static Lanes spread(const float* x) { return splat_pair(reinterpret_cast<const uint16_t*>(x)); }
     static Floats dot(Floats acc, Lanes x, Lanes w) { return dot_pairs(acc, x, w); }
 };
-// Of keys; values are not taken in pairs (Values).
+// For keys; values are not processed in pairs (Values).
 template <>
 struct Operands<PairInt4> {
     using Lanes = FloatsPair;

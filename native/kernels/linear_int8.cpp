@@ -6,7 +6,7 @@ namespace galley {
 namespace GALLEY_ISA {
 namespace {
 
-// What comes next in memory, asked for while a tile computes.
+// Prefetches what comes next in memory while a tile computes.
 struct Next {
     const uint8_t* at;
     int64_t pace;

@@ -34,7 +34,7 @@ class ElementwiseOp : public Op {
   private:
     const char* name_;
     const Elementwise* kernel_ = nullptr;
-    float number_;  // what the kernel is told, if it is
+    float number_;  // the kernel's number, if it takes one
     int64_t width_;
     SharedLayout layout_;
     Slot a_;

@@ -324,7 +324,7 @@ void Packed::store(int64_t output, const uint8_t* stored) {
 
 uint8_t* Packed::own(const uint8_t* part) { return memory_.data() + (part - matrix_.weights); }
 
-// Where value `index` of an output's `count` lies in an array beside the weights.
+// Position of value `index` of an output's `count` in an array next to the weights.
 int64_t Packed::lane_at(int64_t output, int64_t index, int64_t count) {
     return (output / kLanes * count + index) * kLanes + output % kLanes;
 }

@@ -93,7 +93,7 @@ class Packed {
     struct {
         bool scales = false, zeros = false, minima = false, super_scales = false,
              super_minima = false;
-    } parts_;  // that there are beside the weights
+    } parts_;  // present in addition to the weights
     int64_t bytes_ = 0;
     int64_t file_offset_ = -1;
     Memory memory_;

@@ -27,7 +27,7 @@ class Op {
   public:
     virtual ~Op() = default;
     // Called once, before the first step. Wishes for working memory. Throws std::invalid_argument
-    // if a buffer does not lie in the arena or what the op was told does not fit together.
+    // if a buffer is outside the arena or the op's arguments do not match.
     virtual void check(Execution& e) = 0;
     // For all rows of the step in progress.
     virtual void run(Execution& e) const = 0;

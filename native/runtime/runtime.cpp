@@ -20,7 +20,7 @@ int64_t bits_of(KvType type) {
     }
 }
 
-// Of one token, beside its integers.
+// Of one token, in addition to its integers.
 int64_t scale_bytes(KvType type) {
     return type == KvType::kInt8   ? 2 * sizeof(float)
            : type == KvType::kInt4 ? 4 * sizeof(uint16_t)

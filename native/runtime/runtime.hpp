@@ -76,7 +76,7 @@ class Runtime {
     Adapters& adapters() { return adapters_; }
     void set_adapter(int64_t slot, int64_t module, Adapters::Factors factors);
 
-    // Working memory, grown to the largest wish so far: one that is no larger allocates nothing.
+    // Working memory, as large as the largest request so far; smaller ones allocate nothing.
     // What a step leaves there is gone in the next, or in that of another program.
     uint8_t* arena(int64_t bytes) { return grown(arena_, bytes); }
     float* partials(int64_t floats);

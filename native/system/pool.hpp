@@ -77,7 +77,7 @@ class Pool {
         std::condition_variable wake;
         std::vector<std::thread> threads;
     };
-    // A forked child has none of the threads, and the mutex may be held by one of them for ever: it
+    // A forked child has none of the threads, and one of them may hold the mutex forever: it
     // must not touch what is in here, and does all of a job itself.
     std::unique_ptr<Workers> workers_ = std::make_unique<Workers>();
     int forks_;  // of this process's line when the threads were started

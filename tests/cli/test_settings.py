@@ -116,7 +116,7 @@ def test_environment_values(
         ("model: 7", r"model: expected text, got 7; quote it"),
         ("api_key: {a: 1}", r"api_key: expected a list of strings"),
         ("api_key: [1]", r"api_key: expected a list of strings"),
-        ("- port", r"must hold a mapping"),
+        ("- port", r"must contain a mapping"),
         ("port: [", r"not readable YAML"),
     ],
 )

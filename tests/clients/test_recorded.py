@@ -1,4 +1,8 @@
-"""What clients of today ask, recorded from themselves (``make clients``), asked of a server."""
+"""What clients of today ask, asked of a server.
+
+``recorded/`` has what they sent themselves (``make clients``). Editors do not run in these tests: the
+requests in ``from_source/`` follow their public source, which each file names.
+"""
 
 import json
 from collections.abc import Iterator
@@ -13,7 +17,11 @@ from tests.tools.checkpoint import make_calling
 
 pytestmark = pytest.mark.xdist_group("clients")
 
-RECORDINGS: Final = sorted((Path(__file__).parent / "recorded").glob("*.json"))
+RECORDINGS: Final = sorted(
+    path
+    for folder in ("recorded", "from_source")
+    for path in (Path(__file__).parent / folder).glob("*.json")
+)
 LIMITS: Final[dict[str, Any]] = {
     "/v1/messages": {"max_tokens": 4},
     "/v1/responses": {"max_output_tokens": 4},
@@ -45,7 +53,10 @@ def test_every_recorded_request_is_answered(server: Server, asked: dict[str, Any
     path = asked["path"].partition("?")[0]
     body = asked.get("body")
     if body is not None:
-        body = body | LIMITS.get(path, {})
+        limits = LIMITS.get(path, {})
+        body = body | limits
+        if "options" in limits:
+            body["options"] = (asked["body"].get("options") or {}) | limits["options"]
     answer = httpx.request(
         asked["method"],
         server.url + asked["path"],
@@ -55,8 +66,9 @@ def test_every_recorded_request_is_answered(server: Server, asked: dict[str, Any
     )
     assert answer.status_code == 200, answer.text
     told = [json.loads(line[6:]) for line in answer.text.splitlines() if line[:7] == "data: {"]
-    assert bool(told) == bool(body and body.get("stream"))
-    assert not any("error" in event or event.get("type") == "error" for event in told)
+    assert bool(told) == bool(body and body.get("stream") and path != "/api/chat")
+    lines = [json.loads(line) for line in answer.text.splitlines() if line[:1] == "{"]
+    assert not any(e.get("error") or e.get("type") == "error" for e in told + lines)
 
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
@@ -64,5 +76,16 @@ def test_a_recording_says_what_was_recorded_and_nothing_of_where(path: Path) -> 
     recording = json.loads(path.read_text())
     assert recording["version"][0].isdigit()
     assert recording["requests"]
+    assert ("source" in recording) == (path.parent.name == "from_source")
     for private in ("/tmp/", "/root", "/home/"):
         assert private not in path.read_text()
+
+
+def test_editors_take_the_server_for_an_ollama_that_they_support(server: Server) -> None:
+    """VS Code refuses versions before 0.6.4; both editors read a model's capabilities and context."""
+    version = httpx.get(server.url + "/api/version").json()["version"]
+    assert tuple(map(int, version.split("."))) >= (0, 6, 4)
+    shown = httpx.post(server.url + "/api/show", json={"model": "recorded"}).json()
+    family = shown["model_info"]["general.architecture"]
+    assert shown["model_info"][f"{family}.context_length"] == 65536
+    assert "tools" in shown["capabilities"]

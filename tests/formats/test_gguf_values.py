@@ -1,5 +1,7 @@
 """GGUF's blocks have the values that the gguf package finds in them, bit for bit."""
 
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
@@ -9,6 +11,8 @@ from galley.formats.gguf_blocks import BLOCK_KINDS, CHUNK_VALUES, kind_of, weigh
 from galley.formats.gguf_file import TYPES
 from galley.formats.values import dequantize
 from galley.formats.weights import IntWeight
+
+PACKED = Path(__file__).parent / "peer_files/gguf-blocks/blocks.npz"
 
 
 def test_types_are_those_of_the_format() -> None:
@@ -36,3 +40,14 @@ def test_random_blocks(name: str) -> None:
     numbers = np.isfinite(expected)
     assert numbers.mean() > 0.5
     assert np.array_equal(got[numbers].view(np.uint32), expected[numbers].view(np.uint32))
+
+
+@pytest.mark.parametrize("name", [kind for kind in BLOCK_KINDS if kind != "MXFP4"])
+def test_what_llama_cpp_packed_has_the_values_that_it_finds_itself(name: str) -> None:
+    files = np.load(PACKED)
+    rows, data, expected = files["rows"], files[name], files[f"{name}-values"]
+    weight = weight_of("w", TYPES[gguf.GGMLQuantizationType[name]], rows.shape, data.reshape(-1))
+    assert isinstance(weight, IntWeight)
+    got = dequantize(weight)
+    np.testing.assert_array_equal(got, expected)
+    assert np.abs(got - rows).max() > 0  # the rows are not stored as they are

@@ -195,7 +195,7 @@ def test_a_missing_and_a_wrong_shard_are_refused(path: Path, tmp_path: Path) -> 
     read_all(parts[0])
     many = parts[0].with_name("model-00001-of-99999.gguf")
     many.write_bytes(second)
-    assert "counts 99999 files" in refusal_of(many)
+    assert "implies 99999 files" in refusal_of(many)
 
 
 def refusal_of(path: Path) -> str:

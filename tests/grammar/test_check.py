@@ -49,7 +49,8 @@ DEEP = 64 * '{"type":"array","items":' + "{}" + 64 * "}"
         ({"$ref": "file:///etc/passwd"}, r"'\$ref'.*not fetched"),
         ({"$ref": "#/$defs/absent"}, r"'\$ref'"),
         ({"$ref": "#name"}, r"'\$ref'"),
-        ({"properties": {"a": {"$id": "https://example.com/"}}}, r"'\$id'"),
+        ({"properties": {"a": {"$id": "https://example.com/", "$ref": "#"}}}, r"'\$id'"),
+        ({"properties": {"a": {"id": {"type": "string"}}}}, "'id' must be a string"),
         ({"$ref": "#"}, "no text can match it"),
         ({"type": "integer", "minimum": 5, "maximum": 3}, "minimum"),
         ({"type": "elephant"}, "elephant"),
@@ -57,7 +58,7 @@ DEEP = 64 * '{"type":"array","items":' + "{}" + 64 * "}"
         ({"properties": {"a": 5}}, "/properties/a"),
         ({"properties": []}, "'properties'"),
         ({"anyOf": {}}, "'anyOf'"),
-        ({"items": [{}]}, "'prefixItems'"),
+        ({"items": [{}], "prefixItems": [{}]}, "'prefixItems'"),
         ({"minLength": -1}, "minLength"),
         (
             {"pattern": "a", "maxLength": 8193},
@@ -191,6 +192,100 @@ def test_texts_of_a_format_are_those_that_a_validator_takes(
     schema = {"type": "string", "format": form}
     validator = jsonschema_rs.Draft202012Validator(schema, validate_formats=True)
     assert accepts(schema, vocabulary, json.dumps(text)) == [validator.is_valid(text)]
+
+
+@pytest.mark.parametrize(
+    ("schema", "texts"),
+    [
+        (
+            {"items": [{"type": "null"}, {"type": "boolean"}], "additionalItems": False},
+            {"[null, true]": True, "[null]": True, "[true]": False, "[null, true, 1]": False},
+        ),
+        (
+            {"items": [{"type": "null"}], "additionalItems": {"type": "integer"}},
+            {"[null, 1]": True, "[null, true]": False},
+        ),
+        (
+            {"items": {"type": "null"}, "additionalItems": False},
+            {"[null, null]": True, "[1]": False},
+        ),
+        ({"type": "array", "maxItems": 1.0}, {"[1]": True, "[1, 2]": False}),
+        ({"type": "string", "minLength": 2.0, "maxLength": 2.0}, {'"ab"': True, '"abc"': False}),
+        (
+            {"type": "object", "properties": {"a": {"id": "http://x/a#", "type": "null"}}},
+            {'{"a": null}': True, '{"a": 1}': False},
+        ),
+        (
+            {"type": "string", "_format": "date", "_maxLength": 1, "@type": "xsd:string"},
+            {'"long"': True, "1": False},
+        ),
+    ],
+)
+def test_what_earlier_drafts_wrote_otherwise(
+    schema: dict[str, Any], texts: dict[str, bool], vocabulary: LLTokenizer
+) -> None:
+    assert accepts(schema, vocabulary, *texts) == list(texts.values())
+
+
+# Valid and invalid texts of each format; most are of the JSON Schema Test Suite.
+FORMATS: dict[str, tuple[list[str], list[str]]] = {
+    "hostname": (
+        ["www.example.com", "a", "1host", "a--b.example", "a-b", "x" * 63, "ab-c", "abc-d"],
+        ["-a", "a-", "a_b", "xn--X", "XN--aa---o47jg78q", "aa--b", "x" * 64, "a..b", ""],
+    ),
+    "email": (
+        ["joe@[127.0.0.1]", "joe@[IPv6:::1]", '"joe bloggs"@example.com', "te~st@example.com"],
+        ["2962", "joe@[IPv6:zz]", ".test@example.com", "joe@[127.0.0.300]"],
+    ),
+    "json-pointer": (
+        ["", "/foo/0", "/a~1b", "/m~0n", "/ ", "//"],
+        ["/foo/bar~", "#/a", "a", "/~2"],
+    ),
+    "relative-json-pointer": (
+        ["1", "0/foo/bar", "2/0/baz/1/zip", "0#", "0-1"],
+        ["/foo", "-1/foo", "0##", "01/a", ""],
+    ),
+    "uri-reference": (
+        [
+            "http://foo.bar/?baz=qux#quux",
+            "//foo.bar/?q=%20",
+            "/abc",
+            "abc",
+            "#frag",
+            "",
+            "?q",
+            "a/b:c",
+        ],
+        ["\\\\WINDOWS\\file", "#frag\\ment", "a b", "%zz", "1a:b", "http://[::1"],
+    ),
+    "iri": (
+        ["http://ƒøø.ßår/?∂éœ=πîx#πîüx", "http://[2001:0db8::7334]", "urn:a", "mailto:a@b"],
+        ["http://2001:0db8:85a3:0000:0000:8a2e:0370:7334", "/abc", "âππ", "http:// a", "a\ue000:"],
+    ),
+    "iri-reference": (["//ƒøø.ßår/", "/âππ", "âππ", "#ƒrägmênt"], ["#ƒräg\\mênt", "a b"]),
+    "uri-template": (
+        ["http://e.com/{term:1}/{term}", "{?a,b*}", "{+path}/here", "", "{%41.b}"],
+        ["http://e.com/{term:1}/{term", "{}", "a b", "{a:0}", "a}"],
+    ),
+    "uuid4": (
+        ["98d80576-482e-427f-8434-7f86890ab222"],
+        ["99c17cbb-656f-164a-940f-1a4568f03487", "98d80576-482e-427f-7434-7f86890ab222"],
+    ),
+    "password": (["", "anything"], []),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_allow_their_texts_alone(name: str, vocabulary: LLTokenizer) -> None:
+    valid, invalid = FORMATS[name]
+    texts = [json.dumps(text, ensure_ascii=False) for text in valid + invalid]
+    allowed = accepts({"type": "string", "format": name}, vocabulary, *texts)
+    wrong = [
+        text
+        for text, is_allowed, n in zip(texts, allowed, range(len(texts)), strict=True)
+        if is_allowed != (n < len(valid))
+    ]
+    assert wrong == []
 
 
 def test_every_schema_of_the_list_compiles(vocabulary: LLTokenizer) -> None:

@@ -68,7 +68,7 @@ def test_without_named_heads_the_latter_half_of_the_decoder_aligns(
     assert heads(None, decoder_layers=5) == tuple(itertools.product((2, 3, 4), range(4)))
     assert heads(None, decoder_layers=41) == ()
     assert heads([[0, 1]], decoder_layers=41) == ((0, 1),)
-    with pytest.raises(CheckpointError, match="names 81 heads"):
+    with pytest.raises(CheckpointError, match="lists 81 heads"):
         heads([[0, 1]] * 81)
     config = Checkpoint.open(folder).config
     info = SpeechInfo(

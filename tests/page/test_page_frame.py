@@ -23,7 +23,7 @@ PANELS = ["chat", "transcript", "curves", "memory", "reference"]
 def test_a_key_is_asked_for_and_stays_in_the_tab(browser: Browser, served: Server) -> None:
     browser.open(served)
     browser.until(browser.find("key-dialog").is_displayed)
-    assert "needs an API key" in browser.text("key-reason")
+    assert "API key required" in browser.text("key-reason")
     browser.find("key-input").send_keys("wrong", Keys.ENTER)
     browser.until(lambda: "Incorrect API key" in browser.text("key-reason"))
     browser.find("key-input").send_keys(KEY, Keys.ENTER)

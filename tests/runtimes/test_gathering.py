@@ -58,6 +58,19 @@ def test_the_wait_ends_when_requests_cease() -> None:
     assert wait_seconds(4, costs(0.002, 0.00001), pace, last + 1.01 * wait) == 0.0
 
 
+def test_stragglers_of_a_burst_are_waited_for_but_not_the_next_burst() -> None:
+    """Eight clients send again as soon as they are answered, every 50 ms, within a millisecond."""
+    pace, now = Arrivals(), 0.0
+    for _ in range(10):
+        for place in range(8):
+            pace.arrived(now + place * 0.0001)
+        now += 0.05
+    last = now - 0.05 + 0.0007
+    wait = wait_seconds(6, costs(0.05, 0.0001), pace, last)
+    assert 0.0003 < wait < 0.003
+    assert wait_seconds(6, costs(0.05, 0.0001), pace, last + 1.01 * wait) == 0.0
+
+
 def test_before_two_requests_nothing_is_known() -> None:
     pace = Arrivals()
     assert wait_seconds(1, costs(0.002, 0.0001), pace, 0.0) == 0.0

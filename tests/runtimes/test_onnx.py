@@ -1,6 +1,7 @@
 """ONNX models in the test's own process: batches, shapes, errors and options."""
 
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from galley.runtimes.onnx import load
 from galley.runtimes.tensor_engine import TensorEngine
 from galley.service.tensor_requests import predict_request
 from galley.settings.engine import EngineSettings
+from galley.speech import vad
 from galley.types import Output, Tensors
 from tests.runtimes import onnx_files
 
@@ -265,3 +267,59 @@ def test_a_request_is_checked_against_the_model(tmp_path: Path) -> None:
         RequestError, match="there is no output 'z'; the model's outputs are 'y', 'label'"
     ):
         add(engine, "r", {"x": some_rows(1)}, "z")
+
+
+def test_a_real_model_answers_as_alone() -> None:
+    """Silero's speech detector: a recurrent state, so its first axis is time, and no batch."""
+    path = Path(vad.__file__).parent / "silero" / "silero_vad_16k_sequence.onnx"
+    engine, alone = engine_of(path), onnxruntime.InferenceSession(path)
+    assert engine.info.tensors is not None
+    assert not engine.info.tensors.batched
+    rng = np.random.default_rng(0)
+    shapes = {"input": (5, 576), "h": (1, 1, 128), "c": (1, 1, 128)}
+    given = [
+        {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+        for _ in range(3)
+    ]
+    for i, arrays in enumerate(given):
+        add(engine, str(i), arrays)
+    outputs, rows = steps(engine)
+    assert rows == [1, 1, 1]
+    for i, arrays in enumerate(given):
+        expected = alone.run(None, arrays)
+        got = arrays_of(outputs[str(i)]).values()
+        assert [one.tobytes() for one in got] == [one.tobytes() for one in expected]
+
+
+def test_how_long_a_batch_waits(tmp_path: Path) -> None:
+    path = onnx_files.perceptron(tmp_path / "mlp.onnx")
+    for options, least, most in (
+        ('{"batching": "off", "max_queue_delay": 5}', 0.0, 0.0),
+        ('{"batching": "dynamic", "max_queue_delay": 5}', 0.0, 0.0),  # nothing is known yet
+        ('{"batching": "static", "max_queue_delay": 5}', 4.0, 5.0),
+        ('{"batching": "static", "max_queue_delay": 5, "max_batch_size": 1}', 0.0, 0.0),
+    ):
+        engine = engine_of(path, options)
+        add(engine, "r", {"x": some_rows(1)})
+        assert least <= engine.gather_seconds() <= most, options
+
+
+def test_a_dynamic_batch_waits_once_that_pays(tmp_path: Path) -> None:
+    """Batches take 50 ms, whatever their size, and requests arrive at once."""
+    engine = engine_of(onnx_files.perceptron(tmp_path / "mlp.onnx"), '{"max_queue_delay": 0.02}')
+    inner = engine._compute._model.run
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(0.05)
+        return inner(*arguments)
+
+    engine._compute._model.run = slow  # type: ignore[method-assign]
+    for size in (1, 3, 2, 5):
+        for i in range(size):
+            add(engine, f"{size}-{i}", {"x": some_rows(1)})
+        steps(engine)
+    for i in range(8):
+        add(engine, str(i), {"x": some_rows(1)})
+    assert 0.0 < engine.gather_seconds() <= 0.02
+    add(engine, "other", {"x": some_rows(64)})
+    assert engine.gather_seconds() == 0.0  # more than a batch waits

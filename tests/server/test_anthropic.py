@@ -405,7 +405,7 @@ def test_a_call_that_breaks_off_in_a_stream_is_told_once() -> None:
             },
             "messages[0].content",
         ),
-        ({"messages": [*ASKED, CALL]}, "calls of tools"),
+        ({"messages": [*ASKED, CALL]}, "tool calls"),
         (
             {
                 "messages": [*ASKED, {"role": "assistant", "content": "The"}],
@@ -459,3 +459,18 @@ def test_errors_are_those_of_the_sdk(server: Server, client: Anthropic) -> None:
     ):
         other.messages.create(model="calling", max_tokens=1, messages=ASKED)
     assert httpx.post(server.url + PATH, json={}).json()["error"]["type"] == "authentication_error"
+
+
+def test_models_are_listed_with_the_queries_of_the_beta_client(client: Anthropic) -> None:
+    assert [model.id for model in client.beta.models.list()] == ["calling"]
+    assert client.beta.models.retrieve("calling").id == "calling"
+
+
+def test_an_unknown_model_is_an_error_of_anthropics_form(server: Server) -> None:
+    headers = {"x-api-key": "sk-1", "anthropic-version": "2023-06-01"}
+    answer = httpx.get(server.url + "/v1/models/none", headers=headers)
+    assert answer.status_code == 404
+    assert answer.json()["type"] == "error"
+    assert answer.json()["error"]["type"] == "not_found_error"
+    del headers["anthropic-version"]
+    assert "type" not in httpx.get(server.url + "/v1/models/none", headers=headers).json()

@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import ollama
 import pytest
+from anthropic import Anthropic
 
 from tests.server.serving import Server
 from tests.tools.checkpoint import make_calling
@@ -118,6 +119,20 @@ def test_what_cannot_be_made_is_named(
     assert answer.status_code == status, answer.text
     assert named in answer.json()["error"]
     assert "odd" not in httpx.get(f"{server.url}/api/tags").text
+
+
+def test_a_further_name_is_among_the_models_of_every_protocol(
+    server: Server, operator: ollama.Client
+) -> None:
+    operator.copy("calling", "listed")
+    [base, *_] = httpx.get(f"{server.url}/v1/models").json()["data"]
+    named = httpx.get(f"{server.url}/v1/models/listed").json()
+    assert named == {**base, "id": "listed", "parent": "calling"}
+    assert named in httpx.get(f"{server.url}/v1/models").json()["data"]
+    ids = [one.id for one in Anthropic(base_url=server.url, api_key="none").models.list()]
+    assert {"calling", "listed"} <= set(ids)
+    operator.delete("listed")
+    assert httpx.get(f"{server.url}/v1/models/listed").status_code == 404
 
 
 def test_only_an_operator_makes_names(server: Server) -> None:

@@ -98,7 +98,7 @@ def test_files_that_cannot_be_used_change_nothing(server: Server, folder: Path) 
         weights.write_bytes(weights.read_bytes()[:1000])
         with Neighbour(server, before):
             hup(server)
-            until(lambda: "goes on as it is" in server.log)
+            until(lambda: "continues unchanged" in server.log)
         assert "model.safetensors" in server.log
         assert alone(client) == before
         assert client.get("/ready").status_code == 200
@@ -147,7 +147,7 @@ def test_settings_that_changed_take_effect_or_are_named(folder: Path, config: Pa
     [
         ("max_running: many\n", "max_running"),
         ("no_such_setting: 1\n", "no_such_setting"),
-        ("- a list\n", "must hold a mapping"),
+        ("- a list\n", "must contain a mapping"),
     ],
 )
 def test_a_settings_file_with_a_mistake_changes_nothing(
@@ -157,7 +157,7 @@ def test_a_settings_file_with_a_mistake_changes_nothing(
         [engine] = engines(server)
         config.write_text(text)
         hup(server)
-        until(lambda: "the settings stay as they are" in server.log)
+        until(lambda: "the settings are unchanged" in server.log)
         assert says in server.log
         until(lambda: "have changed" in server.log)
         assert [e.pid for e in engines(server)] == [engine.pid]

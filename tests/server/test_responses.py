@@ -234,6 +234,46 @@ def test_functions_of_a_namespace_are_called_by_it(client: OpenAI) -> None:
     assert events[-1].type in ("response.completed", "response.incomplete")
 
 
+def test_truncation_leaves_out_as_few_first_turns_as_it_must(client: OpenAI) -> None:
+    """Of a context of 4,096 tokens; an answer of a tool goes with its call."""
+    head: Any = {"role": "developer", "content": "Be brief."}
+    turns: list[list[Any]] = [
+        [
+            {"role": "user", "content": f"{n} " + "the cat sat on the mat " * 40},
+            {"type": "function_call", "call_id": f"c{n}", "name": "look", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": f"c{n}", "output": f"{n}"},
+        ]
+        for n in range(18)
+    ]
+    last: Any = {"role": "user", "content": "So?"}
+    options: Any = {"model": "calling", "temperature": 0, "max_output_tokens": 100}
+
+    def after(dropped: int) -> list[Any]:
+        return [head, *(item for turn in turns[dropped:] for item in turn), last]
+
+    with pytest.raises(BadRequestError, match="tokens"):
+        client.responses.create(input=after(0), **options)
+    cut = client.responses.create(input=after(0), truncation="auto", **options)
+    assert cut.usage
+    dropped = next(
+        n
+        for n in range(1, 19)
+        if client.responses.input_tokens.count(model="calling", input=after(n)).input_tokens
+        <= 4096 - 100
+    )
+    assert dropped > 1
+    same = client.responses.create(input=after(dropped), **options)
+    assert same.usage
+    assert cut.usage.input_tokens == same.usage.input_tokens
+    assert cut.output_text == same.output_text
+    # A conversation that fits stays whole, and a last turn that does not is refused.
+    short = client.responses.create(input=[head, last], truncation="auto", **options)
+    assert short.output_text == client.responses.create(input=[head, last], **options).output_text
+    whole: Any = [{"role": "user", "content": "the cat sat on the mat " * 800}]
+    with pytest.raises(BadRequestError, match="tokens"):
+        client.responses.create(input=[*turns[0], *whole], truncation="auto", **options)
+
+
 NO_MATTER: list[dict[str, Any]] = [
     {"include": ["reasoning.encrypted_content", "file_search_call.results"]},
     {"reasoning": {"summary": "auto"}},

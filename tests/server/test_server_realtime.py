@@ -187,6 +187,10 @@ def test_a_session_as_openais_examples_set_it_is_taken(flat: bool, client: LiveC
         session = client.until("session.updated")["session"]
         source = session["audio"]["input"]
     assert (source["noise_reduction"], session["include"]) == (None, None)
+    assert [warning.split()[0] for warning in session["warnings"]] == [
+        "noise_reduction",
+        "include:",
+    ]
     assert source["turn_detection"] == {
         name: turns[name] for name in turns if not name.endswith("response")
     }

@@ -79,6 +79,10 @@ def test_a_conversation_goes_on_as_if_all_of_it_were_sent_again(ada: OpenAI) -> 
     outputs = [first.output_text, went_on.output_text, streamed.output_text]
     assert texts[:3] == ["Rhyme.", "Who sat on the mat?", outputs[0]]
     assert [text for text in texts if text in outputs] == outputs
+    extra: Any = ["message.input_image.image_url", "file_search_call.results"]
+    assert ada.responses.retrieve(third.id, include=extra, include_obfuscation=True).id == third.id
+    included: Any = ada.responses.input_items.list(third.id, order="asc", limit=3, include=extra)
+    assert included.data == items.data
     latest = list(ada.responses.input_items.list(third.id, limit=1))
     assert latest == listed[::-1]
 
@@ -118,6 +122,8 @@ def test_what_is_asked_of_a_stored_response_is_honoured_or_named(
         (f"{one}/input_items?order=up", "order"),
         (f"{one}/input_items?after=msg_none", "after"),
         (f"{one}/input_items?before=x", "before"),
+        (f"{one}/input_items?include=all", "include[0]"),
+        (f"{one}?include[]=message.output_text.logprobs", "include[0]"),
     ):
         answer = httpx.get(url, headers=bearer(key_of("ada")))
         assert error_of(answer)["param"] == param

@@ -242,7 +242,7 @@ def test_a_failing_template_is_the_requests_error(
     ],
 )
 def test_a_looping_template_ends(byte_level: Tokenizer, source: str) -> None:
-    with pytest.raises(RequestError, match="more than 250000 steps"):
+    with pytest.raises(RequestError, match="exceeds 250000 loop iterations"):
         ChatTemplate(source, file="x").encode(byte_level, HISTORY)
 
 

@@ -5,8 +5,11 @@ calls :func:`converse` and writes the ``events`` of each :class:`galley.gateway.
 format as they arrive. :func:`galley.tools.events.whole` merges all events of a choice into one answer.
 """
 
+from typing import Final
+
 import msgspec
 
+from galley.errors import RequestError
 from galley.gateway.call import Call
 from galley.gateway.generation import Generation
 from galley.gateway.served import Backend
@@ -15,6 +18,12 @@ from galley.tools.conversation import Conversation
 from galley.tools.prepare import check_tools, markers_of, prepared, variables_of
 from galley.tools.volatile import settle
 from galley.types import SamplingParams
+
+_TOO_LONG: Final = "context_length_exceeded"
+"""Code of errors about prompts that are too long, which text workers keep."""
+
+_ANSWERS_SHARE: Final = 16
+"""Where conversations are truncated, this part of the context is kept for an answer without a limit."""
 
 
 async def converse(
@@ -26,6 +35,7 @@ async def converse(
     cache_salt: str | None = None,
     constrained_by: str = "",
     up_to_context: bool = False,
+    truncate: bool = False,
 ) -> Generation:
     """Submit a conversation to the engine.
 
@@ -36,6 +46,7 @@ async def converse(
         priority, cache_salt: the request's values.
         constrained_by: the request's field that has the grammar of ``params``.
         up_to_context: whether the context may end the answer before its ``max_tokens``.
+        truncate: whether to leave out the conversation's first turns if it is too long.
 
     Raises:
         RequestError: the request cannot be honoured by this model.
@@ -45,11 +56,15 @@ async def converse(
     backend = call.backend
     if (derived := call.caller.derived) is not None:
         conversation = conversation.headed_by(derived.system_prompt)
-    prompt = await prompt_of(backend, conversation, call.caller.share)
+    limit, own = backend.engine.info.max_request_tokens, call.caller.tenant.max_context
+    limit = limit if own is None else min(limit, own)
+    if truncate:
+        most = limit - (params.max_tokens or max(1, limit // _ANSWERS_SHARE))
+        prompt = await _prompt_within(backend, conversation, call.caller.share, most)
+    else:
+        prompt = await prompt_of(backend, conversation, call.caller.share)
     if up_to_context and params.max_tokens is not None:
-        limit = backend.engine.info.max_request_tokens
-        own = call.caller.tenant.max_context
-        room = (limit if own is None else min(limit, own)) - len(prompt)
+        room = limit - len(prompt)
         params = msgspec.structs.replace(params, max_tokens=max(1, min(params.max_tokens, room)))
     text = backend.require_text()
     markers = markers_of(conversation, text.format)
@@ -70,6 +85,46 @@ async def converse(
         prompt_param="messages",
         parser=new_parser,
     )
+
+
+async def _prompt_within(
+    backend: Backend, conversation: Conversation, share: Share, most: int
+) -> list[int]:
+    """Return the prompt of as many of the conversation's last turns as have at most ``most`` tokens.
+
+    A turn begins with a user's message, so an answer of a tool never loses its call. The system
+    messages at the beginning stay. Reads the prompt a logarithmic number of times.
+
+    Raises:
+        RequestError: as :func:`prompt_of` does, also where the last turn alone is too long.
+    """
+    messages = conversation.messages
+    head = next((n for n, m in enumerate(messages) if m["role"] != "system"), len(messages))
+    starts = [n for n in range(head + 1, len(messages)) if messages[n]["role"] == "user"]
+
+    async def prompt_from(start: int) -> list[int]:
+        shorter = [*messages[:head], *messages[start:]]
+        part = msgspec.structs.replace(conversation, messages=shorter)
+        return await prompt_of(backend, part, share)
+
+    async def fits(start: int) -> list[int] | None:
+        try:
+            prompt = await prompt_from(start)
+        except RequestError as error:
+            if error.code != _TOO_LONG:
+                raise
+            return None
+        return prompt if len(prompt) <= most else None
+
+    prompt = await fits(head)
+    low, high = 0, len(starts) - 1
+    while prompt is None and low < high:
+        middle = (low + high) // 2
+        if await fits(starts[middle]) is None:
+            low = middle + 1
+        else:
+            high = middle
+    return prompt or await prompt_from(starts[low] if starts else head)
 
 
 async def prompt_of(backend: Backend, conversation: Conversation, share: Share) -> list[int]:

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 from galley.errors import RequestError, shown
 from galley.grammar.numbers import fault_of_numbers
-from galley.grammar.string_formats import PATTERNS, REPLACED
+from galley.grammar.string_formats import ANY_TEXT, PATTERNS, REPLACED
 
 MAX_SCHEMAS: Final = 10_000
 """Maximum number of subschemas of one schema."""
@@ -100,6 +100,18 @@ _CONSTRAINTS: Final = {
     name.lower().strip("$"): name
     for name in sorted(_NOT_HONOURED | _IN_MAPS | _IN_LISTS | _DIRECT | _ASSERTIONS)
 }
+_COUNTS: Final = (
+    "minProperties",
+    "maxProperties",
+    "minItems",
+    "maxItems",
+    "minLength",
+    "maxLength",
+)
+_PREFIXES: Final = ("x-", "_", "@")
+"""Beginnings of names that are not JSON Schema's: of extensions, of keywords that were switched off, of
+JSON-LD's."""
+
 _RESEMBLANCE: Final = 0.86
 """Minimum ``difflib`` ratio of a keyword and a misspelling: `item` is one, `note` and `tsType` are not."""
 
@@ -123,11 +135,15 @@ def parse_schema(
         raise RequestError(f"{field}: the schema is not JSON: {error}", param=field) from None
     if not isinstance(schema, dict):
         raise RequestError(f"{field}: a schema is a JSON object", param=field)
+    referring = _parts_with_references(schema)
     for count, (place, part) in enumerate(_subschemas(schema)):
         if count >= MAX_SCHEMAS:
             raise RequestError(
                 f"{field}: the schema has more than {MAX_SCHEMAS} subschemas", param=field
             )
+        if isinstance(part, dict):
+            has_base = not place or id(part) in referring
+            _rewrite_earlier_drafts(part, has_base=has_base)
         reason = _fault(part, place, schema)
         if reason is None and isinstance(part, dict):
             reason = fault_of_numbers(part, written)
@@ -139,11 +155,58 @@ def parse_schema(
     return schema
 
 
+def _rewrite_earlier_drafts(part: dict[str, Any], *, has_base: bool) -> None:
+    """Change what earlier drafts wrote otherwise, where its meaning is the same in all of them.
+
+    An array of ``items`` is today's ``prefixItems``, and ``additionalItems`` is about the items after
+    it, else about nothing. The ``id`` of a part is a base of relative references: without any,
+    nothing. A count may be written as 2.0.
+
+    Args:
+        part: the subschema; changed in place.
+        has_base: whether an ``id`` of it has a meaning.
+    """
+    for keyword in _COUNTS:
+        if isinstance(count := part.get(keyword), float) and count.is_integer():
+            part[keyword] = int(count)
+    if isinstance(part.get("items"), list) and "prefixItems" not in part:
+        part["prefixItems"] = part.pop("items")
+        if "additionalItems" in part:
+            part["items"] = part.pop("additionalItems")
+    elif "prefixItems" not in part:
+        part.pop("additionalItems", None)
+    for keyword in ("$id", "id"):
+        if not has_base and isinstance(part.get(keyword), str):
+            del part[keyword]
+
+
+def _parts_with_references(schema: dict[str, Any]) -> set[int]:
+    """Return the ``id()`` of all objects and arrays of a schema that ``$ref`` is a key within."""
+    found: set[int] = set()
+    parents: dict[int, Any] = {}
+    pending: list[Any] = [schema]
+    while pending:
+        value = pending.pop()
+        at = value if isinstance(value, dict) and "$ref" in value else None
+        while at is not None and id(at) not in found:
+            found.add(id(at))
+            at = parents.get(id(at))
+        for inner in value.values() if isinstance(value, dict) else value:
+            if isinstance(inner, dict | list):
+                parents[id(inner)] = value
+                pending.append(inner)
+    return found
+
+
 def narrow_formats(schema: dict[str, Any]) -> None:
     """Change the schema so that it allows exactly the valid texts of all its formats."""
     for _, part in list(_subschemas(schema)):
         name = part.get("format") if isinstance(part, dict) else None
-        if isinstance(name, str) and name in PATTERNS:
+        if not isinstance(name, str):
+            continue
+        if name in ANY_TEXT:
+            del part["format"]
+        elif name in PATTERNS:
             if name in REPLACED:
                 del part["format"]
             part["allOf"] = [*part.get("allOf", []), *({"pattern": p} for p in PATTERNS[name])]
@@ -199,14 +262,18 @@ def _fault(part: Any, place: str, root: dict[str, Any]) -> str | None:
         if keyword == "enum" and value == []:
             return "'enum' is empty, so no value can match"
         if keyword == "items" and isinstance(value, list):
-            return "'items' with an array is not supported; use 'prefixItems', as of draft 2020-12"
+            return "'items' with an array is not supported together with 'prefixItems'"
         if keyword in ("$id", "id") and place:
-            return f"{keyword!r} is supported at the top level of the schema only"
+            return (
+                f"{keyword!r} of a part is supported only if no '$ref' is within the part"
+                if isinstance(value, str)
+                else f"{keyword!r} must be a string, got {shown(value)}"
+            )
         if keyword == "$ref" and not _is_found(value, root):
             return (
                 f"'$ref' must point into the schema itself, got {shown(value)}; remote schemas are "
+                "not fetched"
             )
-            "not fetched"
     return None
 
 
@@ -219,7 +286,7 @@ def _not_an_annotation(keyword: str, value: Any) -> str | None:
     if keyword in _NOT_HONOURED:
         asks_nothing = keyword in ("uniqueItems", "nullable", "optional") and value is False
         return None if asks_nothing else f"the keyword {shown(keyword)} is not supported"
-    if keyword.startswith("x-"):
+    if keyword.startswith(_PREFIXES):
         return None
     plain = re.sub(r"[\W_]", "", keyword[:64].lower())
     alike = difflib.get_close_matches(plain, _CONSTRAINTS, n=1, cutoff=_RESEMBLANCE)

@@ -3,12 +3,15 @@
 A batch of n rows takes a fixed time and a time for each row. A request that joins the batch saves the fixed
 time, since it needs no batch of its own, and the n requests that are there wait for its arrival. So the
 batch waits while (n + 1) * (time until the next arrival) < (fixed time of a batch). Both are measured: the
-fixed time by a line through the latest batches, the time between arrivals by a moving mean. An engine that
-is idle most of the time therefore never waits, and neither does one whose batches take no fixed time.
+fixed time by a line through the latest batches, the time between arrivals by a moving geometric mean, since
+gaps within a burst and between bursts differ by orders of magnitude. A gap of :data:`_BURST_GAPS` times
+that mean ends the wait: the burst is over. An engine that is idle most of the time therefore never waits,
+and neither does one whose batches take no fixed time.
 
 No clock is read here: every method is passed the time, in seconds.
 """
 
+from math import exp, log
 from typing import Final
 
 _KEPT: Final = 0.98
@@ -16,6 +19,12 @@ _KEPT: Final = 0.98
 
 _GAP_PART: Final = 0.125
 """Weight of the latest gap in the mean of gaps between arrivals."""
+
+_BURST_GAPS: Final = 5.0
+"""Silence, in typical gaps, after which no further request of a burst is expected."""
+
+_LEAST_GAP: Final = 1e-6
+"""Seconds below which gaps are not told apart."""
 
 
 class BatchCosts:
@@ -43,24 +52,24 @@ class BatchCosts:
 
 
 class Arrivals:
-    """The mean time between requests."""
+    """The typical time between requests: the geometric mean of the latest gaps."""
 
     def __init__(self) -> None:
         self._latest: float | None = None
-        self._mean: float | None = None
+        self._mean_log: float | None = None
 
     def arrived(self, now: float) -> None:
         """Record a request."""
         if self._latest is not None:
-            gap = now - self._latest
-            self._mean = gap if self._mean is None else self._mean + (gap - self._mean) * _GAP_PART
+            gap = log(max(_LEAST_GAP, now - self._latest))
+            mean = gap if self._mean_log is None else self._mean_log
+            self._mean_log = mean + (gap - mean) * _GAP_PART
         self._latest = now
 
-    def gap(self, now: float) -> float:
-        """Return the expected seconds between two arrivals: at least those without any so far."""
-        if self._mean is None or self._latest is None:
-            return float("inf")
-        return max(self._mean, now - self._latest)
+    @property
+    def gap(self) -> float:
+        """The typical seconds between two arrivals; infinite before there were two."""
+        return float("inf") if self._mean_log is None else exp(self._mean_log)
 
     def silence(self, now: float) -> float:
         """Return the seconds since the latest arrival."""
@@ -69,7 +78,7 @@ class Arrivals:
 
 def wait_seconds(waiting: int, costs: BatchCosts, arrivals: Arrivals, now: float) -> float:
     """Return how long ``waiting`` requests should wait for another one; 0: not at all."""
-    worth = costs.fixed / (waiting + 1)
-    if arrivals.gap(now) >= worth:
+    worth, gap = costs.fixed / (waiting + 1), arrivals.gap
+    if gap >= worth:
         return 0.0
-    return worth - arrivals.silence(now)
+    return max(0.0, min(worth, _BURST_GAPS * gap) - arrivals.silence(now))

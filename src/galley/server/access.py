@@ -31,7 +31,7 @@ _FOREIGN_WORDS: Final = frozenset(
         *("favicon.ico", "robots.txt"),
     )
 )
-"""Path segments of other servers: a request for them comes from a client configured for another server."""
+"""Path segments of other servers' APIs; requests for them come from misconfigured clients."""
 
 
 class AccessLog:
@@ -110,7 +110,12 @@ class AccessLog:
             finished = Finished(endpoint, status, state["arrived"], seconds, fields, state["trace"])
             fields |= self._tracing.request_ended(finished, Headers(scope=scope))
         method, path = scope.get("method", "WS"), self._path(scope)
-        told = {"method": method, "path": path, "status": status, "seconds": round(seconds, 6)}
+        request_fields = {
+            "method": method,
+            "path": path,
+            "status": status,
+            "seconds": round(seconds, 6),
+        }
         log.log(
             logging.DEBUG if scope["path"] in PROBES else logging.INFO,
             "%s %s %d %.3fs %s",
@@ -119,7 +124,7 @@ class AccessLog:
             status,
             seconds,
             readable(fields),
-            extra={"fields": {**told, **fields, "message": f"{method} {path} {status}"}},
+            extra={"fields": {**request_fields, **fields, "message": f"{method} {path} {status}"}},
         )
 
     def _path(self, scope: Scope) -> str:

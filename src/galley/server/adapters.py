@@ -68,10 +68,10 @@ def routes(models: Registry) -> list[Operation]:
 
     async def load_adapter(request: Request) -> Response:
         """Load a LoRA adapter from a folder of the server; respond when requests may name it."""
-        asked = await body.read(request, AdapterRequest, max_bytes=models.settings.max_body_bytes)
-        model = await models.find(asked.model)
+        parsed = await body.read(request, AdapterRequest, max_bytes=models.settings.max_body_bytes)
+        model = await models.find(parsed.model)
         try:
-            loaded = await models.load_adapter(model, asked.name, asked.path)
+            loaded = await models.load_adapter(model, parsed.name, parsed.path)
         except (ModelError, SettingsError) as error:
             raise ApiError(400, str(error), param="path", code="adapter_unusable") from error
         return Json(_card(model, loaded))

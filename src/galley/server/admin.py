@@ -62,13 +62,13 @@ def routes(tenants: Tenants, models: Registry) -> list[Operation]:
 
     async def reload(request: Request) -> Response:
         """Reload a model's files; respond when the new files are served, without any failed request."""
-        asked = await body.read(request, ReloadRequest, max_bytes=models.settings.max_body_bytes)
+        parsed = await body.read(request, ReloadRequest, max_bytes=models.settings.max_body_bytes)
         try:
-            await models.reload(asked.model)
+            await models.reload(parsed.model)
         except ModelError as error:
-            message = f"{asked.model} goes on as it is: {error}"
+            message = f"{parsed.model} continues unchanged: {error}"
             raise ApiError(400, message, param="model", code="model_unusable") from error
-        answer: Reloaded = {"model": asked.model}
+        answer: Reloaded = {"model": parsed.model}
         return Json(answer)
 
     async def list_tenants(_: Request) -> Response:

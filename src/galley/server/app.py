@@ -51,7 +51,7 @@ PROTOCOLS: tuple[Served, ...] = (
     *(chat, completions, responses, anthropic, ollama, ollama_create, ollama_embed),
     *(embeddings, audio, models, tokens, oip, health),
 )
-"""The modules for those who may use the models."""
+"""Modules of routes for users of the models."""
 
 
 def create_app(
@@ -68,14 +68,14 @@ def create_app(
     open_paths = OPEN_PATHS | ({"/metrics"} if settings.metrics_without_key else frozenset())
     if settings.page:
         open_paths |= page_files.PATHS
-    # The first one is the first to see a request, except for the access log.
+    # The first one sees a request first, except for the access log.
     middleware: list[Middleware] = []
     if settings.host in LOOPBACK_HOSTS:
         middleware.append(
             Middleware(RequireHost, allowed=settings.allowed_host, origins=settings.cors_origin)
         )
     if settings.cors_origin:
-        # Before the keys: a browser's preflight request carries no key.
+        # Before the keys, because a browser's preflight request has no key.
         middleware.append(
             Middleware(
                 CORSMiddleware,
@@ -112,7 +112,7 @@ def create_app(
     app.router.redirect_slashes = False
     app.state.body_budget = ByteBudget(
         settings.max_unfinished_body_bytes,
-        of="JSON bodies that are still on their way",
+        of="The JSON bodies being received",
         setting="--max-unfinished-body-bytes",
         code="too_many_bodies",
     )

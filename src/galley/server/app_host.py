@@ -102,7 +102,7 @@ def only_probes(app: ASGIApp) -> ASGIApp:
             return
         error = ApiError(
             503,
-            "The server has as many connections as it may have (--max-connections, "
+            "The server has reached its maximum of connections (--max-connections, "
             "--max-connections-per-address)",
             type="service_unavailable",
             code="too_many_connections",

@@ -16,13 +16,13 @@ from galley.protocols.http.errors import BEGINNINGS, error_response
 from galley.settings.config import LOOPBACK_HOSTS, Settings
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready", "/v2/health/live", "/v2/health/ready"})
-"""Paths answered without a key, for orchestrators; they report only up or down."""
+"""Paths answered without a key, for orchestrators; they only report up or down."""
 
 ADMIN_PATHS: Final = (
     *("/admin", "/api/pull", "/api/delete", "/api/create", "/api/copy"),
     "/v1/adapters",
 )
-"""These paths, and those below them, change the server, or its files on disk."""
+"""Paths that, with all below them, change the server or its files on disk."""
 
 KEY_PROTOCOL: Final = "openai-insecure-api-key."
 """Prefix of a WebSocket subprotocol that is an API key."""
@@ -42,7 +42,7 @@ def check_exposure(settings: Settings, tenants: Tenants) -> None:
     """
     if settings.host not in LOOPBACK_HOSTS and not tenants:
         raise SettingsError(
-            f"host {settings.host!r} can be reached from other machines, so it needs an API key: set "
+            f"host {settings.host!r} is reachable from other machines, so an API key is required: set "
             "GALLEY_API_KEY, --api-key or --api-key-file; or bind to 127.0.0.1"
         )
 
@@ -90,12 +90,13 @@ class RequireKey:
     def _refusal(self, presented: bool, known: bool, *, admin: bool) -> ApiError:
         if admin and not self._tenants.has_admin:
             return _forbidden(
-                "The admin routes are off: start the server with --admin-key, or give a tenant of the key "
-                "file admin: true",
+                "The admin routes are off; start the server with --admin-key, or set admin: true for a "
+                "tenant "
+                "in the key file",
                 code="admin_disabled",
             )
         if admin and presented and known and self._tenants:
-            return _forbidden("This key is none of the admin's", code="admin_key_needed")
+            return _forbidden("Admin key required", code="admin_key_needed")
         return _unauthorized(presented)
 
 
@@ -202,7 +203,7 @@ def _unauthorized(given: bool) -> ApiError:
     message = (
         "Incorrect API key"
         if given
-        else "This server needs an API key: send the header 'Authorization: Bearer KEY'"
+        else "API key required; send the header 'Authorization: Bearer KEY'"
     )
     return ApiError(
         401,
@@ -215,7 +216,7 @@ def _unauthorized(given: bool) -> ApiError:
 
 def _foreign(header: str, value: str, remedy: str) -> ApiError:
     return _forbidden(
-        f"{header} {value[:100]!r} is not one this server answers to; {remedy}",
+        f"{header} {value[:100]!r} is not allowed; {remedy}",
         code=f"{header.lower()}_not_allowed",
     )
 

@@ -15,10 +15,10 @@ from galley.protocols.common.errors import ApiError
 from galley.protocols.http.errors import error_response
 
 _PART_BYTES: Final = 64 * 1024
-"""Bytes decoded at once; the rest of the server has a turn before the next ones."""
+"""Bytes decoded at a time, before the server's other tasks get a turn."""
 
 _MOST_OVERHEAD: Final = 64 * 1024
-"""Bytes by which a body may exceed its decoded size: it may contain any number of empty blocks."""
+"""Bytes by which a body may exceed its decoded size, since it can contain any number of empty blocks."""
 
 _IDENTITY: Final = "identity"
 _CODINGS: Final = ("gzip", "x-gzip", "deflate")
@@ -44,7 +44,7 @@ class DecodeBodies:
             await error_response(_unknown(named))(scope, receive, send)
             return
         gone = (b"content-encoding", b"content-length")
-        # In its place: other middlewares look there for the router's results.
+        # In place, because other middlewares look there for the router's results.
         scope["headers"] = [header for header in scope["headers"] if header[0] not in gone]
         body = _Decoded(receive, gzip=named != "deflate")
         await self._app(scope, body.receive, send)
@@ -58,7 +58,7 @@ class _Decoded:
         self._gzip = gzip
         self._stream: Any = None
         self._coded = b""
-        """Bytes received and not decoded yet."""
+        """Bytes received but not yet decoded."""
         self._more = True
         self._full = False
         """Whether earlier input still has decoded output that was not returned."""
@@ -99,14 +99,14 @@ class _Decoded:
             self._over = True
             kind = "gzip" if self._gzip else "deflate"
             raise RequestError(
-                f"The body is not what Content-Encoding says, {kind}: {error}",
+                f"The body does not match Content-Encoding {kind}: {error}",
                 code="invalid_encoding",
             ) from None
         return part
 
     def _decode(self) -> bytes:
         if self._coded and (self._stream is None or (self._gzip and self._stream.eof)):
-            self._stream = zlib.decompressobj(self._window())  # a file may have several members
+            self._stream = zlib.decompressobj(self._window())  # a file can have several members
         if self._stream is None:
             return b""
         part: bytes = self._stream.decompress(self._coded, _PART_BYTES)
@@ -114,11 +114,11 @@ class _Decoded:
         self._full = len(part) == _PART_BYTES
         self._sizes[1] += len(part)
         if self._coded and self._stream.eof and not self._gzip:
-            raise zlib.error("bytes come behind its end")
+            raise zlib.error("trailing bytes")
         if not (self._more or self._coded or self._full or self._stream.eof):
-            raise zlib.error("it ends too early")
+            raise zlib.error("truncated")
         if self._sizes[0] - len(self._coded) > self._sizes[1] + _MOST_OVERHEAD:
-            raise zlib.error("it is larger than what it stands for")
+            raise zlib.error("larger than its decoded content")
         return part
 
     def _window(self) -> int:
@@ -134,7 +134,7 @@ def _unknown(named: str) -> ApiError:
     known = ", ".join((*_CODINGS, _IDENTITY))
     return ApiError(
         415,
-        f"Content-Encoding is {named[:80]!r}; known are {known}, one at a time",
+        f"Content-Encoding is {named[:80]!r}; supported are {known}, one at a time",
         code="unsupported_media_type",
         headers={
             "Accept-Encoding": "gzip, deflate",

@@ -33,7 +33,7 @@ log = logging.getLogger("galley.server")
 SURPLUS: Final = 16
 """Connections beyond the limits that get a response; each further one replaces the oldest."""
 
-NOT_READ: Final = "clients cut off that took nothing of their answers"
+NOT_READ: Final = "clients disconnected that did not read their answers"
 """An event for :meth:`FrontDoor.note`."""
 
 _RESERVED_DESCRIPTORS: Final = 32
@@ -221,7 +221,7 @@ class FrontDoor:
                 ssl_handshake_timeout=seconds,
                 ssl_shutdown_timeout=seconds,
             )
-        except OSError:  # no TLS, or no protocol that both sides support, or gone
+        except OSError:  # not TLS, no common protocol version, or gone
             admission.leave()
         except BaseException:
             admission.leave()
@@ -263,7 +263,7 @@ def raise_descriptor_limit() -> None:
     wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else hard
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return
-    with suppress(ValueError, OSError):  # the soft limit then stays, and bounds the connections
+    with suppress(ValueError, OSError):  # then the soft limit remains, and bounds the connections
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
@@ -273,12 +273,12 @@ def _most_connections(wanted: int | None, models: int) -> int:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         files = files if soft == resource.RLIM_INFINITY else soft
     reserved = _RESERVED_DESCRIPTORS + _DESCRIPTORS_PER_MODEL * models + SURPLUS
-    # Two for each connection: a large upload is a file while it is read.
+    # Two per connection, because a large upload is a file while it is read.
     most = (files - reserved) // 2
     if most < (wanted or 1):
         raise SettingsError(
-            f"at most {files} files may be open (ulimit -n), and {wanted or 1} connections need "
-            f"{reserved + 2 * (wanted or 1)}: raise the limit"
+            f"the limit of open files is {files} (ulimit -n), but {wanted or 1} connections need "
+            f"{reserved + 2 * (wanted or 1)}; raise the limit"
             + (" or lower max_connections" if wanted else "")
         )
     return wanted or most

@@ -74,16 +74,18 @@ class Head(NamedTuple):
 def fault_of(head: Head) -> ApiError | None:
     """Return the error with which to refuse the request, or None."""
     if head.method == b"CONNECT":
-        return ApiError(501, "This server is no proxy: it takes no CONNECT", code="no_proxy")
+        return ApiError(
+            501, "CONNECT is not supported; this server is not a proxy", code="no_proxy"
+        )
     return _fault_of_host(head) or _fault_of_framing(head)
 
 
 def fault_of_handshake(head: Head) -> ApiError | None:
     """Return the error with which to refuse a WebSocket handshake, or None."""
     if head.method != b"GET":
-        return bad_request(f"A WebSocket is opened by GET, not by {head.method.decode()}")
+        return bad_request(f"A WebSocket must be opened with GET, not {head.method.decode()}")
     if head.all(b"transfer-encoding") or any(size != b"0" for size in head.all(b"content-length")):
-        return bad_request("A request that opens a WebSocket has no body")
+        return bad_request("A request that opens a WebSocket must not have a body")
     if head.all(b"sec-websocket-version") != [_WEBSOCKET_VERSION]:
         version = _WEBSOCKET_VERSION.decode()
         return ApiError(
@@ -94,16 +96,18 @@ def fault_of_handshake(head: Head) -> ApiError | None:
         )
     keys = head.all(b"sec-websocket-key")
     if len(keys) != 1 or not _is_key(keys[0]):
-        return bad_request("A WebSocket needs one Sec-WebSocket-Key: 16 bytes in base64")
+        return bad_request("A WebSocket needs exactly one Sec-WebSocket-Key of 16 bytes in base64")
     return None
 
 
 def _fault_of_host(head: Head) -> ApiError | None:
     hosts = head.all(b"host")
     if len(hosts) > 1 or (not hosts and head.version != "1.0"):
-        return bad_request(f"A request has one Host header; this one has {len(hosts)}")
+        return bad_request(
+            f"A request must have exactly one Host header; this one has {len(hosts)}"
+        )
     if hosts and not _HOST.fullmatch(hosts[0]):
-        return bad_request(f"Host {_shown(hosts[0])} is no host with or without a port")
+        return bad_request(f"Host {_shown(hosts[0])} is not a valid host with or without a port")
     authority = _AUTHORITY.match(head.target)
     if hosts and authority and authority[1].lower() != hosts[0].lower():
         return bad_request(
@@ -115,12 +119,12 @@ def _fault_of_host(head: Head) -> ApiError | None:
 def _fault_of_framing(head: Head) -> ApiError | None:
     codings = head.all(b"transfer-encoding")
     if codings and head.version == "1.0":
-        return bad_request("HTTP/1.0 has no Transfer-Encoding")
+        return bad_request("Transfer-Encoding is not allowed in HTTP/1.0")
     if codings and (len(codings) > 1 or codings[0].lower() != b"chunked"):
         return ApiError(
             501,
-            f"Transfer-Encoding {_shown(b', '.join(codings))} is not read here: chunked alone is; a "
-            "compressed body is declared by Content-Encoding",
+            f"Transfer-Encoding {_shown(b', '.join(codings))} is not supported, only chunked; declare a "
+            "compressed body with Content-Encoding",
             code="transfer_encoding_unknown",
         )
     return None

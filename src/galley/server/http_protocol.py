@@ -60,7 +60,7 @@ class HttpProtocol(asyncio.Protocol):
         self._answering: Exchange | None = None
         """The request whose response is not complete."""
         self._pipelined: deque[Exchange] = deque()
-        """Complete or arriving requests behind it."""
+        """Complete or arriving requests after it."""
         self._refused = False
         self._discarded = 0
         self._deadline = math.inf
@@ -86,7 +86,7 @@ class HttpProtocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See :class:`asyncio.Protocol`."""
         self._abandon()
-        del self._reader  # a cycle, which would stay until the next garbage collection
+        del self._reader  # a reference cycle, which would stay until the next garbage collection
         self._door.remove(self)
         self._admission.leave()
 
@@ -179,8 +179,10 @@ class HttpProtocol(asyncio.Protocol):
     def websocket_head(self, head: Head, rest: bytes) -> None:
         """Make the connection a WebSocket, which keeps its place."""
         if self._answering is not None:
-            raise bad_request("A WebSocket is opened when all requests before are answered")
-        from galley.server.websocket_protocol import WebSocketProtocol  # most servers see none
+            raise bad_request(
+                "A WebSocket can only be opened after all previous requests are answered"
+            )
+        from galley.server.websocket_protocol import WebSocketProtocol  # most servers never need it
 
         scope = {"type": "websocket", **self._scope(head)}
         scope["scheme"] = "wss" if self._scheme == "https" else "ws"
@@ -283,7 +285,7 @@ class HttpProtocol(asyncio.Protocol):
             self.transport.abort()
         elif self._is_idle():
             self.transport.close()
-            self._deadline = math.inf  # closed when it is flushed, which is watched, too
+            self._deadline = math.inf  # closed once flushed, which has its own limit
         elif waits_for_us or self._reading_paused:
             self._deadline = now + self._limits.body_timeout
         else:

@@ -33,7 +33,7 @@ POLICY: Final = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-"""Content-Security-Policy: nothing from another origin, nothing inline, no frame around it (W3C CSP 3)."""
+"""Content-Security-Policy: nothing from other origins, nothing inline, no framing (W3C CSP 3)."""
 
 _HEADERS: Final = {
     "Content-Security-Policy": POLICY,

@@ -53,7 +53,7 @@ def changes(served: Settings, models: Mapping[str, Settings], wanted: Settings) 
             continue
         changed = _differences(old, new)
         if not old.served_model_name and "model" in changed:
-            # Its name in the API is that of its folder, and would change.
+            # Its name in the API comes from its folder, and would change.
             changed.discard("model")
             restart.add("model")
         if engine := changed & _OF_ENGINES:

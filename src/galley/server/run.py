@@ -38,7 +38,7 @@ log = logging.getLogger("galley.server")
 
 _BACKLOG: Final = 2048
 _FLUSH_SECONDS: Final = 1.0
-"""How long connections may take to flush their output once no request is running any more."""
+"""Seconds for connections to flush their output once no request is running any more."""
 
 _HEADERS: Final = [
     ("X-Content-Type-Options", "nosniff"),
@@ -76,9 +76,9 @@ def serve(
     """
     _configure_logging(settings)
     give_memory_back()
-    # By default the collector runs so often that it makes parsing a large body three times as slow,
-    # and everybody's tokens wait for it.
-    # If it ran less often still, closed connections, which are cycles in asyncio, would pile up.
+    # By default the collector runs so often that parsing a large body takes three times as long, which
+    # delays all streams. If it ran even less often, closed connections, which are cycles in asyncio,
+    # would pile up.
     gc.set_threshold(10_000, 20, 100)
     tenants = Tenants.load(settings)
     check_exposure(settings, tenants)
@@ -111,7 +111,7 @@ def _completed(run: "_Run") -> int:
         if "start new thread" not in str(error):
             raise
         if code is None:
-            _complain(f"cannot go on: {error}; allow more memory (container limit, ulimit -v)")
+            _complain(f"cannot continue: {error}; allow more memory (container limit, ulimit -v)")
     return 1 if code is None else code
 
 
@@ -138,7 +138,7 @@ class _Run:
             models=len(models.names),
             refused=lambda status: models.metrics.request_answered("unknown", status),
         )
-        # A page of another origin that may not read an answer may not embed it either.
+        # A page of another origin that may not read a response may not embed it either.
         headers = [h for h in _HEADERS if not (models.settings.cors_origin and "Cross" in h[0])]
         self._host = AppHost(
             app,
@@ -157,7 +157,7 @@ class _Run:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signals.put_nowait, number)
         loop.add_signal_handler(signal.SIGHUP, self._reloads.set)
-        reloading = asyncio.create_task(self._reload_when_told())
+        reloading = asyncio.create_task(self._reload_on_signal())
         self._door.open(
             self._listener,
             lambda admission: HttpProtocol(self._host, self._door, admission),
@@ -172,7 +172,7 @@ class _Run:
         finally:
             signalled.cancel()
             reloading.cancel()
-            # The engines first: a client that still waits gets an error instead of a dropped connection.
+            # Engines first, so that waiting clients get an error instead of a dropped connection.
             await self._models.close()
             await self._door.close(self._flush_seconds)
             await self._host.finished(self._flush_seconds)
@@ -193,7 +193,7 @@ class _Run:
             _complain(f"cannot start: {error}")
             return 1
         except MemoryError:
-            _complain("cannot start: memory ran out; allow more (container limit, ulimit -v)")
+            _complain("cannot start: out of memory; allow more (container limit, ulimit -v)")
             return 1
         *others, last = [m.name for m in self._models if not m.on_request] or ["the server"]
         ready = f"{', '.join(others)} and {last} are ready" if others else f"{last} is ready"
@@ -202,7 +202,7 @@ class _Run:
             say(f"on request: {', '.join(on_request)}")
         return None
 
-    async def _reload_when_told(self) -> None:
+    async def _reload_on_signal(self) -> None:
         """Reread after each SIGHUP: the key file, the settings, and models whose files have changed.
 
         Values that cannot be used are ignored, and the old ones stay in effect.
@@ -218,7 +218,7 @@ class _Run:
                     if not await self._models.reload(model, only_if_changed=True, settings=own):
                         log.info("%s: neither its files nor its settings have changed", model)
                 except Exception as error:
-                    log.error("%s goes on as it is: %s", model, error)
+                    log.error("%s continues unchanged: %s", model, error)
 
     async def _reread_settings(self) -> Mapping[str, Mapping[str, Any]]:
         """Apply the settings that can change while the server runs, and name the rest.
@@ -231,12 +231,12 @@ class _Run:
         try:
             wanted = await asyncio.to_thread(self._reread)
         except SettingsError as error:
-            log.error("the settings stay as they are: %s", error)
+            log.error("the settings are unchanged: %s", error)
             return {}
         served = {model.name: model.settings for model in self._models}
         found = changes(self._settings, served, wanted)
         if found.restart:
-            log.warning("changed settings that take a restart: %s", ", ".join(found.restart))
+            log.warning("changed settings that need a restart: %s", ", ".join(found.restart))
         if found.live:
             self._settings = dataclasses.replace(self._settings, **found.live)
             logging.getLogger("galley").setLevel(self._settings.log_level.upper())
@@ -280,7 +280,7 @@ class _Run:
             self._flush_seconds = 0.0
             code = 128 + again.result()
         elif not finished.done():
-            log.warning("drain time is over: cutting the requests that still run")
+            log.warning("drain time is over; aborting the remaining requests")
         again.cancel()
         finished.cancel()
         return code

@@ -20,27 +20,29 @@ def context(settings: Settings) -> ssl.SSLContext | None:
         return None
     if not (settings.tls_cert and settings.tls_key):
         given, other = ("tls_cert", "tls_key") if settings.tls_cert else ("tls_key", "tls_cert")
-        raise SettingsError(f"{given} needs {other}, too")
+        raise SettingsError(f"{given} also needs {other}")
     for name in ("tls_cert", "tls_key"):
         path = getattr(settings, name)
         try:
             Path(path).read_bytes()
         except OSError as error:
-            raise SettingsError(f"{name} {path} cannot be read: {error.strerror}") from error
+            raise SettingsError(f"cannot read {name} {path}: {error.strerror}") from error
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     made.minimum_version = ssl.TLSVersion.TLSv1_2
     made.set_alpn_protocols(["http/1.1"])
     pair = f"tls_cert {settings.tls_cert} and tls_key {settings.tls_key}"
 
     def no_password() -> NoReturn:
-        raise SettingsError(f"tls_key {settings.tls_key} is encrypted; write it without a password")
+        raise SettingsError(f"tls_key {settings.tls_key} is encrypted; store it without a password")
 
     try:
         made.load_cert_chain(settings.tls_cert, settings.tls_key, password=no_password)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            raise SettingsError(f"{pair} are no pair: the key is another certificate's") from None
+            raise SettingsError(
+                f"{pair} do not match: the key belongs to another certificate"
+            ) from None
         raise SettingsError(
-            f"{pair} are no certificate and key in PEM: {error.reason or error}"
+            f"{pair} are not a certificate and key in PEM: {error.reason or error}"
         ) from None
     return made

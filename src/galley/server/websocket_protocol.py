@@ -32,14 +32,14 @@ from galley.server.unsent import Unsent, reset
 log = logging.getLogger("galley.server")
 
 _MAGIC: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-"""What proves that the server speaks the protocol (RFC 6455, section 1.3)."""
+"""Suffix of the key in the handshake's hash (RFC 6455, section 1.3)."""
 
 _PING_SECONDS: Final = 20.0
 """Interval of pings. They keep the connection open in proxies; nothing waits for the pongs, because
 while the app is busy nothing is read."""
 
 _CLOSE_SECONDS: Final = 10.0
-"""How long a client may take to answer a close frame."""
+"""Seconds for a client to answer a close frame."""
 
 _LINGER_SECONDS: Final = 2.0
 
@@ -162,7 +162,7 @@ class WebSocketProtocol(asyncio.Protocol):
         if self._stage in (_Stage.HANDSHAKE, _Stage.DENIAL) or waits_for_app:
             return
         if not self._writable.is_set():
-            return  # a reply would only wait
+            return  # the reply would only wait
         if self._pending:
             self._door.turns.ask(self)
         else:

@@ -13,6 +13,9 @@ from galley.types.tensors import ELEMENT_BYTES, MOST_BYTES
 MOST_AXES: Final = 32
 """The most axes of a tensor: numpy's limit before version 2."""
 
+MOST_LENGTH: Final = 2**31 - 1
+"""The greatest length of an axis; without a limit, an empty tensor could have axes of any length."""
+
 _LENGTH: Final = struct.Struct("<I")
 
 
@@ -88,7 +91,7 @@ def _check_tensor(tensor: Tensor, spec: TensorSpec) -> None:
     if tensor.datatype != spec.datatype:
         raise _wrong(tensor, f"has data type {tensor.datatype}; it takes {spec.datatype}")
     fits = len(tensor.shape) == len(spec.shape) and all(
-        length >= 0 and wanted in (-1, length)
+        0 <= length <= MOST_LENGTH and wanted in (-1, length)
         for length, wanted in zip(tensor.shape, spec.shape, strict=True)
     )
     if not fits or len(tensor.shape) > MOST_AXES:

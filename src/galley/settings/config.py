@@ -52,33 +52,35 @@ class Settings(EngineSettings):
     """All settings of `galley serve`."""
 
     models: tuple[NamedModel, ...] = setting(
-        (), "Server", "several models by name: NAME=MODEL NAME.SETTING=VALUE ..., in YAML a mapping"
+        (), "Server", "several models by name: NAME=MODEL NAME.SETTING=VALUE ...; in YAML a mapping"
     )
     host: str = setting("127.0.0.1", "Server", "address to bind")
     port: Port = setting(8000, "Server", "port to bind; 0 picks a free one")
     served_model_name: str = setting(
-        "", "Server", "the model's name in the API; default: the folder's or hub id's"
+        "", "Server", "the model's name in the API; default: from its folder or hub id"
     )
     models_dir: str = setting(
         "",
         "Server",
-        "folder whose models (folders, GGUF files) are served by their names and loaded on request",
+        "folder of models (folders, GGUF files) that are served by name and loaded on request",
     )
     load_on_request: bool = setting(
-        False, "Server", "load each model with the first request for it, instead of at the start"
+        False, "Server", "load each model at its first request, instead of at startup"
     )
     max_loaded_models: Count = setting(
         3,
         "Server",
-        "models loaded on request that may be in memory at a time; the least recently used one makes room",
+        "maximum number of models loaded on request; the least recently used one is unloaded",
     )
     model_keep_alive: float = setting(
         300.0,
         "Server",
-        "seconds after its last request until a model loaded on request is unloaded; below 0: never",
+        "seconds after its last request after which a model loaded on request is unloaded; below 0: never",
     )
     take_turns: bool = setting(
-        True, "Server", "several models: engines take turns on the cores; else the kernel decides"
+        True,
+        "Server",
+        "several models: engines take turns on the cores instead of competing for them",
     )
     adapter: tuple[str, ...] = setting(
         (),
@@ -93,147 +95,156 @@ class Settings(EngineSettings):
     api_key_file: str = setting(
         "",
         "Security",
-        "file with one API key a line, or with tenants, hashed keys and limits in YAML; read again when "
-        "it changes",
+        "file with one API key per line, or with tenants, hashed keys and limits in YAML; reread when it "
+        "changes",
     )
     admin_key: tuple[str, ...] = setting(
         (),
         "Security",
-        "key of the /admin and /v1/adapters routes, none of the rest of the API; repeat for several",
+        "key for the /admin and /v1/adapters routes only; repeat for several",
         secret=True,
     )
     metrics_without_key: bool = setting(
-        False, "Security", "let a Prometheus without a key read /metrics"
+        False, "Security", "allow /metrics to be read without a key"
     )
     allowed_host: tuple[str, ...] = setting(
-        (), "Security", "further Host header values accepted on a loopback bind; repeat for several"
+        (),
+        "Security",
+        "additional Host header values to accept on a loopback address; repeat for several",
     )
     cors_origin: tuple[str, ...] = setting(
         (),
         "Security",
-        "origin (https://app.example.com, or *) whose pages may use the API; repeat for several",
+        "origin (https://app.example.com, or *) whose pages are allowed to use the API; repeat for several",
     )
-    tls_cert: str = setting("", "Security", "certificate chain in PEM; the server then speaks TLS")
-    tls_key: str = setting("", "Security", "private key of tls_cert in PEM, not encrypted")
-    max_queue: CountOrZero = setting(
-        256, "Limits", "sequences that may wait beyond the running ones; then 429"
-    )
+    tls_cert: str = setting("", "Security", "certificate chain in PEM; turns on TLS")
+    tls_key: str = setting("", "Security", "private key of tls_cert in PEM, unencrypted")
+    max_queue: CountOrZero = setting(256, "Limits", "maximum number of waiting sequences; then 429")
     request_timeout: Annotated[float, Meta(gt=0, le=MOST_TIMEOUT)] = setting(
         600.0,
         "Limits",
-        "seconds for a text, from the request's arrival, if its x-request-timeout says no other; then 504",
+        "default deadline of text requests without x-request-timeout, in seconds after arrival; then 504",
     )
-    max_body_bytes: Count = setting(8 * 1024 * 1024, "Limits", "largest request body")
+    max_body_bytes: Count = setting(8 * 1024 * 1024, "Limits", "maximum request body in bytes")
     max_audio_bytes: Count = setting(
-        256 * 1024 * 1024, "Limits", "largest request body with a recording"
+        256 * 1024 * 1024, "Limits", "maximum request body with a recording, in bytes"
     )
     max_audio_seconds: Annotated[float, Meta(ge=1)] = setting(
-        14_400.0, "Limits", "longest recording, in seconds; then 413"
+        14_400.0, "Limits", "maximum length of a recording, in seconds; then 413"
     )
     text_seconds: Seconds = setting(
         10.0,
         "Limits",
-        "longest that the chat template, tokenising or grammar of a request may take, in seconds; then 400",
+        "time limit for the chat template, tokenisation or grammar of a request, in seconds; then 400",
     )
     text_bytes: Count = setting(
         1024 * 1024 * 1024,
         "Limits",
-        "memory that the chat template, tokenising or grammar of a request may take; then 400",
+        "memory limit for the chat template, tokenisation or grammar of a request, in bytes; then 400",
     )
     audio_decode_seconds: Seconds = setting(
         10.0,
         "Limits",
-        "CPU seconds that a recording may take to decode, beyond what its length explains; then 400",
+        "CPU seconds to decode a recording, in addition to an allowance for its length; then 400",
     )
     audio_decode_bytes: Count = setting(
-        256 * 1024 * 1024, "Limits", "memory that a recording may take to decode; then 400"
+        256 * 1024 * 1024, "Limits", "memory limit for decoding a recording, in bytes; then 400"
     )
     max_upload_bytes: int | None = setting(
         None,
         "Limits",
-        "bytes that all unfinished recordings may hold; then 503; default: 4 x max_audio_bytes",
+        "maximum bytes of all unfinished recordings together; then 503; default: 4 x max_audio_bytes",
     )
-    max_live_streams: Count = setting(32, "Limits", "live audio streams at a time; then 429")
+    max_live_streams: Count = setting(
+        32, "Limits", "maximum number of live audio streams; then 429"
+    )
     live_idle_seconds: Count = setting(
-        300, "Limits", "seconds after which a live stream that sends nothing is finished and closed"
+        300, "Limits", "seconds without audio after which a live stream is finished and closed"
     )
     stored_responses: CountOrZero = setting(
         1024,
         "Limits",
-        "answers of /v1/responses kept in memory for previous_response_id, of all tenants together; the "
-        "oldest make room; 0: none",
+        "maximum number of /v1/responses kept in memory for previous_response_id, of all tenants "
+        "together; the "
+        "oldest are evicted; 0: none",
     )
     stored_response_bytes: Count = setting(
-        64 * 1024 * 1024, "Limits", "memory that stored responses and their conversations may take"
+        64 * 1024 * 1024,
+        "Limits",
+        "maximum memory of stored responses and their conversations, in bytes",
     )
     stored_response_seconds: Count = setting(
-        86_400, "Limits", "how long a response is stored at most, in seconds"
+        86_400, "Limits", "maximum age of stored responses, in seconds"
     )
     drain_seconds: SecondsOrZero = setting(
-        30.0, "Limits", "after SIGTERM, how long running requests may take to finish"
+        30.0, "Limits", "seconds for running requests to finish after SIGTERM"
     )
     stall_seconds: Seconds = setting(
-        10.0, "Limits", "seconds of silence of an engine that has work, after which /ready is 503"
+        10.0, "Limits", "seconds without a sign of life of a busy engine after which /ready is 503"
     )
     step_timeout: SecondsOrZero = setting(
         600.0,
         "Limits",
-        "seconds after which an engine hangs in a step and is killed; its requests go on; 0: never",
+        "seconds in one step after which an engine is killed and restarted; its requests continue; 0: "
+        "never",
     )
     memory_limit_fraction: Annotated[float, Meta(gt=0, le=1)] = setting(
         0.95,
         "Limits",
-        "share of the container's memory, or the machine's, beyond which new requests get 503",
+        "share of the container's or machine's memory above which new requests get 503",
     )
     max_connections: Count | None = setting(
-        None, "Limits", "open connections; then 503; default: what the limit on open files leaves"
+        None, "Limits", "maximum open connections; then 503; default: from the limit on open files"
     )
     max_connections_per_address: Count | None = setting(
         None,
         "Limits",
-        "open connections of one address (IPv6: one /64); default: half of max_connections, loopback "
-        "exempt",
+        "maximum open connections per address (IPv6: per /64); default: half of max_connections, except "
+        "for loopback",
     )
     max_header_bytes: Annotated[int, Meta(ge=1024)] = setting(
-        32 * 1024, "Limits", "request line and headers; then 431"
+        32 * 1024, "Limits", "maximum size of request line and headers in bytes; then 431"
     )
-    max_headers: Count = setting(100, "Limits", "headers of one request; then 431")
+    max_headers: Count = setting(100, "Limits", "maximum number of headers of a request; then 431")
     max_unfinished_body_bytes: Count = setting(
-        256 * 1024 * 1024, "Limits", "JSON bodies still on their way, all together; then 503"
+        256 * 1024 * 1024, "Limits", "maximum bytes of all JSON bodies being received; then 503"
     )
     header_timeout: Seconds = setting(
-        10.0, "Limits", "seconds a request's headers may take from its first byte; then 408"
+        10.0, "Limits", "seconds to receive a request's headers, from its first byte; then 408"
     )
     body_timeout: Seconds = setting(
-        10.0, "Limits", "seconds a body may stand still, or lag behind min_body_rate; then 408"
+        10.0, "Limits", "seconds for which a body may stall, or lag behind min_body_rate; then 408"
     )
     min_body_rate: Count = setting(
-        1024, "Limits", "bytes per second that a body must bring on average"
+        1024, "Limits", "minimum average rate of a body in bytes per second"
     )
     keep_alive_timeout: Seconds = setting(
-        30.0, "Limits", "seconds a connection may stay open between two requests"
+        30.0, "Limits", "seconds for which an idle connection stays open"
     )
     send_timeout: Seconds = setting(
-        30.0, "Limits", "seconds a client may take nothing of its answer; then it is cut off"
+        30.0,
+        "Limits",
+        "seconds for which a client may stop reading its answer; then the connection is closed",
     )
     log_level: Literal["debug", "info", "warning", "error"] = setting(
-        "info", "Server", "least severe messages logged"
+        "info", "Server", "minimum severity of logged messages"
     )
     log_format: Literal["text", "json"] = setting(
-        "text", "Server", "form of the log: lines for people, or a JSON object a line"
+        "text", "Server", "log format: text, or one JSON object per line"
     )
     log_prompts: bool = setting(
-        False, "Server", "write prompts and the paths of unknown routes to the access log"
+        False, "Server", "write prompts, and the paths of unknown routes, to the access log"
     )
     price_per_hour: Amount | None = setting(
         None,
         "Server",
-        "what the machine costs in an hour, in any currency: answers then tell a cost",
+        "price of the machine per hour in any currency; adds costs to responses and metrics",
     )
     otlp_endpoint: str = setting(
         "",
         "Server",
-        "OpenTelemetry collector that gets traces over HTTP (http://localhost:4318); needs the extra otel",
+        "URL of an OpenTelemetry collector for traces over HTTP (http://localhost:4318); needs the "
+        "extra otel",
     )
 
     def __post_init__(self) -> None:
@@ -243,11 +254,11 @@ class Settings(EngineSettings):
         if self.max_upload_bytes is not None and self.max_upload_bytes < self.max_audio_bytes:
             raise SettingsError(
                 f"max_upload_bytes ({self.max_upload_bytes}) must be at least max_audio_bytes "
-                f"({self.max_audio_bytes}): a recording of that size could never come"
+                f"({self.max_audio_bytes}), or no recording of that size could be sent"
             )
         for name in ("api_key", "admin_key"):
             if any(not key.strip() for key in getattr(self, name)):
-                raise SettingsError(f"{name}: one of the keys is empty; anybody could guess it")
+                raise SettingsError(f"{name}: one of the keys is empty")
         if self.models and self.served_model_name:
             names = ", ".join(model.name for model in self.models)
             raise SettingsError(
@@ -262,15 +273,16 @@ class Settings(EngineSettings):
             raise SettingsError("model_keep_alive must be a number of seconds, got nan")
         if self.otlp_endpoint and not _URL.fullmatch(self.otlp_endpoint):
             raise SettingsError(
-                f"otlp_endpoint: {self.otlp_endpoint!r} is no URL; one is like http://localhost:4318"
+                f"otlp_endpoint: {self.otlp_endpoint!r} is not a URL such as http://localhost:4318"
             )
 
     def _check_origins(self) -> None:
         for origin in self.cors_origin:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise SettingsError(
-                    f"cors_origin: {origin!r} is no origin; one is like https://app.example.com:8443, "
-                    "without a path, or * for all"
+                    f"cors_origin: {origin!r} is not an origin such as https://app.example.com:8443 "
+                    "(without a "
+                    "path), or * for all"
                 )
 
     def _check_adapters(self) -> None:
@@ -280,20 +292,20 @@ class Settings(EngineSettings):
             model, name, folder = _adapter(text)
             if not folder or not re.match(ADAPTER_NAME, name):
                 raise SettingsError(
-                    f"adapter: {text!r} is not NAME=FOLDER (letters, digits and . _ - make a name)"
+                    f"adapter: {text!r} is not NAME=FOLDER (names have letters, digits and . _ -)"
                 )
             if (model, name) in seen:
-                raise SettingsError(f"adapter: two have the name {name!r}")
+                raise SettingsError(f"adapter: two adapters have the name {name!r}")
             seen.add((model, name))
             if names and model not in names:
                 raise SettingsError(
-                    f"adapter: {text!r} does not say of which model: MODEL:{name}={folder}, with one of "
+                    f"adapter: {text!r} lacks the model; give MODEL:{name}={folder} with one of "
                     f"{', '.join(names)}"
                 )
             if not names and model:
-                raise SettingsError(f"adapter: there is one model: {name}={folder} is enough")
+                raise SettingsError(f"adapter: there is only one model; give {name}={folder}")
         if self.adapter and self.max_adapters == 0:
-            raise SettingsError("max_adapters is 0, but an adapter is given: leave one out")
+            raise SettingsError("max_adapters is 0, but an adapter is given; leave out one of them")
 
     @property
     def adapter_paths(self) -> dict[str, str]:
@@ -380,7 +392,7 @@ def _from_file(cls: type[Settings], file: Path | None) -> dict[str, Any]:
 
     content = read_settings_file(path)
     if not isinstance(content, dict):
-        raise SettingsError(f"{path} must hold a mapping of setting names to values")
+        raise SettingsError(f"{path} must contain a mapping of setting names to values")
     return convert(cls, {str(k).replace("-", "_"): v for k, v in content.items()}, source=str(path))
 
 

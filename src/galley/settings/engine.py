@@ -46,7 +46,7 @@ Batching = Literal["continuous", "dynamic", "static"]
 Speculation = Literal["auto", "off", "prompt", "recent", "grammar", "draft"]
 
 _GUESSED_ROWS = 32
-"""Total rows of a step that a few running sequences may have, draft tokens included."""
+"""Maximum rows of a step with few running sequences, draft tokens included."""
 
 MOST_THREADS = 1024
 
@@ -95,14 +95,14 @@ class EngineSettings:
     dtype: DType = setting(
         "auto",
         "Model",
-        "type for weight_dtype, kv_dtype and activations where these are auto; auto: the type of the "
+        "default type for weight_dtype, kv_dtype and activations if these are auto; auto: the type of the "
         "checkpoint's matrices",
         spellings=ACTIVATION_SPELLINGS,
     )
     quantize: Quantize = setting(
         "auto",
         "Model",
-        "type of the weights; auto: as dtype, but f16 if that is auto and the checkpoint's matrices are "
+        "type of the weights; auto: dtype, but f16 if dtype is auto and the checkpoint's matrices are "
         "float16",
         name="weight_dtype",
         spellings=SPELLINGS,
@@ -111,22 +111,23 @@ class EngineSettings:
         "auto",
         "Model",
         "input type of linear layers; auto: int8 for integer weights and bfloat16 for bf16 weights, the "
-        "latter with AMX or AVX-512 BF16 (executor cpu), else float32; as dtype (executor reference); "
-        "as the weights, bfloat16 for quantized ones (executor gpu)",
+        "latter with AMX or AVX-512 BF16 (executor cpu), else float32; dtype (executor reference); "
+        "the type of the weights, or bfloat16 for quantised ones (executor gpu)",
         spellings=ACTIVATION_SPELLINGS,
     )
     kv_dtype: KVType = setting(
         "auto",
         "Model",
-        "type of the KV cache (executor reference: as dtype, or rounded as int8 or int4); auto: as dtype, "
-        "but bfloat16 if weights are quantized and nothing asks for float32, and int8 if a speech model's "
-        "weights are integers (executor cpu), or if the checkpoint was made for keys and values of 8 bits",
+        "type of the KV cache (executor reference: dtype, or rounded to int8 or int4); auto: dtype, "
+        "but bfloat16 if weights are quantised and no setting is float32, and int8 if a speech model's "
+        "weights are integers (executor cpu), or if the checkpoint specifies 8-bit keys and values",
         spellings=ACTIVATION_SPELLINGS,
     )
     engine: str = setting(
         "auto",
         "Model",
-        "engine that runs the model: native, onnx, or one that an installed package adds; auto: onnx for "
+        "engine that runs the model: native, onnx, or the name of one from an installed package; auto: "
+        "onnx for "
         "an ONNX file, or a folder with one and no other weights, else native",
     )
     engine_options: str = setting(
@@ -150,25 +151,26 @@ class EngineSettings:
     experts: Experts = setting(
         "memory",
         "Model",
-        "where the experts of a mixture of experts are; disk: in the file of packed weights, from which a "
-        "step reads those that it needs; the ones used last stay in memory (executor cpu)",
+        "where the experts of a mixture of experts are kept; disk: in the file of packed weights, from "
+        "which a "
+        "step reads those that it needs, with a cache of the most recently used (executor cpu)",
     )
     expert_cache_bytes: Count | None = setting(
         None,
         "Model",
-        "memory for experts that are on disk; default: half of what is left beside weights and buffers",
+        "bytes of the cache for experts on disk; default: half of what weights and buffers leave",
     )
     quality_gate: str = setting(
         "",
         "Model",
-        "refuse a quantised model that loses more than this beside the checkpoint's own weights: "
+        "refuse a quantised model that loses more than this compared with the checkpoint's own weights: "
         "kl=0.02,top1=0.97 (kl, kl99: mean and 99 % KL divergence in nats; top1: same likeliest token)",
     )
     quality_gate_against: str = setting(
         "",
         "Model",
-        "folder or hub id of the original that the quality gate compares with, for a checkpoint that is "
-        "quantised itself; default: the checkpoint's own weights",
+        "folder or hub id of the original to compare with in the quality gate, if the checkpoint itself is "
+        "quantised; default: the checkpoint's own weights",
     )
     threads: Annotated[int, Meta(ge=1, le=MOST_THREADS)] | None = setting(
         None, "Model", "compute threads; default: the cores this process may use"
@@ -177,28 +179,28 @@ class EngineSettings:
         (), "Model", "graph pass to skip; repeat for several (see galley graph)"
     )
     tool_parser: ToolParser = setting(
-        "auto", "Model", "how the model writes calls of tools; auto: as its chat template does"
+        "auto", "Model", "format of the model's tool calls; auto: from its chat template"
     )
     reasoning_parser: ReasoningParser = setting(
         "auto",
         "Model",
-        "how the model marks its thinking; auto: as its chat template does; off: it is part of the text",
+        "format of the model's thinking; auto: from its chat template; off: part of the text",
     )
     sampling_defaults: tuple[str, ...] = setting(
         (),
         "Model",
-        "what requests leave open of their sampling, instead of what generation_config.json says: "
-        "NAME=VALUE, of temperature, top_p, top_k, min_p, repetition_penalty and max_tokens; repeat for "
-        "several; in YAML a mapping",
+        "default sampling parameters of requests, instead of those in generation_config.json: NAME=VALUE, "
+        "of temperature, top_p, top_k, min_p, repetition_penalty and max_tokens; repeat for several; "
+        "in YAML "
+        "a mapping",
     )
-    system_prompt: str = setting(
-        "", "Model", "system message of conversations that have none of their own"
-    )
+    system_prompt: str = setting("", "Model", "system message of conversations without one")
     volatile_lines: VolatileLines = setting(
         "keep",
         "Model",
-        "lines of system prompts that clients are known to change with every request (Claude Code's "
-        "x-anthropic-billing-header), for which no prefix is cached: keep them, move them behind the "
+        "lines of system prompts that clients change with every request (Claude Code's "
+        "x-anthropic-billing-header), which prevents prefix caching: keep them, move them to the end "
+        "of the "
         "conversation, or drop them",
     )
     max_model_len: Count | None = setting(
@@ -208,56 +210,58 @@ class EngineSettings:
         None, "Engine", "size of the KV cache in tokens; default: from the memory available"
     )
     kv_memory_fraction: Annotated[float, Meta(gt=0, le=0.95)] = setting(
-        0.5, "Engine", "share of the available memory that the KV cache may take"
+        0.5, "Engine", "share of the available memory for the KV cache"
     )
     max_batch_tokens: Count = setting(512, "Engine", "token budget of one engine step")
     max_running: Count | None = setting(
         None,
         "Engine",
-        "sequences that run at the same time; default: 64, or max_batch_tokens if less",
+        "maximum number of running sequences; default: 64, or max_batch_tokens if less",
     )
-    prefix_cache: bool = setting(True, "Engine", "share the KV blocks of equal prefixes")
+    prefix_cache: bool = setting(True, "Engine", "reuse the KV blocks of equal prefixes")
     state_interval: Annotated[int, Meta(ge=BLOCK_TOKENS, multiple_of=BLOCK_TOKENS)] = setting(
         128,
         "Engine",
-        "tokens after which a recurrent model's state is kept for others with the same prefix, again and "
-        "again; a multiple of 16",
+        "interval in tokens at which a recurrent model's state is kept for requests with the same "
+        "prefix; a "
+        "multiple of 16",
     )
     priority_steps: Count = setting(
-        256, "Engine", "engine steps of waiting that make up for one level of priority"
+        256, "Engine", "engine steps of waiting that compensate for one level of priority"
     )
 
     batching: Batching = setting(
         "continuous",
         "Engine",
-        "when waiting sequences begin: continuous, in any step; dynamic, all that wait when no other runs; "
-        "static, as dynamic, but max_running of them",
+        "when waiting sequences start: continuous, in any step; dynamic, all of them once none runs; "
+        "static, like dynamic, but max_running at a time",
     )
     batching_delay: SecondsOrZero = setting(
-        1.0, "Engine", "seconds that a static batch waits to be full"
+        1.0, "Engine", "seconds for which a static batch waits to fill"
     )
     speculation: Speculation = setting(
         "auto",
         "Engine",
-        "where guesses of the next tokens come from, which are verified together when that is faster, and "
-        "change no text: prompt (prompt and output so far), recent (recent outputs of the same tenant), "
-        "grammar (what it leaves no choice about), draft (the draft model), auto (all of these), off",
+        "sources of draft tokens, which are verified when that is faster and never change the text: prompt "
+        "(prompt and output so far), recent (recent outputs of the same tenant), grammar (tokens that it "
+        "forces), draft (the draft model), auto (all of these), off",
     )
     draft_model: str | None = setting(
         None,
         "Engine",
-        "smaller model with the same vocabulary that guesses next tokens; named as a model is (that of "
-        "galley-demo is galley-demo-draft), and run with the same settings",
+        "smaller model with the same vocabulary that drafts tokens (galley-demo-draft for "
+        "galley-demo), run "
+        "with the same settings",
     )
 
     max_adapters: Annotated[int, Meta(ge=0, le=MOST_ADAPTERS)] | None = setting(
         None,
         "Engine",
-        "LoRA adapters in memory at a time, others are loaded when requests name them; 0: none are taken; "
-        "default: 16 if any is given with adapter, else 0",
+        "maximum number of LoRA adapters in memory; others are loaded when requested; 0: no adapters; "
+        "default: 16 if any adapter is given, else 0",
     )
     adapter_rank: Annotated[int, Meta(ge=1, le=MOST_ADAPTER_RANK)] = setting(
-        16, "Engine", "highest rank of a LoRA adapter"
+        16, "Engine", "maximum rank of a LoRA adapter"
     )
 
     def __post_init__(self) -> None:
@@ -271,7 +275,7 @@ class EngineSettings:
             )
         if self.experts == "memory" and self.expert_cache_bytes is not None:
             raise SettingsError(
-                f"expert_cache_bytes is {self.expert_cache_bytes}, but experts is memory: set experts to "
+                f"expert_cache_bytes is {self.expert_cache_bytes}, but experts is memory; set experts to "
                 "disk, or leave it out"
             )
         QualityGate.parse(self.quality_gate, against=self.quality_gate_against)
@@ -280,12 +284,12 @@ class EngineSettings:
         if self.draft_model is not None and self.speculation not in ("auto", "draft"):
             raise SettingsError(
                 f"draft_model is {self.draft_model!r}, but speculation is {self.speculation!r}, which does "
-                "not use it: set speculation to auto or draft, or leave draft_model out"
+                "not use it; set speculation to auto or draft, or leave out draft_model"
             )
         if self.running_limit > self.max_batch_tokens:
             raise SettingsError(
                 f"max_running ({self.max_running}) must not exceed max_batch_tokens "
-                f"({self.max_batch_tokens}): each running sequence decodes one token a step"
+                f"({self.max_batch_tokens}), because each running sequence decodes one token per step"
             )
 
     @property
@@ -414,5 +418,7 @@ def by_field(cls: type[EngineSettings], given: Mapping[str, Any], *, source: str
             known = ", ".join(sorted(public_name(f) for f in fields(cls)))
             raise SettingsError(f"{source}: unknown setting {name!r}; known: {known}")
         if (other := found.setdefault(names[name], name)) != name:
-            raise SettingsError(f"{source}: {other} and {name} are one setting: leave one out")
+            raise SettingsError(
+                f"{source}: {other} and {name} are the same setting; leave out one of them"
+            )
     return {field_name: given[name] for field_name, name in found.items()}

@@ -17,14 +17,14 @@ class _Loader(yaml.SafeLoader):
         if self.check_event(yaml.events.AliasEvent):
             event = self.peek_event()  # type: ignore[no-untyped-call]
             raise yaml.constructor.ConstructorError(
-                None, None, f"the alias *{event.anchor}: write the value out", event.start_mark
+                None, None, f"the alias *{event.anchor}; write out the value", event.start_mark
             )
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen = set()
         for key, _ in node.value:
-            # A setting may be spelled with a hyphen or an underscore.
+            # A setting can be spelled with a hyphen or an underscore.
             name = str(key.value).replace("-", "_")
             if name in seen:
                 raise yaml.constructor.ConstructorError(

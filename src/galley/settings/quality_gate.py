@@ -12,7 +12,7 @@ _LIMITS: Final[Mapping[str, str]] = {
     "kl99": "99 % KL divergence at most",
     "top1": "same likeliest token at least",
 }
-"""Name of a limit -> what it limits; see :class:`galley.calibration.measures.Loss`."""
+"""Name of a limit -> its meaning; see :class:`galley.calibration.measures.Loss`."""
 
 
 @dataclass(frozen=True, slots=True)

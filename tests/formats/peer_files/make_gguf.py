@@ -1,12 +1,8 @@
 """Makes the GGUF files in `gguf/`: tiny random models, converted by llama.cpp, and transformers' logits.
 
-llama.cpp 0c1e57098, as it lies in the source distribution of llama-cpp-python 0.3.36 (`vendor/llama.cpp`):
-
-    pip install torch==2.13.0 transformers==5.23.0 sentencepiece
-    PYTHONPATH=.:LLAMA_CPP/gguf-py:LLAMA_CPP python -m tests.formats.peer_files.make_gguf FOLDER
-
-Its converter is not installed with the tests. It knows published tokenizers by what they make of a text;
-the one here is called what it is, `gpt-2`.
+llama.cpp 0c1e57098, as it lies in the source distribution of llama-cpp-python 0.3.36 (`vendor/llama.cpp`),
+which `make fixtures FIXTURES=llama.cpp` unpacks. The converter knows published tokenizers by what they
+make of a text; the one here is called what it is, `gpt-2`.
 
 llama.cpp's own logits of these files, all tensors and its cache in float32, were those of transformers
 within 3e-6 of the greatest (Gemma's within 6e-4, StarCoder2's within 3e-4: its GELU is a table of float16),
@@ -118,7 +114,8 @@ def convert(folder: Path, out: Path) -> None:
 
 def main() -> None:
     """Write all of them into a folder."""
-    folder = Path(sys.argv[1])
+    folder = Path(sys.argv[1]) / "gguf"
+    folder.mkdir()
     logits = {}
     for name in VARIANTS:
         with tempfile.TemporaryDirectory() as temporary, torch.no_grad():

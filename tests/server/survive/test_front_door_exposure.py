@@ -167,13 +167,13 @@ def test_wrong_certificates_are_named(tmp_path: Path, pair: tuple[Path, Path]) -
     encrypt = ["openssl", "ec", "-in", key, "-aes128", "-passout", "pass:word", "-out", secret]
     subprocess.run(encrypt, check=True, capture_output=True)
     for certs, keys, says in (
-        (cert, "", "tls_cert needs tls_key"),
-        ("", key, "tls_key needs tls_cert"),
-        ("/nowhere.pem", key, "tls_cert /nowhere.pem cannot be read"),
-        (cert, "/nowhere.key", "tls_key /nowhere.key cannot be read"),
-        (cert, foreign, "no pair"),
-        (str(nothing), key, "no certificate and key"),
-        (cert, str(nothing), "no certificate and key"),
+        (cert, "", "tls_cert also needs tls_key"),
+        ("", key, "tls_key also needs tls_cert"),
+        ("/nowhere.pem", key, "cannot read tls_cert /nowhere.pem"),
+        (cert, "/nowhere.key", "cannot read tls_key /nowhere.key"),
+        (cert, foreign, "do not match"),
+        (str(nothing), key, "not a certificate and key"),
+        (cert, str(nothing), "not a certificate and key"),
         (cert, secret, "is encrypted"),
     ):
         with pytest.raises(SettingsError, match=says):

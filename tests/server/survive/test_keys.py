@@ -185,7 +185,7 @@ def test_a_public_bind_without_a_key_does_not_start(model: Path, flags: list[str
     command = [sys.executable, "-m", "galley", "serve", str(model), "--host", "0.0.0.0", *flags]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2
-    assert "needs an API key: set GALLEY_API_KEY, --api-key or --api-key-file" in ended.stderr
+    assert "an API key is required: set GALLEY_API_KEY, --api-key or --api-key-file" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

@@ -158,7 +158,7 @@ def test_a_recording_cut_in_the_middle_is_transcribed_with_a_warning(
 def test_a_header_with_a_false_length_is_harmless(http: httpx.Client) -> None:
     answer = transcribe(http, wav(SECOND, announced=10**8), response_format="verbose_json")
     warning, _ = warnings_of(answer, 1)  # the other: a tone is no speech
-    assert "announces 100000000 bytes of samples, but 32000 follow" in warning
+    assert "declares 100000000 bytes of samples, but 32000 follow" in warning
 
 
 def test_hours_of_silence_in_kilobytes_are_bounded(http: httpx.Client, server: Server) -> None:

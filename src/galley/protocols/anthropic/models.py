@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Literal, TypedDict
+from typing import Annotated, Final, Literal, TypedDict
 
 from msgspec import Meta
 
 from galley.errors import RequestError
 from galley.protocols.common.messages import Strict
 from galley.protocols.openai.models.answers import ModelCard
+
+VERSION: Final = "anthropic-version"
+"""Header that Anthropic's clients send, and no others."""
 
 
 class ModelsQuery(Strict, frozen=True, kw_only=True):
@@ -17,6 +20,7 @@ class ModelsQuery(Strict, frozen=True, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=1000)] = 20
     after_id: Annotated[str, Meta(description="A model's id: the page begins after it.")] = ""
     before_id: Annotated[str, Meta(description="A model's id: the page ends before it.")] = ""
+    beta: Annotated[bool | None, Meta(description="Accepted and ignored.")] = None
 
 
 class AnthropicModel(TypedDict):

@@ -23,11 +23,19 @@ class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Base of request structs: no type conversions, no unknown fields."""
 
 
+CacheControl: TypeAlias = Annotated[
+    dict[str, Any] | None,
+    Meta(description="Accepted and ignored: prefixes are cached without it."),
+]
+"""What clients of several providers mark the end of a prefix with."""
+
+
 class TextPart(Strict, frozen=True, kw_only=True):
     """One part of a message's content."""
 
     type: Literal["text"]
     text: str
+    cache_control: CacheControl = None
 
 
 class FunctionCall(Strict, frozen=True, kw_only=True):
@@ -75,10 +83,17 @@ class Message(Strict, frozen=True, kw_only=True):
         str | None, Meta(description="An assistant's thinking; passed to the chat template.")
     ] = None
     warning: Annotated[str | None, Meta(description="Accepted and ignored.")] = None
+    cache_control: CacheControl = None
+    copilot_cache_control: CacheControl = None
+    cot_id: Annotated[
+        str | None,
+        Meta(description="VS Code's id of an assistant's thinking. Accepted and ignored."),
+    ] = None
+    cot_summary: Annotated[str | None, Meta(description="As `cot_id`.")] = None
     refusal: None = None
     function_call: None = None
     audio: None = None
-    annotations: None = None
+    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
 
     def __post_init__(self) -> None:
         of_assistant = self.role == "assistant"
@@ -140,6 +155,7 @@ class ToolField(Strict, frozen=True, kw_only=True):
 
     type: Literal["function"]
     function: FunctionTool
+    cache_control: CacheControl = None
 
     def __post_init__(self) -> None:
         size = len(msgspec.json.encode(self))

@@ -15,6 +15,7 @@ from starlette.types import ExceptionHandler, Receive, Scope, Send
 
 from galley.errors import GalleyError
 from galley.protocols.anthropic import answers as anthropic_answer
+from galley.protocols.anthropic.models import VERSION
 from galley.protocols.common.errors import ApiError, envelope, to_api_error
 from galley.protocols.common.messages import Strict
 from galley.protocols.oip import messages as oip_answer
@@ -35,7 +36,10 @@ _ENVELOPES: Final[Mapping[str, Callable[[Exception], Mapping[str, Any]]]] = {
     "/v2/rerank": envelope,
     "/v2": oip_answer.envelope,
 }
-"""Path prefix -> error envelope of that protocol, the first that fits; all other paths use OpenAI's."""
+"""Path prefix -> error envelope of that protocol, the first that fits; all other paths use OpenAI's,
+except in answers to Anthropic's clients, which list models at OpenAI's path."""
+
+_ANTHROPIC: Final = VERSION.encode()
 
 _FIELD: Final = re.compile(r"\w+", re.ASCII)
 
@@ -66,16 +70,18 @@ class ErrorResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Note the error for the access log and send the response."""
         note_error(scope, self._error)
-        self.body = msgspec.json.encode(envelope_of(scope["path"])(self._error))
+        self.body = msgspec.json.encode(envelope_of(scope)(self._error))
         self.headers["content-length"] = str(len(self.body))
         await super().__call__(scope, receive, send)
 
 
-def envelope_of(path: str) -> Callable[[Exception], Mapping[str, Any]]:
-    """Return the function that builds error bodies for the protocol that ``path`` belongs to."""
+def envelope_of(scope: Scope) -> Callable[[Exception], Mapping[str, Any]]:
+    """Return the function that builds error bodies in the form that a request's client reads."""
     for prefix, other in _ENVELOPES.items():
-        if path.startswith(prefix):
+        if scope["path"].startswith(prefix):
             return other
+    if any(name == _ANTHROPIC for name, _ in scope["headers"]):
+        return anthropic_answer.envelope
     return envelope
 
 

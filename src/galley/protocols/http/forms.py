@@ -2,9 +2,9 @@
 
 import logging
 import os
-from collections.abc import Callable, Set
-from contextlib import ExitStack, suppress
-from typing import Any, BinaryIO, Final, NamedTuple, TypeVar
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import BinaryIO, Final, NamedTuple, TypeVar
 
 import msgspec
 from starlette.datastructures import FormData, UploadFile
@@ -17,6 +17,7 @@ from galley.protocols.common.errors import ApiError
 from galley.protocols.common.validate import validate
 from galley.protocols.http.budget import ByteBudget
 from galley.protocols.http.errors import TOO_LARGE, ClientGone
+from galley.protocols.http.query import values_of
 
 log = logging.getLogger("galley.server")
 
@@ -73,7 +74,10 @@ async def read_form(
         for _, value in form.multi_items():
             if isinstance(value, UploadFile):
                 held.callback(value.file.close)
-        asked = validate(model, _values(form, _Fields.of(model)), text=True)
+        given = FormData([(key, value) for key, value in form.multi_items() if key != "file"])
+        if "file[]" in given:
+            raise RequestError("send one recording, in the field file", param="file[]")
+        asked = validate(model, values_of(given, model), text=True)
         file = _file(form)
         name = (file.filename or "the recording")[:100]
         return asked, Upload(name, file.file, held.pop_all().close)
@@ -141,78 +145,6 @@ class _Bounded:
             code=TOO_LARGE,
             headers={"Connection": "close"},  # the rest of the body may never end
         )
-
-
-class _Fields(NamedTuple):
-    """Names of fields that are lists or may be objects."""
-
-    lists: Set[str]
-    objects: Set[str]
-
-    @classmethod
-    def of(cls, model: type[msgspec.Struct]) -> "_Fields":
-        """Return those of ``model``; lists are the fields with a tuple as their default."""
-        info = msgspec.inspect.type_info(model)
-        assert isinstance(info, msgspec.inspect.StructType)
-        return cls(
-            {field.name for field in info.fields if isinstance(field.default, tuple)},
-            {field.name for field in info.fields if _may_be_object(field.type)},
-        )
-
-
-def _may_be_object(kind: msgspec.inspect.Type) -> bool:
-    match kind:
-        case msgspec.inspect.Metadata():
-            return _may_be_object(kind.type)
-        case msgspec.inspect.UnionType():
-            return any(map(_may_be_object, kind.types))
-        case _:
-            return isinstance(kind, msgspec.inspect.StructType)
-
-
-def _values(form: FormData, fields: _Fields) -> dict[str, Any]:
-    """Return field name -> its text, a list of texts, or an object's fields."""
-    values: dict[str, Any] = {}
-    for key in form:
-        if key == "file":
-            continue
-        name, inner = _split(key)
-        if name == "file":
-            raise RequestError("send one recording, in the field file", param="file[]")
-        given = form.getlist(key)
-        if any(not isinstance(value, str) for value in given):
-            raise RequestError(f"{name[:64]}: expected text, got a file", param=name[:64])
-        if inner:
-            whole = values.setdefault(name, {})
-            if not isinstance(whole, dict) or len(given) > 1:
-                raise RequestError(f"{name[:64]}: given more than once", param=name[:64])
-            whole[inner] = given[0]
-            continue
-        if name in values:
-            raise RequestError(f"{name[:64]}: given both with and without []", param=name[:64])
-        if inner == "" or len(given) > 1 or name in fields.lists:
-            values[name] = list(given)
-        else:
-            [text] = given
-            values[name] = _object(str(text)) if name in fields.objects else text
-    return values
-
-
-def _split(key: str) -> tuple[str, str | None]:
-    """Split ``name[field]`` into its parts; ``name[]`` has an empty field, and ``name`` has none."""
-    name, bracket, inner = key.partition("[")
-    if not bracket or not inner.endswith("]"):
-        return key, None
-    return name, inner[:-1]
-
-
-def _object(text: str) -> Any:
-    """Return the JSON object that a text is, or the text itself."""
-    if not text.startswith("{"):
-        return text
-    with suppress(msgspec.DecodeError):
-        return msgspec.json.decode(text, type=dict[str, Any])
-    return text
 
 
 def _file(form: FormData) -> UploadFile:

@@ -53,10 +53,15 @@ _FOREVER: Final = "9999-12-31T23:59:59Z"
 """``expires_at`` of models that were not loaded on request, which stay loaded."""
 
 
+API_VERSION: Final = "0.12.0"
+"""Version of Ollama whose API this is. Editors refuse servers whose version is older than some such."""
+
+
 class OllamaVersion(TypedDict):
-    """The version of this server."""
+    """The version of Ollama whose API this is, and that of this server."""
 
     version: str
+    galley: str
 
 
 class OllamaOperation(Operation):
@@ -130,8 +135,8 @@ def routes(models: Registry) -> list[Operation]:
         return Json(await delete(models, _named(asked)))
 
     async def version(_: Request) -> Response:
-        """Return the server's version."""
-        answer: OllamaVersion = {"version": __version__}
+        """Return the version of the API and of the server."""
+        answer: OllamaVersion = {"version": API_VERSION, "galley": __version__}
         return Json(answer)
 
     lines = {

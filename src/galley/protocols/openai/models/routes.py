@@ -7,22 +7,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from galley.gateway.adapters import ServedAdapter
+from galley.gateway.derived import Derived
 from galley.gateway.registry import Registry
 from galley.gateway.served import ServedModel
 from galley.protocols.anthropic.models import (
+    VERSION,
     AnthropicModel,
     AnthropicModels,
     ModelsQuery,
     model_of,
     page_of,
 )
-from galley.protocols.common.validate import validate
 from galley.protocols.http.json_answers import Json
 from galley.protocols.http.openapi import Operation
+from galley.protocols.http.query import read_query
 from galley.protocols.openai.models.answers import ModelCard, ModelList, ModelState
-
-_ANTHROPIC: Final = "anthropic-version"
-"""Header that Anthropic's clients send, and no others."""
 
 _STARTED: Final = int(time.time())
 """``created`` of models that are not loaded."""
@@ -35,23 +34,18 @@ def routes(models: Registry) -> list[Operation]:
         """List all served models; for Anthropic's clients, page by page in Anthropic's form."""
         cards = [card(models, model) for model in models]
         cards += [_adapter_card(model, one) for model in models for one in model.adapters]
-        if _ANTHROPIC in request.headers:
-            query = validate(ModelsQuery, dict(request.query_params), text=True)
-            return Json(page_of(cards, query))
+        cards += [_derived_card(models, one) for one in models.derived.values()]
+        if VERSION in request.headers:
+            return Json(page_of(cards, read_query(request, ModelsQuery)))
         answer: ModelList = {"object": "list", "data": cards}
         return Json(answer)
 
     async def get_model(request: Request) -> Response:
-        """Describe one served model or adapter; its name may contain slashes."""
+        """Describe one served model, adapter or further name; it may contain slashes."""
         name = request.path_params["model"]
-        adapters = (
-            _adapter_card(model, one)
-            for model in models
-            for one in model.adapters
-            if name == model.name_with(one.adapter)
-        )
-        found = next(adapters, None) or card(models, models.named(name))
-        return Json(model_of(found) if _ANTHROPIC in request.headers else found)
+        derived = models.derived.get(name)
+        found = _card_of(models, name) if derived is None else _derived_card(models, derived)
+        return Json(model_of(found) if VERSION in request.headers else found)
 
     return [
         _Listed(
@@ -112,6 +106,23 @@ def card(models: Registry, served: ServedModel) -> ModelCard:
         "expires_at": served.expires_at,
         "parent": None,
     }
+
+
+def _card_of(models: Registry, name: str) -> ModelCard:
+    """Return the description of the model or adapter of that name. Raises UnknownModel."""
+    adapters = (
+        _adapter_card(model, one)
+        for model in models
+        for one in model.adapters
+        if name in (one.adapter.name, model.name_with(one.adapter))
+    )
+    return next(adapters, None) or card(models, models.named(name))
+
+
+def _derived_card(models: Registry, derived: Derived) -> ModelCard:
+    """Return the description of a further name of a model or adapter."""
+    base = _card_of(models, derived.base)
+    return {**base, "id": derived.name, "parent": derived.base}
 
 
 def _adapter_card(served: ServedModel, one: ServedAdapter) -> ModelCard:

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 INTERIM: Final = "item.input_audio_transcription.interim"
 """Value of ``include`` that requests events with text that is not final; Galley's extension.
 
-OpenAI's log-probabilities are accepted but not sent; the reported session omits them.
+OpenAI's log-probabilities are accepted but not sent; the reported session omits them, with a warning.
 """
+
+LOGPROBS: Final = "item.input_audio_transcription.logprobs"
 
 MAX_EVENT_ID: Final = 512
 
@@ -90,7 +92,7 @@ class Format(Strict, frozen=True, kw_only=True):
 
 
 class NoiseReduction(Strict, frozen=True, kw_only=True):
-    """Accepted and not applied: the session that the server reports has none."""
+    """Accepted and not applied: the session that the server reports has none, and a warning."""
 
     type: Literal["near_field", "far_field"]
 
@@ -138,6 +140,7 @@ class FlatSession(Strict, frozen=True, kw_only=True):
         name = self.input_audio_format
         return AudioInput(
             format=None if name is None else Format(type=_FLAT_FORMATS[name]),
+            noise_reduction=self.input_audio_noise_reduction,
             transcription=self.input_audio_transcription,
             turn_detection=self.turn_detection,
         )
@@ -195,6 +198,7 @@ class Settings:
         turns: how the end of a turn is detected; None: the client commits turns.
         interim: whether text that is not final is sent too.
         flat: whether the client uses the older dialect.
+        warnings: what the last update has that has no effect.
     """
 
     model: str
@@ -205,6 +209,7 @@ class Settings:
     prompt: str = ""
     interim: bool = False
     flat: bool = False
+    warnings: tuple[str, ...] = ()
 
     def updated(self, event: SessionUpdate | FlatSessionUpdate) -> "Settings":
         """Return the settings changed by an event.
@@ -214,7 +219,7 @@ class Settings:
         """
         flat = isinstance(event, FlatSessionUpdate)
         session, source = event.session, event.session.source
-        changes: dict[str, Any] = {"flat": flat}
+        changes: dict[str, Any] = {"flat": flat, "warnings": _warnings(event.session)}
         if session.include is not None:
             changes["interim"] = INTERIM in session.include
         if source.format is not None:
@@ -265,9 +270,11 @@ class Settings:
         transcription = {"model": self.model, "language": self.language, "prompt": self.prompt}
         turns = self.turns and {"type": "server_vad", **dataclasses.asdict(self.turns)}
         include = [INTERIM] if self.interim else None
+        warned = {"warnings": list(self.warnings)} if self.warnings else {}
         if self.flat:
             names: dict[str, str] = {value: key for key, value in _FLAT_FORMATS.items()}
             return {
+                **warned,
                 "id": session_id,
                 "object": "realtime.transcription_session",
                 "input_audio_format": names[self.format],
@@ -277,6 +284,7 @@ class Settings:
                 "include": include,
             }
         return {
+            **warned,
             "id": session_id,
             "object": "realtime.transcription_session",
             "type": "transcription",
@@ -312,3 +320,13 @@ class Settings:
         return dataclasses.replace(
             self, turns=dataclasses.replace(self.turns or TurnOptions(), **values)
         )
+
+
+def _warnings(session: Session | FlatSession) -> tuple[str, ...]:
+    """Return a sentence for each part of an update that is accepted and has no effect."""
+    found = []
+    if session.source.noise_reduction is not None:
+        found.append("noise_reduction is not applied: the model is given the audio as it is")
+    if LOGPROBS in (session.include or ()):
+        found.append(f"include: {LOGPROBS} is not sent, transcripts have no log-probabilities")
+    return tuple(found)

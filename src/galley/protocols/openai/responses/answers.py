@@ -175,7 +175,11 @@ class ResponseAnswer:
             params, conversation = asked.sampling(), asked.as_conversation(earlier)
             call.check_early(0)
             generation = await converse(
-                call, conversation, params, constrained_by=asked.constrained_by
+                call,
+                conversation,
+                params,
+                constrained_by=asked.constrained_by,
+                truncate=asked.truncation == "auto",
             )
         return cls(call, asked, generation, earlier, store)
 

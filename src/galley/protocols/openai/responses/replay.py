@@ -21,7 +21,9 @@ class RetrieveQuery(Strict, frozen=True, kw_only=True):
         Meta(description="With `stream`: only events after this sequence number."),
     ] = None
     include_obfuscation: Annotated[bool | None, Meta(description="Accepted and ignored.")] = None
-    include: Include | None = None
+    include: Annotated[
+        tuple[Include, ...], Meta(description="Accepted and ignored: everything is included.")
+    ] = ()
 
 
 async def replayed(

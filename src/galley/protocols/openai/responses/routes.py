@@ -1,8 +1,7 @@
 """OpenAI's Responses API: ``/v1/responses``, and the stored responses."""
 
-from typing import Final, TypeVar
+from typing import Final
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -10,11 +9,11 @@ from galley.errors import RequestError
 from galley.gateway.chat import prompt_of
 from galley.gateway.registry import Registry
 from galley.protocols.common.errors import ApiError
-from galley.protocols.common.validate import validate
 from galley.protocols.http.admit import admit, admit_unqueued
 from galley.protocols.http.caller import caller_of
 from galley.protocols.http.json_answers import Json, LargeJson
 from galley.protocols.http.openapi import Operation
+from galley.protocols.http.query import read_query
 from galley.protocols.http.sse import NamedEventStream, respond, while_connected
 from galley.protocols.openai.responses import answers as response_answer
 from galley.protocols.openai.responses.answers import (
@@ -45,8 +44,6 @@ class _Items(Operation):
     query = ItemsQuery
 
 
-Query = TypeVar("Query", bound=msgspec.Struct)
-
 _ONE: Final = response_answer.ENDPOINT + "/{response_id}"
 
 
@@ -65,7 +62,7 @@ def routes(models: Registry) -> list[Operation]:
 
     async def get_response(request: Request) -> Response:
         """Return a stored response; with `stream`, as events."""
-        query = _query(request, RetrieveQuery)
+        query = read_query(request, RetrieveQuery)
         found = _found(store, request)
         if query.stream:
             return _Events(replayed(found, query.starting_after), lambda: None)
@@ -107,7 +104,7 @@ def routes(models: Registry) -> list[Operation]:
 
     async def list_input_items(request: Request) -> Response:
         """List the input items of a stored response, page by page."""
-        query = _query(request, ItemsQuery)
+        query = read_query(request, ItemsQuery)
         return LargeJson(page_of(_found(store, request), query))
 
     stream = {"text/event-stream": {"description": "Named events, each with JSON as its data."}}
@@ -148,15 +145,6 @@ def routes(models: Registry) -> list[Operation]:
             answers={200: ItemList},
         ),
     ]
-
-
-def _query(request: Request, model: type[Query]) -> Query:
-    """Parse the query parameters as ``model``.
-
-    Raises:
-        RequestError: a parameter does not match ``model``.
-    """
-    return validate(model, dict(request.query_params), text=True)
 
 
 def _found(store: ResponseStore, request: Request) -> StoredResponse:

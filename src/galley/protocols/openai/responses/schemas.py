@@ -3,8 +3,7 @@
 Fields that are accepted and have no effect: ``user``, ``safety_identifier``, ``prompt_cache_key``
 (prefixes are cached anyway), ``metadata`` (repeated in the answer), ``client_metadata``,
 ``service_tier`` (``auto`` and ``default``: there is only one), ``include`` of content that answers
-never or always have, ``reasoning.summary`` (thinking is returned as it is), ``text.verbosity`` and
-``truncation`` (conversations are never cut: one that is too long is refused).
+never or always have, ``reasoning.summary`` (thinking is returned as it is) and ``text.verbosity``.
 """
 
 from collections.abc import Sequence
@@ -168,7 +167,10 @@ class ResponseCountRequest(Strict, frozen=True, kw_only=True):
     reasoning: ReasoningOptions | None = None
     truncation: Annotated[
         Literal["auto", "disabled"] | None,
-        Meta(description="Accepted and ignored: nothing is truncated."),
+        Meta(
+            description="auto: the first turns of a conversation that is too long are left out. "
+            "Default: such a conversation is a 400. `input_tokens` counts all of it."
+        ),
     ] = None
     previous_response_id: Annotated[
         str | None, Meta(description="Continue the conversation from this response.")

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from galley.errors import RequestError
 from galley.protocols.common.messages import Strict
-from galley.protocols.openai.responses.schemas import InputItem
+from galley.protocols.openai.responses.schemas import Include, InputItem
 from galley.settings.config import Settings
 
 _PREFIXES: Final = {
@@ -39,6 +39,9 @@ class ItemsQuery(Strict, frozen=True, kw_only=True):
         "desc"
     )
     after: Annotated[str, Meta(description="An item's id: the page begins after it.")] = ""
+    include: Annotated[
+        tuple[Include, ...], Meta(description="Accepted and ignored: everything is included.")
+    ] = ()
 
 
 class ItemList(TypedDict):

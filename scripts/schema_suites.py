@@ -1,0 +1,107 @@
+"""Runs public suites of JSON schemas against Galley's grammars, and counts.
+
+    python -m scripts.schema_suites JSON-Schema-Test-Suite/tests/draft2020-12
+    python -m scripts.schema_suites jsonschemabench/maskbench/data
+
+The folder is a checkout of https://github.com/json-schema-org/JSON-Schema-Test-Suite (a file is a list of
+schemas, each with tests) or of https://github.com/guidance-ai/jsonschemabench (a file is a schema with
+tests). A schema is refused or compiled; of a compiled one, each test's value is valid or not, and its text
+is generated or not. A value that is not valid and would be generated is over-accepted.
+"""
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from llguidance import LLMatcher, LLTokenizer
+
+from galley.errors import RequestError
+from galley.grammar.check import LIMITS, check
+from galley.types import Grammar
+
+_REASON: Final = 100
+
+
+class Group(NamedTuple):
+    """A schema and its tests: part of the suite, schema, [{data, valid, description}]."""
+
+    part: str
+    schema: Any
+    tests: list[dict[str, Any]]
+
+
+class Counts(NamedTuple):
+    """What one schema comes to: reason of a refusal, and (description, valid, generated) of its tests."""
+
+    refused: str | None
+    tests: list[tuple[str, bool, bool]]
+
+
+def groups_of(folder: Path) -> Iterator[Group]:
+    """Yield the suite's schemas, in the order of its files."""
+    for path in sorted(folder.rglob("*.json")):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        part = path.relative_to(folder).parent.as_posix()
+        if isinstance(content, dict):
+            yield Group(part, content["schema"], content.get("tests", []))
+            continue
+        for group in content:
+            whole = group["schema"]
+            schema = whole if isinstance(whole, dict) else {"allOf": [whole]}
+            yield Group(part, schema, group["tests"])
+
+
+def counted(group: Group, vocabulary: LLTokenizer) -> Counts:
+    """Compile a schema and try its tests."""
+    try:
+        compiled = check(Grammar("json_schema", json.dumps(group.schema)), vocabulary, "schema")
+    except RequestError as error:
+        return Counts(str(error), [])
+    tests = [
+        (test.get("description", ""), test["valid"], _generated(compiled, vocabulary, test["data"]))
+        for test in group.tests
+    ]
+    return Counts(None, tests)
+
+
+def _generated(compiled: Grammar, vocabulary: LLTokenizer, value: Any) -> bool:
+    matcher = LLMatcher(vocabulary, compiled.source, log_level=0, limits=LIMITS)
+    text = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    tokens = vocabulary.tokenize_bytes(text)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+def main() -> None:
+    """Print the counts of each part of a suite, and with ``--list`` the tests that are not right."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--list", action="store_true", help="each test that is not right")
+    asked = parser.parse_args()
+    vocabulary = LLTokenizer("byte")
+    found: dict[str, list[Counts]] = {}
+    for group in groups_of(asked.folder):
+        found.setdefault(group.part, []).append(counted(group, vocabulary))
+    reasons: Counter[str] = Counter()
+    for part, all_counts in found.items():
+        tests = [test for counts in all_counts for test in counts.tests]
+        over = [name for name, valid, generated in tests if generated and not valid]
+        never = [name for name, valid, generated in tests if valid and not generated]
+        refused = [counts.refused for counts in all_counts if counts.refused is not None]
+        reasons.update(reason.partition(" (at ")[0][:_REASON] for reason in refused)
+        print(
+            f"{part}: {len(all_counts)} schemas, {len(all_counts) - len(refused)} compiled; "
+            f"{len(tests)} tests, {len(tests) - len(over) - len(never)} right, "
+            f"{len(over)} over-accepted, {len(never)} valid and not generated"
+        )
+        for kind, names in (("over-accepted", over), ("not generated", never)):
+            for name in names if asked.list else ():
+                print(f"    {kind}: {name}")
+    for reason, count in reasons.most_common(20):
+        print(f"{count:6} {reason}")
+
+
+if __name__ == "__main__":
+    main()
