@@ -7,7 +7,7 @@ TESTS: Final = Path(__file__).parent
 
 KINDS: Final[dict[str, frozenset[str]]] = {
     "unit": frozenset(
-        {"fuzz", "gateway", "graph", "plan", "quant", "speculation", "text", "tools"}
+        {"fuzz", "gateway", "graph", "plan", "quant", "redact", "speculation", "text", "tools"}
     ),
     "model": frozenset(
         {"adapters", "calibration", "embedding", "engine", "formats", "grammar", "models", "native"}

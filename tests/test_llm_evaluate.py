@@ -69,9 +69,9 @@ def test_impossible_windows_are_refused(llm: LLM) -> None:
     for text, numbers, told in (
         ("x", {}, "fewer than two tokens"),
         (TEXT, {"context": 513}, "context is 513, expected 2 to 512 tokens"),
-        (TEXT, {"context": 1}, "context 1"),
+        (TEXT, {"context": 1}, "context is 1"),
         (TEXT, {"context": 32, "stride": 32}, "stride is 32, expected 1 to 31"),
-        (TEXT, {"stride": 0}, "stride 0"),
+        (TEXT, {"stride": 0}, "stride is 0"),
     ):
         with pytest.raises(RequestError, match=told):
             TextScorer(llm, text, **numbers)
@@ -130,7 +130,7 @@ def test_wrong_lines_are_refused_by_number(tmp_path: Path, line: str, told: str)
     with pytest.raises(RequestError, match=told):
         read_questions(file)
     file.write_text("\n")
-    with pytest.raises(RequestError, match="has no line"):
+    with pytest.raises(RequestError, match="is empty"):
         read_questions(file)
 
 

@@ -328,7 +328,7 @@ def test_int8_matrices_that_are_too_wide_are_named() -> None:
     wide = as_weight(np.zeros((1, 65_552), np.float32))
     for kind in ("bf16", "int4"):
         assert pack_as(kind, wide).memory.size
-    with pytest.raises(UnsupportedModel, match=r"tensor w is 65552 wide.*65536.*int4 or bf16"):
+    with pytest.raises(UnsupportedModel, match=r"tensor w has 65552 columns.*65536.*int4 or bf16"):
         pack_as("int8", wide)
 
 

@@ -22,6 +22,8 @@ from galley.settings.engine import EngineSettings
 from galley.types.audio import SampleType
 
 if TYPE_CHECKING:
+    from galley.speech.decoder import Audio
+    from galley.speech.redaction import Redactor
     from galley.speech.results import Segment
     from galley.speech.transcribe import Transcription
 
@@ -91,6 +93,19 @@ def speech_settings(flags: Flags) -> Settings:
 )
 @click.option("--sample-rate", type=int, help="sample rate of files without a header, in Hz")
 @click.option("--channels", type=int, help="channels of files without a header; default: 1")
+@click.option(
+    "--redact",
+    "kinds",
+    metavar="KIND",
+    multiple=True,
+    help="remove personal data from the transcript: all, or card, security_code, bank_account, ssn, phone, "
+    "email, date_of_birth, address, name; repeat for several",
+)
+@click.option(
+    "--redacted-audio",
+    is_flag=True,
+    help="also write NAME.redacted.wav, with silence in place of what --redact removes",
+)
 @speech_options
 def transcribe(
     flags: Flags,
@@ -100,6 +115,8 @@ def transcribe(
     normalize: bool,
     word_timestamps: bool,
     max_line_width: int | None,
+    kinds: tuple[str, ...],
+    redacted_audio: bool,
     **wanted: Any,
 ) -> None:
     """Transcribe recordings: wav, mp3, flac, ogg, opus, m4a, aac, wma, aiff, and the sound of videos.
@@ -111,15 +128,23 @@ def transcribe(
     start_logging(settings)
     targets = _targets(files, output_dir, SUFFIXES.get(format_, f".{format_}"))
     _check_words(format_, word_timestamps=word_timestamps, max_line_width=max_line_width)
+    if redacted_audio and not kinds:
+        raise SettingsError("--redacted-audio needs --redact KIND")
+    if redacted_audio and _STDIN in files:
+        raise SettingsError("--redacted-audio reads the recording twice, and - can be read once")
     from galley.speech import require_extra
 
     require_extra()
+    from galley.speech.redaction import Redactor, check_kinds
     from galley.speech.sources import raw_pcm
     from galley.speech.transcribe import Transcriber
 
+    redact = check_kinds(kinds)
     track = wanted.pop("track")
     raw = raw_pcm(*(wanted.pop(name) for name in ("raw_format", "sample_rate", "channels")))
-    options = dataclasses.replace(transcribe_options(**wanted), word_timestamps=word_timestamps)
+    options = dataclasses.replace(
+        transcribe_options(**wanted), word_timestamps=word_timestamps or redacted_audio
+    )
     failed = False
     with Transcriber.from_settings(settings) as transcriber:
         for file, target in zip(files, targets, strict=True):
@@ -128,7 +153,11 @@ def transcribe(
                     transcription = transcriber.transcribe(
                         source, options, raw=raw, normalize=normalize, track=track
                     )
-                    _write(transcription, file, target, format_, max_line_width)
+                    redactor = Redactor(redact)
+                    _write(transcription, redactor, file, target, format_, max_line_width)
+                if redacted_audio:
+                    audio = (target or file).with_name(f"{file.stem}.redacted.wav")
+                    _write_audio(transcriber.open(file, raw=raw, track=track), redactor, audio)
             except RequestError as error:
                 click.echo(f"galley: {error}", err=True)
                 failed = True
@@ -188,14 +217,24 @@ def _check_words(format_: str, *, word_timestamps: bool, max_line_width: int | N
         raise SettingsError("--max-line-width needs --word-timestamps and --format srt or vtt")
 
 
+def _write_audio(recording: "Audio", redactor: "Redactor", target: Path) -> None:
+    from galley.speech.redacted_audio import write_redacted
+
+    write_redacted(recording, redactor.passages, target)
+    say_written(target)
+
+
 def _write(
     transcription: "Transcription",
+    redactor: "Redactor",
     file: Path,
     target: Path | None,
     format_: str,
     max_line_width: int | None,
 ) -> None:
     segments = _watched(transcription, "stdin" if file == _STDIN else file.name)
+    if redactor.kinds:
+        segments = _redacted(segments, redactor)
     if max_line_width:
         from galley.speech.captions import lines_of
 
@@ -248,6 +287,12 @@ def _watched(transcription: "Transcription", name: str) -> "Iterator[Segment]":
                 done = min(total, round(segment.end))
             yield segment
         bar.update(total - done)
+
+
+def _redacted(segments: "Iterable[Segment]", redactor: "Redactor") -> "Iterator[Segment]":
+    for segment in segments:
+        yield from redactor.take(segment)
+    yield from redactor.end()
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, Self
 from msgspec import Meta
 
 from galley.errors import SettingsError
+from galley.redact.spans import KINDS
 from galley.settings.engine import (
     DEFAULT_ADAPTERS,
     EngineSettings,
@@ -119,6 +120,12 @@ class Settings(EngineSettings):
     )
     tls_cert: str = setting("", "Security", "certificate chain in PEM; turns on TLS")
     tls_key: str = setting("", "Security", "private key of tls_cert in PEM, unencrypted")
+    redact: tuple[str, ...] = setting(
+        (),
+        "Security",
+        "personal data to remove from all transcripts: all, or card, security_code, bank_account, ssn, "
+        "phone, email, date_of_birth, address, name; repeat for several. Live audio is then refused",
+    )
     max_queue: CountOrZero = setting(256, "Limits", "maximum number of waiting sequences; then 429")
     request_timeout: Annotated[float, Meta(gt=0, le=MOST_TIMEOUT)] = setting(
         600.0,
@@ -251,6 +258,7 @@ class Settings(EngineSettings):
         super().__post_init__()
         self._check_observation()
         self._check_origins()
+        self._check_redact()
         if self.max_upload_bytes is not None and self.max_upload_bytes < self.max_audio_bytes:
             raise SettingsError(
                 f"max_upload_bytes ({self.max_upload_bytes}) must be at least max_audio_bytes "
@@ -275,6 +283,13 @@ class Settings(EngineSettings):
             raise SettingsError(
                 f"otlp_endpoint: {self.otlp_endpoint!r} is not a URL such as http://localhost:4318"
             )
+
+    def _check_redact(self) -> None:
+        for kind in self.redact:
+            if kind not in ("all", *KINDS):
+                raise SettingsError(
+                    f"redact: {kind!r} is unknown; supported: all, {', '.join(KINDS)}"
+                )
 
     def _check_origins(self) -> None:
         for origin in self.cors_origin:

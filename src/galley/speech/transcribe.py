@@ -149,6 +149,15 @@ class Transcriber(Closable):
             recording = Recording(samples, raw=raw, normalize=normalize, max_seconds=max_seconds)
         return Transcription(self._engine, session, self._model.chunks(recording, options))
 
+    def open(self, source: Source, *, raw: RawPcm | None = None, track: int | None = None) -> Audio:
+        """Decode a recording to 16 kHz samples without transcribing it. The caller closes it.
+
+        Raises:
+            AudioError: the recording cannot be read.
+            RequestError: there is no such track.
+        """
+        return self._decoder.open(source, raw=raw, track=track)
+
     def live(self, options: LiveOptions | None = None) -> "LiveTranscription":
         """Start transcribing live audio.
 

@@ -1,12 +1,13 @@
 """Transcriptions and translations: transcripts of recordings, whole and as events."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self, TypeAlias
 
 from galley.gateway.call import Call
 from galley.protocols.openai.audio.schemas import TranslationRequest
 from galley.protocols.openai.usage import AudioUsage, audio_usage
+from galley.redact import Kind
 
 if TYPE_CHECKING:
     from galley.speech.chunk_source import ChunkSource
@@ -31,9 +32,11 @@ class Transcript:
         call: Call,
         session: "Session",
         chunks: "ChunkSource",
+        redact: Collection[Kind],
     ) -> None:
         """Create the transcript; :meth:`begin` calls this."""
         self._call = call
+        self._redact = redact
         self._session = session
         self._chunks = chunks
 
@@ -55,6 +58,7 @@ class Transcript:
         Raises:
             ModelError, AudioError, RequestError: the recording or request does not suit the model.
         """
+        from galley.speech.redaction import check_kinds
         from galley.speech.session import Session
 
         options, raw = asked.options(), asked.raw
@@ -67,11 +71,13 @@ class Transcript:
             pads=model.pads,
             cache_salt=call.caller.cache_salt(),
         )
-        most = call.served.settings.max_audio_seconds
+        settings = call.served.settings
+        redact = check_kinds((*settings.redact, *asked.redact))
+        most = settings.max_audio_seconds
         decoder = call.backend.decoder
         assert decoder is not None  # it is a speech model
         recording = decoder.open(file, raw=raw, name=name, max_seconds=most, track=asked.track)
-        return cls(call, session, model.chunks(recording, options))
+        return cls(call, session, model.chunks(recording, options), redact)
 
     async def page(self, asked: TranslationRequest) -> bytes:
         """Return the whole transcript in the requested format."""
@@ -121,10 +127,13 @@ class Transcript:
 
     async def _segments(self) -> "AsyncGenerator[Segment, None]":
         from galley.speech.async_transcribe import transcribe_async
+        from galley.speech.redaction import Redactor, redact_stream
 
         reason = "cancelled"
         try:
             segments = transcribe_async(self._call, self._session, self._chunks)
+            if self._redact:
+                segments = redact_stream(segments, Redactor(self._redact))
             async with aclosing(segments):
                 async for segment in segments:
                     yield segment

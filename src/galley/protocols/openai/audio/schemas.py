@@ -7,6 +7,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from galley.errors import RequestError
 from galley.protocols.common.messages import Strict
+from galley.redact import Kind
 from galley.types.audio import SampleType
 
 if TYPE_CHECKING:
@@ -129,6 +130,14 @@ class TranslationRequest(Strict, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="Most characters of a caption, for srt and vtt."),
     ] = None
+
+    redact: Annotated[
+        tuple[Kind | Literal["all"], ...],
+        Meta(
+            description="Personal data to remove from text, words and tokens, in addition to what the "
+            "server's setting `redact` names; found by rules for English."
+        ),
+    ] = ()
 
     @property
     def raw(self) -> "RawPcm | None":

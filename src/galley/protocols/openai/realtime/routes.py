@@ -125,6 +125,11 @@ async def _serve(models: Registry, socket: WebSocket) -> None:
 
 
 async def _asked_for(models: Registry, socket: WebSocket) -> ServedModel:
+    if models.settings.redact:
+        raise RequestError(
+            "This server redacts transcripts (setting redact), which it cannot do for live audio; send the "
+            "recording to /v1/audio/transcriptions"
+        )
     models.expect("transcribe")
     query = socket.query_params
     for name in query:

@@ -1,0 +1,69 @@
+"""Recordings without the audio of redacted passages."""
+
+import os
+import wave
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from galley.errors import RequestError
+from galley.speech.audio import SAMPLE_RATE, Samples
+from galley.speech.decoder import Audio
+from galley.speech.redaction import Passage
+
+_LEAST_SECONDS: Final = 0.02
+"""A shorter passage cannot contain a word: its times are wrong."""
+
+
+def write_redacted(recording: Audio, passages: Sequence[Passage], target: Path) -> None:
+    """Write a recording as mono 16-bit WAV at 16 kHz, with silence in place of the passages.
+
+    ``target`` appears only once it is complete.
+
+    Args:
+        recording: the recording's audio; closed afterwards.
+        passages: what to leave out.
+        target: the file to write.
+
+    Raises:
+        RequestError: a passage cannot be located in the audio. Nothing is written.
+        AudioError: the recording cannot be decoded any further. Nothing is written.
+    """
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        with wave.open(str(partial), "wb") as output:
+            output.setnchannels(1)
+            output.setsampwidth(2)
+            output.setframerate(SAMPLE_RATE)
+            position = 0
+            for block in recording:
+                clean = _without(block, position, passages)
+                output.writeframes(np.clip(clean * 32_768, -32_768, 32_767).astype("<i2").tobytes())
+                position += len(block)
+        _check_located(passages, position / SAMPLE_RATE)
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+        recording.close()
+
+
+def _without(block: Samples, position: int, passages: Iterable[Passage]) -> Samples:
+    """Return the samples from ``position`` on, without those of the passages."""
+    clean = block.copy()
+    for passage in passages:
+        start = max(0, int(passage.start * SAMPLE_RATE) - position)
+        end = min(len(block), int(passage.end * SAMPLE_RATE) + 1 - position)
+        if start < end:
+            clean[start:end] = 0.0
+    return clean
+
+
+def _check_located(passages: Iterable[Passage], seconds: float) -> None:
+    for passage in passages:
+        if passage.end - passage.start < _LEAST_SECONDS or passage.start >= seconds:
+            raise RequestError(
+                f"a redacted passage ({passage.kind}) cannot be located in the audio: its times are "
+                f"{passage.start:.2f} to {passage.end:.2f} s of {seconds:.2f} s. No audio is written"
+            )

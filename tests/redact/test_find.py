@@ -1,0 +1,132 @@
+"""Spans of personal data in text: kinds one by one, and recall and precision on a labelled corpus."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galley.redact import KINDS, find_spans, mask
+from galley.redact.numbers import is_card, is_iban, luhn
+from tests.redact.corpus import OTHER_SENTENCES, Call, corpus
+
+CALLS = 420
+"""Calls of a corpus: more than 1,500 spans."""
+
+
+def masked(text: str) -> str:
+    return mask(text, find_spans(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Card 4111 1111 1111 1111, code is fine", "Card [CARD], code is fine"),
+        ("it is 3782-822463-10005", "it is [CARD]"),
+        ("four one one one, double one double one, triple one one, triple one one", "[CARD]"),
+        ("4111 1111\nokay, go ahead\n1111 1111 thanks", "[CARD] thanks"),
+        ("my card number is 4111 1111 1111 1112", "my card number is [CARD]"),
+        ("order number 4111 1111 1111 1112", "order number 4111 1111 1111 1112"),
+        ("the security code is one two three", "the security code is [SECURITY_CODE]"),
+        ("DE89 3704 0044 0532 0130 00", "[BANK_ACCOUNT]"),
+        (
+            "g b two nine n w b k six oh one six one three three one nine two six eight one nine",
+            "[BANK_ACCOUNT]",
+        ),
+        ("D as in David, E as in Echo, 89370400440532013000", "[BANK_ACCOUNT]"),
+        ("DE89 3704 0044 0532 0130 01", "DE89 3704 0044 0532 0130 01"),
+        ("my account number is 12345678", "my account number is [BANK_ACCOUNT]"),
+        ("SSN 078-05-1120", "SSN [SSN]"),
+        ("it was 666-05-1120", "it was 666-05-1120"),
+        ("my social is oh seven eight oh five eleven twenty", "my social is [SSN]"),
+        ("call (415) 555-0132 or +44 20 7946 0958", "call [PHONE] or [PHONE]"),
+        ("tracking number 415-555-0132", "tracking number 415-555-0132"),
+        ("jo.smith+x@example.co.uk", "[EMAIL]"),
+        ("it is jo dot smith at example dot com", "it is [EMAIL]"),
+        ("meet me at noon at the dot", "meet me at noon at the dot"),
+        ("born on the twelfth of April nineteen eighty five", "born on [DATE_OF_BIRTH]"),
+        ("delivered on 04/12/1985", "delivered on 04/12/1985"),
+        ("I live at 742 Evergreen Terrace, Springfield, IL 62704 now", "I live at [ADDRESS] now"),
+        ("twelve hundred maple street, apartment 4 b", "[ADDRESS]"),
+        ("P.O. Box 123", "[ADDRESS]"),
+        ("seven people on their way home", "seven people on their way home"),
+        ("My name is Mary Jones. Thanks, Mary", "My name is [NAME]. Thanks, [NAME]"),
+        ("Ask for Mr. O'Neill", "Ask for Mr. [NAME]"),
+        ("This is Acme", "This is Acme"),
+    ],
+)  # fmt: skip
+def test_each_kind_is_found_and_what_resembles_it_is_not(text: str, expected: str) -> None:
+    assert masked(text) == expected
+
+
+def test_only_the_requested_kinds_are_found() -> None:
+    text = "jo@example.org paid with 4111111111111111"
+    assert mask(text, find_spans(text, ["card"])) == "jo@example.org paid with [CARD]"
+
+
+def test_names_that_are_known_are_found_without_an_introduction() -> None:
+    assert find_spans("Is Mary there?", known_names={"Mary"})[0][1:] == (3, 7)
+    assert not find_spans("Is Mary there?")
+
+
+def test_check_digits() -> None:
+    assert is_card("4111111111111111")
+    assert not is_card("4111111111111112")
+    assert is_iban("GB29NWBK60161331926819")
+    assert not is_iban("GB29NWBK60161331926818")
+    assert sum(luhn(f"79927398713{last}") for last in range(10)) == 1
+
+
+_WORDS = st.sampled_from([
+    "at", "dot", ".", ",", "@", "-", "\n", "Mr", "O", "oh", "one", "double", "twenty", "4111", "1111", "12",
+    "Main", "Street", "Apt", "born", "May", "is", "my",
+])  # fmt: skip
+
+
+@given(st.text(alphabet="ab 014.,@-\n'MrOo", max_size=200) | st.lists(_WORDS).map(" ".join))
+def test_spans_are_in_order_and_do_not_overlap(text: str) -> None:
+    spans = find_spans(text)
+    edges = [edge for span in spans for edge in span[1:]]
+    assert edges == sorted(edges)
+    assert all(0 <= span.start < span.end <= len(text) for span in spans)
+
+
+def covered(call: Call) -> tuple[Counter[str], Counter[str], Counter[str], Counter[str]]:
+    """Count by kind: values, values that are wholly covered, spans found, spans that touch a value."""
+    spans = find_spans(call.text)
+    hidden = {at for span in spans for at in range(span.start, span.end)}
+    whole = [
+        span.kind
+        for span in call.spans
+        if all(at in hidden or call.text[at].isspace() for at in range(span.start, span.end))
+    ]
+    right = [
+        found.kind
+        for found in spans
+        if any(found.start < span.end and span.start < found.end for span in call.spans)
+    ]
+    kinds = (span.kind for span in call.spans)
+    return Counter(kinds), Counter(whole), Counter(span.kind for span in spans), Counter(right)
+
+
+def test_recall_and_precision_on_the_corpus() -> None:
+    values, whole, found, right = (
+        sum(counts, Counter()) for counts in zip(*map(covered, corpus(7, CALLS)), strict=True)
+    )
+    assert sum(values.values()) >= 1500
+    assert set(values) == set(KINDS)
+    least = {"card": (0.98, 0.95), "bank_account": (0.98, 0.95)}
+    for kind in KINDS:
+        recall, precision = least.get(kind, (0.90, 0.85))
+        assert whole[kind] / values[kind] >= recall, kind
+        assert right[kind] / found[kind] >= precision, kind
+
+
+def test_checked_kinds_are_found_in_sentences_that_the_rules_were_not_written_for() -> None:
+    values, whole, found, right = (
+        sum(counts, Counter())
+        for counts in zip(*map(covered, corpus(8, CALLS // 2, OTHER_SENTENCES)), strict=True)
+    )
+    for kind in ("card", "bank_account", "email", "ssn"):
+        assert whole[kind] / values[kind] >= 0.97, kind
+        assert right[kind] / found[kind] >= 0.95, kind
