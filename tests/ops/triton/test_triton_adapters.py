@@ -79,5 +79,7 @@ def test_logits_are_those_of_the_reference_executor(folder: Path, adapters: list
     assert np.linalg.norm(plain - wanted) > 0.05 * np.linalg.norm(wanted)
     # The bits of a row are the same alone; those of an emptied slot are of no adapter.
     assert np.array_equal(forward(made, batch_of([1])), got[1:20])
+    # Single rows are a graph on a GPU.
+    assert np.array_equal(forward(made, batch_of([0, 2])), got[[0, 20]])
     made.set_adapter(1, None)
     assert np.array_equal(forward(made, batch_of([0, 1, 2, 3]))[1:20], plain[1:20])

@@ -92,15 +92,19 @@ def test_logits_are_those_of_the_reference_executor(
     assert np.linalg.norm(got - wanted) <= most * np.linalg.norm(wanted)
 
 
-@pytest.mark.parametrize("variant", ["gpt-oss", "llama4"])
-def test_experts_of_other_kinds_have_the_reference_executor_s_logits(
-    variant: str, checkpoint: CheckpointMaker
+@pytest.mark.parametrize(
+    ("variant", "both", "most"),
+    [("gpt-oss", {}, 1e-5), ("llama4", {}, 1e-5), ("deepseek-v2", {"kv_dtype": "int8"}, 1e-4)],
+)
+def test_experts_and_latents_have_the_reference_executor_s_logits(
+    variant: str, both: dict[str, Any], most: float, checkpoint: CheckpointMaker
 ) -> None:
-    """With biases and clamped, or with scaled inputs."""
+    """Experts with biases and clamped, or with scaled inputs; a latent with two scales."""
     folder, ids = checkpoint(variant), random_ids(1, 20)
-    wanted = run_chunks(executor_of(folder, "reference"), ids, [20], first_block=2)
-    got = run_chunks(executor_of(folder, "gpu", activations="float32"), ids, [20], first_block=2)
-    assert np.linalg.norm(got - wanted) <= 1e-5 * np.linalg.norm(wanted)
+    wanted = run_chunks(executor_of(folder, "reference", **both), ids, [20], first_block=2)
+    made = executor_of(folder, "gpu", **both, activations="float32")
+    got = run_chunks(made, ids, [20], first_block=2)
+    assert np.linalg.norm(got - wanted) <= most * np.linalg.norm(wanted)
 
 
 BITS = ["llama-mqa-odd", "gemma2", *(["mixtral", "deepseek-v2"] if ON_GPU else [])]

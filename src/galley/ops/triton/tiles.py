@@ -218,7 +218,7 @@ def query_tile(
     if INTERPRETED:  # numpy's products depend on the number of rows
         return QueryTile(max(1, 64 // heads_together), 4, 1)
     if latent:
-        return QueryTile(max(1, (32 if many else 16) // heads_together), 4, 1)
+        return QueryTile(max(1, 16 // heads_together), 8 if device.capability else 4, 1)
     if device.capability == 0:
         return QueryTile(max(1, (64 if many else 16) // heads_together), 4, 1)
     if many:
