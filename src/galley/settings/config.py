@@ -56,6 +56,12 @@ class Settings(EngineSettings):
     )
     host: str = setting("127.0.0.1", "Server", "address to bind")
     port: Port = setting(8000, "Server", "port to bind; 0 picks a free one")
+    grpc_port: Port | None = setting(
+        None,
+        "Server",
+        "port to bind for the Open Inference Protocol over gRPC, at the same address; 0 picks a free one; "
+        "default: no gRPC; needs the extra grpc",
+    )
     served_model_name: str = setting(
         "", "Server", "the model's name in the API; default: the folder's or hub id's"
     )
