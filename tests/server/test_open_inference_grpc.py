@@ -3,7 +3,7 @@
 import asyncio
 import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -173,7 +173,7 @@ def test_errors_name_what_is_wrong(channel: Any, inputs: Any, raw: Any, says: st
 
 def test_what_is_not_served_is_refused_by_name(client: Any) -> None:
     x = [given("x", X)]
-    for call, says in (
+    cases: list[tuple[Callable[[], Any], str]] = [
         (lambda: client.infer("other", x), "NOT_FOUND.*does not exist"),
         (lambda: client.infer("fraud", x, model_version="2"), "NOT_FOUND.*has no version '2'"),
         (lambda: client.infer("fraud", x, sequence_id=7), "INVALID_ARGUMENT.*parameters.sequence"),
@@ -184,7 +184,8 @@ def test_what_is_not_served_is_refused_by_name(client: Any) -> None:
             lambda: client.register_system_shared_memory("region", "/key", 8),
             "UNIMPLEMENTED.*SystemSharedMemoryRegister is not supported",
         ),
-    ):
+    ]
+    for call, says in cases:
         with pytest.raises(InferenceServerException, match=says):
             call()
     shared = triton.InferInput("x", [2, 30], "FP32")

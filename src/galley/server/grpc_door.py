@@ -139,9 +139,10 @@ class GrpcDoor:
         if response.status == 200 or (call.states and response.status in _NOT_READY):
             context.set_trailing_metadata(_returned(response.headers))
             return self._written(call, response)
-        return await context.abort(
+        await context.abort(
             self._code(response.status), response.error, _returned(response.headers)
         )
+        raise AssertionError("abort raises")
 
     async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         """Answer the requests of a stream in their order; one that fails does not end the stream."""
@@ -192,7 +193,8 @@ class GrpcDoor:
         async def receive() -> Message:
             if (body := next(bodies, None)) is None:
                 # A client that is gone cancels the call, and with it all that waits here.
-                return await asyncio.get_running_loop().create_future()
+                await asyncio.get_running_loop().create_future()
+            assert body is not None
             return body
 
         async def send(message: Message) -> None:

@@ -70,6 +70,11 @@ class Settings(EngineSettings):
         "Server",
         "folder whose models (folders, GGUF files) are served by their names and loaded on request",
     )
+    model_repository: str = setting(
+        "",
+        "Server",
+        "folder in Triton's layout, NAME/VERSION/model.onnx and NAME/config.pbtxt, whose models are served",
+    )
     load_on_request: bool = setting(
         False, "Server", "load each model with the first request for it, instead of at the start"
     )
@@ -261,7 +266,7 @@ class Settings(EngineSettings):
             )
         self._check_adapters()
         for model in self.models:
-            self._of(model)
+            self.of(model)
 
     def _check_observation(self) -> None:
         if math.isnan(self.model_keep_alive):
@@ -312,7 +317,7 @@ class Settings(EngineSettings):
         A common ``kv_memory_fraction`` is divided by the number of models that may be loaded at a time,
         because they share the memory.
         """
-        return [self._of(model) for model in self.models] or [self._with_room()]
+        return [self.of(model) for model in self.models] or [self._with_room()]
 
     def _with_room(self) -> Self:
         """Return the settings with enough adapter slots for the model's adapters."""
@@ -328,7 +333,8 @@ class Settings(EngineSettings):
         on_request = sum(self.load_on_request or model.on_request for model in self.models)
         return len(self.models) - on_request + min(on_request, self.max_loaded_models)
 
-    def _of(self, model: NamedModel) -> Self:
+    def of(self, model: NamedModel) -> Self:
+        """Return the settings of one of several models. Raises SettingsError if they cannot be used."""
         share = {
             "kv_memory_fraction": self.kv_memory_fraction / self.most_loaded,
             "load_on_request": self.load_on_request or model.on_request,

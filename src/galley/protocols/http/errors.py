@@ -17,6 +17,7 @@ from galley.errors import GalleyError
 from galley.protocols.anthropic import answers as anthropic_answer
 from galley.protocols.common.errors import ApiError, envelope, to_api_error
 from galley.protocols.common.messages import Strict
+from galley.protocols.kserve import messages as kserve
 from galley.protocols.oip import messages as oip_answer
 from galley.protocols.ollama import answers as ollama_answer
 
@@ -73,6 +74,8 @@ class ErrorResponse(Response):
 
 def envelope_of(path: str) -> Callable[[Exception], Mapping[str, Any]]:
     """Return the function that builds error bodies for the protocol that ``path`` belongs to."""
+    if path.endswith(kserve.SUFFIX):
+        return oip_answer.envelope
     for prefix, other in _ENVELOPES.items():
         if path.startswith(prefix):
             return other

@@ -11,7 +11,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from galley.errors import RequestError
-from galley.protocols.oip.grpc_messages import CHOICE, PACKAGE, classes
+from galley.formats.declared_messages import CHOICE
+from galley.protocols.oip.grpc_messages import PACKAGE, classes
 from galley.protocols.oip.messages import HEADER_LENGTH
 from galley.protocols.oip.tensor_data import DATATYPES, packed, packed_bytes
 

@@ -1,14 +1,13 @@
 """Messages of the Open Inference Protocol's gRPC service, as classes of the package ``protobuf``.
 
 Names and numbers are those of KServe's ``open_inference_grpc.proto`` and, for the model repository, of
-Triton's ``grpc_service.proto``. They are declared in a pool of their own, so that a client of the same
-protocol can be in the process.
+Triton's ``grpc_service.proto``.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from galley.formats.declared_messages import message_classes
 
 PACKAGE: Final = "inference"
 
@@ -98,44 +97,9 @@ _MESSAGES: Final[Mapping[str, Sequence[str]]] = {
     "RepositoryModelUnloadRequest": _REPOSITORY_MODEL,
     "RepositoryModelUnloadResponse": (),
 }
-"""Message -> its fields: number, name, type and label. The fields of label ``oneof`` are one choice."""
-
-CHOICE: Final = "parameter_choice"
-"""Name of the choice."""
+"""Message -> its fields; see :func:`galley.formats.declared_messages.message_classes`."""
 
 
 def classes() -> Mapping[str, Any]:
     """Return the class of each message, by the message's name."""
-    file = descriptor_pb2.FileDescriptorProto(
-        name="galley/open_inference.proto", package=PACKAGE, syntax="proto3"
-    )
-    for name, fields in _MESSAGES.items():
-        message = file.message_type.add(name=name)
-        for line in fields:
-            _declare(message, *line.split())
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}"))
-        for name in _MESSAGES
-    }
-
-
-def _declare(message: Any, number: str, name: str, kind: str, label: str = "") -> None:
-    declared = descriptor_pb2.FieldDescriptorProto
-    field = message.field.add(name=name, number=int(number))
-    field.label = declared.LABEL_REPEATED if label in ("repeated", "map") else 1
-    if label == "map":
-        entry = message.nested_type.add(name=f"{name.capitalize()}Entry")
-        entry.options.map_entry = True
-        _declare(entry, "1", "key", "string")
-        _declare(entry, "2", "value", kind)
-        field.type, field.type_name = declared.TYPE_MESSAGE, entry.name
-    elif kind in _MESSAGES:
-        field.type, field.type_name = declared.TYPE_MESSAGE, f".{PACKAGE}.{kind}"
-    else:
-        field.type = declared.Type.Value(f"TYPE_{kind.upper()}")
-    if label == "oneof":
-        if not message.oneof_decl:
-            message.oneof_decl.add(name=CHOICE)
-        field.oneof_index = 0
+    return message_classes(PACKAGE, _MESSAGES)
