@@ -57,11 +57,12 @@ def perceptron(path: Path, *, rows: int | str = "batch", hidden: int = 64) -> Pa
     return _save(path, nodes, [_value("x", [rows, FEATURES])], outputs, *weights)
 
 
-def identities(path: Path) -> Path:
+def identities(path: Path, *, without: str = "") -> Path:
     """An input and an output of every data type: ``in_T`` and ``out_T``, [batch, any]."""
-    inputs = [_value(f"in_{name}", ["batch", f"n_{name}"], kind) for name, kind in TYPES.items()]
-    outputs = [_value(f"out_{name}", ["batch", f"n_{name}"], kind) for name, kind in TYPES.items()]
-    nodes = [helper.make_node("Identity", [f"in_{name}"], [f"out_{name}"]) for name in TYPES]
+    types = {name: kind for name, kind in TYPES.items() if name != without}
+    inputs = [_value(f"in_{name}", ["batch", f"n_{name}"], kind) for name, kind in types.items()]
+    outputs = [_value(f"out_{name}", ["batch", f"n_{name}"], kind) for name, kind in types.items()]
+    nodes = [helper.make_node("Identity", [f"in_{name}"], [f"out_{name}"]) for name in types]
     return _save(path, nodes, inputs, outputs)
 
 

@@ -17,6 +17,7 @@ import tritonclient.http.aio as triton_aio
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from tests.runtimes import onnx_files
+from tests.runtimes.values import generated, same
 from tests.server.openapi import OF_TENSORS, OPERATIONS, check_answers
 from tests.server.serving import Server, until
 from tests.thorough import examples
@@ -53,42 +54,9 @@ def client(server: Server) -> Iterator[Any]:
         yield client
 
 
-def dtype_of(name: str) -> Any:
-    named = {"BOOL": np.bool_, "FP16": np.float16, "FP32": np.float32, "FP64": np.float64}
-    return named.get(name) or (np.object_ if name == "BYTES" else np.dtype(name.lower()).type)
-
-
-def generated(name: str, shape: tuple[int, ...], seed: int) -> Any:
-    """Any values of a data type, its limits included."""
-    rng, dtype = np.random.default_rng(seed), dtype_of(name)
-    if name == "BYTES":
-        pick = random.Random(seed)
-        texts = [
-            "".join(pick.choices('aé日\x00 \n"', k=pick.randrange(6)))
-            for _ in range(int(np.prod(shape)))
-        ]
-        return np.array([text.encode() for text in texts], object).reshape(shape)
-    if name == "BOOL":
-        return rng.random(shape) < 0.5
-    if name.startswith("FP"):
-        limits = np.finfo(dtype)
-        made = rng.standard_normal(shape).astype(dtype)
-        extreme = rng.choice(np.array([limits.max, limits.tiny, -limits.max, 0], dtype), shape)
-        return np.where(rng.random(shape) < 0.2, extreme, made)
-    bounds = np.iinfo(dtype)
-    return rng.integers(bounds.min, bounds.max, shape, dtype=dtype, endpoint=True)
-
-
 def given(name: str, array: Any, *, binary: bool) -> Any:
     made = triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
     return made.set_data_from_numpy(array, binary_data=binary)
-
-
-def same(one: Any, other: Any) -> bool:
-    if other.dtype == np.object_:
-        texts = [item if isinstance(item, bytes) else str(item).encode() for item in one.ravel()]
-        return texts == list(other.ravel())
-    return bool(one.dtype == other.dtype and one.tobytes() == other.tobytes())
 
 
 def test_the_server_and_its_models_are_described(client: Any, server: Server) -> None:

@@ -7,6 +7,7 @@ import click
 from galley.cli.options import Command, Flags, with_flags
 from galley.cli.other_servers import translated
 from galley.errors import SettingsError
+from galley.formats.model_repository import read_repository
 from galley.formats.models_folder import models_in
 from galley.service.spawn import Spawner
 from galley.settings.config import Settings
@@ -49,7 +50,7 @@ def serve(flags: Flags, models: tuple[str, ...]) -> None:
     """
 
     def read() -> Settings:
-        return _with_folder(flags.settings_of(models))
+        return _with_folders(flags.settings_of(models))
 
     settings = read()
     # Start the engine processes now, so that they import their modules while this one imports the server.
@@ -59,28 +60,37 @@ def serve(flags: Flags, models: tuple[str, ...]) -> None:
     raise click.exceptions.Exit(run_server(settings, spawner, read))
 
 
-def _with_folder(settings: Settings) -> Settings:
-    """Return settings that also name the models of ``models_dir``.
+def _with_folders(settings: Settings) -> Settings:
+    """Return settings that also name the models of ``models_dir`` and of ``model_repository``.
 
     Raises:
-        SettingsError: the folder cannot be read or holds no model, or a model without a name is given, too.
+        SettingsError: a folder cannot be read or holds no model, or a model without a name is given, too.
+        ModelError: a model of the repository, or its configuration, cannot be used.
     """
-    if not settings.models_dir:
-        return settings
-    if settings.model:
-        raise SettingsError(
-            f"with models_dir, model {settings.model} needs a name: galley serve NAME={settings.model} "
-            f"--models-dir {settings.models_dir}"
-        )
+    for name in ("models_dir", "model_repository"):
+        if getattr(settings, name) and settings.model:
+            raise SettingsError(
+                f"with {name}, model {settings.model} needs a name: galley serve NAME={settings.model}"
+            )
     named = {model.name for model in settings.models}
-    found = tuple(
-        NamedModel(name, {"model": str(path)}, on_request=True)
-        for name, path in models_in(settings.models_dir).items()
-        if name not in named
-    )
-    if not (found or named):
-        raise SettingsError(
-            f"models_dir: {settings.models_dir} contains no models (folders with a config.json, or GGUF "
-            "files)"
+    found: list[NamedModel] = []
+    if settings.model_repository:
+        for name, own in read_repository(settings.model_repository).items():
+            if name in named:
+                raise SettingsError(f"model_repository: there is another model {name}")
+            found.append(NamedModel(name, own))
+    named |= {model.name for model in found}
+    if settings.models_dir:
+        found += (
+            NamedModel(name, {"model": str(path)}, on_request=True)
+            for name, path in models_in(settings.models_dir).items()
+            if name not in named
         )
+        if not (found or named):
+            raise SettingsError(
+                f"models_dir: {settings.models_dir} contains no models (folders with a config.json, or "
+                "GGUF files)"
+            )
+    if not found:
+        return settings
     return dataclasses.replace(settings, models=(*settings.models, *found))

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from galley.errors import ModelNotFound, shown
+from galley.errors import ModelNotFound, UnsupportedModel, shown
 from galley.formats.aliases import hub_id_of
 from galley.formats.gguf_file import ggufs_in, is_accessory, is_gguf, split_files
-from galley.settings.engine_choice import is_file_of_engine
+from galley.settings.engine_choice import conversion_of, is_file_of_engine
 
 BUNDLED: Final = "galley-demo"
 BUNDLED_DRAFT: Final = "galley-demo-draft"
@@ -70,16 +70,13 @@ def resolve_model(
         ModelNotFound: the bundled speech model is not part of this installation; the folder, hub id or
             revision does not exist or may not be read; or the model is not in the cache and the hub cannot
             be reached.
+        UnsupportedModel: it is a file that no engine serves; the error says what to convert it with.
     """
     if not model or model in BUNDLED_MODELS:
         return _bundled(model)
     path = _existing(model)
-    if path is not None and path.is_dir():
-        return _only_gguf(path) or path
-    if path is not None and (is_gguf(path) or is_file_of_engine(path)):
-        return path
     if path is not None:
-        raise ModelNotFound(f"{model} is a file; give its folder, or a GGUF or ONNX file")
+        return _local(model, path)
     if is_file_of_engine(Path(model)):
         raise ModelNotFound(f"the file {model} does not exist")
     if model.startswith((".", "/", "~")) or model.endswith("/"):
@@ -113,6 +110,19 @@ def resolve_model(
     raise ModelNotFound(
         f"{model} (revision {revision}) has no *.safetensors; from the hub, Galley loads safetensors, "
         f"and GGUF files by name ({model}/FILE.gguf), but never pickles{several}"
+    )
+
+
+def _local(model: str, path: Path) -> Path:
+    """Return the folder or file to load of one that exists; raise ModelNotFound or UnsupportedModel."""
+    if (other := conversion_of(path)) is not None:
+        raise UnsupportedModel(f"{model} is {other}")
+    if path.is_dir():
+        return _only_gguf(path) or path
+    if is_gguf(path) or is_file_of_engine(path):
+        return path
+    raise ModelNotFound(
+        f"{model} is a file; give its folder, or a GGUF file or a model of tensors (.onnx, .ubj, ...)"
     )
 
 

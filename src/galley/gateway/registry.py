@@ -27,6 +27,7 @@ from galley.gateway.served import ServedModel
 from galley.observe.metrics import Metrics
 from galley.service.spawn import Spawner
 from galley.settings.config import Settings
+from galley.settings.named_models import NamedModel
 from galley.types import Task
 from galley.types.model_info import EngineState, Ledger
 
@@ -67,13 +68,13 @@ class Registry:
             spawner: the spawner of engine processes, if some have been started already.
             make: creates the submitter of a model's requests.
         """
-        spawner = spawner or Spawner(settings)
+        self._spawner = spawner or Spawner(settings)
+        self._make = make
         self.settings = settings
         self.metrics = Metrics(settings.price_per_hour)
         self.lifecycle = Lifecycle(self._state)
-        plans = MemoryPlans()
-        each = settings.each_model()
-        models = [ServedModel(own, self.metrics, spawner, plans, make) for own in each]
+        self._plans = MemoryPlans()
+        models = [self._described(own) for own in settings.each_model()]
         self._models = {model.name: model for model in models}
         self.derived: dict[str, Derived] = {}
         self._on_request = OnRequest(
@@ -83,7 +84,29 @@ class Registry:
         )
 
     def __iter__(self) -> Iterator[ServedModel]:
-        return iter(self._models.values())
+        return iter(list(self._models.values()))
+
+    def _described(self, settings: Settings) -> ServedModel:
+        return ServedModel(settings, self.metrics, self._spawner, self._plans, self._make)
+
+    def add(self, model: NamedModel) -> ServedModel:
+        """Add a model, which answers requests once it is restored (:meth:`ServedModel.restore`).
+
+        Raises:
+            Conflict: the name is that of a model, an adapter or a derived model.
+            SettingsError: its settings cannot be used.
+        """
+        if self.knows(model.name) or any(model.name in other.adapters for other in self):
+            raise Conflict(f"{model.name!r} is the name of a served model or adapter")
+        served = self._described(self.settings.of(model))
+        served.on_request = False
+        served.withdrawn = "not loaded yet"
+        self._models[served.name] = served
+        return served
+
+    def remove(self, model: ServedModel) -> None:
+        """Forget a model that has been withdrawn."""
+        del self._models[model.name]
 
     @property
     def names(self) -> list[str]:
@@ -340,7 +363,8 @@ class Registry:
                 caller.account.check()
         # Keep no exception in a local variable: its traceback would keep this frame, its callers and
         # all their objects alive until the garbage collector runs.
-        fitting = [m for m in self if task is None or m.tasks is None or task in m.tasks]
+        served = [m for m in self if m.withdrawn is None]
+        fitting = [m for m in served if task is None or m.tasks is None or task in m.tasks]
         if not fitting:
             return
         *others, best = sorted(fitting, key=lambda model: _WORST_FIRST.index(model.state))
@@ -389,7 +413,7 @@ class Registry:
 
         Failures of the other models are reported by their requests.
         """
-        states = {model.state for model in self._at_start}
+        states = {model.state for model in self._at_start if model.withdrawn is None}
         return next((state for state in _WORST_FIRST if state in states), "ready")
 
 

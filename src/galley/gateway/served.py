@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
-from galley.errors import Conflict, EngineFailed, EngineNotReady, RequestError
+from galley.errors import Conflict, EngineFailed, EngineNotReady, RequestError, UnknownModel
 from galley.formats.gguf_file import is_gguf
+from galley.formats.model_repository import is_in_repository, version_of
 from galley.formats.source import BUNDLED, resolve_model
 from galley.gateway.adapters import ServedAdapters
 from galley.gateway.caller import Caller
@@ -94,6 +95,7 @@ class ServedModel:
             0: never.
         used: when it was last observed in use, on the monotonic clock.
         ledger: its memory plan, once known.
+        withdrawn: why it answers no requests although the server runs; None: it does.
     """
 
     def __init__(
@@ -125,6 +127,7 @@ class ServedModel:
         self.keep_alive = settings.model_keep_alive
         self.used = time.monotonic()
         self.ledger: Ledger | None = None
+        self.withdrawn: str | None = None
         self._backend: Backend | None = None
         self._tasks: tuple[Task, ...] | None = None
         self._speech: WeakKeyDictionary[Backend, SpeechModel] = WeakKeyDictionary()
@@ -160,6 +163,51 @@ class ServedModel:
         await backend.close()
         self._plans.forget(self.name)
         self._spawner.release(self.settings.served_model_name)
+
+    async def withdraw(self) -> None:
+        """Refuse new requests, let the running ones end, and unload the model, until :meth:`restore`.
+
+        Raises:
+            Conflict: the model is being loaded.
+        """
+        self._check_not_loading()
+        async with self._reloading:
+            self.withdrawn = "unloaded"
+            while self._backend is not None and self._backend.busy:  # noqa: ASYNC110 - as in _retire
+                await asyncio.sleep(_RETIRE_POLL_SECONDS)
+            await self.unload()
+
+    async def restore(self, settings: Mapping[str, Any]) -> None:
+        """Answer requests again, with settings that may have changed.
+
+        A model that is loaded on request is loaded with the next one.
+
+        Raises:
+            Conflict: the model is being loaded or unloaded.
+            ModelError, SettingsError, EngineFailed: as in :meth:`start`; nothing changes.
+        """
+        self._check_not_loading()
+        async with self._reloading:
+            before = self.settings
+            self.settings = replace(before, **settings)
+            try:
+                if not self.on_request and not self.is_loaded:
+                    await self.start()
+            except BaseException:
+                self.settings = before
+                raise
+            self.withdrawn = None
+
+    def _check_not_loading(self) -> None:
+        if self._reloading.locked():
+            raise Conflict(f"{self.name} is being loaded or unloaded; wait until that is done")
+
+    def _check_served(self) -> None:
+        if self.withdrawn is not None:
+            raise UnknownModel(
+                f"The model {self.name!r} is not loaded: {self.withdrawn}. "
+                f"POST /v2/repository/models/{self.base_name}/load loads it"
+            )
 
     def keep_for(self, seconds: float | None) -> None:
         """Set how long the model stays loaded after its last request, if it is loaded on request.
@@ -276,7 +324,7 @@ class ServedModel:
             max_queue=self.settings.max_queue,
             on_phase=phase_ended,
             on_ledger=planned,
-            begin=lambda: self._spawner.spawn(self.settings.served_model_name),
+            begin=lambda: self._spawner.spawn(self.settings),
             watchdog=lambda: Watchdog(self.settings.stall_seconds, self.settings.step_timeout),
             on_step=self._step_ended,
             promised=lambda: self._plans.others_take(self.name),
@@ -334,6 +382,21 @@ class ServedModel:
         if self._backend is not None:
             await self._backend.close()
 
+    @property
+    def version(self) -> str:
+        """The version that the model repository has it as; "1" outside of one."""
+        return version_of(self.settings.model_repository, self.settings.model)
+
+    @property
+    def base_name(self) -> str:
+        """The name that all versions of the model share."""
+        return self.name.removesuffix(f":{self.version}")
+
+    @property
+    def in_repository(self) -> bool:
+        """Whether it is a model of the repository."""
+        return is_in_repository(self.settings.model_repository, self.settings.model)
+
     def name_with(self, adapter: Adapter | None) -> str:
         """Return the model's name in the API, or that of one of its adapters."""
         return self.name if adapter is None else f"{self.name}:{adapter.name}"
@@ -342,9 +405,11 @@ class ServedModel:
         """Return the backend that answers requests.
 
         Raises:
+            UnknownModel: the model has been unloaded.
             EngineNotReady: the model is still loading.
             EngineFailed: the engine died repeatedly and is not restarted.
         """
+        self._check_served()
         if self._backend is None:
             raise EngineNotReady(f"{self.name} is loading", retry_after=RETRY_SECONDS)
         if self.state in ("failed", "closed"):
@@ -371,6 +436,7 @@ class ServedModel:
                 f"The model {called or self.name!r} cannot {task}; it can {', '.join(self.tasks)}",
                 param="model",
             )
+        self._check_served()
         if self.on_request and not self.is_loaded:
             return
         backend = self.backend()
@@ -434,6 +500,8 @@ class ServedModel:
     @property
     def is_ready(self) -> bool | None:
         """Whether the engine accepts requests now; None if the model has yet to be loaded on request."""
+        if self.withdrawn is not None:
+            return False
         if self.on_request and not self.is_loaded:
             return None
         return self.state == "ready"

@@ -2,18 +2,18 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from galley.engine.step_meter import StepMeter
-from galley.errors import SettingsError
+from galley.errors import CheckpointError, SettingsError
 from galley.runtimes.compute import Compute
 from galley.runtimes.tensor_engine import TensorEngine
 from galley.runtimes.tensor_model import BatchOptions, TensorModel
 from galley.runtimes.trial import Trial, examine, keeps_places
 from galley.settings.engine import EngineSettings
-from galley.types import OnPhase
+from galley.types import OnPhase, TensorSpec
 from galley.types.model_info import ModelInfo, TensorInfo
 
 log = logging.getLogger("galley.runtimes")
@@ -65,6 +65,8 @@ def build(
     check_settings(settings, executor)
     began = time.monotonic()
     model = load()
+    _check_declared(path, "input", options.declared_inputs, model.inputs)
+    _check_declared(path, "output", options.declared_outputs, model.outputs)
     loaded = time.monotonic()
     trial = examine(model, options)
     fixed = _fixed_rows(model, options, trial)
@@ -80,7 +82,11 @@ def build(
         tasks=("predict",),
         executor=executor,
         tensors=TensorInfo(
-            inputs=model.inputs, outputs=model.outputs, batched=batched, platform=platform
+            inputs=model.inputs,
+            outputs=model.outputs,
+            batched=batched,
+            max_batch_size=options.max_batch_size if options.limit_rows else 0,
+            platform=platform,
         ),
     )
     compute = Compute(model, batched=batched, fixed_rows=fixed)
@@ -101,6 +107,29 @@ def check_settings(settings: EngineSettings, executor: str) -> None:
             raise SettingsError(
                 f"{name} is {value!r}, but {settings.model} is a model of tensors, which {executor} "
                 "computes: leave it out for this model; engine_options has the settings of such models"
+            )
+
+
+def _check_declared(
+    path: Path, kind: str, declared: Sequence[TensorSpec], actual: Sequence[TensorSpec]
+) -> None:
+    """Raise CheckpointError for a declared tensor that the model does not have."""
+    known = {spec.name: spec for spec in actual}
+    for wanted in declared:
+        found = known.get(wanted.name)
+        if found is None:
+            names = ", ".join(map(repr, known))
+            raise CheckpointError(
+                f"no {kind} {wanted.name!r}, which is declared; it has {names}", file=str(path)
+            )
+        fits = len(wanted.shape) == len(found.shape) and all(
+            -1 in pair or pair[0] == pair[1] for pair in zip(wanted.shape, found.shape, strict=True)
+        )
+        if wanted.datatype != found.datatype or not fits:
+            raise CheckpointError(
+                f"{kind} {wanted.name!r} is declared as {wanted.datatype} {list(wanted.shape)}, and is "
+                f"{found.datatype} {list(found.shape)}",
+                file=str(path),
             )
 
 

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 
-from galley.errors import CheckpointError, SettingsError, UnsupportedModel, pip_install
+from galley.errors import CheckpointError, SettingsError, UnsupportedModel
 from galley.machine import available_cores
 from galley.runtimes.build import build
+from galley.runtimes.library import import_library, model_file
 from galley.runtimes.tensor_engine import TensorEngine
 from galley.runtimes.tensor_model import BatchOptions, InvalidTensors
 from galley.settings.engine import EngineSettings
+from galley.settings.engine_choice import ONNX_ENGINE
 from galley.types import Datatype, OnPhase, TensorSpec
 from galley.types.model_info import OnLedger
 
@@ -146,7 +148,7 @@ def load(
         settings,
         folder,
         options,
-        lambda: OnnxModel(file_of(folder), options, threads),
+        lambda: OnnxModel(model_file(folder, (SUFFIX,)), options, threads),
         executor="onnxruntime",
         platform="onnxruntime_onnx",
         on_phase=on_phase,
@@ -154,34 +156,9 @@ def load(
     )
 
 
-def file_of(path: Path) -> Path:
-    """Return an ONNX file, or the one in a folder: ``model.onnx``, or the only one.
-
-    Raises:
-        CheckpointError: there is none, or several.
-    """
-    if path.is_file():
-        return path
-    files = sorted(path.glob(f"*{SUFFIX}"))
-    named = path / f"model{SUFFIX}"
-    if named in files:
-        return named
-    if len(files) != 1:
-        found = ", ".join(file.name for file in files) or "none"
-        raise CheckpointError(
-            f"holds no model.onnx, and not one other ONNX file: {found}", file=str(path)
-        )
-    return files[0]
-
-
 def import_onnxruntime() -> Any:
     """Import onnxruntime. Raises SettingsError if it cannot be imported."""
-    try:
-        return importlib.import_module("onnxruntime")
-    except ImportError as error:
-        raise SettingsError(
-            f"engine onnx needs onnxruntime, which cannot be imported ({error}): {pip_install('onnx')}"
-        ) from error
+    return import_library("onnxruntime", ONNX_ENGINE, "onnx")
 
 
 def _invalid_argument() -> type[Exception]:

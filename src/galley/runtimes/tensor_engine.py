@@ -130,7 +130,8 @@ class TensorEngine:
             return 0.0
         [(shape, tenants)] = self._waiting.items()
         works = [work for heap in tenants.values() for work in heap]
-        if sum(work.payload.rows for work in works) >= options.max_batch_size:
+        rows = sum(work.payload.rows for work in works)
+        if rows >= options.max_batch_size or rows in options.preferred_batch_size:
             return 0.0
         now = time.monotonic()
         left = min(work.arrival for work in works) + options.max_queue_delay - now

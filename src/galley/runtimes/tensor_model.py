@@ -55,6 +55,10 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         max_queue_delay: the most seconds that a request waits for others.
         batch_invariant: compute every batch with ``max_batch_size`` rows, so that the bits of a row cannot
             depend on other requests. Costs time where batches are not full.
+        preferred_batch_size: a batch of one of these sizes does not wait for further requests.
+        limit_rows: refuse requests with more than ``max_batch_size`` rows instead of computing them alone.
+        declared_inputs, declared_outputs: inputs and outputs that the model must have, with these types and
+            shapes; another model is not loaded.
     """
 
     batching: Literal["dynamic", "static", "off"] = "dynamic"
@@ -62,3 +66,7 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_batch_size: Annotated[int, msgspec.Meta(ge=1, le=65536)] = 64
     max_queue_delay: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.005
     batch_invariant: bool = False
+    preferred_batch_size: tuple[Annotated[int, msgspec.Meta(ge=1)], ...] = ()
+    limit_rows: bool = False
+    declared_inputs: tuple[TensorSpec, ...] = ()
+    declared_outputs: tuple[TensorSpec, ...] = ()

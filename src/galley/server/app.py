@@ -20,7 +20,9 @@ from galley.protocols.anthropic import routes as anthropic
 from galley.protocols.http import errors
 from galley.protocols.http.budget import ByteBudget
 from galley.protocols.http.openapi import Operation, document
+from galley.protocols.kserve import routes as kserve
 from galley.protocols.oip import routes as oip
+from galley.protocols.oip.repository import routes as oip_repository
 from galley.protocols.ollama import routes as ollama
 from galley.protocols.ollama.create import routes as ollama_create
 from galley.protocols.ollama.embed import routes as ollama_embed
@@ -51,7 +53,7 @@ class Served(Protocol):
 
 PROTOCOLS: tuple[Served, ...] = (
     *(chat, completions, responses, anthropic, ollama, ollama_create, ollama_embed),
-    *(embeddings, audio, models, tokens, oip, health),
+    *(embeddings, audio, models, tokens, oip, oip_repository, kserve, health),
 )
 """Modules of routes for users of the models."""
 

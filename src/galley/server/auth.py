@@ -20,7 +20,7 @@ OPEN_PATHS: Final = frozenset({"/health", "/ready", "/v2/health/live", "/v2/heal
 
 ADMIN_PATHS: Final = (
     *("/admin", "/api/pull", "/api/delete", "/api/create", "/api/copy"),
-    "/v1/adapters",
+    *("/v1/adapters", "/v2/repository/models"),
 )
 """Paths that, with all below them, change the server or its files on disk."""
 

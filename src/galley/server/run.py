@@ -27,6 +27,7 @@ from galley.server.app import create_app
 from galley.server.app_host import AppHost
 from galley.server.auth import check_exposure
 from galley.server.front_door import FrontDoor, raise_descriptor_limit
+from galley.server.grpc_door import GrpcDoor
 from galley.server.http_protocol import HttpProtocol
 from galley.server.ledger import ledger_lines
 from galley.server.reread import changes
@@ -133,6 +134,8 @@ class _Run:
         self._models = models
         self._tenants = tenants
         app = create_app(models, tenants=tenants, tracing=tracing)
+        self._app = app
+        self._grpc: GrpcDoor | None = None
         self._door = FrontDoor(
             models.settings,
             models=len(models.names),
@@ -165,7 +168,9 @@ class _Run:
         )
         signalled = asyncio.create_task(self._signals.get())
         try:
-            code = await self._start(signalled)
+            code = await self._open_grpc()
+            if code is None:
+                code = await self._start(signalled)
             if code is None:
                 await signalled
                 code = await self._drain()
@@ -174,9 +179,24 @@ class _Run:
             reloading.cancel()
             # Engines first, so that waiting clients get an error instead of a dropped connection.
             await self._models.close()
+            if self._grpc is not None:
+                await self._grpc.close(self._flush_seconds)
             await self._door.close(self._flush_seconds)
             await self._host.finished(self._flush_seconds)
         return code
+
+    async def _open_grpc(self) -> int | None:
+        """Listen for gRPC, if the settings say so; return an exit code if the server has to stop."""
+        if self._settings.grpc_port is None:
+            return None
+        try:
+            self._grpc = GrpcDoor(self._app, self._settings)
+            port = await self._grpc.open()
+        except (SettingsError, OSError) as error:
+            _complain(str(error))
+            return 1
+        say(f"gRPC listens on {self._settings.host}:{port}")
+        return None
 
     async def _start(self, signalled: asyncio.Task[int]) -> int | None:
         """Start the models while HTTP already answers; return an exit code if the server has to stop."""

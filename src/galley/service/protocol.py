@@ -14,7 +14,13 @@ from typing import Any, Final, Protocol, cast, runtime_checkable
 
 from galley.errors import SettingsError
 from galley.settings.engine import EngineSettings
-from galley.settings.engine_choice import NATIVE_ENGINE, ONNX_ENGINE
+from galley.settings.engine_choice import (
+    LIGHTGBM_ENGINE,
+    NATIVE_ENGINE,
+    ONNX_ENGINE,
+    SKLEARN_ENGINE,
+    XGBOOST_ENGINE,
+)
 from galley.types import Adapter, EngineRequest, OnPhase, Output
 from galley.types.model_info import EngineStats, ModelInfo, OnLedger
 
@@ -24,6 +30,9 @@ ENTRY_POINTS: Final = "galley.engines"
 ENGINES: Final[Mapping[str, str]] = {
     NATIVE_ENGINE: "galley.engine.loaders:load",
     ONNX_ENGINE: "galley.runtimes.onnx:load",
+    XGBOOST_ENGINE: "galley.runtimes.xgboost:load",
+    LIGHTGBM_ENGINE: "galley.runtimes.lightgbm:load",
+    SKLEARN_ENGINE: "galley.runtimes.sklearn:load",
 }
 """Name -> ``module:function`` of Galley's own loaders."""
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from galley.errors import Conflict
 from galley.observe.logs import FORMAT_VARIABLE
 from galley.service.core_scheduler import core_scheduler_file
 from galley.settings.config import Settings
@@ -19,6 +20,9 @@ from galley.settings.engine_choice import NATIVE_ENGINE
 
 _PLACES: Final = 4
 """Places per model; after a reload, earlier engines share the cores until their requests end."""
+
+_ADDED: Final = 64
+"""Models that may be loaded from the model repository in addition to those of the start."""
 
 _ENGINE: Final = "galley.service.worker"
 _TEXT: Final = "galley.service.text_worker"
@@ -51,34 +55,43 @@ class Spawner:
             ahead: start a process at once for each model that is loaded at the start.
         """
         models = settings.each_model()
-        together = settings.most_loaded
+        together = settings.most_loaded + (_ADDED if settings.model_repository else 0)
         shared = together > 1 and settings.take_turns
         self._file = core_scheduler_file(_PLACES * together) if shared else None
-        self._engines = {model.served_model_name: model.engine_name for model in models}
         self._free = list(range(together))
         """Free model numbers; each number stands for :data:`_PLACES` places."""
         self._numbers: dict[str, int] = {}
-        self._next = dict.fromkeys(self._engines, 0)
+        self._next: dict[str, int] = {}
         self._environ = {FORMAT_VARIABLE: settings.log_format}
-        at_start = [m.served_model_name for m in models if not m.load_on_request]
-        self._ahead = {name: self._begin(name) for name in at_start if ahead}
+        at_start = [model for model in models if not model.load_on_request]
+        self._ahead = {m.served_model_name: self._begin(m) for m in at_start if ahead}
 
-    def spawn(self, name: str) -> Spawned:
-        """Return the process that was started ahead for the model of that name, or start a new one."""
-        return self._ahead.pop(name, None) or self._begin(name)
+    def spawn(self, model: Settings) -> Spawned:
+        """Return the process that was started ahead for a model, or start a new one.
+
+        Args:
+            model: the model's settings.
+
+        Raises:
+            Conflict: as many models are loaded as there are places on the cores for.
+        """
+        return self._ahead.pop(model.served_model_name, None) or self._begin(model)
 
     def release(self, name: str) -> None:
         """Release the places of an unloaded model on the cores, so that another model may use them."""
         if name in self._numbers:
             self._free.append(self._numbers.pop(name))
 
-    def _begin(self, name: str) -> Spawned:
+    def _begin(self, model: Settings) -> Spawned:
+        name = model.served_model_name
         if name not in self._numbers:
+            if not self._free:
+                raise Conflict(f"{len(self._numbers)} models are loaded: unload one first")
             self._numbers[name] = self._free.pop(0)
-        self._next[name] = (self._next[name] + 1) % _PLACES
+        self._next[name] = (self._next.get(name, 0) + 1) % _PLACES
         place = self._numbers[name] * _PLACES + self._next[name]
         shared = None if self._file is None else (self._file, place)
-        return spawn(self._engines[name], name, shared, environ=self._environ)
+        return spawn(model.engine_name, name, shared, environ=self._environ)
 
 
 def spawn(

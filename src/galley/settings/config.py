@@ -57,6 +57,12 @@ class Settings(EngineSettings):
     )
     host: str = setting("127.0.0.1", "Server", "address to bind")
     port: Port = setting(8000, "Server", "port to bind; 0 picks a free one")
+    grpc_port: Port | None = setting(
+        None,
+        "Server",
+        "port to bind for the Open Inference Protocol over gRPC, at the same address; 0 picks a free one; "
+        "default: no gRPC; needs the extra grpc",
+    )
     served_model_name: str = setting(
         "", "Server", "the model's name in the API; default: from its folder or hub id"
     )
@@ -64,6 +70,11 @@ class Settings(EngineSettings):
         "",
         "Server",
         "folder of models (folders, GGUF files) that are served by name and loaded on request",
+    )
+    model_repository: str = setting(
+        "",
+        "Server",
+        "folder in Triton's layout, NAME/VERSION/model.onnx and NAME/config.pbtxt, whose models are served",
     )
     load_on_request: bool = setting(
         False, "Server", "load each model at its first request, instead of at startup"
@@ -280,7 +291,7 @@ class Settings(EngineSettings):
             )
         self._check_adapters()
         for model in self.models:
-            self._of(model)
+            self.of(model)
 
     def _check_observation(self) -> None:
         if math.isnan(self.model_keep_alive):
@@ -339,7 +350,7 @@ class Settings(EngineSettings):
         A common ``kv_memory_fraction`` is divided by the number of models that may be loaded at a time,
         because they share the memory.
         """
-        return [self._of(model) for model in self.models] or [self._with_room()]
+        return [self.of(model) for model in self.models] or [self._with_room()]
 
     def _with_room(self) -> Self:
         """Return the settings with enough adapter slots for the model's adapters."""
@@ -355,7 +366,8 @@ class Settings(EngineSettings):
         on_request = sum(self.load_on_request or model.on_request for model in self.models)
         return len(self.models) - on_request + min(on_request, self.max_loaded_models)
 
-    def _of(self, model: NamedModel) -> Self:
+    def of(self, model: NamedModel) -> Self:
+        """Return the settings of one of several models. Raises SettingsError if they cannot be used."""
         share = {
             "kv_memory_fraction": self.kv_memory_fraction / self.most_loaded,
             "load_on_request": self.load_on_request or model.on_request,

@@ -126,9 +126,8 @@ class EngineSettings:
     engine: str = setting(
         "auto",
         "Model",
-        "engine that runs the model: native, onnx, or the name of one from an installed package; auto: "
-        "onnx for "
-        "an ONNX file, or a folder with one and no other weights, else native",
+        "engine that runs the model: native, onnx, xgboost, lightgbm, sklearn, or one that an installed "
+        "package adds; auto: by the suffix of the file, or of one in a folder without other weights",
     )
     engine_options: str = setting(
         "",

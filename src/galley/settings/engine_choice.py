@@ -7,9 +7,37 @@ NATIVE_ENGINE: Final = "native"
 """Name of Galley's built-in engine; :mod:`galley.service.protocol` finds others by name."""
 
 ONNX_ENGINE: Final = "onnx"
+XGBOOST_ENGINE: Final = "xgboost"
+LIGHTGBM_ENGINE: Final = "lightgbm"
+SKLEARN_ENGINE: Final = "sklearn"
 
-ENGINE_OF_SUFFIX: Final = {".onnx": ONNX_ENGINE}
+ENGINE_OF_SUFFIX: Final = {
+    ".onnx": ONNX_ENGINE,
+    ".json": XGBOOST_ENGINE,
+    ".ubj": XGBOOST_ENGINE,
+    ".txt": LIGHTGBM_ENGINE,
+    ".skops": SKLEARN_ENGINE,
+}
 """Suffix of a file -> the engine that serves such files."""
+
+_BEGINNINGS: Final = {".json": b'{"learner":', ".txt": b"tree\n"}
+"""Suffix that other files have, too -> how a model begins."""
+
+_TENSORFLOW: Final = (
+    "a TensorFlow model: convert it to ONNX with tf2onnx (python -m tf2onnx.convert --help)"
+)
+_PICKLE: Final = (
+    "a pickle, which can run any code when it is loaded: save the estimator with skops.io.dump, a booster "
+    "with its save_model (.json, .ubj, .txt), a network with torch.onnx.export"
+)
+CONVERTED: Final = {
+    ".pmml": "a PMML model: convert the model that it was made of to ONNX with skl2onnx or onnxmltools",
+    **dict.fromkeys((".pb", ".tflite", ".h5", ".keras"), _TENSORFLOW),
+    **dict.fromkeys((".pkl", ".pickle", ".joblib", ".pt", ".pth"), _PICKLE),
+}
+"""Suffix of a file that no engine serves -> what it is, and what to convert it with."""
+
+_SAVED_MODEL: Final = "saved_model.pb"
 
 
 def engine_of(model: str) -> str:
@@ -18,18 +46,39 @@ def engine_of(model: str) -> str:
     A folder with safetensors is a checkpoint of Galley's own engine, whatever else it holds.
     """
     path = Path(model)
-    if (named := ENGINE_OF_SUFFIX.get(path.suffix.lower())) is not None:
+    if (named := _engine_of_file(path)) is not None:
         return named
     try:
-        suffixes = {file.suffix.lower() for file in path.expanduser().iterdir()} if model else set()
+        files = list(path.expanduser().iterdir()) if model else []
     except (OSError, ValueError, RuntimeError):  # no folder, no access, or no such user's home
         return NATIVE_ENGINE
-    if ".safetensors" in suffixes or ".gguf" in suffixes:
+    if any(file.suffix.lower() in (".safetensors", ".gguf") for file in files):
         return NATIVE_ENGINE
-    found = (engine for suffix, engine in ENGINE_OF_SUFFIX.items() if suffix in suffixes)
+    engines = {_engine_of_file(file) for file in files} - {None}
+    found = (engine for engine in ENGINE_OF_SUFFIX.values() if engine in engines)
     return next(found, NATIVE_ENGINE)
 
 
 def is_file_of_engine(path: Path) -> bool:
     """Return whether ``path`` is a model in one file, of an engine other than Galley's own."""
-    return path.suffix.lower() in ENGINE_OF_SUFFIX
+    return _engine_of_file(path) is not None
+
+
+def conversion_of(path: Path) -> str | None:
+    """Return what a model that no engine serves is, and what to convert it with; None for others."""
+    if (path / _SAVED_MODEL).is_file():
+        return _TENSORFLOW
+    return CONVERTED.get(path.suffix.lower()) if path.is_file() else None
+
+
+def _engine_of_file(path: Path) -> str | None:
+    suffix = path.suffix.lower()
+    engine = ENGINE_OF_SUFFIX.get(suffix)
+    beginning = _BEGINNINGS.get(suffix)
+    if beginning is None:
+        return engine
+    try:
+        with path.expanduser().open("rb") as file:
+            return engine if file.read(len(beginning)) == beginning else None
+    except (OSError, ValueError, RuntimeError):
+        return None

@@ -18,6 +18,7 @@ from galley.protocols.anthropic import answers as anthropic_answer
 from galley.protocols.anthropic.models import VERSION
 from galley.protocols.common.errors import ApiError, envelope, to_api_error
 from galley.protocols.common.messages import Strict
+from galley.protocols.kserve import messages as kserve
 from galley.protocols.oip import messages as oip_answer
 from galley.protocols.ollama import answers as ollama_answer
 
@@ -77,6 +78,8 @@ class ErrorResponse(Response):
 
 def envelope_of(scope: Scope) -> Callable[[Exception], Mapping[str, Any]]:
     """Return the function that builds error bodies in the form that a request's client reads."""
+    if scope["path"].endswith(kserve.SUFFIX):
+        return oip_answer.envelope
     for prefix, other in _ENVELOPES.items():
         if scope["path"].startswith(prefix):
             return other

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from galley import __version__
-from galley.errors import UnknownModel
+from galley.gateway import repository
 from galley.gateway.call import Call, opened
 from galley.gateway.caller import Caller
 from galley.gateway.predictions import Prediction
@@ -32,9 +32,6 @@ from galley.types import TensorSpec
 PREFIX: Final = "/v2"
 ENDPOINT: Final = "/v2/models/infer"
 """Name of the inference route in metrics."""
-
-VERSION: Final = "1"
-"""The only version of every model."""
 
 OCTETS: Final = "application/octet-stream"
 
@@ -79,7 +76,9 @@ class ModelMetadata(TypedDict):
     outputs: list[TensorMetadata]
 
 
-class _Operation(Operation):
+class OipOperation(Operation):
+    """An operation whose errors are in the protocol's form."""
+
     error = OipError
 
 
@@ -91,7 +90,7 @@ def routes(models: Registry) -> list[Operation]:
         answer: ServerMetadata = {
             "name": "galley",
             "version": __version__,
-            "extensions": ["binary_tensor_data"],
+            "extensions": ["binary_tensor_data", "model_repository"],
         }
         return Json(answer)
 
@@ -114,7 +113,7 @@ def routes(models: Registry) -> list[Operation]:
         """Describe a model's inputs and outputs; one that is loaded on request is loaded for that."""
         served = _named(models, request)
         served = await while_connected(request.receive, models.find(served.name))
-        return Json(_metadata(served))
+        return Json(_metadata(served, repository.versions(models, served.base_name)))
 
     async def infer(request: Request) -> Response:
         """Compute a model's outputs."""
@@ -137,7 +136,7 @@ def routes(models: Registry) -> list[Operation]:
 
     def described(path: str, handler: Handler, answer: type, *, status: bool = False) -> Operation:
         answers = {200: answer, 503: answer} if status else {200: answer}
-        return _Operation("GET", path, handler, tag="tensors", answers=answers)
+        return OipOperation("GET", path, handler, tag="tensors", answers=answers)
 
     models_path = f"{PREFIX}/models/{{model:path}}"
     versioned = f"{models_path}/versions/{{version}}"
@@ -146,7 +145,7 @@ def routes(models: Registry) -> list[Operation]:
         described(f"{PREFIX}/health/live", live, Live, status=True),
         described(f"{PREFIX}/health/ready", ready, Ready, status=True),
         *(
-            _Operation(
+            OipOperation(
                 "POST",
                 f"{path}/infer",
                 infer,
@@ -165,26 +164,17 @@ def routes(models: Registry) -> list[Operation]:
 
 
 def _named(models: Registry, request: Request) -> ServedModel:
-    """Return the model that the path names, loaded or not.
-
-    Raises:
-        UnknownModel: there is no such model, or no such version of it.
-    """
-    served = models.named(request.path_params["model"])
-    version: str = request.path_params.get("version", VERSION)
-    if version != VERSION:
-        raise UnknownModel(
-            f"The model {served.name!r} has no version {version[:40]!r}; it has version {VERSION}"
-        )
-    return served
+    """Return the model that the path names, loaded or not. Raises UnknownModel."""
+    path = request.path_params
+    return repository.find_version(models, path["model"], path.get("version", ""))
 
 
-def _metadata(served: ServedModel) -> ModelMetadata:
+def _metadata(served: ServedModel, versions: list[str]) -> ModelMetadata:
     info = served.backend().engine.info
     tensors = info.tensors
     return {
-        "name": served.name,
-        "versions": [VERSION],
+        "name": served.base_name,
+        "versions": versions,
         "platform": info.family if tensors is None else tensors.platform,
         "inputs": [] if tensors is None else [_described(spec) for spec in tensors.inputs],
         "outputs": [] if tensors is None else [_described(spec) for spec in tensors.outputs],
@@ -212,9 +202,11 @@ async def _answer(served: ServedModel, given: Inference, caller: Caller) -> Resp
         prediction.close()
     size = sum(len(output.data) for output in outputs)
     if size > body.LARGE:
-        data, length = await asyncio.to_thread(write, served.name, VERSION, asked, outputs)
+        data, length = await asyncio.to_thread(
+            write, served.base_name, served.version, asked, outputs
+        )
     else:
-        data, length = write(served.name, VERSION, asked, outputs)
+        data, length = write(served.base_name, served.version, asked, outputs)
     if length is None:
         return Response(data, media_type="application/json")
     return Response(data, headers={HEADER_LENGTH: str(length)}, media_type=OCTETS)

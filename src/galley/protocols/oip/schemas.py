@@ -57,3 +57,25 @@ class InferRequest(Strict, frozen=True, kw_only=True):
     parameters: RequestParameters = RequestParameters()
     inputs: Annotated[list[InferInput], msgspec.Meta(max_length=_MOST_TENSORS)]
     outputs: Annotated[tuple[InferOutput, ...], msgspec.Meta(max_length=_MOST_TENSORS)] = ()
+
+
+class IndexRequest(Strict, frozen=True, kw_only=True):
+    """Body of `POST /v2/repository/index`. With `ready`, only models that answer requests are listed."""
+
+    ready: bool = False
+
+
+class LoadRequest(Strict, frozen=True, kw_only=True):
+    """Body of `POST /v2/repository/models/{model}/load`: files and configuration are those on disk."""
+
+
+class UnloadParameters(Strict, frozen=True, kw_only=True):
+    """`parameters` of a request to unload. No model depends on another."""
+
+    unload_dependents: bool = False
+
+
+class UnloadRequest(Strict, frozen=True, kw_only=True):
+    """Body of `POST /v2/repository/models/{model}/unload`."""
+
+    parameters: UnloadParameters = UnloadParameters()

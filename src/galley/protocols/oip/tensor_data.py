@@ -58,8 +58,22 @@ def tensor_of(given: InferInput, binary: memoryview | None, param: str) -> Tenso
         data = bytes(binary)
     else:
         assert given.data is not None
-        data = _packed(datatype, given.data, prod(given.shape), given.name, f"{param}.data")
+        data = _from_json(datatype, given.data, prod(given.shape), given.name, f"{param}.data")
     return Tensor(name=given.name, datatype=datatype, shape=tuple(given.shape), data=data)
+
+
+def packed(datatype: Datatype, values: Sequence[Any]) -> bytes:
+    """Return elements of any data type but BYTES as a tensor's data.
+
+    Raises:
+        struct.error, OverflowError: an element is out of the type's range.
+    """
+    return struct.pack(f"<{len(values)}{_FORMATS[datatype]}", *values)
+
+
+def packed_bytes(elements: Sequence[bytes]) -> bytes:
+    """Return elements of BYTES as a tensor's data: each after its length."""
+    return b"".join(_LENGTH.pack(len(element)) + element for element in elements)
 
 
 def values_of(tensor: Tensor) -> list[Any]:
@@ -77,7 +91,7 @@ def values_of(tensor: Tensor) -> list[Any]:
     return values
 
 
-def _packed(datatype: Datatype, data: Sequence[Any], count: int, name: str, param: str) -> bytes:
+def _from_json(datatype: Datatype, data: Sequence[Any], count: int, name: str, param: str) -> bytes:
     values = _flat(data, param)
     if len(values) != count:
         raise RequestError(
@@ -96,10 +110,9 @@ def _packed(datatype: Datatype, data: Sequence[Any], count: int, name: str, para
             f"input {name!r} of {datatype} takes {wanted[1]} in data, and has others", param=param
         )
     if datatype == "BYTES":
-        texts = (value.encode() for value in values)
-        return b"".join(_LENGTH.pack(len(text)) + text for text in texts)
+        return packed_bytes([value.encode() for value in values])
     try:
-        return struct.pack(f"<{count}{_FORMATS[datatype]}", *values)
+        return packed(datatype, values)
     except (struct.error, OverflowError):
         raise RequestError(
             f"input {name!r} has a value in data that is out of the range of {datatype}",

@@ -1,0 +1,1 @@
+"""KServe's inference protocol, version 1: ``/v1/models/{model}:predict``."""

@@ -1,0 +1,1 @@
+"""The model repository extension of the Open Inference Protocol."""
