@@ -69,7 +69,7 @@ class Generation:
         self._closed = False
 
     @classmethod
-    def submit(
+    async def submit(
         cls,
         call: Call,
         params: SamplingParams,
@@ -123,9 +123,9 @@ class Generation:
         ]
         lengths = [len(prompt) for prompt in prompts]
         reserve = sum(lengths) + len(requests) * (params.max_tokens or 0)
+        streams = await call.submit(requests, reserve=reserve, seeded=params.seed is not None)
         choices = [
-            _choice(index, call, stream, params, parser)
-            for index, stream in enumerate(call.submit_all(requests, reserve=reserve))
+            _choice(index, call, stream, params, parser) for index, stream in enumerate(streams)
         ]
         call.prompts_taken(sum(lengths))
         return cls(call, choices, lengths)
@@ -241,7 +241,7 @@ class _Choice:
                 if finish is not None:
                     # A stop string or a final call, which the engine cannot detect.
                     if output.finish_reason is None:
-                        self._stream.cancel()
+                        self._stream.cancel(whole=True)
                     self._open = False
                     self.text.finish_reason = "length" if finish == "length" else "stop"
                     self._call.sequence_ended(self._stream, self.text.finish_reason)

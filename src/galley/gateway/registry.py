@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
+from galley.cache.responses import ResponseCache
 from galley.errors import (
     Conflict,
     EngineFailed,
@@ -52,6 +53,7 @@ class Registry:
     Attributes:
         settings: limits and addresses, which apply to all models.
         derived: further names of models, see :meth:`derive`.
+        responses: the response cache; None: no model uses it.
     """
 
     def __init__(
@@ -66,6 +68,9 @@ class Registry:
             settings: the settings of all models.
             spawner: the spawner of engine processes, if some have been started already.
             make: creates the submitter of a model's requests.
+
+        Raises:
+            SettingsError: the store of the response cache cannot be used.
         """
         spawner = spawner or Spawner(settings)
         self.settings = settings
@@ -73,7 +78,13 @@ class Registry:
         self.lifecycle = Lifecycle(self._state)
         plans = MemoryPlans()
         each = settings.each_model()
-        models = [ServedModel(own, self.metrics, spawner, plans, make) for own in each]
+        stores = settings.stores_responses or any(own.stores_responses for own in each)
+        self.responses = ResponseCache.open(settings) if stores else None
+        if self.responses is not None:
+            self.metrics.watch_responses(self.responses)
+        models = [
+            ServedModel(own, self.metrics, spawner, plans, make, self.responses) for own in each
+        ]
         self._models = {model.name: model for model in models}
         self.derived: dict[str, Derived] = {}
         self._on_request = OnRequest(
@@ -165,6 +176,8 @@ class Registry:
         """End the engine processes. Idempotent."""
         await self._on_request.close()
         await asyncio.gather(*(model.close() for model in self))
+        if self.responses is not None:
+            await self.responses.close()
 
     def find(
         self,

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
+from galley import __version__
+from galley.cache.keys import files_digest, model_identity
+from galley.cache.responses import ModelResponses, ResponseCache
 from galley.errors import Conflict, EngineFailed, EngineNotReady, RequestError
 from galley.formats.gguf_file import is_gguf
 from galley.formats.source import BUNDLED, resolve_model
@@ -50,6 +53,7 @@ class Backend:
         decoder: the decoder of recordings, for a speech model.
         created: Unix time at which the model became ready.
         files: fingerprint of the files from which the model was loaded, see :func:`fingerprint`.
+        responses: the model's part of the response cache; None: the server has none.
         calls: the open calls; after a reload, the engine ends after the last of them.
     """
 
@@ -58,6 +62,7 @@ class Backend:
     decoder: "Decoder | None"
     created: int
     files: str
+    responses: ModelResponses | None = None
     calls: "WeakSet[Any]" = field(default_factory=WeakSet)
 
     @property
@@ -103,6 +108,7 @@ class ServedModel:
         spawner: Spawner,
         plans: MemoryPlans | None = None,
         make: MakeSubmitter = make_submitter,
+        cache: ResponseCache | None = None,
     ) -> None:
         """Describe a model that is not loaded yet.
 
@@ -112,11 +118,13 @@ class ServedModel:
             spawner: the spawner of the engine's processes.
             plans: the memory plans of all models that share the memory.
             make: creates the submitter of its requests.
+            cache: the server's response cache.
         """
         self.settings = settings
         self._spawner = spawner
         self._plans = plans or MemoryPlans()
         self._make = make
+        self._cache = cache
         self.memory = MemoryWatch(settings.memory_limit_fraction)
         self.name = settings.served_model_name or _default_name(settings.model)
         self.metrics = metrics.model(self.name, self)
@@ -287,7 +295,9 @@ class ServedModel:
             folder,
             unchanged=lambda: has_fingerprint(folder, files),
             on_phase=phase_ended,
+            remembers=self._cache is not None,
         )
+        contents = self._read_contents(folder)
         # Of other engines it is not known before they are ready whether they work with text.
         always_text = self.settings.engine_name == NATIVE_ENGINE
         try:
@@ -305,7 +315,10 @@ class ServedModel:
                 parts = await text.parts(tokenizer or await text.load(), info)
             self.adapters.serve(await self.adapters.begin(engine))
             decoder = None if info.speech is None else await asyncio.to_thread(self._decoder)
+            responses = await self._responses(engine, folder, info, contents)
         except BaseException:
+            if contents is not None:
+                contents.cancel()
             await text.close()
             await engine.close()
             raise
@@ -315,6 +328,31 @@ class ServedModel:
             decoder,
             created=int(time.time()),
             files=files,
+            responses=responses,
+        )
+
+    def _read_contents(self, folder: Path) -> "asyncio.Task[bytes] | None":
+        """Begin to read the model's files for their digest, if answers are stored under it."""
+        if self._cache is None:
+            return None
+        return asyncio.create_task(in_daemon_thread(lambda: files_digest(folder)))
+
+    async def _responses(
+        self,
+        engine: Submitter,
+        folder: Path,
+        info: ModelInfo,
+        contents: "asyncio.Task[bytes] | None",
+    ) -> ModelResponses | None:
+        if self._cache is None or contents is None:
+            return None
+        return ModelResponses(
+            self._cache,
+            engine,
+            model_identity(await contents, info, __version__),
+            mode=self.settings.response_cache,
+            folder=str(folder),
+            counts=self.metrics.responses,
         )
 
     def _decoder(self) -> "Decoder":

@@ -1,0 +1,55 @@
+"""The settings of the caches in front of the engines."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from galley.errors import SettingsError
+from galley.settings.engine import EngineSettings, positive, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings(EngineSettings):
+    """The settings that each of several served models may have for itself."""
+
+    response_cache: Literal["off", "exact"] = setting(
+        "off",
+        "Cache",
+        "answer requests that are equal to earlier ones from a store; exact: greedy or seeded requests",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheSettings(ModelSettings):
+    """The settings of a server's store of answers."""
+
+    response_cache_store: str = setting(
+        "",
+        "Cache",
+        "where answers are stored: a file, or redis://HOST:PORT/DB (needs the extra redis); default: "
+        "responses.sqlite in the cache folder",
+        secret=True,
+    )
+    response_cache_bytes: int = setting(
+        1024 * 1024 * 1024, "Cache", "size of all stored answers; the least recently used make room"
+    )
+    response_cache_entries: int = setting(1_000_000, "Cache", "number of stored answers")
+    response_cache_seconds: float = setting(
+        86_400.0, "Cache", "age at which a stored answer is dropped, in seconds"
+    )
+    response_cache_pace: float | None = setting(
+        None, "Cache", "tokens per second at which stored answers are streamed; default: at once"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "response_cache_bytes", "response_cache_entries")
+        for name in ("response_cache_seconds", "response_cache_pace"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise SettingsError(f"{name} must be a number above 0, got {value}")
+
+    @property
+    def stores_responses(self) -> bool:
+        """Whether a store of answers is opened: a model uses it, or requests may ask for it."""
+        return self.response_cache != "off" or bool(self.response_cache_store)
