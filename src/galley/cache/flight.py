@@ -81,6 +81,7 @@ class Flight:
         self._bytes = 0
         self._billed = 0.0
         self._ended = False
+        self._continued = 0
         self._followers: list[Follower] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -150,7 +151,10 @@ class Flight:
         payload = self._request.payload.resumed(
             tokens_in(self.outputs), answered=bool(self.outputs)
         )
-        request = msgspec.structs.replace(self._request, payload=payload)
+        # Outputs of the request that has just ended may still be on their way.
+        self._continued += 1
+        name = f"{self._request.id}.{self._continued}"
+        request = msgspec.structs.replace(self._request, id=name, payload=payload)
         [self._source] = await self._engine.submit_patiently([request], latest)
 
     def _deliver(self, output: Output) -> None:

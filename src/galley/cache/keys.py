@@ -54,18 +54,18 @@ def request_key(identity: bytes, request: EngineRequest, *, shared_draws: bool =
         request: a request for a text or a vector, with its tenant's fields.
         shared_draws: whether requests share one random text; otherwise it is one of the request's seed.
     """
-    payload = request.payload
+    payload, bias = request.payload, list[tuple[int, float]]()
     if isinstance(payload, Generate):
-        payload = msgspec.structs.replace(
-            payload, sampling=_essential(payload.sampling, shared_draws, request.id)
-        )
+        bias = sorted(payload.sampling.logit_bias.items())
+        sampling = _essential(payload.sampling, shared_draws, request.id)
+        payload = msgspec.structs.replace(payload, sampling=sampling)
     adapter = "" if request.adapter is None else request.adapter.digest
     return digest(
         identity,
         request.tenant.encode(),
         request.cache_salt.encode(),
         adapter.encode(),
-        encoded(payload),
+        encoded((payload, bias)),
     )
 
 
@@ -87,7 +87,8 @@ def _essential(sampling: SamplingParams, shared_draws: bool, request_id: str) ->
     elif shared_draws:
         # The choices of one request stay different ones.
         seed = int(request_id.rpartition("-")[2])
-    return msgspec.structs.replace(sampling, seed=seed, speculation="auto")
+    # The encoder sorts no keys that are numbers: the bias is encoded as a list.
+    return msgspec.structs.replace(sampling, seed=seed, speculation="auto", logit_bias={})
 
 
 class _FileState(msgspec.Struct, frozen=True):
