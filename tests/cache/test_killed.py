@@ -33,7 +33,7 @@ def test_no_wrong_answer_and_at_most_the_last_second_lost(tmp_path: Path) -> Non
     path = tmp_path / "answers.sqlite"
     bounds = Bounds(bytes=1 << 30, entries=10**6, seconds=3600)
     handed_over: dict[int, float] = {}
-    ends = []
+    ends: list[float] = []
 
     async def check() -> None:
         store = SqliteStore(path, bounds)

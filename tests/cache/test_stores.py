@@ -234,7 +234,9 @@ def test_a_changed_value_in_redis_is_a_miss(redis_server: RedisServer) -> None:
         await store.put(entry(1))
         client = redis_server.client()
         [name] = client.keys("*:" + entry(1).key.hex())
-        data = bytearray(client.get(name))
+        value = client.get(name)
+        assert isinstance(value, bytes)
+        data = bytearray(value)
         data[-1] ^= 1
         client.set(name, bytes(data))
         assert await store.get([entry(1).key]) == [None]

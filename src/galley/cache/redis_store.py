@@ -32,11 +32,14 @@ _INDEX: Final = (_USED, _SIZES, _EXPIRES, _HITS, _TOTAL)
 
 _REMOVE_ONE: Final = """
 local prefix = ARGV[1]
-local function remove(name)
+local function forget(name)
     local size = tonumber(redis.call('ZSCORE', KEYS[2], name) or 0)
     for _, index in ipairs({KEYS[1], KEYS[2], KEYS[3]}) do redis.call('ZREM', index, name) end
     redis.call('HDEL', KEYS[4], name)
     redis.call('DECRBY', KEYS[5], size)
+end
+local function remove(name)
+    forget(name)
     return redis.call('DEL', prefix .. ':' .. name)
 end
 """
@@ -60,10 +63,11 @@ _PUT: Final = (
     _REMOVE_ONE
     + """
 local name, expires, now = ARGV[2], ARGV[4], ARGV[6]
-local ended = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT', 0, 20)
-for _, other in ipairs(ended) do remove(other) end
-remove(name)
+-- First, since Redis checks the memory only before a script's first write.
 redis.call('SET', prefix .. ':' .. name, ARGV[3], 'PXAT', math.floor(1000 * tonumber(expires)))
+local ended = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT', 0, 20)
+for _, other in ipairs(ended) do if other ~= name then remove(other) end end
+forget(name)
 redis.call('ZADD', KEYS[1], now, name)
 redis.call('ZADD', KEYS[2], ARGV[5], name)
 redis.call('ZADD', KEYS[3], expires, name)

@@ -364,6 +364,11 @@ def bounds_of(settings: Settings) -> Bounds:
     )
 
 
+def default_file() -> Path:
+    """Return the file of the store if the settings name none. Raises OSError without a cache folder."""
+    return cache_folder() / FILE_NAME
+
+
 def open_store(place: str, bounds: Bounds) -> Store:
     """Return the store at ``place``: a Redis URL, a file, or "" for the file in the cache folder.
 
@@ -378,8 +383,7 @@ def open_store(place: str, bounds: Bounds) -> Store:
             f"Redis ({', '.join(SCHEMES)})"
         )
     try:
-        path = Path(place) if place else cache_folder() / FILE_NAME
-        return SqliteStore(path, bounds)
+        return SqliteStore(Path(place) if place else default_file(), bounds)
     except (OSError, StoreError) as error:
         raise SettingsError(f"response_cache_store: {error}") from error
 

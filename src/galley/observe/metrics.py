@@ -58,6 +58,8 @@ class Metrics:
         self.tenants = TenantMetrics(self._registry)
         self._families = _Families(self._registry)
         self._responses = ResponseFamilies(self._registry, price_per_hour)
+        self._store = StoreCollector()
+        self._registry.register(self._store)
         self._engines = EngineCollector(price_per_hour)
         self._registry.register(self._engines)
         self._registry.register(
@@ -78,7 +80,7 @@ class Metrics:
 
     def watch_responses(self, store: WatchedStore) -> None:
         """Show what the response cache holds."""
-        self._registry.register(StoreCollector(store))
+        self._store.store = store
 
     def request_answered(self, endpoint: str, status: int, tenant: str | None = None) -> None:
         """Count a completed HTTP response; ``tenant``: the tenant's name; None: no key was required."""

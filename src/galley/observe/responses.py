@@ -89,26 +89,22 @@ class ResponseMetrics:
 class StoreCollector(Collector):
     """Collects what a store holds at each scrape."""
 
-    def __init__(self, store: WatchedStore) -> None:
-        self._store = store
+    def __init__(self) -> None:
+        """Watch no store yet."""
+        self.store: WatchedStore | None = None
 
     def collect(self) -> Iterator[Metric]:
         """See :class:`prometheus_client.registry.Collector`."""
-        yield GaugeMetricFamily(
-            "galley_response_cache_entries",
-            "Answers in the store",
-            value=self._store.stored_entries,
-        )
-        yield GaugeMetricFamily(
-            "galley_response_cache_bytes",
-            "Size of the answers in the store",
-            value=self._store.stored_bytes,
-        )
+        entries = GaugeMetricFamily("galley_response_cache_entries", "Answers in the store")
+        size = GaugeMetricFamily("galley_response_cache_bytes", "Size of the answers in the store")
         failures = CounterMetricFamily(
             "galley_response_cache_failures",
             "Operations that the store did not perform; their requests went on without it",
             labels=["operation"],
         )
-        failures.add_metric(["read"], self._store.failed_reads)
-        failures.add_metric(["write"], self._store.failed_writes)
-        yield failures
+        if self.store is not None:
+            entries.add_metric([], self.store.stored_entries)
+            size.add_metric([], self.store.stored_bytes)
+            failures.add_metric(["read"], self.store.failed_reads)
+            failures.add_metric(["write"], self.store.failed_writes)
+        yield from (entries, size, failures)
