@@ -10,16 +10,19 @@ from typing import Any
 
 import anthropic
 import httpx
+import numpy as np
 import ollama
 import pytest
 from openai import OpenAI
 
+from galley.speech.audio import Recording
 from tests.checkpoints import make_checkpoint
 from tests.embedding.checkpoints import make_model
 from tests.server.conftest import ADMIN_KEY, CONTEXT
 from tests.server.key_files import KeyFile, bearer, key_of
 from tests.server.refusals import error_of
 from tests.server.serving import Server, events, until
+from tests.speech.recordings import CALL, encode
 
 pytestmark = pytest.mark.xdist_group("response_cache")
 
@@ -347,6 +350,40 @@ def test_vectors_and_scores_are_stored_text_by_text(server: Server) -> None:
     assert [did(answer) for answer in ranked] == ["miss", "hit"]
     results = [answer.json()["results"] for answer in ranked]
     assert results[0] == results[1]
+
+
+def test_transcripts_are_stored_by_recording(hearing: Path, tmp_path: Path) -> None:
+    recording = encode("wav", np.concatenate(list(Recording(CALL)))[32_000:80_000])
+    store = tmp_path / "answers.sqlite"
+    cache: dict[str, Any] = {"response_cache": "exact", "response_cache_store": store}
+
+    def ask(server: Server, data: bytes = recording, **fields: Any) -> httpx.Response:
+        return httpx.post(
+            f"{server.url}/v1/audio/transcriptions",
+            files={"file": ("any name.wav", data)},
+            data={"language": "en", "response_format": "verbose_json", **fields},
+            timeout=60,
+        )
+
+    with Server(hearing, tmp_path / "log", threads=1, **cache) as server:
+        first = ask(server)
+        assert did(first) == "miss"
+        before = server.metrics()["galley_engine_steps_total"]
+        again = ask(server)
+        assert did(again) == "hit"
+        assert server.metrics()["galley_engine_steps_total"] == before
+        for name in ("text", "segments", "duration", "language"):
+            assert again.json()[name] == first.json()[name], name
+        # Other forms of the same transcript need no other.
+        for form in ("text", "srt", "vtt", "json"):
+            assert did(ask(server, response_format=form)) == "hit"
+        streamed = ask(server, response_format="json", stream="true")
+        assert did(streamed) == "hit"
+        assert "transcript.text.done" in streamed.text
+        assert did(ask(server, prompt="other")) == "miss"
+        other = bytearray(recording)
+        other[-2] ^= 1
+        assert did(ask(server, bytes(other))) == "miss"
 
 
 def test_what_is_saved_is_counted(server: Server, prompt: list[int]) -> None:

@@ -376,7 +376,7 @@ def open_store(place: str, bounds: Bounds) -> Store:
         SettingsError: it cannot be used.
     """
     if place.startswith(SCHEMES):
-        return RedisStore(place, bounds, _GET_SECONDS)
+        return RedisStore(place, bounds, _PUT_SECONDS)
     if "://" in place:
         raise SettingsError(
             f"response_cache_store: {place.partition('://')[0]}:// is not known; give a file, or a URL of "

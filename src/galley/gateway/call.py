@@ -115,7 +115,7 @@ class Call:
             RateLimited, RequestError: as in :meth:`submit_all`.
             NotStored: only stored answers are wanted, and there is none.
         """
-        responses, mode = self.backend.responses, self._cache_mode
+        responses, mode = self.backend.responses, self.cache_mode
         if responses is None:
             if patient:
                 return await self.submit_patiently(requests)
@@ -141,7 +141,7 @@ class Call:
         return self._counted(streams)
 
     @property
-    def _cache_mode(self) -> Mode:
+    def cache_mode(self) -> Mode:
         """Whether the response cache is used, as request, tenant or model say, in this order.
 
         Raises:

@@ -2,9 +2,12 @@
 
 from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol, Self, TypeAlias
+
+import msgspec
 
 from galley.gateway.call import Call
+from galley.gateway.recordings import StoredRecording
 from galley.protocols.openai.audio.schemas import TranslationRequest
 from galley.protocols.openai.usage import AudioUsage, audio_usage
 from galley.redact import Kind
@@ -24,8 +27,49 @@ _CHUNKS_IN_FLIGHT: Final = 8
 """Maximum chunks of one recording in the engine, which all requests share."""
 
 
-class Transcript:
-    """The transcript of one recording in progress; read it once, either whole or as events."""
+class Source(Protocol):
+    """Where a transcript comes from."""
+
+    def segments(self) -> "AsyncGenerator[Segment, None]":
+        """Yield the segments in order."""
+
+    def info(self) -> "Info":
+        """Return what is known about the recording so far."""
+
+    def close(self) -> None:
+        """Let go of the recording. Idempotent."""
+
+
+class StoredTranscript(msgspec.Struct, frozen=True):
+    """A transcript as the response cache has it: segments and :class:`Info` as plain values."""
+
+    segments: list[dict[str, Any]]
+    info: dict[str, Any]
+
+
+class _Stored:
+    """A stored transcript as a source."""
+
+    def __init__(self, data: bytes) -> None:
+        from galley.speech.results import Info, Segment
+
+        stored = msgspec.msgpack.decode(data, type=StoredTranscript)
+        self._segments = msgspec.convert(stored.segments, list[Segment])
+        self._info = msgspec.convert(stored.info, Info)
+
+    async def segments(self) -> "AsyncGenerator[Segment, None]":
+        for segment in self._segments:
+            yield segment
+
+    def info(self) -> "Info":
+        return self._info
+
+    def close(self) -> None:
+        pass
+
+
+class _Run:
+    """A recording that is being transcribed, as a source."""
 
     def __init__(
         self,
@@ -33,12 +77,48 @@ class Transcript:
         session: "Session",
         chunks: "ChunkSource",
         redact: Collection[Kind],
+        place: StoredRecording,
     ) -> None:
-        """Create the transcript; :meth:`begin` calls this."""
         self._call = call
         self._redact = redact
         self._session = session
         self._chunks = chunks
+        self._place = place
+
+    async def segments(self) -> "AsyncGenerator[Segment, None]":
+        from galley.speech.async_transcribe import transcribe_async
+        from galley.speech.redaction import Redactor, redact_stream
+
+        found: list[Segment] = []
+        segments = transcribe_async(self._call, self._session, self._chunks)
+        if self._redact:
+            segments = redact_stream(segments, Redactor(self._redact))
+        async with aclosing(segments):
+            async for segment in segments:
+                found.append(segment)
+                yield segment
+        info = msgspec.to_builtins(self.info())
+        self._place.keep(StoredTranscript(msgspec.to_builtins(found), info))
+
+    def info(self) -> "Info":
+        return self._chunks.info(self._session)
+
+    def close(self) -> None:
+        self._chunks.close()
+
+
+class Transcript:
+    """The transcript of one recording; read it once, either whole or as events."""
+
+    def __init__(self, call: Call, source: Source) -> None:
+        """Create the transcript; :meth:`begin` and :meth:`again` call this."""
+        self._call = call
+        self._source = source
+
+    @classmethod
+    def again(cls, call: Call, stored: bytes) -> Self:
+        """Return a stored transcript. Raises msgspec.MsgspecError if it is of another version."""
+        return cls(call, _Stored(stored))
 
     @classmethod
     def begin(
@@ -47,6 +127,7 @@ class Transcript:
         asked: TranslationRequest,
         file: BinaryIO,
         name: str,
+        place: StoredRecording,
     ) -> Self:
         """Open the recording and check that it can be transcribed. Takes a while.
 
@@ -54,6 +135,7 @@ class Transcript:
             call: closed with the transcript; if this method raises, the caller closes it.
             file: the recording; the caller closes it, after the transcript.
             name: the file's name, for errors.
+            place: where the transcript is stored once it is complete.
 
         Raises:
             ModelError, AudioError, RequestError: the recording or request does not suit the model.
@@ -77,7 +159,7 @@ class Transcript:
         decoder = call.backend.decoder
         assert decoder is not None  # it is a speech model
         recording = decoder.open(file, raw=raw, name=name, max_seconds=most, track=asked.track)
-        return cls(call, session, model.chunks(recording, options), redact)
+        return cls(call, _Run(call, session, model.chunks(recording, options), redact, place))
 
     async def page(self, asked: TranslationRequest) -> bytes:
         """Return the whole transcript in the requested format."""
@@ -117,23 +199,18 @@ class Transcript:
     def close(self) -> None:
         """Close the recording, and cancel any work still running. Idempotent."""
         self._call.close()
-        self._chunks.close()
+        self._source.close()
 
     def _usage(self) -> AudioUsage:
         return audio_usage(self._info().duration, self._call.receipt)
 
     def _info(self) -> "Info":
-        return self._chunks.info(self._session)
+        return self._source.info()
 
     async def _segments(self) -> "AsyncGenerator[Segment, None]":
-        from galley.speech.async_transcribe import transcribe_async
-        from galley.speech.redaction import Redactor, redact_stream
-
         reason = "cancelled"
         try:
-            segments = transcribe_async(self._call, self._session, self._chunks)
-            if self._redact:
-                segments = redact_stream(segments, Redactor(self._redact))
+            segments = self._source.segments()
             async with aclosing(segments):
                 async for segment in segments:
                     yield segment
