@@ -18,8 +18,10 @@ from openai import OpenAI
 from galley.speech.audio import Recording
 from tests.checkpoints import make_checkpoint
 from tests.embedding.checkpoints import make_model
+from tests.server import toy_tensors
 from tests.server.conftest import ADMIN_KEY, CONTEXT
 from tests.server.key_files import KeyFile, bearer, key_of
+from tests.server.packages import install
 from tests.server.refusals import error_of
 from tests.server.serving import Server, events, until
 from tests.speech.recordings import CALL, encode
@@ -384,6 +386,25 @@ def test_transcripts_are_stored_by_recording(hearing: Path, tmp_path: Path) -> N
         other = bytearray(recording)
         other[-2] ^= 1
         assert did(ask(server, bytes(other))) == "miss"
+
+
+def test_tensors_are_stored(tmp_path: Path) -> None:
+    environ = {"PYTHONPATH": install(tmp_path, toy_tensors, "doubler")}
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    cache: dict[str, Any] = {"response_cache": "exact"}
+    cache["response_cache_store"] = tmp_path / "answers.sqlite"
+
+    def infer(server: Server, *values: float) -> httpx.Response:
+        x = {"name": "x", "datatype": "FP32", "shape": [len(values) // 3, 3], "data": values}
+        return httpx.post(f"{server.url}/v2/models/twice/infer", json={"inputs": [x]}, timeout=60)
+
+    log = tmp_path / "log"
+    with Server([f"twice={weights}"], log, engine="doubler", environ=environ, **cache) as server:
+        first, again = infer(server, 1, 2, 3), infer(server, 1, 2, 3)
+        assert (did(first), did(again)) == ("miss", "hit")
+        assert again.json()["outputs"] == first.json()["outputs"]
+        assert did(infer(server, 1, 2, 4)) == "miss"
 
 
 def test_what_is_saved_is_counted(server: Server, prompt: list[int]) -> None:

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from galley.types import Embed, EngineRequest, Output, Tokens
+from galley.types import Embed, EngineRequest, Output, Predict, Tokens
 
 _MAGIC: Final = b"GRC1"
 _SUM_BYTES: Final = 16
@@ -17,7 +17,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         key: digest of all that shapes the answer, see :mod:`galley.cache.keys`.
-        kind: "text", "vector" or "transcript".
+        kind: "text", "vector", "tensors" or "transcript".
         model: the model's name in the API, followed by the adapter's if there is one.
         folder: the folder or file from which the model was loaded.
         tenant: the tenant whose requests it may answer.
@@ -76,12 +76,14 @@ def outputs_of(entry: Entry) -> list[Output] | None:
 
 
 def body_of(outputs: Sequence[Output]) -> bytes:
-    """Return the body of an entry of the kinds "text" and "vector"."""
+    """Return the body of an entry of any kind but "transcript"."""
     return _encoder.encode(outputs)
 
 
 def kind_of(request: EngineRequest) -> str:
     """Return the kind of entry that answers a request."""
+    if isinstance(request.payload, Predict):
+        return "tensors"
     return "vector" if isinstance(request.payload, Embed) else "text"
 
 

@@ -16,7 +16,7 @@ from galley.cache.entry import tokens_in
 from galley.errors import DeadlineExceeded, GalleyError
 from galley.service.streams import Outputs
 from galley.service.unread import Unread, UnreadBudget, as_one, size_of
-from galley.types import EngineRequest, Output, Timing, Tokens
+from galley.types import EngineRequest, Output, Tensors, Timing, Tokens
 
 MOST_RECORDED_BYTES: Final = 8 << 20
 """Estimated size of an answer in memory beyond which it is neither stored nor joined."""
@@ -165,7 +165,7 @@ class Flight:
         last = output.finish_reason is not None
         if self.recording:
             self.outputs.append(output)
-            self._bytes += size_of(output)
+            self._bytes += _size(output)
             if self._bytes > MOST_RECORDED_BYTES:
                 self.recording, self.outputs = False, []
         bill = max(0.0, self.engine_seconds - self._billed)
@@ -359,6 +359,11 @@ class Replay:
         self._ended = True
         if self._rest is not None:
             self._rest.cancel(whole=whole)
+
+
+def _size(output: Output) -> int:
+    tensors = output.result.outputs if isinstance(output.result, Tensors) else ()
+    return size_of(output) + sum(len(tensor.data) for tensor in tensors)
 
 
 def _replaced(timing: Timing, *, engine_seconds: float) -> Timing:

@@ -1,5 +1,6 @@
 """The key of an answer: a digest of all that shapes it."""
 
+import glob
 import hashlib
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import msgspec
 
 from galley.formats.gguf_file import is_gguf, split_files
 from galley.machine import cache_folder
-from galley.types import Embed, EngineRequest, Generate, SamplingParams
+from galley.types import Embed, EngineRequest, Generate, Predict, SamplingParams
 from galley.types.model_info import ModelInfo
 
 _FORMAT: Final = b"galley response 1"
@@ -34,16 +35,16 @@ def encoded(value: object) -> bytes:
     return _encoder.encode(value)
 
 
-def model_identity(files: bytes, info: ModelInfo, version: str) -> bytes:
+def model_identity(files: bytes, info: ModelInfo, program: str) -> bytes:
     """Return a digest of a model: its files, its types of numbers, and the program's version.
 
     Args:
         files: from :func:`files_digest`.
         info: the loaded model's description.
-        version: Galley's; another version may compute other texts.
+        program: the engine, its options and its version, any of which may change what is computed.
     """
     about = {n: v for n, v in msgspec.structs.asdict(info).items() if n not in _NOT_THE_MODEL}
-    return digest(files, encoded(about), version.encode(), sys.byteorder.encode())
+    return digest(files, encoded(about), program.encode(), sys.byteorder.encode())
 
 
 def request_key(identity: bytes, request: EngineRequest, *, shared_draws: bool = False) -> bytes:
@@ -76,7 +77,7 @@ def is_greedy(sampling: SamplingParams) -> bool:
 
 def is_cacheable(request: EngineRequest) -> bool:
     """Return whether a request is of a kind whose answers are stored."""
-    return isinstance(request.payload, Generate | Embed)
+    return isinstance(request.payload, Generate | Embed | Predict)
 
 
 def _essential(sampling: SamplingParams, shared_draws: bool, request_id: str) -> SamplingParams:
@@ -116,7 +117,8 @@ def files_digest(folder: Path) -> bytes:
     elif folder.is_dir():
         files = sorted(path for path in folder.iterdir() if path.is_file())
     else:
-        files = [folder] if folder.is_file() else []
+        # An ONNX file, whose weights may be in others that begin with its name.
+        files = sorted(folder.parent.glob(f"{glob.escape(folder.stem)}*"))
     memory = _memory_of(folder)
     known = _remembered(memory)
     found = {path.name: _state_of(path, known.get(path.name)) for path in files}

@@ -148,7 +148,7 @@ class SqliteStore:
     async def put(self, entry: Entry) -> None:
         """See :meth:`galley.cache.store.Store.put`."""
         size = len(entry.body) + OVERHEAD_BYTES
-        if self._closed or size > self._bounds.bytes:
+        if self._closed or size > min(self._bounds.bytes, _MOST_PENDING_BYTES):
             return
         if self._pending_bytes + size > _MOST_PENDING_BYTES:
             raise StoreError("the disk is too slow: too many answers wait to be written")

@@ -346,10 +346,12 @@ class ServedModel:
     ) -> ModelResponses | None:
         if self._cache is None or contents is None:
             return None
+        engine_name, options = self.settings.engine_name, self.settings.engine_options
+        program = f"{__version__} {engine_name} {options}"
         return ModelResponses(
             self._cache,
             engine,
-            model_identity(await contents, info, __version__),
+            model_identity(await contents, info, program),
             mode=self.settings.response_cache,
             folder=str(folder),
             counts=self.metrics.responses,

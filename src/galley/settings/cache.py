@@ -1,11 +1,12 @@
 """The settings of the caches in front of the engines."""
 
-import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from galley.errors import SettingsError
-from galley.settings.engine import EngineSettings, positive, setting
+from msgspec import Meta
+
+from galley.settings.engine import EngineSettings, setting
+from galley.settings.values import Count, Seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,24 +31,16 @@ class CacheSettings(ModelSettings):
         "responses.sqlite in the cache folder",
         secret=True,
     )
-    response_cache_bytes: int = setting(
+    response_cache_bytes: Count = setting(
         1024 * 1024 * 1024, "Cache", "size of all stored answers; the least recently used make room"
     )
-    response_cache_entries: int = setting(1_000_000, "Cache", "number of stored answers")
-    response_cache_seconds: float = setting(
+    response_cache_entries: Count = setting(1_000_000, "Cache", "number of stored answers")
+    response_cache_seconds: Seconds = setting(
         86_400.0, "Cache", "age at which a stored answer is dropped, in seconds"
     )
-    response_cache_pace: float | None = setting(
+    response_cache_pace: Annotated[float, Meta(gt=0, le=1e9)] | None = setting(
         None, "Cache", "tokens per second at which stored answers are streamed; default: at once"
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "response_cache_bytes", "response_cache_entries")
-        for name in ("response_cache_seconds", "response_cache_pace"):
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise SettingsError(f"{name} must be a number above 0, got {value}")
 
     @property
     def stores_responses(self) -> bool:
