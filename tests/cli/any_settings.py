@@ -106,6 +106,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "log_format": st.sampled_from(["text", "json"]),
     "log_prompts": st.booleans(),
     "price_per_hour": st.none() | st.floats(0, 1e6),
+    "record": TEXT,
+    "record_bytes": st.integers(128 << 20, 1 << 40),
     "response_cache": st.sampled_from(["off", "exact"]),
     "response_cache_store": st.sampled_from(["", "answers.sqlite", "redis://localhost:6379/1"]),
     "response_cache_bytes": st.integers(1, 1 << 40),

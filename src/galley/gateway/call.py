@@ -15,7 +15,8 @@ from galley.gateway.served import ServedModel
 from galley.observe.tenants import TokenKind
 from galley.service.streams import LONGEST_WAIT, Outputs
 from galley.service.text_pool import TextWork
-from galley.types import EngineRequest, Output, Timing
+from galley.traffic.recorder import Recorded
+from galley.types import EngineRequest, Output, SamplingParams, Timing
 from galley.types.model_info import ModelInfo
 
 
@@ -196,6 +197,30 @@ class Call:
         await self._until_allowed()
         engine, deadline = self.backend.engine, self.caller.deadline
         return self._counted(await engine.submit_patiently(self.caller.marked(requests), deadline))
+
+    def recorded(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, salt: str | None
+    ) -> Recorded | None:
+        """Begin the request's lines in the record of the traffic; None if there is no record.
+
+        Args:
+            prompts: token ids of each prompt.
+            params: the request's sampling.
+            salt: its cache salt.
+        """
+        recorder, caller = self.served.recorder, self.caller
+        if recorder is None:
+            return None
+        adapter = "" if caller.adapter is None else caller.adapter.digest
+        return recorder.begin(
+            prompts,
+            params,
+            arrived=caller.arrived,
+            tenant=caller.tenant.name,
+            scope=f"{caller.cache_salt(salt)} {self.served.name} {adapter}",
+            model=self.model,
+            endpoint=self.endpoint,
+        )
 
     def close(self) -> None:
         """Cancel the sequences that still run, and settle the tenant's account. Idempotent."""

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any, Final
 
 from galley.cache.responses import ResponseCache
@@ -28,6 +29,7 @@ from galley.gateway.served import ServedModel
 from galley.observe.metrics import Metrics
 from galley.service.spawn import Spawner
 from galley.settings.config import Settings
+from galley.traffic.recorder import Recorder
 from galley.types import Task
 from galley.types.model_info import EngineState, Ledger
 
@@ -54,6 +56,7 @@ class Registry:
         settings: limits and addresses, which apply to all models.
         derived: further names of models, see :meth:`derive`.
         responses: the response cache; None: no model uses it.
+        recorder: writes the record of the traffic; None: there is none.
     """
 
     def __init__(
@@ -70,7 +73,7 @@ class Registry:
             make: creates the submitter of a model's requests.
 
         Raises:
-            SettingsError: the store of the response cache cannot be used.
+            SettingsError: the store of the response cache, or the folder of the record, cannot be used.
         """
         spawner = spawner or Spawner(settings)
         self.settings = settings
@@ -80,10 +83,14 @@ class Registry:
         each = settings.each_model()
         stores = settings.stores_responses or any(own.stores_responses for own in each)
         self.responses = ResponseCache.open(settings) if stores else None
+        self.recorder = None
+        if settings.record:
+            self.recorder = Recorder(Path(settings.record), settings.record_bytes)
         if self.responses is not None:
             self.metrics.watch_responses(self.responses)
         models = [
-            ServedModel(own, self.metrics, spawner, plans, make, self.responses) for own in each
+            ServedModel(own, self.metrics, spawner, plans, make, self.responses, self.recorder)
+            for own in each
         ]
         self._models = {model.name: model for model in models}
         self.derived: dict[str, Derived] = {}
@@ -178,6 +185,8 @@ class Registry:
         await asyncio.gather(*(model.close() for model in self))
         if self.responses is not None:
             await self.responses.close()
+        if self.recorder is not None:
+            await asyncio.to_thread(self.recorder.close)
 
     def find(
         self,

@@ -32,6 +32,7 @@ from galley.service.watchdog import Watchdog
 from galley.settings.config import Settings
 from galley.settings.engine_choice import NATIVE_ENGINE, is_file_of_engine
 from galley.speech import require_installed
+from galley.traffic.recorder import Recorder
 from galley.types import Adapter, OnPhase, Task
 from galley.types.model_info import EngineState, EngineStats, Ledger, ModelInfo, OnLedger
 
@@ -99,6 +100,7 @@ class ServedModel:
             0: never.
         used: when it was last observed in use, on the monotonic clock.
         ledger: its memory plan, once known.
+        recorder: writes the record of its traffic; None: there is none.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class ServedModel:
         plans: MemoryPlans | None = None,
         make: MakeSubmitter = make_submitter,
         cache: ResponseCache | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         """Describe a model that is not loaded yet.
 
@@ -119,12 +122,14 @@ class ServedModel:
             plans: the memory plans of all models that share the memory.
             make: creates the submitter of its requests.
             cache: the server's response cache.
+            recorder: writes the record of its traffic.
         """
         self.settings = settings
         self._spawner = spawner
         self._plans = plans or MemoryPlans()
         self._make = make
         self._cache = cache
+        self.recorder = recorder
         self.memory = MemoryWatch(settings.memory_limit_fraction)
         self.name = settings.served_model_name or _default_name(settings.model)
         self.metrics = metrics.model(self.name, self)

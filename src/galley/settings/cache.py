@@ -1,4 +1,6 @@
-"""The settings of the caches in front of the engines."""
+"""The settings of what a server keeps of its traffic: answers, and a record."""
+
+# ruff: noqa: RUF009  (setting is dataclasses.field, called the same way)
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -22,7 +24,7 @@ class ModelSettings(EngineSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheSettings(ModelSettings):
-    """The settings of a server's store of answers."""
+    """The settings of a server's store of answers, and of the record of its traffic."""
 
     response_cache_store: str = setting(
         "",
@@ -40,6 +42,15 @@ class CacheSettings(ModelSettings):
     )
     response_cache_pace: Annotated[float, Meta(gt=0, le=1e9)] | None = setting(
         None, "Cache", "tokens per second at which stored answers are streamed; default: at once"
+    )
+
+    record: str = setting(
+        "",
+        "Cache",
+        "folder for a record of the traffic, for galley replay: times, lengths and hashes, no texts",
+    )
+    record_bytes: Annotated[int, Meta(ge=128 << 20)] = setting(
+        1024 * 1024 * 1024, "Cache", "size of the record; the oldest files make room"
     )
 
     @property
