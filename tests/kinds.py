@@ -16,7 +16,18 @@ KINDS: Final[dict[str, frozenset[str]]] = {
         | {"test_real_models.py"}
     ),
     "process": frozenset(
-        {"bench", "cli", "clients", "doctor", "observe", "recipes", "server", "service"}
+        {
+            "bench",
+            "cache",
+            "cli",
+            "clients",
+            "traffic",
+            "doctor",
+            "observe",
+            "recipes",
+            "server",
+            "service",
+        }
         | {"test_distribution.py", "test_examples.py", "test_install_size.py"}
     ),
     "browser": frozenset({"page"}),

@@ -4,6 +4,7 @@
     ``RequestError``        the caller's request is wrong (HTTP 400); ``param`` names the field
         ``UnknownModel``        no model has the name (HTTP 404)
         ``Conflict``            the request conflicts with work in progress (HTTP 409)
+        ``NotStored``           only a stored answer is wanted, and there is none (HTTP 504)
         ``ContextExceeded``     prompt or ``max_tokens`` do not fit the context
         ``AudioError``          the recording cannot be read
             ``AudioTooLong``        it is longer than the limit (HTTP 413)
@@ -75,6 +76,13 @@ class Conflict(RequestError):
         super().__init__(message, code="conflict")
 
 
+class NotStored(RequestError):
+    """The request wants a stored answer or none, and none is stored."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param="cache-control", code="not_stored")
+
+
 class ContextExceeded(RequestError):
     """Prompt plus ``max_tokens`` exceed what the model or its KV cache can ever hold."""
 
@@ -91,6 +99,10 @@ class AudioError(RequestError):
 
 class AudioTooLong(AudioError):
     """The recording is longer than the limit."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.code = "audio_too_long"
 
 
 class ModelError(GalleyError):

@@ -24,6 +24,9 @@ PROCESS = Path("/proc/self")
 
 _IMPORTED: Final = time.monotonic()
 
+FOLDER_VARIABLE: Final = "GALLEY_CACHE_DIR"
+"""Variable that names the cache folder."""
+
 ASSUMED_READ_RATE: Final = 1e9
 """Bytes per second assumed of an unmeasured disk: a plain NVMe drive, or a fast cloud volume."""
 
@@ -33,6 +36,25 @@ _ARENA_MAX: Final = -8
 """Parameters of mallopt(3), from malloc.h."""
 _OWN_PAGES_BYTES: Final = 128 * 1024
 """Buffers of at least this size get pages of their own."""
+
+
+def cache_folder() -> Path:
+    """Return the folder of files that can be made again: GALLEY_CACHE_DIR, or else the user's.
+
+    It need not exist.
+
+    Raises:
+        OSError: neither folder is known.
+    """
+    if own := os.environ.get(FOLDER_VARIABLE):
+        return Path(own).absolute()
+    # The XDG specification ignores relative paths.
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():
+        base = Path(os.path.expanduser("~/.cache"))
+    if not base.is_absolute():
+        raise OSError("this user has no home folder")
+    return base / "galley"
 
 
 def available_cores(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> int:

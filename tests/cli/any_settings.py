@@ -106,6 +106,14 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "log_format": st.sampled_from(["text", "json"]),
     "log_prompts": st.booleans(),
     "price_per_hour": st.none() | st.floats(0, 1e6),
+    "record": TEXT,
+    "record_bytes": st.integers(128 << 20, 1 << 40),
+    "response_cache": st.sampled_from(["off", "exact"]),
+    "response_cache_store": st.sampled_from(["", "answers.sqlite", "redis://localhost:6379/1"]),
+    "response_cache_bytes": st.integers(1, 1 << 40),
+    "response_cache_entries": st.integers(1, 10**9),
+    "response_cache_seconds": st.floats(0.001, 1e9),
+    "response_cache_pace": st.none() | st.floats(0.001, 1e9),
     "otlp_endpoint": st.sampled_from(["", "http://localhost:4318", "https://otel.example.com/x"]),
 }
 

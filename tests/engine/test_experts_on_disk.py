@@ -13,11 +13,12 @@ from galley import LLM, SamplingParams
 from galley.engine import memory as engine_memory
 from galley.engine.loaders import load_engine
 from galley.errors import EngineFailed, SettingsError
+from galley.machine import FOLDER_VARIABLE
 from galley.observe.engines import EngineCollector, EngineTotals
 from galley.ops import background, packing
 from galley.ops.cpu import CpuExecutor
 from galley.ops.executor import ExpertCounts, forward
-from galley.ops.packed_files import FOLDER_VARIABLE, Entry, cached_files, map_file
+from galley.ops.packed_files import Entry, cached_files, map_file
 from galley.server.ledger import ledger_lines
 from galley.settings.engine import EngineSettings, Quantize
 from galley.types.model_info import EngineStats, Ledger, ModelInfo

@@ -31,10 +31,10 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     )
 
 
-def generation(served: ServedModel, name: str, tokens: int) -> Generation:
+async def generation(served: ServedModel, name: str, tokens: int) -> Generation:
     call = Call(served, "/v1/completions", Caller(name))
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-    return Generation.submit(
+    return await Generation.submit(
         call, params, [[5, 6]], priority=0, cache_salt=None, prompt_param="prompt"
     )
 
@@ -46,11 +46,11 @@ async def busy(settings: Settings) -> AsyncIterator[tuple[Registry, ServedModel]
         served = await models.find("tiny", "generate", Caller("first"))
         until = time.monotonic() + 1.5
         while time.monotonic() < until:
-            short = generation(served, f"short {time.monotonic()}", 400)
+            short = await generation(served, f"short {time.monotonic()}", 400)
             async for _ in short.pieces():
                 pass
             short.close()
-        long = generation(served, "long", 500)
+        long = await generation(served, "long", 500)
         yield models, served
         long.close()
 
@@ -65,10 +65,10 @@ async def refusals(settings: Settings) -> None:
             find("nobody", "generate")
         with pytest.raises(RequestError, match="'tiny' cannot embed"):
             find("tiny", "embed")
-        waiting = [generation(served, "waiting", 500)]
+        waiting = [await generation(served, "waiting", 500)]
         with pytest.raises(QueueFull, match="after the request's deadline"):
             find("tiny", "generate", Caller("hasty", deadline=time.monotonic() + 1e-3))
-        waiting.append(generation(served, "last", 500))
+        waiting.append(await generation(served, "last", 500))
         with pytest.raises(QueueFull, match="3 sequences are running or waiting"):
             find("tiny", "generate", Caller("late"))
         with pytest.raises(QueueFull, match="3 sequences are running or waiting"):

@@ -39,9 +39,9 @@ class Remembered:
         self._next += 1
         return msgspec.structs.replace(self._source[self._next - 1], request_id=self._name)
 
-    def cancel(self) -> None:
+    def cancel(self, *, whole: bool = False) -> None:
         if not isinstance(self._source, list):
-            self._source.cancel()
+            self._source.cancel(whole=whole)
 
 
 class AnswerCache:
@@ -82,7 +82,7 @@ async def answers(settings: Settings) -> list[tuple[str, int]]:
         for i, prompt in enumerate(([5, 6], [5, 6], [7, 6], [5, 6])):
             call = Call(served, "/v1/completions", Caller(f"r{i}"))
             params = SamplingParams(max_tokens=8, ignore_eos=True, seed=1)
-            generation = Generation.submit(
+            generation = await Generation.submit(
                 call, params, [prompt], priority=0, cache_salt=None, prompt_param="prompt"
             )
             text = "".join([piece.delta.text async for piece in generation.pieces()])

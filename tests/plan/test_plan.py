@@ -19,8 +19,8 @@ from galley.engine import memory as engine_memory
 from galley.engine.loaders import load_engine
 from galley.errors import SettingsError
 from galley.formats.json_file import read_json
+from galley.machine import FOLDER_VARIABLE
 from galley.models.registry import build_program
-from galley.ops.packed_files import FOLDER_VARIABLE
 from galley.plan.hardware import TABLE, Machine, choose_machines, read_machines
 from galley.plan.predict import GIB, Goal, Load, Shares, cheapest, most_users, predict
 from galley.plan.sizes import ModelSizes

@@ -57,7 +57,7 @@ class Stream:
             raise StopAsyncIteration
         return self._outputs.pop()
 
-    def cancel(self) -> None:
+    def cancel(self, *, whole: bool = False) -> None:
         pass
 
 

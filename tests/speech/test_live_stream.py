@@ -71,7 +71,7 @@ class Answer:
         self._engine = engine
         self._output = output
 
-    def cancel(self) -> None:
+    def cancel(self, *, whole: bool = False) -> None:
         self._engine.cancelled += 1
 
     async def __aiter__(self) -> AsyncIterator[Output]:

@@ -1,14 +1,23 @@
-"""``galley cache``: list and remove the packed weights on disk."""
+"""``galley cache``: list and remove packed weights, measured results and stored answers."""
 
 import contextlib
 import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from galley.cli.cache_responses import (
+    answers_summary,
+    list_answers,
+    purge,
+    rm,
+    selection_options,
+    show,
+    store_option,
+)
 from galley.cli.options import Group
 from galley.cli.terminal import DAY_SECONDS, ago, in_bytes, table
 from galley.errors import ModelError, SettingsError
@@ -22,7 +31,11 @@ _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", re.IGNORECASE)
 
 @click.group("cache", cls=Group)
 def cache_group() -> None:
-    """List and remove the packed weights kept on disk for fast starts."""
+    """List and remove what is kept for later: packed weights, and answers of the response cache."""
+
+
+for _command in (show, rm, purge):
+    cache_group.add_command(_command)
 
 
 def parse_size(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
@@ -40,12 +53,24 @@ def parse_size(context: click.Context, parameter: click.Parameter, text: str | N
 
 
 @cache_group.command("list")
-def list_files() -> None:
-    """List the packed weights and measured results on disk, last used first."""
+@click.option("--answers", is_flag=True, help="the stored answers instead of packed weights")
+@selection_options
+@store_option
+def list_files(answers: bool, store: str | None, **chosen: Any) -> None:
+    """List the packed weights and measured results on disk, or stored answers; last used first."""
+    if answers or store is not None or any(chosen.values()):
+        list_answers(store, **chosen)
+        return
+    _list_packed()
+    _list_results()
+    if (summary := answers_summary()) is not None:
+        click.echo(summary)
+
+
+def _list_packed() -> None:
     folder, files = _files()
     if not files:
         click.echo(f"no packed weights in {folder}")
-        _list_results()
         return
     rows = []
     for file in files:
@@ -55,7 +80,6 @@ def list_files() -> None:
         rows.append((model, kind, in_bytes(file.size), ago(time.time() - file.used)))
     click.echo(table(("model", "quantisation", "size", "last used"), rows, left=(0, 1, 3)))
     click.echo(f"{in_bytes(sum(file.size for file in files))} in {folder}")
-    _list_results()
 
 
 def _list_results() -> None:

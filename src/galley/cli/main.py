@@ -23,6 +23,7 @@ from galley.cli.ps import ps
 from galley.cli.pull import list_models, pull, rm
 from galley.cli.qat import qat
 from galley.cli.quantize import quantize
+from galley.cli.replay import replay
 from galley.cli.run import run
 from galley.cli.serve import serve
 from galley.cli.transcribe import transcribe
@@ -55,6 +56,7 @@ for command in (
     graph,
     eval_group,
     bench_group,
+    replay,
     quantize,
     distill,
     qat,

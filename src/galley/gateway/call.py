@@ -6,14 +6,17 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from galley.errors import RateLimited
+from galley.cache.responses import Ask
+from galley.cache.wish import MODE_HEADER, Mode, Outcome
+from galley.errors import RateLimited, RequestError
 from galley.gateway.caller import Caller
 from galley.gateway.receipt import Receipt
 from galley.gateway.served import ServedModel
 from galley.observe.tenants import TokenKind
 from galley.service.streams import LONGEST_WAIT, Outputs
 from galley.service.text_pool import TextWork
-from galley.types import EngineRequest, Output, Timing
+from galley.traffic.recorder import Recorded
+from galley.types import EngineRequest, Output, SamplingParams, Timing
 from galley.types.model_info import ModelInfo
 
 
@@ -93,6 +96,83 @@ class Call:
         """The number of sequences that the caller's tenant may submit now."""
         return self.backend.engine.room(self.caller.share)
 
+    async def submit(
+        self,
+        requests: Sequence[EngineRequest],
+        *,
+        reserve: int = 0,
+        seeded: bool = False,
+        patient: bool = False,
+    ) -> "list[CallStream]":
+        """Start all requests or none, unless the response cache answers them.
+
+        Args:
+            requests: the requests to start.
+            reserve: see :meth:`submit_all`.
+            seeded: whether the caller gave the seed of what is drawn.
+            patient: whether to wait while the queue is full or no token is left; for work already begun.
+
+        Raises:
+            RateLimited, RequestError: as in :meth:`submit_all`.
+            NotStored: only stored answers are wanted, and there is none.
+        """
+        responses, mode = self.backend.responses, self.cache_mode
+        if responses is None:
+            if patient:
+                return await self.submit_patiently(requests)
+            return self.submit_all(requests, reserve=reserve)
+        if patient:
+            await self._until_allowed()
+        else:
+            self._reserve(reserve)
+        caller = self.caller
+        outcome = caller.cached = caller.cached or Outcome()
+        ask = Ask(
+            requests=caller.marked(requests),
+            deadline=caller.deadline,
+            wish=caller.wish,
+            seeded=seeded,
+            model=self.model,
+            outcome=outcome,
+            patient=patient,
+        )
+        streams = await responses.submit(ask, mode)
+        caller.headers.update(outcome.headers())
+        self._record(cache=outcome.word)
+        return self._counted(streams)
+
+    @property
+    def cache_mode(self) -> Mode:
+        """Whether the response cache is used, as request, tenant or model say, in this order.
+
+        Raises:
+            RequestError: the request wants it, and the server has none.
+        """
+        responses, wish = self.backend.responses, self.caller.wish
+        if responses is None:
+            if wish.mode not in (None, "off"):
+                raise RequestError(
+                    f"{MODE_HEADER} is {wish.mode!r}, but this server stores no answers: it is started "
+                    "without --response-cache",
+                    param=MODE_HEADER,
+                )
+            return "off"
+        return wish.mode or self.caller.tenant.response_cache or responses.mode
+
+    def _reserve(self, tokens: int) -> None:
+        with self.caller.limited(self._tenants):
+            self.caller.account.reserve(tokens)
+        self._reserved += tokens
+
+    async def _until_allowed(self) -> None:
+        """Wait until the tenant has tokens left."""
+        while True:
+            try:
+                self.caller.account.reserve(0)
+                return
+            except RateLimited as limited:
+                await asyncio.sleep(min(LONGEST_WAIT, limited.retry_after))
+
     def submit_all(
         self, requests: Sequence[EngineRequest], *, reserve: int = 0
     ) -> "list[CallStream]":
@@ -107,23 +187,40 @@ class Call:
             RateLimited: ``reserve`` exceeds what the tenant has left of its tokens per minute.
             RequestError: ``reserve`` exceeds the tenant's tokens per minute.
         """
-        with self.caller.limited(self._tenants):
-            self.caller.account.reserve(reserve)
-        self._reserved += reserve
+        self._reserve(reserve)
         return self._counted(
             self.backend.engine.submit_all(self.caller.marked(requests), self.caller.deadline)
         )
 
     async def submit_patiently(self, requests: Sequence[EngineRequest]) -> "list[CallStream]":
         """Start all requests of a call that has begun; wait while the queue is full or no token is left."""
-        while True:
-            try:
-                self.caller.account.reserve(0)
-                break
-            except RateLimited as limited:
-                await asyncio.sleep(min(LONGEST_WAIT, limited.retry_after))
+        await self._until_allowed()
         engine, deadline = self.backend.engine, self.caller.deadline
         return self._counted(await engine.submit_patiently(self.caller.marked(requests), deadline))
+
+    def recorded(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, salt: str | None
+    ) -> Recorded | None:
+        """Begin the request's lines in the record of the traffic; None if there is no record.
+
+        Args:
+            prompts: token ids of each prompt.
+            params: the request's sampling.
+            salt: its cache salt.
+        """
+        recorder, caller = self.served.recorder, self.caller
+        if recorder is None:
+            return None
+        adapter = "" if caller.adapter is None else caller.adapter.digest
+        return recorder.begin(
+            prompts,
+            params,
+            arrived=caller.arrived,
+            tenant=caller.tenant.name,
+            scope=f"{caller.cache_salt(salt)} {self.served.name} {adapter}",
+            model=self.model,
+            endpoint=self.endpoint,
+        )
 
     def close(self) -> None:
         """Cancel the sequences that still run, and settle the tenant's account. Idempotent."""
@@ -276,10 +373,14 @@ class CallStream:
             self._ended()
         return output
 
-    def cancel(self) -> None:
-        """Have the engine drop the request within one step. Harmless when it has finished."""
+    def cancel(self, *, whole: bool = False) -> None:
+        """Have the engine drop the request within one step. Harmless when it has finished.
+
+        Args:
+            whole: whether the Outputs so far are the whole answer, as the reader sees it.
+        """
         self._ended()
-        self._stream.cancel()
+        self._stream.cancel(whole=whole)
 
     def _ended(self) -> None:
         """Add the last known timing to the receipt, once."""

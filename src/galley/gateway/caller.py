@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from galley.cache.wish import NO_WISH, Outcome, Wish
 from galley.errors import RateLimited
 from galley.gateway.derived import Derived
 from galley.gateway.key_file import LOWEST_PRIORITY, Tenant
@@ -32,6 +33,9 @@ class Caller:
         deadline: time on the same clock after which the answer is useless; infinite if unknown.
         trace: data for the request's trace.
         adapter: the LoRA adapter that the request names, once its model is found.
+        wish: what the request says about caching.
+        cached: what the response cache did; None: it was not involved.
+        headers: headers of the response.
         derived: the derived model by whose name the request names its model, if it does.
     """
 
@@ -43,6 +47,9 @@ class Caller:
     trace: Trace = field(default_factory=Trace)
     adapter: Adapter | None = None
     derived: Derived | None = None
+    wish: Wish = NO_WISH
+    cached: Outcome | None = None
+    headers: dict[str, str] = field(default_factory=dict)
 
     @property
     def tenant(self) -> Tenant:

@@ -76,7 +76,7 @@ async def converse(
         params,
         await call.text.encode(markers, add_special_tokens=False),
     )
-    return Generation.submit(
+    return await Generation.submit(
         call,
         await call.text.check_grammar(params, constrained_by or "tool_choice"),
         [prompt],

@@ -1,6 +1,7 @@
 """Generates text from one or more prompts; the sequences are submitted, read and cancelled together."""
 
 import asyncio
+import time
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -19,6 +20,7 @@ from galley.service.requests import expand
 from galley.text.stream import Delta, TextStream
 from galley.tools.events import Event, Text
 from galley.tools.parser import Parser
+from galley.traffic.recorder import Recorded
 from galley.types import SamplingParams, TokenLogprob
 
 Finish = Literal["stop", "length", "tool_calls"]
@@ -60,16 +62,21 @@ class Generation:
     """
 
     def __init__(
-        self, call: Call, choices: Sequence["_Choice"], prompt_lengths: Sequence[int]
+        self,
+        call: Call,
+        choices: Sequence["_Choice"],
+        prompt_lengths: Sequence[int],
+        recorded: Recorded | None,
     ) -> None:
         """Wrap ``choices``, which are already in the engine. Created by :meth:`submit`."""
         self._call = call
         self._choices = choices
         self._prompt_lengths = prompt_lengths
         self._closed = False
+        self._recorded = recorded
 
     @classmethod
-    def submit(
+    async def submit(
         cls,
         call: Call,
         params: SamplingParams,
@@ -123,12 +130,12 @@ class Generation:
         ]
         lengths = [len(prompt) for prompt in prompts]
         reserve = sum(lengths) + len(requests) * (params.max_tokens or 0)
+        streams = await call.submit(requests, reserve=reserve, seeded=params.seed is not None)
         choices = [
-            _choice(index, call, stream, params, parser)
-            for index, stream in enumerate(call.submit_all(requests, reserve=reserve))
+            _choice(index, call, stream, params, parser) for index, stream in enumerate(streams)
         ]
         call.prompts_taken(sum(lengths))
-        return cls(call, choices, lengths)
+        return cls(call, choices, lengths, call.recorded(prompts, params, cache_salt))
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yield the output of the choices as it arrives, until all have finished.
@@ -187,6 +194,19 @@ class Generation:
             reason=",".join(sorted(reason or "unfinished" for reason in reasons)),
             whole=None not in reasons,
         )
+        if self._recorded is not None:
+            self._recorded.ended(
+                self._generated_by_prompt(),
+                ",".join(sorted(reason or "unfinished" for reason in reasons)),
+                cached=usage.cached,
+                ttft_ms=self._call.caller.record.get("ttft_ms"),
+                duration_ms=1000 * (time.monotonic() - self._call.caller.arrived),
+            )
+
+    def _generated_by_prompt(self) -> list[int]:
+        counts = [len(choice.text.token_ids) for choice in self._choices]
+        n = len(counts) // len(self._prompt_lengths)
+        return [sum(counts[begin : begin + n]) for begin in range(0, len(counts), n)]
 
 
 def check_count(served: ServedModel, prompts: int, n: int, prompt_param: str) -> None:
@@ -241,7 +261,7 @@ class _Choice:
                 if finish is not None:
                     # A stop string or a final call, which the engine cannot detect.
                     if output.finish_reason is None:
-                        self._stream.cancel()
+                        self._stream.cancel(whole=True)
                     self._open = False
                     self.text.finish_reason = "length" if finish == "length" else "stop"
                     self._call.sequence_ended(self._stream, self.text.finish_reason)

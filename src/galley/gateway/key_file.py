@@ -6,7 +6,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -40,6 +40,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             generated texts.
         concurrency: the most requests, recordings and live streams at a time.
         max_context: the most tokens of a prompt and its text together; None: the model's context.
+        response_cache: overrides the models' setting of that name; None: it does not.
         admin: whether its keys may use the admin routes, too.
     """
 
@@ -50,6 +51,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tokens_per_minute: _Count | None = None
     concurrency: _Count | None = None
     max_context: _Count | None = None
+    response_cache: Literal["off", "exact"] | None = None
     admin: bool = False
 
 

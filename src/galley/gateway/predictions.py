@@ -47,7 +47,7 @@ class Prediction:
             Unavailable: the queue is full, or the server is stopping.
             DeadlineExceeded: the request's deadline has passed.
         """
-        [stream] = self._call.submit_all([self._request])
+        [stream] = await self._call.submit([self._request])
         async for output in stream:
             if output.finish_reason == "abort":
                 raise Draining(

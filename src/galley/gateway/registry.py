@@ -5,8 +5,10 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any, Final
 
+from galley.cache.responses import ResponseCache
 from galley.errors import (
     Conflict,
     EngineFailed,
@@ -28,6 +30,7 @@ from galley.observe.metrics import Metrics
 from galley.service.spawn import Spawner
 from galley.settings.config import Settings
 from galley.settings.named_models import NamedModel
+from galley.traffic.recorder import Recorder
 from galley.types import Task
 from galley.types.model_info import EngineState, Ledger
 
@@ -53,6 +56,8 @@ class Registry:
     Attributes:
         settings: limits and addresses, which apply to all models.
         derived: further names of models, see :meth:`derive`.
+        responses: the response cache; None: no model uses it.
+        recorder: writes the record of the traffic; None: there is none.
     """
 
     def __init__(
@@ -67,6 +72,9 @@ class Registry:
             settings: the settings of all models.
             spawner: the spawner of engine processes, if some have been started already.
             make: creates the submitter of a model's requests.
+
+        Raises:
+            SettingsError: the store of the response cache, or the folder of the record, cannot be used.
         """
         self._spawner = spawner or Spawner(settings)
         self._make = make
@@ -74,7 +82,15 @@ class Registry:
         self.metrics = Metrics(settings.price_per_hour)
         self.lifecycle = Lifecycle(self._state)
         self._plans = MemoryPlans()
-        models = [self._described(own) for own in settings.each_model()]
+        each = settings.each_model()
+        stores = settings.stores_responses or any(own.stores_responses for own in each)
+        self.responses = ResponseCache.open(settings) if stores else None
+        self.recorder = None
+        if settings.record:
+            self.recorder = Recorder(Path(settings.record), settings.record_bytes)
+        if self.responses is not None:
+            self.metrics.watch_responses(self.responses)
+        models = [self._described(own) for own in each]
         self._models = {model.name: model for model in models}
         self.derived: dict[str, Derived] = {}
         self._on_request = OnRequest(
@@ -87,7 +103,15 @@ class Registry:
         return iter(list(self._models.values()))
 
     def _described(self, settings: Settings) -> ServedModel:
-        return ServedModel(settings, self.metrics, self._spawner, self._plans, self._make)
+        return ServedModel(
+            settings,
+            self.metrics,
+            self._spawner,
+            self._plans,
+            self._make,
+            self.responses,
+            self.recorder,
+        )
 
     def add(self, model: NamedModel) -> ServedModel:
         """Add a model, which answers requests once it is restored (:meth:`ServedModel.restore`).
@@ -188,6 +212,10 @@ class Registry:
         """End the engine processes. Idempotent."""
         await self._on_request.close()
         await asyncio.gather(*(model.close() for model in self))
+        if self.responses is not None:
+            await self.responses.close()
+        if self.recorder is not None:
+            await asyncio.to_thread(self.recorder.close)
 
     def find(
         self,

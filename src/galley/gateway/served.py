@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
+from galley import __version__
+from galley.cache.keys import files_digest, model_identity
+from galley.cache.responses import ModelResponses, ResponseCache
 from galley.errors import Conflict, EngineFailed, EngineNotReady, RequestError, UnknownModel
 from galley.formats.gguf_file import is_gguf
 from galley.formats.model_repository import is_in_repository, version_of
@@ -30,6 +33,7 @@ from galley.service.watchdog import Watchdog
 from galley.settings.config import Settings
 from galley.settings.engine_choice import NATIVE_ENGINE, is_file_of_engine
 from galley.speech import require_installed
+from galley.traffic.recorder import Recorder
 from galley.types import Adapter, OnPhase, Task
 from galley.types.model_info import EngineState, EngineStats, Ledger, ModelInfo, OnLedger
 
@@ -51,6 +55,7 @@ class Backend:
         decoder: the decoder of recordings, for a speech model.
         created: Unix time at which the model became ready.
         files: fingerprint of the files from which the model was loaded, see :func:`fingerprint`.
+        responses: the model's part of the response cache; None: the server has none.
         calls: the open calls; after a reload, the engine ends after the last of them.
     """
 
@@ -59,6 +64,7 @@ class Backend:
     decoder: "Decoder | None"
     created: int
     files: str
+    responses: ModelResponses | None = None
     calls: "WeakSet[Any]" = field(default_factory=WeakSet)
 
     @property
@@ -96,6 +102,7 @@ class ServedModel:
         used: when it was last observed in use, on the monotonic clock.
         ledger: its memory plan, once known.
         withdrawn: why it answers no requests although the server runs; None: it does.
+        recorder: writes the record of its traffic; None: there is none.
     """
 
     def __init__(
@@ -105,6 +112,8 @@ class ServedModel:
         spawner: Spawner,
         plans: MemoryPlans | None = None,
         make: MakeSubmitter = make_submitter,
+        cache: ResponseCache | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         """Describe a model that is not loaded yet.
 
@@ -114,11 +123,15 @@ class ServedModel:
             spawner: the spawner of the engine's processes.
             plans: the memory plans of all models that share the memory.
             make: creates the submitter of its requests.
+            cache: the server's response cache.
+            recorder: writes the record of its traffic.
         """
         self.settings = settings
         self._spawner = spawner
         self._plans = plans or MemoryPlans()
         self._make = make
+        self._cache = cache
+        self.recorder = recorder
         self.memory = MemoryWatch(settings.memory_limit_fraction)
         self.name = settings.served_model_name or _default_name(settings.model)
         self.metrics = metrics.model(self.name, self)
@@ -335,7 +348,9 @@ class ServedModel:
             folder,
             unchanged=lambda: has_fingerprint(folder, files),
             on_phase=phase_ended,
+            remembers=self._cache is not None,
         )
+        contents = self._read_contents(folder)
         # Of other engines it is not known before they are ready whether they work with text.
         always_text = self.settings.engine_name == NATIVE_ENGINE
         try:
@@ -353,7 +368,10 @@ class ServedModel:
                 parts = await text.parts(tokenizer or await text.load(), info)
             self.adapters.serve(await self.adapters.begin(engine))
             decoder = None if info.speech is None else await asyncio.to_thread(self._decoder)
+            responses = await self._responses(engine, folder, info, contents)
         except BaseException:
+            if contents is not None:
+                contents.cancel()
             await text.close()
             await engine.close()
             raise
@@ -363,6 +381,33 @@ class ServedModel:
             decoder,
             created=int(time.time()),
             files=files,
+            responses=responses,
+        )
+
+    def _read_contents(self, folder: Path) -> "asyncio.Task[bytes] | None":
+        """Begin to read the model's files for their digest, if answers are stored under it."""
+        if self._cache is None:
+            return None
+        return asyncio.create_task(in_daemon_thread(lambda: files_digest(folder)))
+
+    async def _responses(
+        self,
+        engine: Submitter,
+        folder: Path,
+        info: ModelInfo,
+        contents: "asyncio.Task[bytes] | None",
+    ) -> ModelResponses | None:
+        if self._cache is None or contents is None:
+            return None
+        engine_name, options = self.settings.engine_name, self.settings.engine_options
+        program = f"{__version__} {engine_name} {options}"
+        return ModelResponses(
+            self._cache,
+            engine,
+            model_identity(await contents, info, program),
+            mode=self.settings.response_cache,
+            folder=str(folder),
+            counts=self.metrics.responses,
         )
 
     def _decoder(self) -> "Decoder":

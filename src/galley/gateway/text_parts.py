@@ -43,6 +43,7 @@ class TextLoading:
         *,
         unchanged: Callable[[], bool],
         on_phase: OnPhase,
+        remembers: bool = False,
     ) -> None:
         """Start nothing yet.
 
@@ -51,11 +52,12 @@ class TextLoading:
             name, folder: the model's name and its checkpoint.
             unchanged: returns whether the folder's files are still those that are served.
             on_phase: called with "text" and its duration in seconds.
+            remembers: whether the token ids of texts are kept, for requests that come again.
         """
         self._settings = settings
         self._folder = folder
         self._on_phase = on_phase
-        self._pool = TextPool(settings, name, folder, unchanged=unchanged)
+        self._pool = TextPool(settings, name, folder, unchanged=unchanged, remembers=remembers)
         self._template: ChatTemplate | None = None
 
     async def begin(self) -> None:

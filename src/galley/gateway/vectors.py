@@ -109,7 +109,7 @@ class Vectors:
         """
         ahead = max(1, min(_AHEAD, self._call.room))
         first, rest = self._requests[:ahead], self._requests[ahead:]
-        under_way = deque(self._call.submit_all(first, reserve=self.tokens))
+        under_way = deque(await self._call.submit(first, reserve=self.tokens))
         self._call.prompts_taken(self.tokens)
         vectors = []
         while under_way:
@@ -118,7 +118,7 @@ class Vectors:
             if rest and len(under_way) <= ahead // 2:
                 take = max(1, min(ahead - len(under_way), self._call.room))
                 more, rest = rest[:take], rest[take:]
-                under_way.extend(await self._call.submit_patiently(more))
+                under_way.extend(await self._call.submit(more, patient=True))
         return vectors
 
     async def _vector(self, stream: CallStream) -> bytes:

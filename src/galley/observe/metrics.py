@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollecto
 
 from galley.observe.engines import EngineCollector, EngineTotals, ServedEngine
 from galley.observe.resources import ResourceCollector
+from galley.observe.responses import ResponseFamilies, ResponseMetrics, StoreCollector, WatchedStore
 from galley.observe.tally import FACTORS, SECONDS, TOKEN_SECONDS, Tally, TallyFamily
 from galley.observe.tenants import TenantMetrics
 from galley.types.model_info import EngineStats, Ledger
@@ -56,6 +57,9 @@ class Metrics:
         )
         self.tenants = TenantMetrics(self._registry)
         self._families = _Families(self._registry)
+        self._responses = ResponseFamilies(self._registry, price_per_hour)
+        self._store = StoreCollector()
+        self._registry.register(self._store)
         self._engines = EngineCollector(price_per_hour)
         self._registry.register(self._engines)
         self._registry.register(
@@ -72,7 +76,11 @@ class Metrics:
             engine: read at each scrape.
         """
         totals = self._engines.models[name] = EngineTotals(engine)
-        return ModelMetrics(name, self._families, totals, self.tenants)
+        return ModelMetrics(name, self._families, totals, self.tenants, self._responses.of(name))
+
+    def watch_responses(self, store: WatchedStore) -> None:
+        """Show what the response cache holds."""
+        self._store.store = store
 
     def request_answered(self, endpoint: str, status: int, tenant: str | None = None) -> None:
         """Count a completed HTTP response; ``tenant``: the tenant's name; None: no key was required."""
@@ -93,12 +101,19 @@ class ModelMetrics:
         tenants: metrics of all models, per tenant.
         inter_token: seconds from one Output of a sequence to its next.
         generated: counter of generated tokens.
+        responses: what the response cache does.
     """
 
     def __init__(
-        self, name: str, families: "_Families", engine: EngineTotals, tenants: TenantMetrics
+        self,
+        name: str,
+        families: "_Families",
+        engine: EngineTotals,
+        tenants: TenantMetrics,
+        responses: ResponseMetrics,
     ) -> None:
         self.tenants = tenants
+        self.responses = responses
         self.inter_token: Tally = families.inter_token.labels(name)
         self.generated: Counter = families.generated_tokens.labels(name)
         self._name = name

@@ -24,12 +24,12 @@ import numpy as np
 import numpy.typing as npt
 
 from galley import _native
+from galley.machine import cache_folder
 
 Bytes = npt.NDArray[np.uint8]
 Names = tuple[str, ...]
 """Names of the tensors whose rows are the outputs of a matrix, in order."""
 
-FOLDER_VARIABLE: Final = "GALLEY_CACHE_DIR"
 ALIGNMENT: Final = 64
 """Alignment of matrices in bytes, required by the kernels."""
 _SUFFIX: Final = ".packed"
@@ -161,20 +161,12 @@ class CachedFile:
 
 
 def packed_folder() -> Path:
-    """Return the folder of packed weights: in GALLEY_CACHE_DIR, or else in the user's cache folder.
+    """Return the folder of packed weights, in the cache folder.
 
     Raises:
-        OSError: neither folder is known.
+        OSError: no cache folder is known.
     """
-    if own := os.environ.get(FOLDER_VARIABLE):
-        return Path(own).absolute() / "packed"
-    # The XDG specification ignores relative paths.
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not base.is_absolute():
-        base = Path(os.path.expanduser("~/.cache"))
-    if not base.is_absolute():
-        raise OSError("this user has no home folder")
-    return base / "galley" / "packed"
+    return cache_folder() / "packed"
 
 
 def file_path(folder: Path, header: Header) -> Path:

@@ -10,9 +10,9 @@ from typing import BinaryIO, Final
 from galley import _native
 from galley.errors import CheckpointError, DamagedWeights, EngineFailed, SettingsError
 from galley.formats.reader import CheckpointReader
+from galley.machine import FOLDER_VARIABLE
 from galley.ops import background
 from galley.ops.packed_files import (
-    FOLDER_VARIABLE,
     Bytes,
     CachedFile,
     Entry,

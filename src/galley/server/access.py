@@ -39,9 +39,10 @@ _FOREIGN_WORDS: Final = frozenset(
 class AccessLog:
     """ASGI middleware, the outermost: errors that nothing else handles end here.
 
-    Leaves in ``scope["state"]``: ``request_id``, unique; ``arrived`` (on the monotonic clock); ``record``
-    and ``trace``, to which others add fields of the log line and the trace; and ``log_prompts``. The
-    response's header ``X-Request-Id`` is the request's own, if it is well-formed, else ``request_id``.
+    Leaves in ``scope["state"]``: ``request_id``, unique; ``arrived`` (on the monotonic clock); ``record``,
+    ``trace`` and ``headers``, to which others add fields of the log line, the trace and the response; and
+    ``log_prompts``. The response's header ``X-Request-Id`` is the request's own, if it is well-formed,
+    else ``request_id``.
     """
 
     def __init__(
@@ -79,13 +80,14 @@ class AccessLog:
         state = scope.setdefault("state", {})
         state.update(request_id=request_id, arrived=arrived, record={}, trace=Trace())
         state["log_prompts"] = self._log_prompts
+        headers: dict[str, str] = state.setdefault("headers", {})
         status: int | None = None
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] in BEGINNINGS:
                 status = message.get("status", _SWITCHING_PROTOCOLS)
-                MutableHeaders(scope=message)["X-Request-Id"] = shown_id
+                MutableHeaders(scope=message).update({"X-Request-Id": shown_id, **headers})
             await send(message)
 
         try:

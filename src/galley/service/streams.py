@@ -75,8 +75,12 @@ class Outputs(Protocol):
     async def __anext__(self) -> Output:
         """Wait for the next Output. Raises DeadlineExceeded or SlowReader if there will be none."""
 
-    def cancel(self) -> None:
-        """Have the engine drop the request within one step. Harmless when it has finished."""
+    def cancel(self, *, whole: bool = False) -> None:
+        """Have the engine drop the request within one step. Harmless when it has finished.
+
+        Args:
+            whole: whether the Outputs so far are the whole answer, as the reader sees it.
+        """
 
 
 class OpenCall(Protocol):
@@ -108,7 +112,7 @@ class OutputStream:
         self._ended = output.finish_reason is not None
         return output
 
-    def cancel(self) -> None:
+    def cancel(self, *, whole: bool = False) -> None:
         """Have the engine drop the request within one step. Harmless when it has finished."""
         self._ended = True
         self._request.unread.clear()

@@ -3,6 +3,7 @@
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +39,11 @@ _GRAMMARS_KEPT: Final = 256
 _MOST_KEPT: Final = 16 * 1024
 """Number of cached results of grammars, and maximum length of such a grammar in characters."""
 
+_MOST_ENCODED_BYTES: Final = 32 << 20
+_ENTRY_BYTES: Final = 400
+_ID_BYTES: Final = 36
+"""Estimated size of all token ids that are remembered, and of one text and one id."""
+
 _BUDGET_SECONDS: Final = 60.0
 """Seconds for which an exceeded budget of a grammar is cached, since the machine may have been busy."""
 
@@ -53,7 +59,13 @@ class TextPool:
     """
 
     def __init__(
-        self, settings: Settings, name: str, folder: Path, *, unchanged: Callable[[], bool]
+        self,
+        settings: Settings,
+        name: str,
+        folder: Path,
+        *,
+        unchanged: Callable[[], bool],
+        remembers: bool = False,
     ) -> None:
         """Create the pool without workers.
 
@@ -62,10 +74,12 @@ class TextPool:
             name, folder: the model's name and folder.
             unchanged: returns whether the folder's files are still those that are served. If they are not,
                 no worker is started, since it would load different files.
+            remembers: whether to keep the token ids of texts, for requests that come again.
         """
         self._unchanged = unchanged
         start = TextStart(str(folder), settings.text_seconds, settings.text_bytes)
         self._grammars = _Grammars()
+        self._encoded = _Encoded() if remembers else None
         self._chats = Lane(name, start, unchanged)
         self._texts = Lane(name, start, unchanged)
         self._large = Lane(name, start, unchanged)
@@ -118,10 +132,15 @@ class TextPool:
             QueueFull: too much text work waits already.
         """
         frame = encode(job)
+        if self._encoded is not None and (known := self._encoded.find(frame)) is not None:
+            return known
         lane = self._chats if isinstance(job, EncodeChat) else self._texts
         if len(frame) > _SMALL_BYTES:
             lane = self._large
-        return _taken(await self._that_runs(lane).run(frame, param, share), param)
+        answer = _taken(await self._that_runs(lane).run(frame, param, share), param)
+        if self._encoded is not None:
+            self._encoded.keep(frame, answer)
+        return answer
 
     async def check_grammar(self, grammar: Grammar, field: str, share: Share) -> Grammar:
         """Check and compile a grammar; answers are cached, refusals included.
@@ -257,6 +276,36 @@ class TextWork:
             return params
         compiled = await self._pool.check_grammar(params.grammar, field, self._share)
         return msgspec.structs.replace(params, grammar=compiled)
+
+
+class _Encoded:
+    """The token ids of the latest texts and conversations, by digests of their jobs."""
+
+    def __init__(self) -> None:
+        self._answers: OrderedDict[bytes, tuple[FromText, int]] = OrderedDict()
+        self._bytes = 0
+
+    def find(self, frame: bytes) -> FromText | None:
+        key = _digest(frame)
+        kept = self._answers.get(key)
+        if kept is None:
+            return None
+        self._answers.move_to_end(key)
+        return kept[0]
+
+    def keep(self, frame: bytes, answer: FromText) -> None:
+        key = _digest(frame)
+        if not isinstance(answer, Ids) or key in self._answers:
+            return
+        size = _ENTRY_BYTES + _ID_BYTES * sum(map(len, answer.ids))
+        self._answers[key] = (answer, size)
+        self._bytes += size
+        while self._bytes > _MOST_ENCODED_BYTES:
+            self._bytes -= self._answers.popitem(last=False)[1][1]
+
+
+def _digest(frame: bytes) -> bytes:
+    return blake2b(frame, digest_size=16).digest()
 
 
 class _Grammars:

@@ -78,7 +78,7 @@ class Unread:
         self._ended = output.finish_reason is not None
         self._outputs.append(output)
         self._there.set()
-        self._count(_bytes(output))
+        self._count(size_of(output))
 
     def fail(self, error: GalleyError) -> None:
         """End the stream with ``error``, after the unread Outputs."""
@@ -98,8 +98,8 @@ class Unread:
             taken.append(self._outputs.popleft())
         if not self._outputs and self._error is None:
             self._there.clear()
-        self._count(-sum(map(_bytes, taken)))
-        return taken[0] if len(taken) == 1 else _as_one(taken)
+        self._count(-sum(map(size_of, taken)))
+        return taken[0] if len(taken) == 1 else as_one(taken)
 
     def clear(self) -> None:
         """Drop all unread Outputs and end the stream: it is not read any more."""
@@ -133,7 +133,7 @@ def _joined(parts: Sequence[list[T] | None]) -> list[T] | None:
     return [entry for part in given for entry in part] if given else None
 
 
-def _as_one(outputs: Sequence[Output]) -> Output:
+def as_one(outputs: Sequence[Output]) -> Output:
     """Merge the ``outputs`` of several steps into one."""
     last = outputs[-1]
     return msgspec.structs.replace(
@@ -159,7 +159,8 @@ def _result(results: Sequence[Result | None]) -> Result | None:
     )
 
 
-def _bytes(output: Output) -> int:
+def size_of(output: Output) -> int:
+    """Return the estimated bytes of an Output in this process."""
     result = output.result
     if result is None:
         return _OUTPUT_BYTES

@@ -19,9 +19,9 @@ from msgspec import Meta
 
 from galley.errors import SettingsError
 from galley.redact.spans import KINDS
+from galley.settings.cache import CacheSettings
 from galley.settings.engine import (
     DEFAULT_ADAPTERS,
-    EngineSettings,
     by_field,
     field_names,
     setting,
@@ -49,7 +49,7 @@ _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(EngineSettings):
+class Settings(CacheSettings):
     """All settings of `galley serve`."""
 
     models: tuple[NamedModel, ...] = setting(

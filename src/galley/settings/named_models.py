@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from galley.errors import SettingsError
+from galley.settings.cache import ModelSettings
 from galley.settings.engine import EngineSettings, by_field, field_names, setting_types
 from galley.settings.values import read
 
@@ -55,7 +56,7 @@ def _named(models: Mapping[str, Mapping[str, object]], *, source: str) -> tuple[
                 f"folder with = in its path needs a name before it)"
             )
     return tuple(
-        NamedModel(name, convert(EngineSettings, own, source=f"{source}: models: {name}"))
+        NamedModel(name, convert(ModelSettings, own, source=f"{source}: models: {name}"))
         for name, own in models.items()
     )
 

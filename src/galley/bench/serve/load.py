@@ -37,25 +37,34 @@ async def open_loop(
     requests: Iterator[Prepared],
     times: Sequence[float],
     on_end: Callable[[], None] = lambda: None,
+    *,
+    after: Sequence[tuple[int, float] | None] = (),
 ) -> Run:
-    """Send a request at each of ``times``, whatever became of earlier ones.
+    """Send a request at each of ``times``, whatever became of earlier ones, unless it follows one.
 
     Args:
         client: client of the server.
         requests: one is taken for each time, all before the first is sent.
         times: seconds since the start, ascending.
         on_end: called at the end of each request.
+        after: for each request, the index of an earlier one and the seconds from its end, before which
+            it is not sent; None, or an empty sequence: it waits for none.
     """
     prepared = [next(requests) for _ in times]
     loop = asyncio.get_running_loop()
     async with _quiet(), _delays() as delays, asyncio.TaskGroup() as group:
         began = loop.time() + _DELAY_EVERY
-        tasks = []
+        tasks: list[asyncio.Task[Sample]] = []
+        waits = after or [None] * len(prepared)
         with Alarm() as alarm:
-            for time, request in zip(times, prepared, strict=True):
+            for time, request, wait in zip(times, prepared, waits, strict=True):
                 due = began + time
                 await alarm.wait_until(due)
-                tasks.append(group.create_task(_one(client, request, due, on_end)))
+                if wait is None:
+                    sent = _one(client, request, due, on_end)
+                else:
+                    sent = _after(tasks[wait[0]], wait[1], due, client, request, on_end)
+                tasks.append(group.create_task(sent))
         samples = [await task for task in tasks]
     return Run(samples, delays)
 
@@ -99,6 +108,20 @@ async def closed_loop(
 
         await asyncio.gather(*(lane() for _ in range(concurrency)))
     return Run(samples, delays)
+
+
+async def _after(
+    earlier: asyncio.Task[Sample],
+    pause: float,
+    due: float,
+    client: Client,
+    request: Prepared,
+    on_end: Callable[[], None],
+) -> Sample:
+    """Send a request at ``due``, but not before ``pause`` seconds after an earlier one has ended."""
+    due = max(due, (await asyncio.shield(earlier)).ended + pause)
+    await asyncio.sleep(due - asyncio.get_running_loop().time())
+    return await _one(client, request, due, on_end)
 
 
 async def _one(client: Client, request: Prepared, due: float, on_end: Callable[[], None]) -> Sample:

@@ -96,10 +96,10 @@ async def run_all(
         EngineError: the server cannot be reached, or refuses the first request.
         SettingsError: the model has to be named.
     """
-    _allow_files()
+    allow_files()
     started = datetime.datetime.now(datetime.UTC)
     try:
-        model = model or await _first_model(client)
+        model = model or await first_model(client)
         words = Words()
         if not workload.recordings:
             words = await Words.learn(client, model, chat=workload.endpoint == "chat")
@@ -111,7 +111,7 @@ async def run_all(
                 others = dataclasses.replace(workload, lines=(), seed=workload.seed + 1)
                 warm_up = others.requests(model, words, run=number)
                 lanes = min(plan.warm_up, int(load)) if plan.kind == "concurrency" else 1
-                _check(await closed_loop(client, warm_up, lanes, count=plan.warm_up))
+                checked(await closed_loop(client, warm_up, lanes, count=plan.warm_up))
             requests = workload.requests(model, words, run=number)
             report = functools.partial(_report, on_progress, position)
             points.append(await _point(client, plan, requests, load, report))
@@ -190,14 +190,16 @@ async def _point(
     )
 
 
-def _check(warm_up: Run) -> None:
-    """Raise EngineError if no request of a warm-up succeeded: all others would fail, too."""
-    first = warm_up.samples[0]
-    if all(sample.error for sample in warm_up.samples):
-        raise EngineError(f"every warm-up request failed: {first.error}: {first.detail}")
+def checked(run: Run) -> Run:
+    """Return a run. Raises EngineError if none of its requests succeeded."""
+    first = run.samples[0]
+    if all(sample.error for sample in run.samples):
+        raise EngineError(f"every request failed: {first.error}: {first.detail}")
+    return run
 
 
-async def _first_model(client: Client) -> str:
+async def first_model(client: Client) -> str:
+    """Return the first model that the server lists. Raises SettingsError if it lists none."""
     status, answer = await client.json("/v1/models")
     try:
         return str(answer["data"][0]["id"])
@@ -212,7 +214,7 @@ async def _first_model(client: Client) -> str:
         ) from None
 
 
-def _allow_files() -> None:
+def allow_files() -> None:
     """Raise the limit of open files, and so of connections, as far as the system allows."""
     if resource is None:
         return

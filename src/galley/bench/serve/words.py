@@ -78,4 +78,8 @@ class Words:
         count = max(0, tokens - self.overhead)
         common = round(shared * count)
         beginning = random.Random(1).choices(self.words, k=common)
-        return " ".join([_STARTER, *beginning, *own.choices(self.words, k=count - common)])
+        return self.joined([*beginning, *own.choices(self.words, k=count - common)])
+
+    def joined(self, words: Sequence[str]) -> str:
+        """Return a text of ``overhead`` tokens and these words."""
+        return " ".join([_STARTER, *words])

@@ -12,6 +12,7 @@ from galley.errors import (
     Draining,
     GalleyError,
     MemoryPressure,
+    NotStored,
     QueueFull,
     RateLimited,
     RequestError,
@@ -66,6 +67,14 @@ class ApiError(GalleyError):
         self.headers = dict(headers or {})
 
 
+_STATUSES: Final[dict[type[RequestError], int]] = {
+    UnknownModel: 404,
+    Conflict: 409,
+    AudioTooLong: 413,
+    NotStored: 504,  # RFC 9111, section 5.2.1.7
+}
+"""Statuses of errors of the request; others are 400."""
+
 _UNAVAILABLE: Final = {Draining: "draining", MemoryPressure: "memory_pressure"}
 
 
@@ -74,14 +83,9 @@ def to_api_error(error: Exception) -> ApiError:
     match error:
         case ApiError():
             return error
-        case UnknownModel():
-            return ApiError(404, str(error), param=error.param, code=error.code)
-        case Conflict():
-            return ApiError(409, str(error), code=error.code)
-        case AudioTooLong():
-            return ApiError(413, str(error), param=error.param, code="audio_too_long")
         case RequestError():
-            return ApiError(400, str(error), param=error.param, code=error.code)
+            status = _STATUSES.get(type(error), 400)
+            return ApiError(status, str(error), param=error.param, code=error.code)
         case QueueFull():
             return ApiError(
                 429,

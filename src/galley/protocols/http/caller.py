@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 from starlette.requests import HTTPConnection
 
+from galley.cache.wish import wish_of
 from galley.errors import RequestError
 from galley.gateway.caller import Caller
 from galley.settings.config import MOST_TIMEOUT, Settings
@@ -27,12 +28,19 @@ def caller_of(request: HTTPConnection, *, timeout: float = math.inf) -> Caller:
         timeout: seconds that apply without the header.
 
     Raises:
-        RequestError: the header is not a valid number of seconds.
+        RequestError: the header is not a valid number of seconds, or one about caching is invalid.
     """
     state = request.state
     deadline = state.arrived + _timeout(request.headers.get(TIMEOUT_HEADER), timeout)
     return Caller(
-        state.request_id, state.account, state.record, state.arrived, deadline, state.trace
+        state.request_id,
+        state.account,
+        state.record,
+        state.arrived,
+        deadline,
+        state.trace,
+        wish=wish_of(request.headers),
+        headers=state.headers,
     )
 
 

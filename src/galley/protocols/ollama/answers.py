@@ -151,7 +151,7 @@ class OllamaGeneration:
             if isinstance(asked, OllamaGenerateRequest) and asked.raw:
                 params = await call.text.check_grammar(params, asked.constrained_by)
                 prompts = await call.text.encode([asked.prompt or ""])
-                generation = Generation.submit(
+                generation = await Generation.submit(
                     call, params, prompts, priority=0, cache_salt=None, prompt_param="prompt"
                 )
             else:

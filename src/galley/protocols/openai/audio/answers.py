@@ -1,24 +1,18 @@
 """Transcriptions and translations: transcripts of recordings, whole and as events."""
 
-import asyncio
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self, TypeAlias
 
-import msgspec
-
 from galley.gateway.call import Call
+from galley.gateway.recordings import StoredRecording
 from galley.protocols.openai.audio.schemas import TranslationRequest
+from galley.protocols.openai.audio.sources import Part, Run, Source, Stored
 from galley.protocols.openai.usage import AudioUsage, audio_usage
-from galley.redact import Kind
 
 if TYPE_CHECKING:
-    from galley.speech.chunk_source import ChunkSource
     from galley.speech.decoder import DecodedRecording
-    from galley.speech.redaction import Redactor
     from galley.speech.results import Info, Segment
     from galley.speech.session import Session
 
@@ -32,42 +26,18 @@ _CHUNKS_IN_FLIGHT: Final = 8
 """Maximum chunks of one recording in the engine, which all requests share."""
 
 
-@dataclass
-class _Part:
-    """One channel of a recording in progress, or all of its channels mixed.
-
-    Attributes:
-        channel: the channel, counted from 1; None if it is not transcribed on its own.
-    """
-
-    session: "Session"
-    chunks: "ChunkSource"
-    channel: int | None = None
-
-
 class Transcript:
-    """The transcript of one recording in progress; read it once, either whole or as events."""
+    """The transcript of one recording; read it once, either whole or as events."""
 
-    def __init__(
-        self,
-        call: Call,
-        redact: Collection[Kind],
-        first: _Part,
-        others: Sequence[Callable[[], _Part]] = (),
-    ) -> None:
-        """Create the transcript; :meth:`begin` calls this.
-
-        Args:
-            call: closed with the transcript.
-            redact: kinds of personal data to remove, in each channel.
-            first: the recording, or its first channel.
-            others: open the other channels, one after another.
-        """
+    def __init__(self, call: Call, source: Source) -> None:
+        """Create the transcript; :meth:`begin` and :meth:`again` call this."""
         self._call = call
-        self._redact = redact
-        self._parts = [first]
-        self._others = others
-        self._redactors: list[Redactor] = []
+        self._source = source
+
+    @classmethod
+    def again(cls, call: Call, stored: bytes) -> Self:
+        """Return a stored transcript. Raises msgspec.MsgspecError if it is of another version."""
+        return cls(call, Stored(stored))
 
     @classmethod
     def begin(
@@ -76,14 +46,15 @@ class Transcript:
         asked: TranslationRequest,
         file: BinaryIO,
         name: str,
+        place: StoredRecording,
     ) -> Self:
         """Open the recording and check that it can be transcribed. Takes a while.
 
         Args:
             call: closed with the transcript; if this method raises, the caller closes it.
-            asked: the request.
             file: the recording; the caller closes it, after the transcript.
             name: the file's name, for errors.
+            place: where the transcript is stored once it is complete.
 
         Raises:
             ModelError, AudioError, RequestError: the recording or request does not suit the model.
@@ -114,23 +85,24 @@ class Transcript:
                 file, raw=raw, name=name, max_seconds=most, track=asked.track, channel=channel
             )
 
-        def part(number: int) -> _Part:
-            return _Part(session(number), model.chunks(opened(number), options), number)
+        def part(number: int) -> Part:
+            return Part(session(number), model.chunks(opened(number), options), number)
 
         checked = session(1)  # before the recording is opened
         if not asked.multichannel:
-            return cls(call, redact, _Part(checked, model.chunks(opened(asked.channel), options)))
+            whole = Part(checked, model.chunks(opened(asked.channel), options))
+            return cls(call, Run(call, redact, place, whole))
         recording = opened(1)
-        first = _Part(checked, model.chunks(recording, options), 1)
+        first = Part(checked, model.chunks(recording, options), 1)
         others = [partial(part, number) for number in range(2, recording.channels + 1)]
-        return cls(call, redact, first, others)
+        return cls(call, Run(call, redact, place, first, others))
 
     async def page(self, asked: TranslationRequest) -> bytes:
         """Return the whole transcript in the requested format."""
         from galley.speech import captions
 
         segments = [segment async for segment in self._segments()]
-        if self._others:
+        if asked.multichannel:
             segments = captions.in_order(segments)
         if asked.max_line_width is not None:
             segments = list(captions.lines_of(segments, asked.max_line_width))
@@ -165,67 +137,26 @@ class Transcript:
     def close(self) -> None:
         """Close the recording, and cancel any work still running. Idempotent."""
         self._call.close()
-        for part in self._parts:
-            part.chunks.close()
-
-    @property
-    def _seconds(self) -> float:
-        """Seconds of audio transcribed; each channel counts."""
-        return sum(part.chunks.info(part.session).duration for part in self._parts)
+        self._source.close()
 
     def _usage(self) -> AudioUsage:
-        return audio_usage(self._seconds, self._call.receipt)
+        return audio_usage(self._source.seconds, self._call.receipt)
 
     def _info(self) -> "Info":
-        infos = [part.chunks.info(part.session) for part in self._parts]
-        if len(infos) == 1:
-            return infos[0]
-        warnings = (
-            f"channel {number}: {warning}"
-            for number, info in enumerate(infos, 1)
-            for warning in info.warnings
-        )
-        return msgspec.structs.replace(infos[0], warnings=tuple(warnings))
+        return self._source.info()
 
     async def _segments(self) -> "AsyncGenerator[Segment, None]":
         reason = "cancelled"
         try:
-            async with aclosing(self._of(self._parts[0])) as segments:
+            segments = self._source.segments()
+            async with aclosing(segments):
                 async for segment in segments:
                     yield segment
-            for opened in self._others:
-                self._parts.append(await asyncio.to_thread(opened))
-                async with aclosing(self._of(self._parts[-1])) as segments:
-                    async for segment in segments:
-                        yield segment
             reason = "stop"
-            self._call.recording_done(self._seconds)
+            self._call.recording_done(self._source.seconds)
         except Exception:
             reason = "error"
             raise
         finally:
             self._call.close()
-            self._call.audio_ended(self._seconds, reason, **self._redacted())
-
-    async def _of(self, part: _Part) -> "AsyncGenerator[Segment, None]":
-        """Yield the segments of one part."""
-        from galley.speech.async_transcribe import transcribe_async
-        from galley.speech.redaction import Redactor, redact_stream
-
-        patient = part is not self._parts[0]
-        segments = transcribe_async(self._call, part.session, part.chunks, patient=patient)
-        if self._redact:
-            redactor = Redactor(self._redact)
-            self._redactors.append(redactor)
-            segments = redact_stream(segments, redactor)
-        async with aclosing(segments):
-            async for segment in segments:
-                yield msgspec.structs.replace(segment, channel=part.channel)
-
-    def _redacted(self) -> dict[str, Any]:
-        """Return what the audit log says about redaction: the kinds, and how many spans of each."""
-        if not self._redact:
-            return {}
-        spans = (passage for redactor in self._redactors for passage in redactor.passages)
-        counts = Counter(passage.kind for passage in spans)
-        return {"redact": ",".join(self._redact), "redacted": dict(counts)}
+            self._call.audio_ended(self._source.seconds, reason, **self._source.facts())

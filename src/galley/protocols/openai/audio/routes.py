@@ -5,11 +5,13 @@ from collections.abc import AsyncGenerator
 from contextlib import ExitStack, aclosing, suppress
 from typing import Any, Final, Literal
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from galley.errors import GalleyError, SettingsError
 from galley.gateway.call import Call
+from galley.gateway.recordings import StoredRecording, digest_of, look_up
 from galley.gateway.registry import Registry
 from galley.protocols.common.errors import ApiError
 from galley.protocols.http.admit import find
@@ -84,7 +86,7 @@ async def _answer(
         served = await find(models, request, asked, task, caller)
         call = Call(served, ENDPOINTS[task], caller)
         held.callback(call.close)
-        begin = _begun(call, asked, upload)
+        begin = _found_or_begun(call, asked, upload)
         transcript = await while_connected(request.receive, begin)
         held.callback(transcript.close)
         if asked.stream:
@@ -96,9 +98,32 @@ async def _answer(
     return Response(page, media_type=_MEDIA_TYPES[asked.response_format])
 
 
-async def _begun(call: Call, asked: TranslationRequest, upload: Upload) -> Transcript:
+async def _found_or_begun(call: Call, asked: TranslationRequest, upload: Upload) -> Transcript:
+    """Return the stored transcript of the recording, or begin to transcribe it."""
+    redacted = {*call.served.settings.redact, *asked.redact}
+    options = msgspec.to_builtins(
+        (
+            asked.options(),
+            asked.raw,
+            (asked.track, asked.channel, asked.multichannel),
+            sorted(redacted),
+        )
+    )
+    content = b""
+    if call.backend.responses is not None and call.cache_mode != "off":
+        content = await asyncio.to_thread(digest_of, upload.file)
+    place = await look_up(call, content, options)
+    if place.found is not None:
+        with suppress(msgspec.MsgspecError):
+            return Transcript.again(call, place.found)
+    return await _begun(call, asked, upload, place)
+
+
+async def _begun(
+    call: Call, asked: TranslationRequest, upload: Upload, place: StoredRecording
+) -> Transcript:
     """Run :meth:`Transcript.begin` in a thread, and wait for it if cancelled: it uses the file."""
-    begin = asyncio.to_thread(Transcript.begin, call, asked, upload.file, upload.name)
+    begin = asyncio.to_thread(Transcript.begin, call, asked, upload.file, upload.name, place)
     work = asyncio.ensure_future(begin)
     try:
         return await asyncio.shield(work)

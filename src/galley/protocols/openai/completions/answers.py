@@ -145,7 +145,7 @@ class CompletionAnswer:
             call.check_early(asked.priority or 0)
             params = await call.text.check_grammar(params, asked.constrained_by)
             prompts = await _token_ids(given, call)
-            generation = Generation.submit(
+            generation = await Generation.submit(
                 call,
                 params,
                 prompts,

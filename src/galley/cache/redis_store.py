@@ -1,0 +1,223 @@
+"""Answers in Redis or Valkey, shared by all servers that use it; needs no modules.
+
+Each entry is a value with a time to live. Sorted sets hold when entries were last used, when they end, and
+their sizes, from which a script keeps the bounds. All keys share a hash tag, so that a cluster holds them
+in one slot.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from galley.cache.entry import Entry, pack, unpack
+from galley.cache.store import OVERHEAD_BYTES, Bounds, Kept, Selection, Size, StoreError
+from galley.errors import SettingsError, pip_install
+
+SCHEMES: Final = ("redis://", "rediss://", "unix://")
+
+_PREFIX: Final = "{galley-responses}"
+_USED: Final = f"{_PREFIX}:used"
+_SIZES: Final = f"{_PREFIX}:sizes"
+_EXPIRES: Final = f"{_PREFIX}:expires"
+_HITS: Final = f"{_PREFIX}:hits"
+_TOTAL: Final = f"{_PREFIX}:bytes"
+
+CONNECT_SECONDS: Final = 1.0
+_SCANNED: Final = 500
+"""Entries read at a time when they are listed or removed."""
+
+_INDEX: Final = (_USED, _SIZES, _EXPIRES, _HITS, _TOTAL)
+"""KEYS of the scripts."""
+
+_REMOVE_ONE: Final = """
+local prefix = ARGV[1]
+local function forget(name)
+    local size = tonumber(redis.call('ZSCORE', KEYS[2], name) or 0)
+    for _, index in ipairs({KEYS[1], KEYS[2], KEYS[3]}) do redis.call('ZREM', index, name) end
+    redis.call('HDEL', KEYS[4], name)
+    redis.call('DECRBY', KEYS[5], size)
+end
+local function remove(name)
+    forget(name)
+    return redis.call('DEL', prefix .. ':' .. name)
+end
+"""
+
+_GET: Final = """
+local found = {}
+for i = 3, #ARGV do
+    local value = redis.call('GET', ARGV[1] .. ':' .. ARGV[i])
+    found[i - 2] = value
+    if value then
+        -- Where the memory is full these fail, and the answer is good all the same.
+        redis.pcall('ZADD', KEYS[1], 'XX', ARGV[2], ARGV[i])
+        redis.pcall('HINCRBY', KEYS[4], ARGV[i], 1)
+    end
+end
+return found
+"""
+"""ARGV: prefix, now, then the names."""
+
+_PUT: Final = (
+    _REMOVE_ONE
+    + """
+local name, expires, now = ARGV[2], ARGV[4], ARGV[6]
+-- First, since Redis checks the memory only before a script's first write.
+redis.call('SET', prefix .. ':' .. name, ARGV[3], 'PXAT', math.floor(1000 * tonumber(expires)))
+local ended = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT', 0, 20)
+for _, other in ipairs(ended) do if other ~= name then remove(other) end end
+forget(name)
+redis.call('ZADD', KEYS[1], now, name)
+redis.call('ZADD', KEYS[2], ARGV[5], name)
+redis.call('ZADD', KEYS[3], expires, name)
+local bytes = redis.call('INCRBY', KEYS[5], ARGV[5])
+while bytes > tonumber(ARGV[7]) or redis.call('ZCARD', KEYS[1]) > tonumber(ARGV[8]) do
+    local oldest = redis.call('ZRANGE', KEYS[1], 0, 0)[1]
+    if not oldest or oldest == name then break end
+    remove(oldest)
+    bytes = tonumber(redis.call('GET', KEYS[5]))
+end
+"""
+)
+"""ARGV: prefix, name, value, expires, size, now, most bytes, most entries; times in Unix seconds."""
+
+_REMOVE: Final = (
+    _REMOVE_ONE
+    + """
+local removed = 0
+for i = 2, #ARGV do removed = removed + remove(ARGV[i]) end
+return removed
+"""
+)
+"""ARGV: prefix, then the names."""
+
+
+class RedisStore:
+    """The entries in one Redis database."""
+
+    def __init__(self, url: str, bounds: Bounds, patience: float) -> None:
+        """Describe the connection; it is made when it is first needed.
+
+        Args:
+            url: such as ``redis://localhost:6379/0``; ``rediss`` is encrypted, ``unix`` a socket's path.
+            bounds: kept by the entries that this process stores.
+            patience: seconds that one operation may take.
+
+        Raises:
+            SettingsError: the package redis is missing, or the URL cannot be read.
+        """
+        try:
+            from redis import asyncio as redis
+        except ImportError:
+            raise SettingsError(
+                f"response_cache_store is {_shown(url)}, which needs the package redis: "
+                f"{pip_install('redis')}"
+            ) from None
+        self._bounds = bounds
+        try:
+            self._redis: Any = redis.from_url(
+                url,
+                socket_timeout=patience,
+                socket_connect_timeout=CONNECT_SECONDS,
+                retry=None,
+                max_connections=64,
+            )
+        except ValueError as error:
+            raise SettingsError(f"response_cache_store: {_shown(url)}: {error}") from None
+        self._get = self._redis.register_script(_GET)
+        self._put = self._redis.register_script(_PUT)
+        self._remove = self._redis.register_script(_REMOVE)
+
+    async def get(self, keys: Sequence[bytes]) -> list[Entry | None]:
+        """See :meth:`galley.cache.store.Store.get`."""
+        now = time.time()
+        with _told():
+            found = await self._get(
+                keys=_INDEX, args=[_PREFIX, repr(now), *(key.hex() for key in keys)]
+            )
+        return [
+            _living(unpack(data, key), now) if data else None
+            for key, data in zip(keys, found, strict=True)
+        ]
+
+    async def put(self, entry: Entry) -> None:
+        """See :meth:`galley.cache.store.Store.put`."""
+        data = pack(entry)
+        size = len(data) + OVERHEAD_BYTES
+        now = time.time()
+        if entry.expires <= now or size > self._bounds.bytes:
+            return
+        times = (repr(entry.expires), size, repr(now))
+        bounds = (self._bounds.bytes, self._bounds.entries)
+        with _told():
+            await self._put(keys=_INDEX, args=[_PREFIX, entry.key.hex(), data, *times, *bounds])
+
+    async def find(self, selection: Selection, most: int) -> list[Kept]:
+        """See :meth:`galley.cache.store.Store.find`."""
+        kept: list[Kept] = []
+        with _told():
+            begin = 0
+            while len(kept) < most:
+                used = await self._redis.zrevrange(
+                    _USED, begin, begin + _SCANNED - 1, withscores=True
+                )
+                if not used:
+                    break
+                begin += len(used)
+                kept += await self._kept([(name.decode(), when) for name, when in used], selection)
+        return kept[:most]
+
+    async def _kept(self, used: "Sequence[tuple[str, float]]", selection: Selection) -> list[Kept]:
+        names = [name for name, _ in used]
+        values = await self._redis.mget([f"{_PREFIX}:{name}" for name in names])
+        hits = await self._redis.hmget(_HITS, names)
+        kept = []
+        for (name, when), data, count in zip(used, values, hits, strict=True):
+            entry = _living(unpack(data, bytes.fromhex(name)), time.time()) if data else None
+            if entry is not None and selection.has(entry):
+                kept.append(Kept(entry, len(data) + OVERHEAD_BYTES, when, int(count or 0)))
+        return kept
+
+    async def remove(self, selection: Selection) -> int:
+        """See :meth:`galley.cache.store.Store.remove`."""
+        removed = 0
+        with _told():
+            names = [name.decode() for name in await self._redis.zrange(_USED, 0, -1)]
+            for begin in range(0, len(names), _SCANNED):
+                some = [(name, 0.0) for name in names[begin : begin + _SCANNED]]
+                chosen = [kept.entry.key.hex() for kept in await self._kept(some, selection)]
+                if chosen:
+                    removed += await self._remove(keys=_INDEX, args=[_PREFIX, *chosen])
+        return removed
+
+    async def size(self) -> Size:
+        """See :meth:`galley.cache.store.Store.size`."""
+        with _told():
+            entries = await self._redis.zcard(_USED)
+            return Size(entries, int(await self._redis.get(_TOTAL) or 0))
+
+    async def close(self) -> None:
+        """See :meth:`galley.cache.store.Store.close`."""
+        await self._redis.aclose()
+
+
+def _living(entry: Entry | None, now: float) -> Entry | None:
+    return entry if entry is not None and entry.expires > now else None
+
+
+def _shown(url: str) -> str:
+    """Return the URL without its password, for messages."""
+    scheme, slashes, rest = url.partition("://")
+    return f"{scheme}{slashes}{rest.rpartition('@')[2]}"
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Raise the client's errors as StoreError."""
+    from redis.exceptions import RedisError
+
+    try:
+        yield
+    except (RedisError, OSError, TimeoutError) as error:
+        raise StoreError(f"Redis: {error}") from error

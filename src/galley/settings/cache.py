@@ -1,0 +1,59 @@
+"""The settings of what a server keeps of its traffic: answers, and a record."""
+
+# ruff: noqa: RUF009  (setting is dataclasses.field, called the same way)
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from galley.settings.engine import EngineSettings, setting
+from galley.settings.values import Count, Seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings(EngineSettings):
+    """The settings that each of several served models may have for itself."""
+
+    response_cache: Literal["off", "exact"] = setting(
+        "off",
+        "Cache",
+        "answer requests that are equal to earlier ones from a store; exact: greedy or seeded requests",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheSettings(ModelSettings):
+    """The settings of a server's store of answers, and of the record of its traffic."""
+
+    response_cache_store: str = setting(
+        "",
+        "Cache",
+        "where answers are stored: a file, or redis://HOST:PORT/DB (needs the extra redis); default: "
+        "responses.sqlite in the cache folder",
+        secret=True,
+    )
+    response_cache_bytes: Count = setting(
+        1024 * 1024 * 1024, "Cache", "size of all stored answers; the least recently used make room"
+    )
+    response_cache_entries: Count = setting(1_000_000, "Cache", "number of stored answers")
+    response_cache_seconds: Seconds = setting(
+        86_400.0, "Cache", "age at which a stored answer is dropped, in seconds"
+    )
+    response_cache_pace: Annotated[float, Meta(gt=0, le=1e9)] | None = setting(
+        None, "Cache", "tokens per second at which stored answers are streamed; default: at once"
+    )
+
+    record: str = setting(
+        "",
+        "Cache",
+        "folder for a record of the traffic, for galley replay: times, lengths and hashes, no texts",
+    )
+    record_bytes: Annotated[int, Meta(ge=128 << 20)] = setting(
+        1024 * 1024 * 1024, "Cache", "size of the record; the oldest files make room"
+    )
+
+    @property
+    def stores_responses(self) -> bool:
+        """Whether a store of answers is opened: a model uses it, or requests may ask for it."""
+        return self.response_cache != "off" or bool(self.response_cache_store)

@@ -1,0 +1,60 @@
+"""A server that is killed while it writes: nothing wrong is ever found, and little is lost."""
+
+import asyncio
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from galley.cache.sqlite_store import SqliteStore
+from galley.cache.store import Bounds
+from tests.cache.entries import entry
+from tests.thorough import THOROUGH
+
+_LOST_SECONDS = 1.0
+
+
+def killed_writer(path: Path, first: int) -> tuple[dict[int, float], float]:
+    """Run a writer and kill it; what it had handed over, number -> Unix time, and when it was killed."""
+    command = [sys.executable, "-m", "tests.cache.writer", str(path), str(first)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(_LOST_SECONDS + random.random())
+    killed = time.time()
+    process.kill()
+    text, _ = process.communicate()
+    whole = [line.split() for line in text.splitlines() if len(line.split()) == 2]
+    return {int(number): float(at) for number, at in whole[:-1]}, killed
+
+
+def test_no_wrong_answer_and_at_most_the_last_second_lost(tmp_path: Path) -> None:
+    path = tmp_path / "answers.sqlite"
+    bounds = Bounds(bytes=1 << 30, entries=10**6, seconds=3600)
+    handed_over: dict[int, float] = {}
+    ends: list[float] = []
+
+    async def check() -> None:
+        store = SqliteStore(path, bounds)
+        found = dict(
+            zip(
+                handed_over,
+                await store.get([entry(number).key for number in handed_over]),
+                strict=True,
+            )
+        )
+        for number, at in handed_over.items():
+            kept = found[number]
+            if kept is None:
+                assert any(end - _LOST_SECONDS <= at <= end for end in ends), number
+            else:
+                assert kept.body == entry(number, size=2000).body
+        await store.close()
+
+    for kill in range(50 if THOROUGH else 4):
+        some, end = killed_writer(path, 1_000_000 * kill)
+        handed_over |= some
+        ends.append(end)
+        asyncio.run(check())
+    assert len(handed_over) > 100

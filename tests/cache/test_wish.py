@@ -1,0 +1,39 @@
+"""What headers ask of the cache."""
+
+import math
+
+import pytest
+
+from galley.cache.wish import NO_WISH, Outcome, wish_of
+from galley.errors import RequestError
+
+
+def test_no_header_is_no_wish() -> None:
+    assert wish_of({"accept": "*/*"}) is NO_WISH
+
+
+def test_directives_are_read_in_any_case_and_order() -> None:
+    wish = wish_of({"cache-control": 'No-Store , MAX-AGE="60",private, no-cache'})
+    assert (wish.reads, wish.writes, wish.max_age) == (False, False, 60)
+    assert wish_of({"cache-control": "no-transform"}).max_age == math.inf
+
+
+@pytest.mark.parametrize("value", ["-1", "1.5", "", "9" * 11, "\u0661"])
+def test_times_are_whole_seconds(value: str) -> None:
+    for headers in ({"cache-control": f"max-age={value}"}, {"x-galley-cache-ttl": value}):
+        with pytest.raises(RequestError, match="whole seconds"):
+            wish_of(headers)
+
+
+@pytest.mark.parametrize(
+    ("hits", "misses", "bypassed", "word"),
+    [(1, 0, 0, "hit"), (2, 1, 0, "miss"), (0, 0, 3, "bypass"), (1, 0, 1, "miss")],
+)
+def test_one_word_says_what_happened(hits: int, misses: int, bypassed: int, word: str) -> None:
+    outcome = Outcome(hits=hits, misses=misses, bypassed=bypassed, age=3.7)
+    assert outcome.headers()["x-galley-cache"] == word
+    assert outcome.headers().get("x-galley-cache-age") == ("3" if word == "hit" else None)
+
+
+def test_headers_of_many_texts_stay_short() -> None:
+    assert len(Outcome(hits=500, keys=["ab" * 16] * 500).headers()["x-galley-cache-key"]) < 600
