@@ -41,25 +41,20 @@ GALLEY_INLINE Largest largest_of(const float* x, int64_t count) {
         high = max(high, v);
         bad |= not_at_most(v, greatest);
     }
+    if (bad) return {0.0f, 0.0f, 0, false};
     const float most = largest(high);
-    if (bad || most == 0.0f) return {most, 0.0f, 0, bad == 0};
-    uint32_t bits;
-    memcpy(&bits, &most, sizeof bits);
-    --bits;
-    float below;
-    memcpy(&below, &bits, sizeof below);
-    const uint32_t lane = __builtin_ctz(not_at_most(high, splat(below)));
-    int64_t at = 0;
-    for (;; at += kLanes)
-        if (const uint32_t found = not_at_most(abs(load_some(x + at, count - at)), splat(below))) {
-            at += __builtin_ctz(found);
-            break;
-        }
-    float highs[kLanes], nexts[kLanes];
-    store(highs, high);
-    store(nexts, next);
-    highs[lane] = nexts[lane];
-    return {most, largest(load(highs)), at, true};
+    if (most == 0.0f) return {0.0f, 0.0f, 0, true};
+    Floats others;
+    GALLEY_PARTS others.p[i] = high.p[i] < most ? high.p[i] : next.p[i];
+    int64_t at = count;
+    uint32_t lanes = ~not_at_most(splat(most), high) & ((1u << kLanes) - 1);
+    const bool several = lanes & (lanes - 1);
+    for (; lanes; lanes &= lanes - 1) {
+        int64_t k = __builtin_ctz(lanes);
+        while (__builtin_fabsf(x[k]) != most) k += kLanes;
+        at = least(at, k);
+    }
+    return {most, several ? most : largest(others), at, true};
 }
 
 // Of the second largest to 127, unless the largest would not fit 16 bits then.

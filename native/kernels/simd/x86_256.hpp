@@ -9,7 +9,6 @@ constexpr int kWidth = 8;
 }
 }  // namespace galley
 
-#include "narrow.hpp"
 #include "parts.hpp"
 
 namespace galley {
@@ -33,6 +32,14 @@ GALLEY_INLINE uint32_t not_at_most(Floats a, Floats b) {
         lanes |= part << i * kWidth;
     }
     return lanes;
+}
+
+// Lanes folded in halves; of two of which one is NaN, the former.
+GALLEY_INLINE float largest(Floats a) {
+    const __m256 eight = _mm256_max_ps(a.p[1], a.p[0]);
+    __m128 v = _mm_max_ps(_mm256_extractf128_ps(eight, 1), _mm256_castps256_ps128(eight));
+    v = _mm_max_ps(_mm_movehl_ps(v, v), v);
+    return _mm_cvtss_f32(_mm_max_ss(_mm_movehdup_ps(v), v));
 }
 
 // To the nearest, ties to even; |a| < 2^22.
