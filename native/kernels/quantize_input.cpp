@@ -23,23 +23,76 @@ void quantize_bf16(const Matrix& m, const float* x, uint8_t* row, int64_t sums) 
     }
 }
 
+// The largest magnitude of a group, where it is (the first, of equal ones), and the largest of all
+// others.
+struct Largest {
+    float most, second;
+    int64_t at;
+    bool finite;
+};
+
+GALLEY_INLINE Largest largest_of(const float* x, int64_t count) {
+    const Floats greatest = splat(__FLT_MAX__);
+    Floats high = splat(0.0f), next = high;  // of each lane
+    uint32_t bad = 0;
+    for (int64_t i = 0; i < count; i += kLanes) {
+        const Floats v = abs(load_some(x + i, count - i));
+        next = max(next, min(high, v));
+        high = max(high, v);
+        bad |= not_at_most(v, greatest);
+    }
+    if (bad) return {0.0f, 0.0f, 0, false};
+    const float most = largest(high);
+    if (most == 0.0f) return {0.0f, 0.0f, 0, true};
+    Floats others;
+    GALLEY_PARTS others.p[i] = high.p[i] < most ? high.p[i] : next.p[i];
+    int64_t at = count;
+    uint32_t lanes = ~not_at_most(splat(most), high) & ((1u << kLanes) - 1);
+    const bool several = lanes & (lanes - 1);
+    for (; lanes; lanes &= lanes - 1) {
+        int64_t k = __builtin_ctz(lanes);
+        while (__builtin_fabsf(x[k]) != most) k += kLanes;
+        at = least(at, k);
+    }
+    return {most, several ? most : largest(others), at, true};
+}
+
+// Of the second largest to 127, unless the largest would not fit 16 bits then.
+GALLEY_INLINE Rounding rounding_of(const Largest& found) {
+    constexpr float kMost = 32767.0f, kOthers = 127.0f;
+    if (!found.finite) return {__builtin_nanf(""), 0.0f};
+    // Below 1e-30 the quotient would overflow; such a group is zero for every purpose.
+    if (found.most <= 1e-30f) return {0.0f, 0.0f};
+    if (found.second / kOthers < found.most / kMost)
+        return {found.most / kMost, kMost / found.most};
+    return {found.second / kOthers, kOthers / found.second};
+}
+
 void quantize_int8(const Matrix& m, const float* x, uint8_t* row, int64_t sums) {
     int8_t* out = reinterpret_cast<int8_t*>(row);
+    const int64_t step = m.kind == Kind::kInt4 ? 8 : 4;
     for (int64_t g = 0; g < m.input_groups; ++g) {
         const int64_t begin = g * m.input_group;
         const int64_t end = g + 1 < m.input_groups ? begin + m.input_group : m.padded_depth;
-        const Rounding rounding = rounding_of(x + begin, (end < m.depth ? end : m.depth) - begin);
+        const Largest found = largest_of(x + begin, (end < m.depth ? end : m.depth) - begin);
+        const Rounding rounding = rounding_of(found);
         Ints total = splat_int(0);
         for (int64_t k = begin; k < end; k += kLanes) {
             const Ints q = round(rounding, load_some(x + k, m.depth > k ? m.depth - k : 0));
             total = total + q;
             store_bytes(out + k, q);
         }
-        const int32_t group_sum = sum(total);
-        memcpy(row + sums + 4 * g, &group_sum, sizeof group_sum);
-        const float scale = rounding.scale, scaled_sum = scale * static_cast<float>(group_sum);
-        memcpy(row + sums + 4 * (m.input_groups + g), &scale, sizeof scale);
-        memcpy(row + sums + 4 * (2 * m.input_groups + g), &scaled_sum, sizeof scaled_sum);
+        const int64_t at = begin + found.at;
+        const int32_t most = round(rounding, splat(x[at])).p[0][0];
+        out[at] = 0;
+        InputGroup group;
+        group.sum = sum(total);
+        group.scale = rounding.scale;
+        group.scaled_sum = group.scale * static_cast<float>(group.sum);
+        group.largest = most & 0xffff;
+        group.line = static_cast<int32_t>(at / step * 4 * kLanes);
+        group.shift = static_cast<int32_t>(at % 4 * 8 + at % step / 4 * 4);
+        memcpy(row + sums + g * static_cast<int64_t>(sizeof group), &group, sizeof group);
     }
 }
 

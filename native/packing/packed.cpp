@@ -343,7 +343,8 @@ InputLayout::InputLayout(const Matrix& shape, Inputs inputs) : matrix_(shape), i
         if (!is_integer(m.kind))
             throw std::invalid_argument("bf16 weights are not multiplied with int8");
         sums_ = round_up(m.padded_depth, 64);
-        row_bytes_ = round_up(sums_ + 12 * m.input_groups, 64);
+        row_bytes_ =
+            round_up(sums_ + static_cast<int64_t>(sizeof(InputGroup)) * m.input_groups, 64);
     } else {
         // An odd number of lines: rows a power of two apart share few places of the nearest cache.
         sums_ = 2 * bf16_columns(m);

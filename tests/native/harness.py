@@ -29,7 +29,7 @@ from galley.ops.reference import ReferenceExecutor
 from galley.ops.reference_kv import round_int4
 from galley.ops.reference_ops import Step
 from galley.ops.tiles import Tiles
-from galley.quant.int8_inputs import input_group
+from galley.quant.int8_inputs import dynamic_int8, input_group
 from galley.quant.rtn import quantize_int4, quantize_int8, rounded_kind
 from galley.settings.engine import Activations, DType, EngineSettings, KVType, Quantize
 from galley.types import BLOCK_TOKENS
@@ -240,8 +240,8 @@ def input_rounding(activations: str, quantize: str) -> Callable[[torch.Tensor], 
 
     def grouped(x: torch.Tensor) -> torch.Tensor:
         depth = x.shape[1]
-        parts = torch.split(x, input_group(rounded_kind(quantize, depth), depth), dim=1)
-        return torch.cat([round_int8(part) for part in parts], dim=1)
+        columns = input_group(rounded_kind(quantize, depth), depth)
+        return torch.from_numpy(dynamic_int8(x.numpy(), columns))
 
     return grouped if activations == "int8" else ROUNDING[activations]
 

@@ -149,11 +149,17 @@ void check_linear(Kind kind, Inputs inputs, int64_t rows, int64_t outputs, int64
     float most = 0.0f;
     for (int64_t r = 0; r < rows; ++r) {
         FloatRow x = normal(depth, 0.01f + static_cast<float>(r % 3));
-        // Each group's largest, of which an integer then stands for 1/64.
-        constexpr float kLargest = 127.0f / 64;
-        if (unit)
-            for (int64_t k = 0; k < depth; ++k)
-                x[k] = k % 16 ? std::clamp(x[k], -kLargest, kLargest) : kLargest;
+        // Of the second largest of each group, and so of all, an integer stands for 1/64; the
+        // largest of some groups has more than eight bits.
+        constexpr float kSecond = 127.0f / 64;
+        if (unit) {
+            for (int64_t k = 0; k < depth; ++k) {
+                x[k] = k % 8 ? std::clamp(x[k], -kSecond, kSecond) : kSecond;
+                if (k % 128 == 0) x[k] *= -8.0f;
+            }
+            // It may be alone in its group.
+            x[depth - 1] = depth % 64 == 1 ? 0.0f : kSecond;
+        }
         for (float v : x) most = std::max(most, std::fabs(v));
         if (inputs == Inputs::kFloats) {
             std::memcpy(got.data() + r * stride, x.data(), stride);

@@ -124,6 +124,22 @@ def test_int4(
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("rows", [1, 3, 8, 40])
+def test_inputs_far_larger_than_the_others_of_their_group(isa: str, rows: int) -> None:
+    x, w = random_matrix(rows, rows, 300), random_matrix(0, 50, 300)
+    rng = np.random.default_rng(rows)
+    x *= np.where(rng.random(x.shape) < 1 / 40, 10 ** rng.uniform(0, 4, x.shape), 1)
+    x = x.astype(np.float32)
+    for weight in (
+        quantize_int8(as_weight(w)),
+        quantize_int4(as_weight(w), group=32),
+        quantize_int4(as_weight(w), group=128, symmetric=False),
+    ):
+        got = run_linear(x, pack_integers([weight]), len(w), isa=isa, activations="int8")
+        assert close(got, *expected_integer(x, weight, "int8"))
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("activations", ["int8", "bfloat16", "float32"])
 @pytest.mark.parametrize("group", [16, 48, 272])
 def test_a_group_may_begin_in_the_middle_of_a_tile(group: int, activations: str, isa: str) -> None:

@@ -88,6 +88,9 @@ GALLEY_INLINE Ints dot_unsigned(Ints acc, Bytes w, int32_t x) {
 }
 constexpr int kDotsInFlight = 0;  // sums of so many parts do not wait for each other
 
+// Products of numbers below 2^15 and of the lower 16 bits of `b`, which are signed.
+GALLEY_INLINE IntPart multiply_halves(IntPart a, int32_t b) { return a * int32_t{int16_t(b)}; }
+
 // Byte `at` of each lane's four, at the lane's upper end, with zeros below.
 GALLEY_INLINE Ints move_up(Bytes w, int at) {
     Ints moved;

@@ -9,7 +9,6 @@ constexpr int kWidth = 8;
 }
 }  // namespace galley
 
-#include "narrow.hpp"
 #include "parts.hpp"
 
 namespace galley {
@@ -33,6 +32,14 @@ GALLEY_INLINE uint32_t not_at_most(Floats a, Floats b) {
         lanes |= part << i * kWidth;
     }
     return lanes;
+}
+
+// Lanes folded in halves; of two of which one is NaN, the former.
+GALLEY_INLINE float largest(Floats a) {
+    const __m256 eight = _mm256_max_ps(a.p[1], a.p[0]);
+    __m128 v = _mm_max_ps(_mm256_extractf128_ps(eight, 1), _mm256_castps256_ps128(eight));
+    v = _mm_max_ps(_mm_movehl_ps(v, v), v);
+    return _mm_cvtss_f32(_mm_max_ss(_mm_movehdup_ps(v), v));
 }
 
 // To the nearest, ties to even; |a| < 2^22.
@@ -110,6 +117,11 @@ GALLEY_INLINE HalvesPart multiply_signed(UintPart w, int32_t x) {
     const __m256i s = (__m256i)w;
     return (HalvesPart)_mm256_maddubs_epi16(_mm256_abs_epi8(s),
                                             _mm256_sign_epi8(_mm256_set1_epi32(x), s));
+}
+// Products of numbers below 2^15 and of the lower 16 bits of `b`, which are signed; the upper are
+// 0.
+GALLEY_INLINE IntPart multiply_halves(IntPart a, int32_t b) {
+    return (IntPart)_mm256_madd_epi16((__m256i)a, _mm256_set1_epi32(b));
 }
 GALLEY_INLINE IntPart add_pairs(HalvesPart halves) {
     return (IntPart)_mm256_madd_epi16((__m256i)halves, _mm256_set1_epi16(1));

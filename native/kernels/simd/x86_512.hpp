@@ -99,6 +99,11 @@ GALLEY_INLINE HalvesPart multiply_signed(UintPart w, int32_t x) {
         _mm512_mask_sub_epi8(same, _mm512_movepi8_mask(s), _mm512_setzero_si512(), same);
     return (HalvesPart)_mm512_maddubs_epi16(_mm512_abs_epi8(s), turned);
 }
+// Products of numbers below 2^15 and of the lower 16 bits of `b`, which are signed; the upper are
+// 0.
+GALLEY_INLINE IntPart multiply_halves(IntPart a, int32_t b) {
+    return (IntPart)_mm512_madd_epi16((__m512i)a, _mm512_set1_epi32(b));
+}
 GALLEY_INLINE IntPart add_pairs(HalvesPart halves) {
     return (IntPart)_mm512_madd_epi16((__m512i)halves, _mm512_set1_epi16(1));
 }

@@ -21,6 +21,7 @@ from galley.formats.source import resolve_model
 from galley.formats.weights import DENSE_KINDS
 from galley.ops.executor import Batch, Executor, ExecutorOptions, choose_executor, forward
 from galley.ops.sampling import Logits
+from galley.quant.int8_inputs import ROUNDING_VERSION
 from galley.settings.engine import EngineSettings
 from galley.settings.quality_gate import QualityGate
 from galley.types import BLOCK_TOKENS, blocks_for
@@ -172,6 +173,7 @@ class _Check:
                 program.kv_dtype,
             ),
             *(info.ledger.isa, str(self._settings.disable_pass), str((_TEXTS, _TOKENS))),
+            *([str(ROUNDING_VERSION)] if self._rounds_inputs else ()),
         ]
         if self._original is not self._model:
             known.append(self._original.checkpoint.state())

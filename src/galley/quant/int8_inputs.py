@@ -1,8 +1,16 @@
 """Rounding of linear layers' inputs to int8 as in the kernels: per row, in groups of columns."""
 
+from typing import Final
+
 import numpy as np
 
 from galley.formats.weights import Floats, WeightKind
+
+INT8_STEPS: Final = 127
+INT16_STEPS: Final = 32767
+
+ROUNDING_VERSION: Final = 2
+"""Changes with the rounding, so that losses measured with another are not taken for its own."""
 
 
 def input_group(kind: WeightKind, depth: int) -> int:
@@ -21,13 +29,29 @@ def input_group(kind: WeightKind, depth: int) -> int:
 
 
 def dynamic_int8(rows: Floats, columns: int) -> Floats:
-    """Round inputs [rows, depth] to int8 steps of one scale for every ``columns`` columns of a row."""
+    """Round inputs [rows, depth] to integers, with one scale for every ``columns`` columns of a row.
+
+    The largest input of such a group keeps 16 bits, and the scale is that of the second largest: otherwise,
+    one outlier would cost all others of its group their precision.
+    """
     made = np.empty_like(rows)
     for begin in range(0, rows.shape[1], columns):
-        part = rows[:, begin : begin + columns]
-        most = np.abs(part).max(axis=1, keepdims=True)
-        # As in native/kernels/rounding.hpp: with a smaller maximum the quotient would overflow.
-        usable = most > np.float32(1e-30)
-        steps = np.rint(part * np.where(usable, np.float32(127) / np.where(usable, most, 1), 0))
-        made[:, begin : begin + columns] = steps * np.where(usable, most / np.float32(127), 0)
+        made[:, begin : begin + columns] = _rounded(rows[:, begin : begin + columns])
     return made
+
+
+def _rounded(group: Floats) -> Floats:
+    """Round one group of columns, as ``quantize_int8`` of native/kernels/quantize_input.cpp does."""
+    others = np.abs(group)
+    at = others.argmax(axis=1)[:, None]
+    most = np.take_along_axis(others, at, axis=1)
+    np.put_along_axis(others, at, 0, axis=1)
+    second = others.max(axis=1, keepdims=True)
+    by_most = second / np.float32(INT8_STEPS) < most / np.float32(INT16_STEPS)
+    steps = np.where(by_most, np.float32(INT16_STEPS), np.float32(INT8_STEPS))
+    largest = np.where(by_most, most, second)
+    # With a smaller maximum the quotient would overflow.
+    usable = most > np.float32(1e-30)
+    inverse = np.where(usable, steps / np.where(usable, largest, 1), 0)
+    rounded: Floats = np.rint(group * inverse) * np.where(usable, largest / steps, 0)
+    return rounded

@@ -23,8 +23,19 @@ def ledger_lines(model: str, ledger: Ledger) -> list[str]:
         f"{ledger.max_model_len:,} tokens",
         f"  runs on    {ledger.device}, executor {ledger.executor}{kernels}, {ledger.threads} threads",
         *(f"  {part:<10} {bytes_text(count):>10}  {what}" for part, count, what in rows),
+        f"  inputs     {_inputs(model, ledger)}",
         f"  at a time  {fitting}",
     ]
+
+
+def _inputs(model: str, ledger: Ledger) -> str:
+    """Report how the inputs of linear layers are rounded, and how to measure the loss."""
+    measure = f"galley eval quality {model} measures the loss"
+    if ledger.inputs == "float32":
+        return "float32, not rounded"
+    if ledger.inputs == "int8":
+        return f"rounded to int8, the largest of each group to 16 bits; {measure}"
+    return f"rounded to {ledger.inputs}; {measure}"
 
 
 def _state_row(ledger: Ledger) -> list[tuple[str, int, str]]:
