@@ -50,8 +50,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("server") / "log"
-    settings = {"threads": 1, "grpc_port": 0, "admin_key": "admin"}
-    with Server([], log, model_repository=repository, **settings) as running:
+    with Server(
+        [], log, model_repository=repository, threads=1, grpc_port=0, admin_key="admin"
+    ) as running:
         yield running
 
 
@@ -114,7 +115,7 @@ def test_new_versions_and_models_are_loaded_while_requests_run(
     version(repository, "fraud", 3)
     version(repository, "iris", 1)
     url = f"{server.url}/v2/repository/models/fraud/load"
-    seen = []
+    seen: list[str] = []
     with ThreadPoolExecutor(1) as pool:
         loaded = pool.submit(httpx.post, url, headers=ADMIN, timeout=120)
         while not loaded.done() or not seen:

@@ -24,6 +24,7 @@ from tests.thorough import examples
 
 pytestmark = pytest.mark.xdist_group("open_inference")
 
+EXTENSIONS = ["binary_tensor_data", "model_repository", "generate"]
 ROUND_TRIPS = examples(1000)
 
 
@@ -66,7 +67,7 @@ def test_the_server_and_its_models_are_described(client: Any, server: Server) ->
     assert client.is_model_ready("fraud", "1")
     assert not client.is_model_ready("other")
     about = client.get_server_metadata()
-    assert (about["name"], about["extensions"]) == ("galley", ["binary_tensor_data"])
+    assert (about["name"], about["extensions"]) == ("galley", EXTENSIONS)
     assert client.get_model_metadata("fraud", "1") == {
         "name": "fraud",
         "versions": ["1"],

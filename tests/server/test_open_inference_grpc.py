@@ -24,6 +24,7 @@ from tests.thorough import examples
 
 pytestmark = pytest.mark.xdist_group("open_inference_grpc")
 
+EXTENSIONS = ["binary_tensor_data", "model_repository", "generate"]
 ROUND_TRIPS = examples(1000)
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 
@@ -77,7 +78,7 @@ def test_the_server_and_its_models_are_described(client: Any) -> None:
     assert not client.is_model_ready("other")
     assert not client.is_model_ready("fraud", "2")
     about = client.get_server_metadata()
-    assert (about.name, list(about.extensions)) == ("galley", ["binary_tensor_data"])
+    assert (about.name, list(about.extensions)) == ("galley", EXTENSIONS)
     described = client.get_model_metadata("fraud", "1")
     assert (described.name, described.platform) == ("fraud", "onnxruntime_onnx")
     assert list(described.versions) == ["1"]

@@ -22,6 +22,7 @@ from galley.protocols.http.budget import ByteBudget
 from galley.protocols.http.openapi import Operation, document
 from galley.protocols.kserve import routes as kserve
 from galley.protocols.oip import routes as oip
+from galley.protocols.oip.generate import routes as oip_generate
 from galley.protocols.oip.repository import routes as oip_repository
 from galley.protocols.ollama import routes as ollama
 from galley.protocols.ollama.create import routes as ollama_create
@@ -53,7 +54,7 @@ class Served(Protocol):
 
 PROTOCOLS: tuple[Served, ...] = (
     *(chat, completions, responses, anthropic, ollama, ollama_create, ollama_embed),
-    *(embeddings, audio, models, tokens, oip, oip_repository, kserve, health),
+    *(embeddings, audio, models, tokens, oip, oip_repository, oip_generate, kserve, health),
 )
 """Modules of routes for users of the models."""
 

@@ -90,7 +90,7 @@ def routes(models: Registry) -> list[Operation]:
         answer: ServerMetadata = {
             "name": "galley",
             "version": __version__,
-            "extensions": ["binary_tensor_data", "model_repository"],
+            "extensions": ["binary_tensor_data", "model_repository", "generate"],
         }
         return Json(answer)
 

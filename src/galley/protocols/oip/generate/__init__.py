@@ -1,0 +1,1 @@
+"""The generate extension of the Open Inference Protocol: texts of language models."""
