@@ -101,9 +101,7 @@ async def _answer(
 async def _found_or_begun(call: Call, asked: TranslationRequest, upload: Upload) -> Transcript:
     """Return the stored transcript of the recording, or begin to transcribe it."""
     redacted = {*call.served.settings.redact, *asked.redact}
-    options = msgspec.to_builtins(
-        (asked.options(), asked.raw, asked.track, sorted(redacted))
-    )
+    options = msgspec.to_builtins((asked.options(), asked.raw, asked.track, sorted(redacted)))
     content = b""
     if call.backend.responses is not None and call.cache_mode != "off":
         content = await asyncio.to_thread(digest_of, upload.file)
