@@ -10,9 +10,9 @@ from typing import Final
 import msgspec
 
 from galley.errors import RequestError
+from galley.gateway.backend import Backend
 from galley.gateway.call import Call
 from galley.gateway.generation import Generation
-from galley.gateway.served import Backend
 from galley.service.turns import Share
 from galley.tools.conversation import Conversation
 from galley.tools.prepare import check_tools, markers_of, prepared, variables_of

@@ -5,86 +5,39 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
-from galley import __version__
-from galley.cache.keys import files_digest, model_identity
-from galley.cache.responses import ModelResponses, ResponseCache
+from galley.cache.responses import ResponseCache
 from galley.errors import Conflict, EngineFailed, EngineNotReady, RequestError, UnknownModel
 from galley.formats.gguf_file import is_gguf
 from galley.formats.model_repository import is_in_repository, version_of
 from galley.formats.source import BUNDLED, resolve_model
 from galley.gateway.adapters import ServedAdapters
+from galley.gateway.backend import Backend, BackendLoading
 from galley.gateway.caller import Caller
 from galley.gateway.daemon_thread import in_daemon_thread
 from galley.gateway.lifecycle import RETRY_SECONDS
 from galley.gateway.make_submitter import MakeSubmitter, make_submitter
 from galley.gateway.memory_plans import MemoryPlans
 from galley.gateway.memory_watch import MemoryWatch
-from galley.gateway.model_files import fingerprint, has_fingerprint
-from galley.gateway.submitter import Submitter
-from galley.gateway.text_parts import TextLoading, TextParts
+from galley.gateway.model_files import fingerprint
 from galley.observe.metrics import Metrics
 from galley.service.spawn import Spawner
-from galley.service.watchdog import Watchdog
 from galley.settings.config import Settings
-from galley.settings.engine_choice import NATIVE_ENGINE, is_file_of_engine
-from galley.speech import require_installed
+from galley.settings.engine_choice import is_file_of_engine
 from galley.traffic.recorder import Recorder
 from galley.types import Adapter, OnPhase, Task
 from galley.types.model_info import EngineState, EngineStats, Ledger, ModelInfo, OnLedger
 
 if TYPE_CHECKING:
-    from galley.speech.decoder import Decoder
     from galley.speech.model import SpeechModel
 
 log = logging.getLogger("galley.server")
 
 _RETIRE_POLL_SECONDS: Final = 0.1
-
-
-@dataclass(frozen=True, eq=False)
-class Backend:
-    """The loaded model that answers requests.
-
-    Attributes:
-        text: tokenizer, text workers and chat format of a model of texts.
-        decoder: the decoder of recordings, for a speech model.
-        created: Unix time at which the model became ready.
-        files: fingerprint of the files from which the model was loaded, see :func:`fingerprint`.
-        responses: the model's part of the response cache; None: the server has none.
-        calls: the open calls; after a reload, the engine ends after the last of them.
-    """
-
-    engine: Submitter
-    text: TextParts | None
-    decoder: "Decoder | None"
-    created: int
-    files: str
-    responses: ModelResponses | None = None
-    calls: "WeakSet[Any]" = field(default_factory=WeakSet)
-
-    @property
-    def busy(self) -> bool:
-        """Whether it has requests."""
-        return bool(self.calls) or (self.text is not None and self.text.pool.busy)
-
-    def require_text(self) -> TextParts:
-        """Return ``text``. Raises RequestError if the model does not work with text."""
-        self.engine.info.require_text()
-        assert self.text is not None
-        return self.text
-
-    async def close(self) -> None:
-        """End its processes. Idempotent."""
-        if self.text is not None:
-            await self.text.pool.close()
-        if self.decoder is not None:
-            await asyncio.to_thread(self.decoder.close)
-        await self.engine.close()
 
 
 class ServedModel:
@@ -313,7 +266,6 @@ class ServedModel:
     async def _load(
         self, on_phase: OnPhase | None = None, on_ledger: OnLedger | None = None
     ) -> Backend:
-
         def phase_ended(name: str, seconds: float) -> None:
             self.metrics.phase_ended(name, seconds)
             if on_phase is not None:
@@ -321,103 +273,28 @@ class ServedModel:
 
         def planned(ledger: Ledger) -> None:
             self.ledger = ledger
-            self._plans.promise(self.name, ledger, lambda: engine.engine_pid)
             self.metrics.planned(ledger)
             if on_ledger is not None:
                 on_ledger(ledger)
 
         began = time.monotonic()
         folder = await self._resolve()
-        # Before anything is read: files that change during the load count as changed.
-        files = fingerprint(folder)
         phase_ended("resolve", time.monotonic() - began)
-        engine = self._make(
-            self.settings,
-            str(folder),
-            max_queue=self.settings.max_queue,
+        loading = BackendLoading(
+            settings=self.settings,
+            name=self.name,
+            folder=folder,
+            adapters=self.adapters,
+            spawner=self._spawner,
+            plans=self._plans,
+            make=self._make,
+            cache=self._cache,
+            cache_counts=self.metrics.responses,
             on_phase=phase_ended,
             on_ledger=planned,
-            begin=lambda: self._spawner.spawn(self.settings),
-            watchdog=lambda: Watchdog(self.settings.stall_seconds, self.settings.step_timeout),
             on_step=self._step_ended,
-            promised=lambda: self._plans.others_take(self.name),
         )
-        text = TextLoading(
-            self.settings,
-            self.name,
-            folder,
-            unchanged=lambda: has_fingerprint(folder, files),
-            on_phase=phase_ended,
-            remembers=self._cache is not None,
-        )
-        contents = self._read_contents(folder)
-        # Of other engines it is not known before they are ready whether they work with text.
-        always_text = self.settings.engine_name == NATIVE_ENGINE
-        try:
-            if always_text:
-                await text.begin()
-            async with self._plans.turn:
-                engine.launch()
-                await engine.planned()
-            tokenizer = await text.load() if always_text else None
-            info = await engine.ready()
-            if info.speech is not None:
-                require_installed()
-            parts = None
-            if info.text is not None:
-                parts = await text.parts(tokenizer or await text.load(), info)
-            self.adapters.serve(await self.adapters.begin(engine))
-            decoder = None if info.speech is None else await asyncio.to_thread(self._decoder)
-            responses = await self._responses(engine, folder, info, contents)
-        except BaseException:
-            if contents is not None:
-                contents.cancel()
-            await text.close()
-            await engine.close()
-            raise
-        return Backend(
-            engine,
-            parts,
-            decoder,
-            created=int(time.time()),
-            files=files,
-            responses=responses,
-        )
-
-    def _read_contents(self, folder: Path) -> "asyncio.Task[bytes] | None":
-        """Begin to read the model's files for their digest, if answers are stored under it."""
-        if self._cache is None:
-            return None
-        return asyncio.create_task(in_daemon_thread(lambda: files_digest(folder)))
-
-    async def _responses(
-        self,
-        engine: Submitter,
-        folder: Path,
-        info: ModelInfo,
-        contents: "asyncio.Task[bytes] | None",
-    ) -> ModelResponses | None:
-        if self._cache is None or contents is None:
-            return None
-        engine_name, options = self.settings.engine_name, self.settings.engine_options
-        program = f"{__version__} {engine_name} {options}"
-        return ModelResponses(
-            self._cache,
-            engine,
-            model_identity(await contents, info, program),
-            mode=self.settings.response_cache,
-            folder=str(folder),
-            counts=self.metrics.responses,
-        )
-
-    def _decoder(self) -> "Decoder":
-        """Start a decoder and return it; it imports its modules before the first request."""
-        from galley.speech.decoder import Decoder
-
-        seconds, most = self.settings.audio_decode_seconds, self.settings.audio_decode_bytes
-        decoder = Decoder(seconds, most)
-        decoder.start()
-        return decoder
+        return await loading.load()
 
     async def close(self) -> None:
         """End the model's processes, including those of earlier files. Idempotent."""

@@ -6,8 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from galley.errors import RequestError
+from galley.gateway.backend import Backend
 from galley.gateway.registry import Registry
-from galley.gateway.served import Backend
 from galley.protocols.http.admit import admit_unqueued
 from galley.protocols.http.json_answers import Json
 from galley.protocols.http.openapi import Operation
