@@ -1,6 +1,7 @@
 """ONNX models in the test's own process: batches, shapes, errors and options."""
 
 import re
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,8 @@ def arrays_of(output: Output) -> Arrays:
 
 def steps(engine: TensorEngine) -> tuple[dict[str, Output], list[int]]:
     """All outputs by request, and the rows of each batch."""
-    outputs, rows = {}, []
+    outputs: dict[str, Output] = {}
+    rows = []
     while engine.has_work:
         outputs |= {output.request_id: output for output in engine.step()}
         rows.append(engine.stats.batch_tokens)
@@ -304,16 +306,18 @@ def test_how_long_a_batch_waits(tmp_path: Path) -> None:
         assert least <= engine.gather_seconds() <= most, options
 
 
-def test_a_dynamic_batch_waits_once_that_pays(tmp_path: Path) -> None:
+def test_a_dynamic_batch_waits_once_that_pays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Batches take 50 ms, whatever their size, and requests arrive at once."""
     engine = engine_of(onnx_files.perceptron(tmp_path / "mlp.onnx"), '{"max_queue_delay": 0.02}')
     inner = engine._compute._model.run
 
-    def slow(*arguments: Any) -> Any:
+    def slow(inputs: Any, outputs: Any) -> Any:
         time.sleep(0.05)
-        return inner(*arguments)
+        return inner(inputs, outputs)
 
-    engine._compute._model.run = slow  # type: ignore[method-assign]
+    monkeypatch.setattr(engine._compute._model, "run", slow)
     for size in (1, 3, 2, 5):
         for i in range(size):
             add(engine, f"{size}-{i}", {"x": some_rows(1)})
@@ -323,3 +327,9 @@ def test_a_dynamic_batch_waits_once_that_pays(tmp_path: Path) -> None:
     assert 0.0 < engine.gather_seconds() <= 0.02
     add(engine, "other", {"x": some_rows(64)})
     assert engine.gather_seconds() == 0.0  # more than a batch waits
+
+
+def test_a_missing_library_names_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(SettingsError, match=r"pip install 'galley-inference\[onnx\]'"):
+        engine_of(onnx_files.perceptron(tmp_path / "mlp.onnx"))
