@@ -145,7 +145,7 @@ def test_a_model_without_such_heads_is_refused(tokenizer: Tokenizer) -> None:
     info = model_info()
     assert info.speech is not None
     without = msgspec.structs.replace(info.speech, alignment_heads=())
-    with pytest.raises(RequestError, match="tiny times no words") as error:
+    with pytest.raises(RequestError, match="tiny does not support word timestamps") as error:
         Driver(
             tokenizer,
             WORDS,

@@ -52,10 +52,10 @@ class ServerVad(Strict, frozen=True, kw_only=True):
             )
         except RequestError as error:
             names = {"min_silence_ms": "silence_duration_ms", "lead_ms": "prefix_padding_ms"}
-            told = error.param or ""
-            name = names.get(told, told)
+            field = error.param or ""
+            name = names.get(field, field)
             raise RequestError(
-                str(error).replace(told, name, 1), param=f"chunking_strategy.{name}"
+                str(error).replace(field, name, 1), param=f"chunking_strategy.{name}"
             ) from None
 
 
