@@ -43,7 +43,8 @@ def arrays_of(output: Output) -> Arrays:
 
 def steps(engine: TensorEngine) -> tuple[dict[str, Output], list[int]]:
     """All outputs by request, and the rows of each batch."""
-    outputs, rows = {}, []
+    outputs: dict[str, Output] = {}
+    rows: list[int] = []
     while engine.has_work:
         outputs |= {output.request_id: output for output in engine.step()}
         rows.append(engine.stats.batch_tokens)
@@ -313,7 +314,7 @@ def test_a_dynamic_batch_waits_once_that_pays(tmp_path: Path) -> None:
         time.sleep(0.05)
         return inner(*arguments)
 
-    engine._compute._model.run = slow  # type: ignore[method-assign]
+    engine._compute._model.run = slow  # type: ignore[assignment, method-assign]
     for size in (1, 3, 2, 5):
         for i in range(size):
             add(engine, f"{size}-{i}", {"x": some_rows(1)})
