@@ -45,7 +45,7 @@ def arrays_of(output: Output) -> Arrays:
 def steps(engine: TensorEngine) -> tuple[dict[str, Output], list[int]]:
     """All outputs by request, and the rows of each batch."""
     outputs: dict[str, Output] = {}
-    rows = []
+    rows: list[int] = []
     while engine.has_work:
         outputs |= {output.request_id: output for output in engine.step()}
         rows.append(engine.stats.batch_tokens)
