@@ -46,7 +46,7 @@ OF_VECTORS = [
     if operation.path.endswith(("/embeddings", "/embed", "/rerank", "/score"))
 ]
 """As well; test_embeddings.py asks models of embeddings."""
-OF_TENSORS = [operation for operation in OPERATIONS if operation.path.endswith("/infer")]
+OF_TENSORS = [one for one in OPERATIONS if one.path.endswith(("/infer", ":predict"))]
 """As well; test_open_inference.py asks models of tensors."""
 
 

@@ -17,6 +17,7 @@ import tritonclient.grpc.aio as triton_aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
+from tests.missing import without
 from tests.runtimes import onnx_files
 from tests.runtimes.values import generated, same
 from tests.server.serving import Server, until
@@ -289,3 +290,12 @@ def test_a_port_that_is_taken_ends_the_start(folder: Path, tmp_path: Path) -> No
         says = f"ended with 1: (?s:.*)cannot listen on 127.0.0.1:{port} for gRPC"
         with pytest.raises(AssertionError, match=says), server:
             pass
+
+
+def test_without_grpcio_the_start_says_what_to_install(folder: Path, tmp_path: Path) -> None:
+    server = Server(
+        folder / "fraud.onnx", tmp_path / "log", environ=without(tmp_path, "grpc"), grpc_port=0
+    )
+    says = r"ended with 1: (?s:.*)grpc_port needs grpcio(?s:.*)galley-inference\[grpc\]"
+    with pytest.raises(AssertionError, match=says), server:
+        pass

@@ -1,7 +1,7 @@
 """JSON responses of any size."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -14,11 +14,13 @@ _WHOLE: Final = 1024 * 1024
 
 
 class Json(Response):
-    """A response holding a plain object, as JSON in UTF-8."""
+    """A response holding a plain object, or a list of them, as JSON in UTF-8."""
 
     media_type = "application/json"
 
-    def __init__(self, value: Mapping[str, Any], status_code: int = 200) -> None:
+    def __init__(
+        self, value: Mapping[str, Any] | Sequence[Mapping[str, Any]], status_code: int = 200
+    ) -> None:
         super().__init__(msgspec.json.encode(value), status_code)
 
 
