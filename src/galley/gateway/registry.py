@@ -16,6 +16,7 @@ from galley.errors import (
     GalleyError,
     ModelError,
     RequestError,
+    SettingsError,
     UnknownModel,
 )
 from galley.gateway.adapters import ServedAdapter
@@ -122,7 +123,13 @@ class Registry:
         """
         if self.knows(model.name) or any(model.name in other.adapters for other in self):
             raise Conflict(f"{model.name!r} is the name of a served model or adapter")
-        served = self._described(self.settings.of(model))
+        own = self.settings.of(model)
+        if own.response_cache != "off" and self.responses is None:
+            raise SettingsError(
+                f"response_cache of {model.name} is {own.response_cache}, but this server has no store: "
+                "start it with --response-cache-store"
+            )
+        served = self._described(own)
         served.on_request = False
         served.withdrawn = "not loaded yet"
         self._models[served.name] = served
