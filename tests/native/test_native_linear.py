@@ -313,7 +313,7 @@ def test_every_float16_is_kept_and_floats_round_to_the_nearest() -> None:
         expected = values.astype(np.float16)
         same = got == expected.view(np.uint16)
         assert (same | np.isnan(got.view(np.float16)) & np.isnan(expected)).all()
-    with pytest.raises(UnsupportedModel, match=r"tensor w holds.*too large for float16"):
+    with pytest.raises(UnsupportedModel, match=r"tensor w contains.*too large for float16"):
         pack_as("f16", as_weight(np.full((17, 3), 65520.0, np.float32)))
 
 
