@@ -69,6 +69,7 @@ class AuditLog:
         except OSError as error:
             raise SettingsError(f"audit_log: cannot write {path}: {error.strerror}") from None
         self._failed = False
+        self._head = Head(0, START)
         try:
             torn = self._resume()
         except BaseException:
@@ -124,7 +125,6 @@ class AuditLog:
         if torn:
             self._file.truncate(size - torn)
         if not whole:
-            self._head = Head(0, START)
             return torn
         last = tail[tail.rfind(b"\n", 0, whole - 1) + 1 : whole]
         self._head = Head(*_checked(last, str(self._path)))
