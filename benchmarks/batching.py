@@ -32,7 +32,7 @@ from galley.bench.serve.workload import Workload
 POLICIES: Final = ("static", "dynamic", "continuous")
 SHARES: Final = (0.25, 0.5, 0.75, 0.95)
 """Of the requests a second that continuous batching can do."""
-TOLD: Final = {"prompts": "64 tokens", "answers": "20 to 500 tokens, uniform"}
+WORKLOAD_FACTS: Final = {"prompts": "64 tokens", "answers": "20 to 500 tokens, uniform"}
 WORKLOAD: Final = Workload(
     endpoint="completions",
     prompt_tokens=Lengths("fixed", 64),
@@ -50,7 +50,7 @@ class Curve:
     open: list[Point]
 
 
-def measured(url: str, plan: Plan, told: Callable[[str, int], None]) -> list[Point]:
+def measured(url: str, plan: Plan, on_progress: Callable[[str, int], None]) -> list[Point]:
     """The runs of ``plan``."""
     client = Client(url, timeout=600)
     report = asyncio.run(
@@ -60,9 +60,9 @@ def measured(url: str, plan: Plan, told: Callable[[str, int], None]) -> list[Poi
             WORKLOAD,
             model=None,
             target=url,
-            told=dict(TOLD),
+            workload_facts=dict(WORKLOAD_FACTS),
             machine=machine(),
-            on_progress=told,
+            on_progress=on_progress,
         )
     )
     return report.points
@@ -77,15 +77,15 @@ def curves(model: str, seats: int, seconds: float, *flags: str) -> list[Curve]:
         for policy in reversed(POLICIES):
             bar.update(task, description=policy)
 
-            def told(name: str, position: int, policy: str = policy) -> None:
+            def on_progress(name: str, position: int, policy: str = policy) -> None:
                 bar.update(task, description=f"{policy}, {name}")
 
             own = ("--batching", policy, "--max-running", str(seats), "--max-queue", "10000")
             with started(model, *own, "--request-timeout", "1800", *flags) as (url, _):
                 closed = Plan(kind="concurrency", loads=(2 * seats,), seconds=2 * seconds)
-                [saturated] = measured(url, closed, told)
+                [saturated] = measured(url, closed, on_progress)
                 rates = rates or tuple(share * saturated.requests_per_s for share in SHARES)
-                points = measured(url, Plan(kind="rate", loads=rates, seconds=seconds), told)
+                points = measured(url, Plan(kind="rate", loads=rates, seconds=seconds), on_progress)
             made.append(Curve(policy, saturated, points))
             bar.advance(task)
     return made[::-1]

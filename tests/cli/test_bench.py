@@ -46,5 +46,5 @@ def test_wrong_sizes_and_folders_are_told_before_the_work(tmp_path: Path) -> Non
     assert galley("bench", "engine", "--prefix-cache").returncode == 2
     vectors = galley("bench", "engine", "galley-demo-embed")
     assert vectors.returncode == 2
-    assert "galley-demo-embed makes vectors or scores" in vectors.stderr
+    assert "galley-demo-embed returns vectors or scores" in vectors.stderr
     assert "galley graph galley-demo-embed" in vectors.stderr

@@ -258,7 +258,7 @@ def test_other_surplus_tensors_are_named(checkpoint: CheckpointMaker, tmp_path: 
     with changed(folder / CONFIG) as config:
         config["model_type"] = "llama"
     message = refusal(folder)
-    assert "does not read model.layers.0.self_attn.k_norm.weight" in message
+    assert "does not use model.layers.0.self_attn.k_norm.weight" in message
     assert "model_type llama" in message
 
 

@@ -240,7 +240,7 @@ def floats(*shape: int) -> Any:
         (
             {},
             {"blk.0.ffn_gate_exps.bias": floats(5, 24) + 1},
-            "does not read model.layers.0.mlp.experts.0",
+            "does not use model.layers.0.mlp.experts.0",
         ),
         ({}, {"blk.0.ffn_gate_up_exps.weight": floats(5, 48, 32)}, "ffn_gate_up_exps.weight"),
         (

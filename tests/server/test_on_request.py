@@ -109,7 +109,7 @@ def test_the_least_recently_used_makes_room_and_streams_go_on(server: Server) ->
         assert ask(server, "c").status_code == 200
         now = states(server)
         assert (now["a"], now["b"], now["c"]) == ("loaded", "unloaded", "loaded")
-        assert "b is unloaded to make room for c" in server.log
+        assert "unloading b to make room for c" in server.log
         server.engine("a").resume()
         assert list(pieces)[-1].choices[0].finish_reason == "length"
 

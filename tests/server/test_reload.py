@@ -131,7 +131,7 @@ def test_settings_that_changed_take_effect_or_are_named(folder: Path, config: Pa
         with Neighbour(server, before):
             hup(server)
             until(lambda: "is served from the new files" in server.log)
-        assert "changed settings that take a restart: max_queue" in server.log
+        assert "changed settings that need a restart: max_queue" in server.log
         assert "changed at once: log_level=debug" in server.log
         assert "kv_cache_tokens=512, max_running=3" in server.log
         assert alone(client) == before

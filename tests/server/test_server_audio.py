@@ -343,7 +343,7 @@ def test_channels_are_heard_one_by_one(client: OpenAI, speech: bytes, expected: 
     assert (both["duration"], both["usage"]["seconds"]) == (6.0, 12)
     alone = ask([voice, pause], multichannel=True)
     assert alone["text"] == expected
-    assert "channel 2: call.pcm holds only silence" in alone["warnings"][0]
+    assert "channel 2: call.pcm contains only silence" in alone["warnings"][0]
     assert ask([pause, voice], channel=2)["text"] == expected
     assert ask([pause, voice], channel=1)["text"] == ""
     assert "channel" not in ask([voice, voice])["segments"][0]

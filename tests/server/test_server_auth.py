@@ -196,7 +196,7 @@ def test_the_running_server_holds_no_plain_key(monkeypatch: pytest.MonkeyPatch) 
     "key", ["schlüssel", "\U0001f511", "x\ty", " sk-1", "sk-1 ", "\udcff", "\x7f"]
 )
 def test_keys_that_no_header_can_carry_are_refused(tmp_path: Path, key: str) -> None:
-    with pytest.raises(SettingsError, match=r"^api_key: a key holds a character") as error:
+    with pytest.raises(SettingsError, match=r"^api_key: a key contains a character") as error:
         Tenants.load(Settings(api_key=("good", key)))
     assert key.strip() not in str(error.value)
 

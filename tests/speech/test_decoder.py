@@ -174,7 +174,7 @@ def test_a_fork_waits_while_nobody_takes_its_samples(decoder: Decoder) -> None:
     ("number", "error", "says"),
     [
         (signal.SIGKILL, EngineNotReady, "was killed"),
-        (signal.SIGSEGV, AudioError, "call cannot be decoded: it ends"),
+        (signal.SIGSEGV, AudioError, "call cannot be decoded: it crashes the decoder"),
         (signal.SIGPROF, AudioError, "call takes too long to decode"),
     ],
 )

@@ -392,6 +392,6 @@ def test_a_step_that_panics_is_the_texts_error(tmp_path: Path) -> None:
         lambda t: tokenizer.encode_cut([t], 9),
         lambda t: tokenizer.encode_pairs("a", [t], 9),
     ):
-        with pytest.raises(RequestError, match="tokenizer fails on this text: Onig"):
+        with pytest.raises(RequestError, match="tokenizer failed on this text: Onig"):
             encode(text)
     assert tokenizer.encode("ab") == [0, 1]
