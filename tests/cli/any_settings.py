@@ -53,8 +53,10 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     ).map(tuple),
     "host": TEXT,
     "port": st.integers(0, 65535),
+    "grpc_port": st.none() | st.integers(0, 65535),
     "served_model_name": TEXT,
     "models_dir": TEXT,
+    "model_repository": TEXT,
     "load_on_request": st.booleans(),
     "max_loaded_models": st.integers(1, 100),
     "model_keep_alive": st.floats(-1, 1e6),
@@ -72,6 +74,10 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     ).map(tuple),
     "tls_cert": TEXT,
     "tls_key": TEXT,
+    "audit_log": TEXT,
+    "redact": st.lists(st.sampled_from(["all", "card", "name"]), max_size=2, unique=True).map(
+        tuple
+    ),
     "page": st.booleans(),
     "max_queue": st.integers(0, 10**6),
     "stored_responses": st.integers(0, 10**6),

@@ -85,10 +85,10 @@ def aligned(value: int) -> bytes:
         (file(tensors=2**64 - 1), "tensor count"),
         (file(pairs=2**64 - 1), "metadata count"),
         (file(pairs=60_000), "metadata count is 60000"),
-        (file(b"\xff" * 8, b"x" * 99, pairs=1), "metadata 0: a text of 18446744073709551615"),
+        (file(b"\xff" * 8, b"x" * 99, pairs=1), "metadata 0: has a string of 18446744073709551615"),
         (file(ONE, ONE, pairs=2), "a: occurs twice"),
-        (file(pair(b"a", TEXT, b"\xff" * 8), pairs=1), "a: a text of 18446744073709551615"),
-        (file(pair(b"a", 99, b""), pairs=1), "a: has value type 99"),
+        (file(pair(b"a", TEXT, b"\xff" * 8), pairs=1), "a: has a string of 18446744073709551615"),
+        (file(pair(b"a", 99, b""), pairs=1), "a: has unknown value type 99"),
         (
             file(pair(b"a", ARRAY, struct.pack("<IQ", U32, 2**63)), pairs=1),
             "a: has 9223372036854775808",
@@ -116,7 +116,7 @@ def aligned(value: int) -> bytes:
             "within another",
         ),
         (file(ONE, pairs=1), "token_embd.weight: tensor is missing"),
-        (file(b"\xff" * 8, b"x" * 99, tensors=1), "tensor 0: a text of"),
+        (file(b"\xff" * 8, b"x" * 99, tensors=1), "tensor 0: has a string of"),
     ],
     ids=lambda value: value if isinstance(value, str) else "file",
 )

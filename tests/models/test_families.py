@@ -230,7 +230,7 @@ def test_llama_4_attends_in_chunks_or_with_growing_queries(
 def test_attention_in_chunks_is_refused_where_it_is_not_done(checkpoint: CheckpointMaker) -> None:
     config = config_of("llama4", checkpoint, moe_layers=[], attn_temperature_tuning=False)
     program = build_program(config)
-    with pytest.raises(UnsupportedModel, match="this one has attention in chunks"):
+    with pytest.raises(UnsupportedModel, match="this model has attention in chunks"):
         check_trainable(program)
     with pytest.raises(UnsupportedModel, match="chunked attention is not supported for embed"):
         over_whole_texts(program, program.shapes, all_rows=False)

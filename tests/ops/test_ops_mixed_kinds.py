@@ -324,7 +324,7 @@ def test_minima_are_added() -> None:
 
 
 def test_a_kind_chosen_for_nothing_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"chosen for model\.nrom"):
+    with pytest.raises(SettingsError, match=r"given for model\.nrom"):
         plan_kinds(PROGRAM, "int4", chosen={"model.nrom": "bf16"})
 
 

@@ -94,7 +94,7 @@ def test_models_of_whole_texts_are_planned_as_such(
     result = planned(tmp_path, "--ttft", "5", "--json", str(page), config=config)
     assert result.exit_code == 0, result.output
     assert "of 512 tokens: no KV cache, no output" in result.output
-    assert "a million tokens of texts" in result.output
+    assert "per million tokens of texts" in result.output
     assert "TPOT" not in result.output
     assert {p["memory"]["kv"] for p in json.loads(page.read_text())["predictions"]} == {0}
     for flags in (["--output", "5"], ["--tpot", "1"], ["--measure"], ["--experts", "disk"]):
