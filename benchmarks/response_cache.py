@@ -121,7 +121,7 @@ async def measure(place: str, rate: float, seconds: float) -> str:
     p50, p99 = (1000 * times[int(share * count)] for share in (0.5, 0.99))
     return (
         f"{place.partition('://')[0]:<8} {count / (time.perf_counter() - began):7.0f} hits/s  "
-        f"p50 {p50:.3f} ms  p99 {p99:.3f} ms  {1e6 * cpu / count:.0f} us CPU a hit, {lost} without the store"
+        f"p50 {p50:.3f} ms  p99 {p99:.3f} ms  {1e6 * cpu / count:.0f} us CPU a hit, {lost} unanswered"
     )
 
 
