@@ -12,7 +12,7 @@ from transformers import AutoModel, AutoTokenizer
 from galley import LLM, SamplingParams
 from galley.calibration.forward import TeacherForced
 from galley.calibration.measures import Divergence, following
-from galley.settings.engine import EngineSettings
+from galley.settings.engine import Activations, EngineSettings
 from tests.real import find
 
 pytestmark = [pytest.mark.real, pytest.mark.xdist_group("real_models")]
@@ -64,7 +64,8 @@ def test_default_inputs_rarely_change_the_likeliest_token_of_a_real_model() -> N
     with LLM(file, activations="float32", threads=2) as llm:
         ids = llm.tokenizer.encode(text)[:384]
     divergence, logits = Divergence(), []
-    for activations in ("float32", "int8"):
+    compared: tuple[Activations, ...] = ("float32", "int8")
+    for activations in compared:
         settings = EngineSettings(activations=activations, kv_dtype="float32", threads=2)
         with TeacherForced(settings, file, longest=len(ids)) as model:
             logits.append(np.concatenate([rows.copy() for _, rows in model.logits(ids)]))
