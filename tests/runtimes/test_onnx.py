@@ -237,7 +237,7 @@ def test_files_that_are_no_models_of_tensors(tmp_path: Path) -> None:
     folder.mkdir()
     for name in ("a", "b"):
         onnx_files.perceptron(folder / f"{name}.onnx")
-    with pytest.raises(CheckpointError, match=r"not one other ONNX file: a\.onnx, b\.onnx"):
+    with pytest.raises(CheckpointError, match=r"not one other such file: a\.onnx, b\.onnx"):
         engine_of(folder)
 
 
