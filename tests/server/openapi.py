@@ -46,8 +46,14 @@ OF_VECTORS = [
     if operation.path.endswith(("/embeddings", "/embed", "/rerank", "/score"))
 ]
 """As well; test_embeddings.py asks models of embeddings."""
-OF_TENSORS = [operation for operation in OPERATIONS if operation.path.endswith("/infer")]
+OF_TENSORS = [
+    operation for operation in OPERATIONS if operation.path.endswith(("/infer", ":predict"))
+]
 """As well; test_open_inference.py asks models of tensors."""
+OF_REPOSITORY = [
+    operation for operation in OPERATIONS if operation.path.startswith("/v2/repository/models/")
+]
+"""What wants a model repository; test_model_repository.py has one."""
 
 
 def check_answers(server: Server, operation: Any) -> None:

@@ -18,7 +18,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from tests.runtimes import onnx_files
 from tests.runtimes.values import generated, same
-from tests.server.openapi import OF_TENSORS, OPERATIONS, check_answers
+from tests.server.openapi import OF_REPOSITORY, OF_TENSORS, OPERATIONS, check_answers
 from tests.server.serving import Server, until
 from tests.thorough import examples
 
@@ -222,12 +222,21 @@ def test_binary_bodies_that_do_not_add_up(
 
 @pytest.mark.parametrize(
     "operation",
-    [one for one in OPERATIONS if one.path.startswith("/v2") and one.path != "/v2/rerank"],
+    [
+        one
+        for one in OPERATIONS
+        if one.path.startswith(("/v2", "/v1/models/{model}:"))
+        and one.path != "/v2/rerank"
+        and "/generate" not in one.path
+        and one not in OF_REPOSITORY
+    ],
     ids=lambda operation: operation.label,
 )
 def test_answers_are_as_documented(server: Server, operation: Any) -> None:
     check_answers(server, operation)
     body: Any = {"inputs": [X]} if operation in OF_TENSORS else None
+    if operation.path.endswith(":predict"):
+        body = {"instances": [X["data"]]}
     path = operation.path.replace("{model}", "fraud").replace("{version}", "1")
     answer = httpx.request(operation.method, server.url + path, json=body)
     assert answer.status_code == 200
