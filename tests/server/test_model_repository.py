@@ -14,6 +14,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from tests.runtimes import onnx_files
+from tests.server.openapi import OF_REPOSITORY
 from tests.server.serving import Server
 
 pytestmark = pytest.mark.xdist_group("model_repository")
@@ -91,8 +92,12 @@ def test_changes_need_the_admins_key(client: Any, server: Server) -> None:
     for call in (client.load_model, client.unload_model):
         with pytest.raises(InferenceServerException, match="API key"):
             call("fraud")
-    answer = httpx.post(f"{server.url}/v2/repository/models/fraud/load", json={}, headers=ADMIN)
-    assert (answer.status_code, answer.json()) == (200, {})
+    [loading, unloading] = OF_REPOSITORY
+    for operation in (unloading, loading):
+        url = server.url + operation.path.replace("{model}", "fraud")
+        answer = httpx.post(url, json={}, headers=ADMIN, timeout=120)
+        assert (answer.status_code, answer.json()) == (200, {})
+        operation.validate_response(answer)
 
 
 def test_a_model_is_unloaded_and_loaded(client: Any, server: Server) -> None:
