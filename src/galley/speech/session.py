@@ -287,6 +287,7 @@ class Session:
             best.scores,
             job.chunk.seconds - part.start,
             complete=best.complete or not self._timestamps,
+            timed=self._timestamps,
         )
         part.decoded = heard.segments
         part.rest = self._rest(job, part, heard)

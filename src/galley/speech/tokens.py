@@ -218,6 +218,7 @@ class SpeechTokens:
         seconds: float,
         *,
         complete: bool = True,
+        timed: bool = True,
     ) -> Transcript:
         """Parse the tokens of a transcript.
 
@@ -229,6 +230,7 @@ class SpeechTokens:
             tokens: the transcript's tokens.
             scores: log-probability of each token.
             seconds: length of the audio.
+            timed: whether timestamps were requested; those of a text without them mean nothing.
             complete: False if the text was cut off. The text after the last timestamp is then dropped if
                 audio lies before that timestamp.
         """
@@ -245,12 +247,12 @@ class SpeechTokens:
                 text.append((token, score))
                 continue
             until = min(seconds, (token - begin) * self.row_seconds)
-            if text and start < seconds:
+            if text and (start < seconds or not timed):
                 segments.append(_segment(min(start, until), until, text))
             text = []
             start = until
         dropped = bool(text) and not complete and (until or 0.0) >= LEAST_STEP
-        if text and not dropped and start < seconds:
+        if text and not dropped and (start < seconds or not timed):
             segments.append(_segment(start, seconds, text))
             until = None
         kept = [segment for segment in segments if self._says_something(segment.tokens)]
