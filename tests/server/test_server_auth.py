@@ -76,8 +76,9 @@ def test_every_route_asks_for_a_key(locked: Server, method: str, path: str) -> N
         assert answer.status_code == 401
         assert answer.headers["www-authenticate"] == "Bearer"
         error = answer.json()["error"]
-        # The forms of Ollama and of the Open Inference Protocol: a text.
-        if path.startswith(("/api/", "/v2")) and path != "/v2/rerank":
+        # The forms of Ollama, of the Open Inference Protocol and of KServe: a text.
+        of_tensors = path.startswith("/v2") or path.endswith(":predict")
+        if path.startswith("/api/") or (of_tensors and path != "/v2/rerank"):
             assert "API key" in error
             continue
         assert error["type"] == "authentication_error"
