@@ -109,7 +109,9 @@ def test_a_quantised_checkpoint_is_held_beside_its_original(
     assert weights.kl is not None
     assert 0.001 < weights.kl < 1
     strict = settings("kl=0.02", quality_gate_against=str(original))
-    with pytest.raises(UnsupportedModel, match=f"settings that pass: {original} with weight_dtype int8"):
+    with pytest.raises(
+        UnsupportedModel, match=f"settings that pass: {original} with weight_dtype int8"
+    ):
         load_engine(strict, tmp_path / "int4")
     other = settings("kl=1", quality_gate_against="galley-demo")
     with pytest.raises(UnsupportedModel, match="name the checkpoint that it was quantised from"):

@@ -290,7 +290,9 @@ def test_kinds_without_a_kernel_are_refused_by_name(flaw: str) -> None:
         name = "model.norm.weight"
         made = BlockWeight(name, "MXFP4", (96,), 32, 17, np.zeros(51, np.uint8))
     tensors = {n: typed(n, s) for n, s in PROGRAM.all_shapes.items()} | {name: made}
-    with pytest.raises(UnsupportedModel, match=rf"{name} is kept as MXFP4, for which executor 'cpu'"):
+    with pytest.raises(
+        UnsupportedModel, match=rf"{name} is kept as MXFP4, for which executor 'cpu'"
+    ):
         CpuExecutor(PROGRAM, LoadedWeights(tensors), options())
     with pytest.raises(UnsupportedModel, match=rf"{name} is kept as MXFP4.*'reference'"):
         ReferenceExecutor(PROGRAM, LoadedWeights(tensors), options())
