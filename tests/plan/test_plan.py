@@ -321,7 +321,7 @@ def test_the_table_is_whole() -> None:
         ("- {name: a, what: b, kind: car, memory: 1, bandwidth: 1, tflops: {}}", "kind"),
         ("- {name: a, what: b, kind: cpu, memory: 0, bandwidth: 1, tflops: {}}", "memory"),
         ("- {name: a, what: b, kind: cpu, memory: 1, bandwidth: 1, tflops: {}, x: 1}", "x"),
-        (TABLE.read_text() + TABLE.read_text(), "twice"),
+        (TABLE.read_text() + TABLE.read_text(), "duplicate name"),
     ],
 )
 def test_a_wrong_table_is_named(tmp_path: Path, text: str, says: str) -> None:
