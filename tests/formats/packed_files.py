@@ -20,7 +20,7 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def packed(values: Any, bits: int) -> Any:
-    """Pack [n, columns] of integers below ``2 ** bits`` into int32 [n * bits / 32, columns], as a stream."""
+    """Pack [n, columns] of integers below ``2 ** bits`` into int32 [n * bits / 32, columns] as a stream."""
     stream = (values[:, None, :] >> np.arange(bits)[None, :, None]) & 1
     stream = stream.reshape(-1, values.shape[1]).astype(np.uint64)
     words = stream.reshape(-1, 32, values.shape[1]) << np.arange(32, dtype=np.uint64)[None, :, None]
