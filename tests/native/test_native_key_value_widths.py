@@ -96,7 +96,7 @@ class Widths:
         return dataclasses.replace(program, aligner=trace_effect(align, max_positions=POSITIONS))
 
     def split(self, x: torch.Tensor, heads: int) -> torch.Tensor:
-        """Return [heads, rows, columns of a head]; KV heads are repeated for the query heads that share them."""
+        """Return [heads, rows, columns of a head]; query heads that share a KV head get a copy each."""
         split = x.view(len(x), heads, -1).transpose(0, 1)
         return split.repeat_interleave(self.heads // heads, dim=0)
 
@@ -137,7 +137,7 @@ class Widths:
 
 
 def run(executor: Executor, ids: list[list[int]], windows: list[Floats]) -> tuple[Floats, Floats]:
-    """Return logits and weights of all tokens; the last sequence's end has the same bits in its own step."""
+    """Return logits and weights of all tokens; the last sequence's end has the same bits in its own run."""
     executor.allocate_kv(100)
     starts = np.cumsum([0, *map(len, windows)])
     counts = [-(-len(window) // BLOCK_TOKENS) for window in windows]

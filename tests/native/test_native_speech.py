@@ -35,7 +35,7 @@ from tests.thorough import examples
 
 
 def run_op(x: Floats, isa: str, append: Callable[..., None]) -> Floats:
-    """Run an op that ``append(program, x's slot, y's slot)`` adds; it writes as many columns as it reads."""
+    """Run an op that ``append(program, x's slot, y's slot)`` adds; its output is as wide as its input."""
     rows, width = x.shape
     (source, target), arena = slots_of(width, width)
     runtime = _native.Runtime(isa, 1, [])
@@ -232,7 +232,7 @@ def test_encoder_attention(
     threads: int,
     seed: int,
 ) -> None:
-    """Products of float32; or of bfloat16 queries, keys, values and weights (unrounded in the reference)."""
+    """Products of float32, or of bfloat16 queries, keys, values and weights (the latter not in the truth)."""
     rng = np.random.default_rng(seed)
     windows = [random_window(heads, n, rng) for n in lengths]
     encoder = encoder_attention(heads, isa=isa, exact=exact, threads=threads, near=near)
