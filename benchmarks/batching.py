@@ -31,7 +31,7 @@ from galley.bench.serve.workload import Workload
 
 POLICIES: Final = ("static", "dynamic", "continuous")
 SHARES: Final = (0.25, 0.5, 0.75, 0.95)
-"""Of the requests a second that continuous batching can do."""
+"""Arrival rates as shares of continuous batching's maximum rate."""
 WORKLOAD_FACTS: Final = {"prompts": "64 tokens", "answers": "20 to 500 tokens, uniform"}
 WORKLOAD: Final = Workload(
     endpoint="completions",

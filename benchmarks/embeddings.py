@@ -54,7 +54,7 @@ NAMES: Final = {
     "infinity": "infinity",
 }
 WHOLE: Final = ("float32", "F32")
-"""What ends the names of those that compute in float32."""
+"""Suffixes of the names of contenders that compute in float32."""
 
 
 def texts(count: int, seed: int = 0) -> list[list[int]]:

@@ -37,7 +37,7 @@ PATH: Final = "/v1/completions"
 WEIGHTS: Final = {"one": 1, "two": 2, "four": 4}
 LIGHT, HEAVY = "light", "heavy"
 BACKLOG: Final = 64
-"""Requests that each of the weighted tenants has, running and waiting."""
+"""Running and waiting requests of each weighted tenant."""
 RUNNING: Final = 16
 LIGHT_REQUESTS, HEAVY_REQUESTS = 2, 1000
 PROMPT_TOKENS: Final = 64

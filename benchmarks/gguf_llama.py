@@ -30,10 +30,10 @@ FILE_TYPES: Final = {
     "IQ4_XS": 30,
     "BF16": 32,
 }
-"""``llama_ftype`` by the type that its matrices get."""
+"""``llama_ftype`` by the type of its matrices."""
 
 MIXTURES: Final = {"Q4_K_M": 15, "Q5_K_M": 17}
-"""Of files whose matrices get several types."""
+"""``llama_ftype`` of files whose matrices have several types."""
 
 CONTEXT: Final = 1024
 

@@ -37,7 +37,7 @@ from galley.settings.engine import EngineSettings
 
 PROMPT_TOKENS: Final = 64
 TOKENS: Final = 96
-"""Decoded by each stream; the first and last eighth are not counted."""
+"""Tokens decoded by each stream; the first and last eighth are not counted."""
 PROFILE_SECONDS: Final = 20
 
 

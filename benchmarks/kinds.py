@@ -30,7 +30,7 @@ from benchmarks.results_file import machine_file, put
 
 ROUNDED: Final = ("int4", "int8", "bf16", "f16", "float32")
 FILES: Final = ("Q4_0", "Q4_1", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0")
-"""GGUF types whose integers Galley computes with; those that end in M are mixtures."""
+"""GGUF types whose integers Galley computes with; those ending in M are mixtures."""
 BATCHES: Final = (1, 8, 32)
 
 

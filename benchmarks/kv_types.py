@@ -39,7 +39,7 @@ from galley.settings.engine import EngineSettings, KVType
 from galley.types import BLOCK_TOKENS
 
 PAIRS_APART: Final = 5
-"""Pairs of columns between those that are made wide."""
+"""Distance between the widened pairs of columns."""
 
 
 @dataclass(frozen=True)

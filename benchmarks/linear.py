@@ -27,7 +27,7 @@ KINDS = (
     *("int4/float32", "int8/float32", "bf16/float32"),
     *("Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "Q8_0"),
 )
-"""Weights, and after the slash what they are multiplied with, if that is not their own choice.
+"""Weights, and after the slash the type of their inputs, unless it is the default.
 
 After a colon: columns that share a scale. Names in capitals are GGUF's types, kept as the integers that
 they are."""

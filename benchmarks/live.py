@@ -60,7 +60,7 @@ class Report:
     p95: float
     contradictions: int
     memory_mb: tuple[float, ...]
-    """Of server and engine together, sampled evenly from the beginning to the end."""
+    """Memory of server and engine together, sampled evenly from start to end."""
 
 
 def main() -> None:

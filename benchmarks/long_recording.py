@@ -34,9 +34,9 @@ from galley.speech.transcribe import Transcriber
 Samples = NDArray[np.float32]
 
 SILENCES: Final = (1.0, 6.0)
-"""Seconds between two recordings, drawn evenly; half of the silences are digital zeros."""
+"""Seconds between two recordings, drawn uniformly; half of the silences are digital zeros."""
 NOISE: Final = 1e-4
-"""Of the other half, as a standard deviation: -80 dB."""
+"""Standard deviation of the noise in the other half: -80 dB."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class Pace:
 
 
 Paces = dict[str, dict[float, Pace]]
-"""Contender -> share of the foretold tokens that are right -> its pace."""
+"""Contender -> share of the predicted tokens that are right -> its pace."""
 
 
 def measure(

@@ -44,7 +44,7 @@ CHECKPOINTS: Final = {
     "8 of 0.35 billion, top-2": "mixtral-8x0.35b",
     "64 of 0.025 billion, top-8": "qwen3-moe-64x0.025b",
 }
-"""The mixtures, by what they are called here, in :data:`benchmarks.peers.checkpoint.SHAPES`."""
+"""The mixtures by their names here -> in :data:`benchmarks.peers.checkpoint.SHAPES`."""
 SHAPES: Final[dict[str, dict[str, Any]]] = {
     **{name: SHAPES_OF_PEERS[shape] for name, shape in CHECKPOINTS.items()},
     "64 of 0.05 billion, top-8": {

@@ -38,7 +38,7 @@ REFUSED: Final = (429, 503)
 EXPIRED: Final = 504
 REFUSAL_SECONDS: Final = 0.05
 KEPT_SHARE: Final = 0.9
-"""Of the best goodput, what is left at twice the sustainable rate."""
+"""Share of the best goodput that must remain at twice the sustainable rate."""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from galley.formats.source import resolve_model
 PATH: Final = "/v1/completions"
 PROMPT_TOKENS: Final = 64
 SHORT_TOKENS: Final = 64
-"""Of an answer during a reload, so that requests begin before it, during it and after it."""
+"""Tokens of an answer during a reload, so that requests start before, during and after it."""
 RELOAD_SECONDS: Final = 300.0
 BEFORE_SECONDS: Final = 10.0
 

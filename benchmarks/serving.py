@@ -38,7 +38,7 @@ class Server:
     url: str
     model: str
     id_limit: int
-    """Ids below it are tokens, by which prompts can be drawn; a vocabulary has more."""
+    """Upper limit of ids from which prompts are drawn; all lower ids are tokens."""
     ready_seconds: float
     pid: int
 

@@ -60,7 +60,7 @@ from recipes.assistant import glossary
 COMMAND: Final = "python -m benchmarks.speculation"
 PROMPT_TOKENS: Final = 32
 TURN: Final = 6
-"""Steps with speculation, and as many without."""
+"""Steps with speculation, followed by as many without."""
 WAYS: Final[dict[str, Speculation]] = {
     "off": "off",
     "prompt": "prompt",
@@ -68,7 +68,7 @@ WAYS: Final[dict[str, Speculation]] = {
     "auto": "auto",
 }
 DRAFT_WAYS: Final[dict[str, Speculation]] = {"draft": "draft", "auto and draft": "auto"}
-"""Of a draft model."""
+"""Proposers with a draft model."""
 MOST_ROWS: Final = 64
 PARAMS: Final = SamplingParams(temperature=0, max_tokens=200)
 

@@ -28,7 +28,7 @@ _UTF8: Final = 1
 _SPEED, _PITCH = 1, 3
 _WORD, _PHONEME = 1, 7
 _AUDIBLE: Final = 0.01
-"""Of the loudest sample, as in ``voices.say``."""
+"""Threshold relative to the loudest sample, as in ``voices.say``."""
 PAUSE: Final = 0.4
 """Seconds between an utterance's sentences."""
 

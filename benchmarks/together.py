@@ -41,7 +41,7 @@ AUDIO: Final = Path(__file__).parents[1] / "examples/call.opus"
 SHARING: Final = ("turns", "kernel", "split")
 WARM_UP_SECONDS: Final = 2.0
 SPOKEN_SECONDS: Final = 4.0
-"""A live client's part."""
+"""Length of a live client's part."""
 BLOCK_SECONDS: Final = 0.1
 
 

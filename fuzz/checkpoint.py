@@ -27,7 +27,7 @@ MOST_MESSAGE: Final = 4000
 """Characters of the longest sensible error."""
 
 MOST_DATA: Final = 1 << 20
-"""Bytes behind a header."""
+"""Most bytes after a header."""
 
 HEADER: Final = "header"
 WEIGHTS: Final = "model.safetensors"

@@ -21,7 +21,7 @@ MOST_MESSAGE: Final = 4000
 """Characters of the longest sensible error."""
 
 MOST_VALUES: Final = 1 << 20
-"""Of a tensor that is unpacked."""
+"""Most values of a tensor that is unpacked."""
 
 VOCABULARY: Final = (
     *"abcdefgh",

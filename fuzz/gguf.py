@@ -26,7 +26,7 @@ MOST_MESSAGE: Final = 4000
 """Characters of the longest sensible error."""
 
 MOST_VALUES: Final = 1 << 20
-"""Of a tensor that is unpacked."""
+"""Most values of a tensor that is unpacked."""
 
 TOKENS: Final = (
     *("GGUF", *FAMILIES, "gpt2", "gpt-2", "llama-bpe", "none", "linear", "yarn", "longrope"),

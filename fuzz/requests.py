@@ -37,7 +37,7 @@ from galley.protocols.openai.tokens.schemas import DetokenizeRequest, TokenizeRe
 from galley.speech.options import TurnOptions
 
 _BUDGET: Final = ByteBudget(1 << 20, of="bodies", setting="--max-upload-bytes", code="")
-"""A body that is not given back ends the run."""
+"""Budget of bodies; a leak ends the run."""
 _LOOP: Final = asyncio.new_event_loop()
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it reports each invalid character
 
@@ -167,7 +167,7 @@ READERS: Final[tuple[Callable[[bytes], None], ...]] = (
     _form(TranscriptionRequest),
     _form(TranslationRequest),
 )
-"""What the first byte chooses: "0" the first, "1" the second, and so on, around in a ring."""
+"""Readers selected by the first byte: "0" the first, "1" the second, and so on, wrapping around."""
 
 
 _ODD_VALUES: Final[tuple[Any, ...]] = (

@@ -208,7 +208,7 @@ CLIENTS: Final = {
     "langchain": Client("PyPI", "langchain-openai", _program(_LANGCHAIN)),
     "litellm": Client("PyPI", "litellm", _program(_LITELLM)),
 }
-"""Name to client; a recording has the name of its client."""
+"""Name -> client; a recording has its client's name."""
 
 LIBRARIES: Final = ("openai", "anthropic", "langchain-openai", "langchain-anthropic", "litellm")
-"""Of PyPI, which are installed together."""
+"""Libraries from PyPI, which are installed together."""

@@ -21,12 +21,12 @@ from scripts.recording_server import RecordingServer
 
 RECORDED: Final = Path(__file__).parents[1] / "tests/clients/recorded"
 LONGEST: Final = 80
-"""Characters of a text in a recording: what clients tell models is theirs, and only its form matters."""
+"""Characters of a text in a recording: clients' prompts are their own, and only the form matters."""
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _LONG_HEX: Final = re.compile(r"\b[0-9a-f]{32,}\b")
 _KEPT: Final = re.compile(r"x-anthropic-billing-header:.*")
-"""Lines that are kept whole, because a setting knows them."""
+"""Lines that are kept whole, because a setting recognizes them."""
 
 
 def main() -> int:

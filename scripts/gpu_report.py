@@ -85,7 +85,7 @@ TARGETS: Final = {
 }
 
 SHARED_LIMIT: Final = {"sm_80": 163, "sm_89": 99, "sm_90": 227, "sm_100": 227, "gfx942": 64}
-"""KiB of shared memory that a block may have."""
+"""Most KiB of shared memory of a block."""
 
 _REGISTERS: Final = 65536
 _MOST_WARPS: Final = {"sm_80": 64, "sm_89": 48, "sm_90": 64, "sm_100": 64, "gfx942": 32}

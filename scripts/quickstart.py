@@ -22,7 +22,7 @@ TASK: Final = "Write the ticket as JSON."
 CALL: Final = Path(__file__).parents[1] / "examples/call.opus"
 
 READY: Final = re.compile(r"chat, speech and embed are ready after .*:(?P<port>\d+)/v1$")
-"""What the server prints when it can answer."""
+"""The server's output when it can answer."""
 
 BOUNDARY: Final = "part-of-a-form"
 

@@ -17,7 +17,7 @@ Json = dict[str, Any]
 SAID: Final = "The cat."
 MOST_BODY: Final = 32 * 2**20
 KEPT_HEADERS: Final = ("anthropic-version", "anthropic-beta", "content-type", "content-encoding")
-"""Headers by which an answer could differ."""
+"""Headers that could affect an answer."""
 
 
 class RecordingServer:

@@ -449,7 +449,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """Every family, and the shapes and rope scalings that differ; name -> config."""
 
 LATENT = frozenset({"deepseek-v2", "deepseek-v2-groups", "deepseek-v3"})
-"""Variants whose keys and values are kept as latents."""
+"""Variants that cache keys and values as latents."""
 
 ROUTED = (
     frozenset(
@@ -466,10 +466,10 @@ ROUTED = (
     )
     | LATENT
 )
-"""Variants in which a rounding may send a row to another expert; in the others it goes to all."""
+"""Variants in which rounding may send a row to another expert; the others use all experts."""
 
 RECURRENT = frozenset({"granite-hybrid", "granite-hybrid-dense", "qwen3-next", "qwen3-next-dense"})
-"""Variants whose layers keep states, most of them."""
+"""Variants in which most layers keep states."""
 
 MIXTURES = ROUTED | {"olmoe", "gpt-oss"}
 """Variants with experts."""
@@ -479,7 +479,7 @@ KNOWN_OPS = frozenset(
     | {"olmo3", "starcoder2-odd", "gpt_neox", "gpt_neox-sequential"}
     | MIXTURES
 )
-"""Variants of ops that others have, too: the largest matrices of tests take a few of their combinations."""
+"""Variants whose ops others cover, too: the largest matrices of tests use a few of their combinations."""
 
 
 def random_ids(seed: int, length: int) -> list[int]:
@@ -565,7 +565,7 @@ def make_tokenizer(folder: Path) -> None:
 
 
 EOS_TEXT = 200
-"""``<|endoftext|>``; then come ``<|startoftranscript|>``, languages, tasks and, from 210 on, timestamps."""
+"""``<|endoftext|>``; ``<|startoftranscript|>``, languages, tasks and, from 210 on, timestamps follow."""
 
 WHISPER_GENERATION: dict[str, Any] = {
     "eos_token_id": EOS_TEXT,
@@ -625,7 +625,7 @@ ALIGNMENT_HEADS = {
     "whisper": [[0, 1], [1, 0], [1, 3]],
     "whisper-odd-128": [[0, 1], [0, 3]],
 }
-"""(Decoder layer, head) that each variant names; in the order of layers."""
+"""(Decoder layer, head) pairs that each variant names, in the order of layers."""
 
 
 def make_whisper(folder: Path, variant: str = "whisper", *, seed: int = 0, **changes: Any) -> Path:

@@ -22,7 +22,7 @@ sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in type(f).__modu
 """
 
 Edit = tuple[str, str]
-"""A line of a file, and what stands in its place."""
+"""A line of a file, and its replacement."""
 
 
 class Overlay:

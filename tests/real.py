@@ -18,13 +18,13 @@ from galley.speech.merge import plain
 VARIABLE: Final = "GALLEY_REAL_MODELS"
 _PLACES: Final = [up / "shared" / "audio" for up in Path(__file__).parents[2:4]]
 RECORDINGS: Final = next(filter(Path.is_dir, _PLACES), _PLACES[0])
-"""Beside the checkout, or beside the folder of a worktree."""
+"""Next to the checkout, or next to the folder of a worktree."""
 
 JFK: Final = (
     "And so my fellow Americans ask not what your country can do for you "
     "ask what you can do for your country"
 )
-"""What is said in ``jfk.flac``."""
+"""The text of ``jfk.flac``."""
 _SPELLINGS: Final = {"ok": "okay", "mister": "mr"}
 
 

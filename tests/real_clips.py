@@ -46,7 +46,7 @@ CLIPS: Final = (
         "regard",
     ),
 )
-"""File, seconds, and what is said."""
+"""File, seconds, and text."""
 
 _READ: Final = Path(__file__).parent / "speech" / "data"
 
@@ -57,7 +57,7 @@ _PAUSES: Final = (0.1, 2.0)
 _LONG_PAUSES: Final = (2.0, 20.0)
 _PEAK: Final = 0.5
 _BELOW: Final = 10 ** (-15 / 20)
-"""What is under the speech, beside it: 15 dB."""
+"""Level of the background relative to the speech: -15 dB."""
 
 
 def shuffled(

@@ -43,7 +43,7 @@ SOURCES: Final = (
     "src/galley/py.typed",
     "tests/test_distribution.py",
 )
-"""Some of what the source distribution must hold."""
+"""Some files that the source distribution must contain."""
 
 
 def test_the_distribution_has_a_name_of_its_own_and_the_command_stays() -> None:

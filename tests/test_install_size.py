@@ -13,7 +13,7 @@ import galley
 from galley import _native
 
 LIMIT: Final = 150_000_000
-"""Bytes."""
+"""Most bytes."""
 ROOT: Final = Path(__file__).parents[1]
 
 

@@ -11,7 +11,7 @@ VARIABLE: Final = "GALLEY_TEST_THOROUGH"
 THOROUGH: Final = VARIABLE in os.environ
 
 long = pytest.mark.skipif(not THOROUGH, reason="takes long: make thorough runs it")
-"""Marks a test, or a parameter, whose proof a quicker one gives first."""
+"""Marks a test or a parameter for ``make thorough``; a quicker one tests the same first."""
 
 
 def examples(whole: int) -> int:

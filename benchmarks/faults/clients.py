@@ -15,13 +15,13 @@ from benchmarks.faults.schedule import BAD, Ask, asks
 
 PATH: Final = "/v1/completions"
 REFUSALS: Final = (429, 503)
-"""With ``Retry-After``: not now."""
+"""Statuses with ``Retry-After``."""
 LONGEST_RETRY: Final = 2.0
 """Seconds; a client that waits longer puts no load on the server."""
 SLOW_CHOICES: Final = 4
-"""``n`` of a slow reader, so that its answer is larger than what sockets take."""
+"""``n`` of a slow reader, so that its answer exceeds the socket buffers."""
 REQUEST_SECONDS: Final = 120.0
-"""A request that has not ended by then is lost."""
+"""A request that has not ended after this time counts as lost."""
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ PATH: Final = "/v1/completions"
 TOKENS: Final = 32
 CUT_SHARE: Final = 0.5
 LONGEST_CUT: Final = 20.0
-"""Seconds, within which a stream is cut: while it waits, reads its prompt, or in the midst of its text."""
+"""Seconds within which a stream is cut: while it waits, during its prompt, or in the middle of its text."""
 _AT_ONCE: Final = 100
 _SPARE_FILES: Final = 1000
 

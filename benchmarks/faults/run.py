@@ -19,14 +19,14 @@ from benchmarks.faults.schedule import Fault, faults, prompts
 
 PROMPTS: Final = 40
 LONGEST: Final = 200
-"""Tokens of an answer."""
+"""Most tokens of an answer."""
 LONGEST_PAUSE: Final = 40.0
-"""Seconds; longer than a server waits for a client that takes nothing."""
+"""Seconds; longer than a server waits for a client that does not read."""
 MOST_GROWTH: Final = 0.02
-"""Of a server's memory after the warm-up."""
+"""Allowed growth as a share of a server's memory after the warm-up."""
 SAMPLES: Final = 40
 SETTLE_SECONDS: Final = 20.0
-"""Within them a server without requests has no used blocks."""
+"""Time within which a server without requests must free all blocks."""
 
 
 @dataclass

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 QUIET_SHARE: Final = 0.1
-"""At the end nothing is injected, so that blocks leaked by an engine are seen in that engine."""
+"""Nothing is injected at the end, so that blocks leaked by an engine show up in that engine."""
 
 LONG_STALL: Final = (12.0, 15.0)
-"""Seconds; the shorter stalls are over before anybody would take the engine for hung."""
+"""Seconds; shorter stalls end before the engine is considered hung."""
 
 Kind = Literal["kill", "stall", "long stall"]
 Behaviour = Literal["read", "disconnect", "slow", "bad"]

@@ -13,16 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 Bits = npt.NDArray[np.uint16]
-"""Of bfloat16."""
+"""Bits of bfloat16 values."""
 
 STRIDE: Final = 7919
-"""From a token to the next one. A prime: all of a vocabulary that it does not divide is visited."""
+"""Step from a token to the next. A prime visits all of a vocabulary that it does not divide."""
 FIRST: Final = 300
-"""Below are bytes and special tokens."""
+"""Lower ids are bytes and special tokens."""
 
 
 FAINT: Final = np.float32(1e-3)
-"""What the layers that add to the embeddings are multiplied by."""
+"""Factor of the layers that add to the embeddings."""
 
 
 def head_of(embedding: Bits) -> Bits:

@@ -40,10 +40,10 @@ MIXTURE: Final[dict[str, Any]] = {
     "max_position_embeddings": 4096,
     "tie_word_embeddings": False,
 }
-"""What the mixtures of experts have in common, and dense models that they are held against."""
+"""Common fields of the mixtures of experts and of the dense models that they are compared with."""
 
 CHAIN: Final = "-chain"
-"""Ends the names of shapes whose checkpoints are chain models."""
+"""Suffix of the names of shapes whose checkpoints are chain models."""
 
 _SIZES: Final = (
     "vocab_size",
@@ -127,11 +127,11 @@ SHAPES["tiny-qwen3-moe"] = {
     "num_experts": 8,
     "num_experts_per_tok": 4,
 }
-"""Name -> config.json, together with COMMON."""
+"""Name -> config.json, in addition to COMMON."""
 
 _STANDARD_DEVIATION: Final = np.float32(0.02)
 _PERIOD: Final = (1 << 23) - 15
-"""Values after which the noise begins again: a prime, so that no two rows or experts are the same."""
+"""Values after which the noise repeats: a prime, so that no two rows or experts are the same."""
 
 
 def write_checkpoint(

@@ -16,7 +16,7 @@ from benchmarks.peers.protocol import Peer
 _LOAD_SECONDS: Final = 900.0
 _ANSWER_SECONDS: Final = 600.0
 _SETTLE_SECONDS: Final = 0.3
-"""After waking up, before the clock starts."""
+"""Seconds after waking up before the clock starts."""
 
 
 class Child:

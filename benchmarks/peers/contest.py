@@ -21,7 +21,7 @@ from benchmarks.peers.protocol import Peer
 
 PEERS: Final = ("galley", "llama_cpp", "openvino_genai", "vllm_cpu")
 HOME: Final = Path.home() / ".cache/galley-peers"
-"""Where peers, checkpoints and conversions are, unless told otherwise."""
+"""Default folder of peers, checkpoints and conversions."""
 _CALLED: Final = {"llama_cpp": "llama.cpp", "openvino_genai": "OpenVINO GenAI", "vllm_cpu": "vLLM"}
 
 

@@ -9,12 +9,12 @@ from typing import Any, Final, Protocol, TypeAlias
 
 Texts: TypeAlias = Sequence[list[int]]
 Vectors: TypeAlias = Sequence[Sequence[float]]
-"""Averages of the last layer's rows, of length 1."""
+"""Means of the last layer's rows, of length 1."""
 
 SPECIAL: Final = {"[PAD]": 0, "[UNK]": 100, "[CLS]": 101, "[SEP]": 102, "[MASK]": 103}
 """As in BERT's own vocabulary."""
 BATCHES: Final = (1, 8, 32)
-"""Of padded texts; a contender that pads tries all and keeps to the fastest."""
+"""Batch sizes of padded texts; a contender that pads tries all and keeps the fastest."""
 
 
 class Embedder(Protocol):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from galley.types.audio import EncoderInput
 
 TOGETHER: Final = 8
-"""Windows under way at once, as many as `galley transcribe` has."""
+"""Windows in flight at once, as many as in `galley transcribe`."""
 
 
 class _Model:

@@ -29,9 +29,9 @@ _EXPERTS: Final = {
     "w3": "ffn_up_exps",
     "w2": "ffn_down_exps",
 }
-"""Of all experts of a layer together."""
+"""Names of tensors that hold all experts of a layer."""
 _ARCHITECTURES: Final = {"mixtral": "llama", "qwen3_moe": "qwen3moe"}
-"""Where the name is not ``model_type``."""
+"""Architectures whose name differs from ``model_type``."""
 
 
 def write_gguf(checkpoint: Path, target: Path) -> None:

@@ -10,7 +10,7 @@ from benchmarks.peers.protocol import Peer, main
 
 _FILE_TYPES: Final = {"F16": 1, "Q8_0": 7}
 _BUDGETS: Final = (512, 2048)
-"""Tokens of a batch; the pace decides."""
+"""Tokens of a batch; the fastest is used."""
 _SEQUENCES: Final = 64
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 FRAMES: Final = 3000
-"""Of a window: 30 seconds."""
+"""Frames of a window: 30 seconds."""
 EOS: Final = 50257
 PROMPT: Final = (50258, 50259, 50359, 50363)
 """Start of transcript, English, transcribe, no timestamps, in every multilingual Whisper up to large-v2."""

@@ -27,7 +27,7 @@ QUEUES: dict[str, str] = {
 """Queue -> its description."""
 
 DOCUMENTS: dict[str, str] = QUEUES | {term.name: term.answer for term in TERMS}
-"""Label -> the text that is to be found."""
+"""Label -> the document to retrieve."""
 
 HELD_OUT_QUESTIONS = (
     "I keep reading about {}, but nobody says what that is.", "So {}, what's that about?",
@@ -36,11 +36,11 @@ HELD_OUT_QUESTIONS = (
     "Why would anyone care about {}?", "give me the basics on {}",
     "My boss wants to hear about {}. What do I say?", "Teach me {}.",
 )  # fmt: skip
-"""Forms of questions that training never has."""
+"""Forms of questions that training never uses."""
 
 _CALLERS = 0.5
 _INTENTS = (*INTENTS, "fault", "delivery", "fraud", "cancel")
-"""As often as makes queues somewhat even."""
+"""Intents, repeated to make queues roughly balanced."""
 
 
 @dataclass(frozen=True, slots=True)

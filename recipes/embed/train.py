@@ -53,7 +53,7 @@ class Recipe:
 
 
 SECOND = Recipe(steps=300, rate=1.2e-3, seed=32, whole=0.8)
-"""After the first run: mostly whole messages, whose other sentences must not matter."""
+"""After the first run: mostly whole messages, in which the other sentences must not matter."""
 
 
 def make_tokeniser() -> Tokenizer:

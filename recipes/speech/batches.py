@@ -36,14 +36,14 @@ from .tokeniser import (
 )
 
 ALPHABET: Final = " 'abcdefghijklmnopqrstuvwxyz"
-"""What the encoder spells during training; 0 is the blank, letter i is i + 1."""
+"""Letters that the encoder spells during training; 0 is the blank, letter i is i + 1."""
 
 _TIME_WEIGHT: Final = 0.3
 _TIME_GRAIN: Final = 0.1
-"""Seconds to which the times of training are rounded: nobody hears better."""
+"""Seconds to which the times in training are rounded; finer times cannot be heard."""
 _SILENCE_RANGE: Final = 2.0
 _SILENCE_FLOOR: Final = -1.5
-"""Of features: nothing lies further below an encoder input's loudest, or lower (`LogMel`)."""
+"""Features lie within this range of an encoder input's loudest, and not below this floor (`LogMel`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from . import heldout
 from .voices import Samples
 
 Transcribe = Callable[[Sequence[Samples]], Sequence[str]]
-"""Takes chunks of 16-kHz samples, gives one transcript for each, in order."""
+"""Maps chunks of 16-kHz samples to one transcript each, in order."""
 
 TARGET: Final = 0.10
-"""The word error rate that both sets together may have."""
+"""Highest allowed word error rate of both sets together."""
 
 
 @dataclass(frozen=True, slots=True)

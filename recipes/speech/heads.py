@@ -39,7 +39,7 @@ from .voices import Samples, draw
 ITEMS: Final = 60
 _SEED: Final = 23
 _WORTH: Final = 0.98
-"""Of the error without it is the error with a head that is worth taking."""
+"""A head is kept if it reduces the error to less than this share."""
 _FILE: Final = "generation_config.json"
 
 

@@ -37,7 +37,7 @@ from .voices import draw as draw_voice
 
 SETS: Final = (1, 2)
 ITEMS: Final = 150
-"""In each set."""
+"""Items in each set."""
 FORMATS: Final = {
     "1-000": "wav",
     "1-001": "flac",

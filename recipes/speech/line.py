@@ -17,12 +17,12 @@ from galley.speech.audio import SAMPLE_RATE
 from .voices import RATE, Samples
 
 COLOURS: Final = {"white": 0.0, "pink": -1.0, "brown": -2.0, "blue": 1.0}
-"""A noise's power rises with this power of the frequency."""
+"""Colour -> the exponent with which the noise's power changes with frequency."""
 SNR: Final = (10.0, 30.0)
-"""dB, of speech over noise within the band."""
+"""Range of speech over noise within the band, in dB."""
 _BAND: Final = (300.0, 3400.0)
 _EDGE: Final = 80.0
-"""Hz over which the band's edges fall."""
+"""Width in Hz of the band's edges."""
 
 
 @dataclass(frozen=True, slots=True)

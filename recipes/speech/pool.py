@@ -23,11 +23,11 @@ from .spoken import letters, spoken
 from .voices import RATE, Samples, Voice, draw, say
 
 SHARD: Final = 500
-"""Utterances in one."""
+"""Utterances in a shard."""
 LONGEST: Final = 6.6
-"""Seconds of speech, so that an input of 8 s holds it with its pauses."""
+"""Seconds of speech, so that an input of 8 s fits it with its pauses."""
 _LETTERS_A_WORD: Final = 4.7
-"""At least so many does espeak-ng say for each of the words that its speed counts."""
+"""espeak-ng speaks at least this many letters for each word counted in its speed."""
 _PAUSE: Final = 0.4
 _MU: Final = 255.0
 

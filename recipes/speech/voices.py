@@ -21,7 +21,7 @@ from ..assistant.vocabulary import is_held_out
 Samples = NDArray[np.float32]
 
 RATE: Final = 8_000
-"""Hz, of a telephone line."""
+"""Sample rate of a telephone line in Hz."""
 
 ACCENTS: Final = (
     "en-gb", "en-us", "en-gb-scotland", "en-gb-x-rp", "en-gb-x-gbclan", "en-gb-x-gbcwmd", "en-029",
@@ -41,12 +41,12 @@ _VARIANTS: Final = (
 
 TRAINING_VARIANTS: Final = tuple(name for name in _VARIANTS if not is_held_out(name))
 HELD_OUT_VARIANTS: Final = tuple(name for name in _VARIANTS if is_held_out(name))
-"""Voices that training never hears, by the checksum of their names."""
+"""Voices that training never uses, chosen by the checksum of their names."""
 
 _ESPEAK_RATE: Final = 22_050
 _HEADER_BYTES: Final = 44
 _AUDIBLE: Final = 0.01
-"""Of the loudest sample: what is below it at both ends is cut."""
+"""Threshold relative to the loudest sample: quieter parts at both ends are cut."""
 
 
 @dataclass(frozen=True, slots=True)

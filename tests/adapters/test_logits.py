@@ -23,7 +23,7 @@ from tests.native.harness import ISAS, Floats, program_of, ragged, rounding_exec
 RANK = 24
 LENGTHS = (1, 19, 33, 5, 40, 2)
 WEARS = (0, 1, -1, 2, 0, 1)
-"""Which adapter each sequence has."""
+"""The adapter of each sequence."""
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ ADAPTED = {
     "granite-hybrid": ATTENTION,
     "qwen3-next": ATTENTION,
 }
-"""Families with experts, latent attention and states -> linear layers of theirs that have factors."""
+"""Families with experts, latent attention and states -> their linear layers that have factors."""
 
 
 @pytest.mark.parametrize("variant", ADAPTED)

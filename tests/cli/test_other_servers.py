@@ -39,7 +39,7 @@ VALUES = {
     "--tls-cert": "cert.pem",
     "--tls-key": "key.pem",
 }
-"""A value that each flag takes; numbers otherwise."""
+"""A valid value of each flag; numbers otherwise."""
 
 
 def parsed(*arguments: str) -> dict[str, object]:

@@ -28,7 +28,7 @@ LIMITS: Final[dict[str, Any]] = {
     "/v1/chat/completions": {"max_tokens": 4},
     "/api/chat": {"options": {"num_predict": 4}},
 }
-"""Path -> what keeps an answer short; the prompt is as the client wrote it."""
+"""Path -> fields that keep an answer short; the prompt is as the client wrote it."""
 
 
 def requests() -> list[Any]:

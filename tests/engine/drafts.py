@@ -15,7 +15,7 @@ from galley.settings.engine import EngineSettings, Speculation
 from galley.speculation.row_costs import RowCosts
 
 FREE = {1: 1.0, 64: 1.0}
-"""Rows that cost nothing, so that whatever may be guessed is."""
+"""Costs at which rows are free, so that every possible token is drafted."""
 
 
 def each(propose: Callable[[Sequence], Tokens[int]]) -> ProposeDrafts:

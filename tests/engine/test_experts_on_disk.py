@@ -28,7 +28,7 @@ from tests.native.harness import ragged
 
 PROMPT = [5, 60, 200, 17, 3, 90, 91, 92, 41, 7, 8]
 EXPERTS = {"mixtral": (5, 2), "qwen3-moe": (16, 4), "gpt-oss": (5, 5)}
-"""Of a layer, and of a token."""
+"""Experts of a layer, and of a token."""
 
 
 @pytest.fixture(autouse=True)

@@ -15,9 +15,9 @@ from tests.conftest import CheckpointMaker
 
 ExecutorName = Literal["cpu", "reference"]
 TOKENS: dict[ExecutorName, int] = {"cpu": 400, "reference": 60}
-"""Of many milliseconds."""
+"""Tokens of a prompt that takes many milliseconds."""
 THREADS: dict[ExecutorName, int] = {"cpu": 2, "reference": 1}
-"""torch's threads would wait for each other on cores that other tests have."""
+"""torch's threads would wait for each other on cores that other tests use."""
 EXECUTORS: list[ExecutorName] = ["cpu", "reference"]
 
 

@@ -71,7 +71,7 @@ SCALE_BYTES: Final = {
     "Q5_K": (0, 2),
     "Q6_K": (208,),
 }
-"""Where the float16 scales of a block are, others than at 0."""
+"""Offsets of a block's float16 scales, where not 0."""
 _REACH: Final = {"Q2_K": 60, "Q3_K": 128, "Q4_K": 945, "Q5_K": 1953, "Q6_K": 4096, "IQ4_XS": 4064}
 
 

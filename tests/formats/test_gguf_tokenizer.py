@@ -204,9 +204,9 @@ PATTERNS: Final[dict[str, tuple[str, ...]]] = {
         r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     ),
 }
-"""What llama.cpp's ``llama-vocab.cpp`` splits texts by, one after another; "" is a file without a name."""
+"""Patterns with which llama.cpp's ``llama-vocab.cpp`` splits texts in turn; "" is a file without a name."""
 NFC: Final = ("qwen2", "command-r", "olmo")
-"""Whose tokenizers in Hugging Face's checkpoints normalise texts first."""
+"""Pre-tokenizers whose Hugging Face tokenizers normalize texts first."""
 
 
 @pytest.mark.parametrize("pre", PATTERNS)

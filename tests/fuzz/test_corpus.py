@@ -8,7 +8,7 @@ import pytest
 from fuzz import targets
 
 MUTANTS = 40
-"""Of each file of a corpus."""
+"""Mutations of each file of a corpus."""
 
 
 @pytest.mark.parametrize(

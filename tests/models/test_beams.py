@@ -37,7 +37,7 @@ from tests.models.whisper import (
 )
 
 STOPS = (0, 7, 19, 77, 200, 201, 202, 203)
-"""So many that hypotheses end at different lengths."""
+"""Enough stops that hypotheses end at different lengths."""
 
 PARAMS = SamplingParams(
     temperature=0.0, max_tokens=25, num_beams=5, ignore_eos=True, stop_token_ids=STOPS

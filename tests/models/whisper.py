@@ -45,7 +45,7 @@ PROMPT = [START, EN, TRANSCRIBE, NO_TIMESTAMPS]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 
 RULED = SamplingParams(temperature=0.0, max_tokens=30, scores=True)
-"""Goes with RULES."""
+"""Used together with RULES."""
 
 RULES = SpeechRules(
     suppress_tokens=tuple(WHISPER_GENERATION["suppress_tokens"]),

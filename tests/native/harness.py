@@ -49,9 +49,9 @@ LAYERS: Final[tuple[tuple[Quantize, Activations], ...]] = (
     ("int4", "bfloat16"),
     ("int4", "float32"),
 )
-"""Weights, and what they are multiplied with: every kind of linear layer."""
+"""Weights and the types of their inputs: every kind of linear layer."""
 EVERY_ISA: Final = ("llama-mqa-odd", "mistral-window", "gemma2", "qwen3")
-"""Variants with all that instruction sets do differently; others compare these kernel by kernel."""
+"""Variants with everything that differs between instruction sets; others compare these by kernel."""
 KV_TYPES: Final[tuple[KVType, ...]] = ("float32", "bfloat16", "int8", "int4")
 
 
@@ -185,7 +185,7 @@ class RoundingExecutor(ReferenceExecutor):
 
     rounding: Callable[[torch.Tensor], torch.Tensor]
     routing: Callable[[torch.Tensor], torch.Tensor]
-    """Of the inputs of routers, whose matrices are of a kind of their own."""
+    """Rounding of the inputs of routers, whose matrices have a separate kind."""
     kv_rounding: Callable[[torch.Tensor], torch.Tensor]
     window_rounding: Callable[[torch.Tensor], torch.Tensor]
     isa: str = ""

@@ -17,15 +17,15 @@ X, Y, Z, S = ((i * ROW, ROW, 0) for i in range(4))
 ONES: Final = np.ones(WIDTH, np.float32)
 FOUR: Final = np.ones(4, np.float32)
 KERNELS: Final = np.ones(4 * WIDTH, np.float32)
-"""Of a convolution, four numbers each."""
+"""Kernels of a convolution, four numbers each."""
 ROUNDED: Final = (512, 128, 0)
-"""Of rows as ``layout()`` wants them."""
+"""The slot of rows in the form that ``layout()`` describes."""
 WORK: Final = (0, ARENA, 0)
-"""Of two choices: rows for gate, rows for up, and their products, each 128 bytes."""
+"""Work space for two choices: rows for gate, rows for up, and their products, each 128 bytes."""
 
 BIASES: Final = (np.ones(2 * WIDTH, np.float32),) * 3
 ANGLES: Final = [1.0, 0.5, 0.25, 0.125]
-"""Of heads of 8 columns: keys are 2 heads wide, queries 4."""
+"""Angles for heads of 8 columns: keys are 2 heads wide, queries 4."""
 
 
 def ops() -> dict[str, tuple[Any, ...]]:
@@ -76,7 +76,7 @@ def ops() -> dict[str, tuple[Any, ...]]:
 
 NAMES: Final = sorted(ops())
 ONE_COLUMN: Final = ("sigmoid_scale", 2)
-"""A buffer that hardly anything is too narrow for."""
+"""An op for which hardly any buffer is too narrow."""
 LAYER_AT: Final = {
     "attention": 1,
     "rope_attention": 4,

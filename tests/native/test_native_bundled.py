@@ -16,7 +16,7 @@ from tests.native.harness import ISAS, Floats, cpu_executor, ragged, rounding_ex
 from tests.thorough import unless
 
 ITEMS_APART = 40
-"""Every fortieth item of both sets: the three tasks alike, about 1,500 tokens."""
+"""Every fortieth item of both sets: the three tasks in equal parts, about 1,500 tokens."""
 
 
 @cache

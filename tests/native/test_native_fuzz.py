@@ -22,7 +22,7 @@ from tests.native.harness import ISAS, KINDS, Floats, as_weight
 from tests.thorough import examples
 
 POSITIONS: Final = 700
-"""More than a chunk of attention has keys."""
+"""More keys than a chunk of attention has."""
 BLOCKS: Final = 200
 
 

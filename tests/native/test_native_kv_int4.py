@@ -31,7 +31,7 @@ from tests.native.harness import ISAS, program_of
 EXACT = EngineSettings(dtype="float32", kv_cache_tokens=2048, threads=1)
 INT4 = replace(EXACT, kv_dtype="int4")
 KINDS = ("llama-mqa-odd", "llama-head-dim-bias", "llama-mha-tied", "qwen3", "gemma3", "deepseek-v2")
-"""Odd heads, biases, norms of keys, windows beside whole contexts, latents."""
+"""Odd heads, biases, norms of keys, windows mixed with whole contexts, latents."""
 
 
 def executor_of(

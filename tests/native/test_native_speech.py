@@ -232,7 +232,7 @@ def test_encoder_attention(
     threads: int,
     seed: int,
 ) -> None:
-    """Products of float32, or of bfloat16 queries, keys, values and weights (the latter not in the truth)."""
+    """Products of float32, or of bfloat16 queries, keys, values and weights (unrounded in the truth)."""
     rng = np.random.default_rng(seed)
     windows = [random_window(heads, n, rng) for n in lengths]
     encoder = encoder_attention(heads, isa=isa, exact=exact, threads=threads, near=near)

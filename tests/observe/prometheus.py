@@ -19,7 +19,7 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = DEPLOY / "prometheus/alerts.yml"
 
 FASTER = {"1d": "40s", "15m": "8s", "10m": "3s", "5m": "5s", "2m": "4s", "1m": "2s"}
-"""Durations of the rules, and what stands for them where a run takes seconds instead of days."""
+"""Durations in the rules -> their replacements in runs that take seconds instead of days."""
 
 CONFIG = """
 global: {{scrape_interval: 500ms, evaluation_interval: 500ms}}

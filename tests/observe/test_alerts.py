@@ -43,7 +43,7 @@ TOLD = (
     "galley:saturated_tokens:rate5m",
     "ALERTS_FOR_STATE",
 )
-"""Told of a run in which an alert does not fire."""
+"""Series that are reported when an alert does not fire."""
 
 BODY = {"prompt": "the cat sat", "max_tokens": 200, "min_tokens": 200}
 

@@ -27,7 +27,7 @@ STAND_IN = SimpleNamespace(
     nvmlDeviceGetPowerUsage=no_sensor,
     nvmlDeviceGetTemperature=lambda gpu, _: 40 + gpu,
 )
-"""For machines without a GPU: what the package nvidia-ml-py offers of it."""
+"""A replacement for nvidia-ml-py on machines without a GPU."""
 
 
 def test_gpus_have_their_metrics(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ def routes_alone(**routing: Any) -> Program:
 
 
 EXACT = {"x": "float32", "router": "float32", "head": "float32"}
-"""What is no expert's."""
+"""Kinds of the matrices that are not experts."""
 
 
 def options(kind: str = "float32", **changes: Any) -> ExecutorOptions:

@@ -28,7 +28,7 @@ from tests.thorough import long
 
 RECORDINGS = [f"{name}.{ending}" for name, ending in heldout.FORMATS.items()]
 FRAMES = 800
-"""Of the model's window."""
+"""Frames of the model's window."""
 
 
 @pytest.fixture(scope="module")

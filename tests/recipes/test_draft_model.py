@@ -17,7 +17,7 @@ from recipes.draft.train import Recipe, Shape, run
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=256)
 LIMIT = 2_000_000
-"""Bytes: it comes with the wheel."""
+"""Bytes; the model is part of the wheel."""
 
 
 def test_it_says_mostly_what_the_demo_model_says() -> None:

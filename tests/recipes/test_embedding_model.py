@@ -21,7 +21,7 @@ from tests.embedding.running import cosine
 from tests.server.serving import Server
 
 LIMIT = 4_000_000
-"""Bytes: it comes with the wheel."""
+"""Bytes; the model is part of the wheel."""
 TEXTS = ["My router is broken.", "What is a KV cache?", "déjà vu 你好", "wait " * 300]
 
 

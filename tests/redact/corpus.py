@@ -217,7 +217,7 @@ OTHER_SENTENCES: Final[dict[str, tuple[str, ...]]] = {
     "code": ("and the three numbers on the back, {}",),
     "not_a_card": ("the label says {}", "the meter reads {}"),
 }
-"""Sentences written after the rules, which were not changed for them."""
+"""Sentences written after the rules, which were not adapted to them."""
 
 _NEUTRAL: Final = (
     "the parcel came two days late", "I bought twelve chairs and a table in March",

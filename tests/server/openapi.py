@@ -33,21 +33,21 @@ PAGE: dict[str, Any] = document(create_app(Registry(Settings()), tenants=Tenants
 SCHEMA = schemathesis.openapi.from_dict(PAGE)
 OPERATIONS = [result.ok() for result in SCHEMA.get_all_operations()]
 EXAMPLES: Final = int(os.environ.get("SCHEMA_EXAMPLES", "25"))
-"""Random requests for each operation. `make schema` sends many more, and others each time."""
+"""Random requests for each operation. `make schema` sends many more, different in each run."""
 SLOW_SECONDS: Final = 5.0
-"""No answer to a random request takes longer, on a machine that is busy with other tests."""
+"""Most seconds of an answer to a random request, on a machine that is busy with other tests."""
 SPOKEN = [operation for operation in OPERATIONS if "/audio/" in operation.path]
-"""What a text model refuses; test_server_audio.py asks a speech model."""
+"""Operations that a text model refuses; test_server_audio.py tests a speech model."""
 ADAPTERS = [operation for operation in OPERATIONS if operation.path.startswith("/v1/adapters")]
-"""What wants a model that takes adapters; test_adapters.py has one."""
+"""Operations that require adapters; test_adapters.py has a model with some."""
 OF_VECTORS = [
     operation
     for operation in OPERATIONS
     if operation.path.endswith(("/embeddings", "/embed", "/rerank", "/score"))
 ]
-"""As well; test_embeddings.py asks models of embeddings."""
+"""Also refused here; test_embeddings.py tests embedding models."""
 OF_TENSORS = [one for one in OPERATIONS if one.path.endswith(("/infer", ":predict"))]
-"""As well; test_open_inference.py asks models of tensors."""
+"""Also refused here; test_open_inference.py tests tensor models."""
 
 
 def check_answers(server: Server, operation: Any) -> None:

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.xdist_group("open_inference")
 EXTENSIONS = ["binary_tensor_data", "model_repository", "generate"]
 ROUND_TRIPS = examples(1000)
 OF_OTHERS = re.compile("rerank|generate|repository/models")
-"""Operations of models of texts, and of administrators."""
+"""Operations of text models, and of administrators."""
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ PANELS: dict[str, list[str]] = {
 KUBERNETES = DEPLOY / "kubernetes"
 
 LIMITED = "galley_tenant_rate_limited_total"
-"""Nothing is limited here, so it has no samples."""
+"""Nothing is rate-limited here, so it has no samples."""
 
 
 @pytest.fixture(scope="module")

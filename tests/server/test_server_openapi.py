@@ -111,7 +111,7 @@ GOOD: dict[str, Any] = {
 
 
 ALWAYS_REFUSED = ("DELETE /api/delete", "POST /v1/responses/{response_id}/cancel")
-"""Of what this server has: its model is served, and its responses are complete."""
+"""Operations refused in this server's state: its model is served, and its responses are complete."""
 
 UNLOAD = "POST /v2/repository/models/{model}/unload"
 """It would leave the server without a model; test_model_repository.py has others."""

@@ -26,7 +26,7 @@ SPOKEN = (
     "seven. Thank you very much, please call me back."
 )
 DIGITS = re.compile(r"(\d\W*){6}|\b(four|nine|eight|six|seven)\b", re.IGNORECASE)
-"""Six digits in a row, or a word of the number: none of them is said elsewhere."""
+"""Six digits in a row, or a word of the number, which occurs nowhere else."""
 
 NUMBERS = re.compile(r'"[a-z_]+":[-\d.e]+|"tokens":\[[\d,]*\]|[\d:,]+ --> [\d:,]+')
 """Fields of JSON that are numbers, and times of captions."""

@@ -316,7 +316,7 @@ def test_a_call_that_must_come_comes_from_any_model(client: OpenAI, choice: str)
 
 
 Parts = tuple[str | None, str, list[tuple[str, str]], str]
-"""Why the answer ended, its text, its calls, its thinking."""
+"""The answer's finish reason, text, calls and thinking."""
 
 
 def answers(client: OpenAI, *, stream: bool, **options: Any) -> list[Parts]:

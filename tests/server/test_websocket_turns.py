@@ -18,7 +18,7 @@ from galley.settings.config import Settings
 
 FRAMES = 20_000
 A_TURN = 43
-"""Of the smallest frames."""
+"""Smallest frames that one turn handles."""
 
 HANDSHAKE = b"\r\n".join(
     (

@@ -21,7 +21,7 @@ from tests.checkpoints import make_tokenizer
 Ask: TypeAlias = Callable[[TextWork, str], Awaitable[Any]]
 
 TOKEN_A = 67
-"""Of "a" in the tiny tokenizer."""
+"""Id of "a" in the tiny tokenizer."""
 
 
 def test_a_caller_who_leaves_does_not_confuse_the_next(tmp_path: Path) -> None:

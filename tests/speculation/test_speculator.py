@@ -15,7 +15,7 @@ from galley.speculation.speculator import (
 )
 
 FLAT = {1: 1.0, 4: 1.0, 64: 16.0}
-"""Four rows cost what one costs; from there on each costs a quarter."""
+"""Four rows cost as much as one; beyond that each costs a quarter."""
 CHEAP = {1: 1.0, 64: 2.0}
 
 

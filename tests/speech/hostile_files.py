@@ -132,4 +132,4 @@ TOO_MUCH: Final[dict[str, tuple[Callable[[], bytes], str]]] = {
     "trun-large": (lambda: runs(1, 50_000_000), "audio_decode_bytes"),
     "trun-many": (lambda: runs(100, 3_000_000), "audio_decode_bytes"),
 }
-"""Name -> what makes the file, and what is said of it where a second and 128 MiB are granted."""
+"""Name -> the file's maker, and the error when a second and 128 MiB are granted."""

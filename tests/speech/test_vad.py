@@ -25,7 +25,7 @@ SILERO = [
         ],
     ),
 ]  # fmt: skip
-"""What get_speech_timestamps of silero-vad 6.2.3 says of the recording with these options, in samples."""
+"""Results of silero-vad 6.2.3's get_speech_timestamps with these options, in samples."""
 
 
 @pytest.fixture(scope="module")

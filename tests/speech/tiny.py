@@ -23,7 +23,7 @@ CONTROL: Final = [
     "<|nospeech|>",
     "<|notimestamps|>",
 ]
-"""In the order of Whisper's vocabulary, in which timestamps come last."""
+"""Control tokens in the order of Whisper's vocabulary, in which timestamps come last."""
 INPUT_SECONDS: Final = 4
 MELS: Final = 16
 TEXT_TOKENS: Final = 320

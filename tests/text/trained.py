@@ -66,7 +66,7 @@ SPLITS = {
     "tekken": Split(TEKKEN_SPLIT, ignore_merges=True),
     "smollm": Split(digits=True),
 }
-"""By llama.cpp's names."""
+"""Splits by llama.cpp's names."""
 
 
 def byte_level(folder: Path, *, ignore_merges: bool = False, split: Split | None = None) -> Path:

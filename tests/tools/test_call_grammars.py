@@ -71,7 +71,7 @@ class Model:
         self.vocabulary: LLTokenizer = load_vocabulary(folder)
 
     def random_ids(self, grammar: Grammar, seed: int) -> tuple[list[int], bool]:
-        """Return tokens that follow the grammar and end soon where possible, and whether they have ended."""
+        """Return tokens that follow the grammar and end soon where possible; and whether they ended."""
         compiled = check(grammar, self.vocabulary, "tools")
         matcher = LLMatcher(self.vocabulary, compiled.source, log_level=0, limits=LIMITS)
         rng = np.random.default_rng(seed)

@@ -19,7 +19,7 @@ from tests.server.serving import Server
 pytestmark = pytest.mark.xdist_group("traffic")
 
 MODEL = "galley-demo"
-"""Its tokenizer has words of one token, of which texts of a given length are made."""
+"""Its tokenizer has one-token words, from which texts of a given length are made."""
 
 SECRET = "the dog sat"
 SETTINGS: dict[str, Any] = {"threads": 1, "kv_cache_tokens": 8192}

@@ -16,7 +16,7 @@ CHOSEN = (
     *("llama-mha-tied", "llama-head-dim-bias", "qwen2-window", "qwen3", "gemma2", "phi3-longrope"),
     *("granite", "olmo2", "smollm3", "glm4", "cohere", "starcoder2-odd", "gpt_neox"),
 )
-"""All ops with all that they can be told."""
+"""All ops with all of their options."""
 
 HEADS = {"lm_head.weight": "embed_out.weight"}
 """transformers' name of GPT-NeoX's head -> that in its checkpoints."""

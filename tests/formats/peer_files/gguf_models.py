@@ -3,10 +3,10 @@
 from typing import Any, Final
 
 IDS: Final = [5, 40, 41, 300, 7, 7, 19, 250, 3, 60, 61, 62, 63, 64, 319, 9, 5, 40]
-"""More than any window."""
+"""Token ids, more than any window."""
 
 SHORT: Final = 10
-"""Of these, where a text of all would be beyond the length that a LongRoPE model was first trained for."""
+"""Tokens of the prefix used where all would exceed a LongRoPE model's original training length."""
 
 SHAPE: Final[dict[str, Any]] = {
     "vocab_size": 320,

@@ -30,7 +30,7 @@ from tests.checkpoints import make_tokenizer
 from tests.formats.peer_files.gguf_models import IDS, SHAPE, SHORT, VARIANTS
 
 PIECES = ("gemma", "phi3", "mixtral")
-"""Families with a tokenizer of SentencePiece's."""
+"""Families with a SentencePiece tokenizer."""
 
 
 def write_model(folder: Path, variant: str) -> Any:

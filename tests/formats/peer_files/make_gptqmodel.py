@@ -21,7 +21,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "gptqmodel-v1-order": {"sym": False, "desc_act": True},
     "gptqmodel-v2": {"sym": False, "desc_act": False, "format": "gptq_v2"},
 }
-"""Name of a checkpoint -> how it is quantised: version 1 of the format stores zero points less one."""
+"""Name of a checkpoint -> its quantization; version 1 of the format stores zero points minus one."""
 
 
 def texts() -> list[dict[str, list[int]]]:

@@ -24,7 +24,7 @@ ADAPTERS: Final[dict[str, dict[str, Any]]] = {
         "layers_pattern": "layers",
     },
 }
-"""Name of a folder -> what its configuration says that is not PEFT's default; all are served."""
+"""Name of a folder -> its settings other than PEFT's defaults; all are served."""
 
 _QUERIES: Final[dict[str, Any]] = {"r": 2, "target_modules": ["q_proj"]}
 
@@ -38,4 +38,4 @@ REFUSED: Final[dict[str, dict[str, Any]]] = {
     "layer_replication": {**_QUERIES, "layer_replication": [[0, 2], [1, 2]]},
     "init_lora_weights": {**_QUERIES, "init_lora_weights": "olora"},
 }
-"""What Galley does not do, by the field that asks for it."""
+"""Unsupported settings, by the field that requests them."""

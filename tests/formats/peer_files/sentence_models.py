@@ -16,7 +16,7 @@ SIZES: Final[dict[str, Any]] = {
     "num_hidden_layers": 1,
     "max_position_embeddings": 40,
 }
-"""Of all models."""
+"""Sizes of all models."""
 
 EMBEDDERS: Final[dict[str, dict[str, Any]]] = {
     "mean": {"pooling_mode": "mean"},
@@ -33,7 +33,7 @@ EMBEDDERS: Final[dict[str, dict[str, Any]]] = {
         "default_prompt_name": "query",
     },
 }
-"""Name of a folder -> what is special of the model; ``older`` is what earlier releases wrote beside it."""
+"""Name of a folder -> its special settings; ``older`` are files that earlier releases added."""
 
 RERANKERS: Final = {
     "rerank-identity": "Identity",
@@ -41,4 +41,4 @@ RERANKERS: Final = {
     "rerank-default": None,
     "rerank-tanh": "Tanh",
 }
-"""Name of a folder -> the activation of scores; the last is none that Galley serves."""
+"""Name of a folder -> the activation of scores; the last is not supported by Galley."""

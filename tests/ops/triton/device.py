@@ -19,10 +19,10 @@ import torch
 from galley.ops.triton.tiles import Device, device_of
 
 TYPES: Final = [torch.float32, torch.float16, *([torch.bfloat16] if ON_GPU else [])]
-"""Of activations; the interpreter's products of bfloat16 are wrong (triton-lang/triton#11584)."""
+"""Types of activations; the interpreter's bfloat16 products are wrong (triton-lang/triton#11584)."""
 
 ERRORS: Final = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-"""Type -> the greatest error of a result beside its norm."""
+"""Type -> the greatest error relative to the result's norm."""
 
 
 def device() -> Device:

@@ -25,7 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
     "one head each": {"heads": 3, "kv_heads": 3, "key_dim": 34, "value_dim": 34},
 }
 LENGTHS = ((1, 270), (19, 40), (1, 3), (7, 0), (1, 129))
-"""Of each sequence the rows of this step, and the tokens before."""
+"""Rows of each sequence in this step, and its tokens before."""
 
 
 class Case:

@@ -26,7 +26,7 @@ print(json.dumps([
 """
 
 MOST_STACK = {"sm_80": 64, "sm_89": 64}
-"""Bytes; their matrix instructions want more registers of a thread."""
+"""Bytes; the matrix instructions of these GPUs need more registers per thread."""
 
 
 DENSE = {"linear_kernel", "attention_kernel", "norm_kernel", "rope_kernel", "gather_kernel"}

@@ -24,7 +24,7 @@ from tests.speech.recordings import CALL
 pytestmark = pytest.mark.xdist_group("server_media_uploads")
 
 LARGE = wav(bytes(1_500_000))
-"""More than is kept in memory."""
+"""A recording larger than what is kept in memory."""
 BROKEN = LARGE[:12] + b"\xff" * len(LARGE)
 
 

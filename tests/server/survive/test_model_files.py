@@ -22,7 +22,7 @@ from tests.server.serving import Server, until
 pytestmark = pytest.mark.xdist_group("server_model_files")
 
 MOST_BYTES = 2**28
-"""By which the server and its processes may grow while they look at files that they then refuse."""
+"""Allowed growth of the server and its processes while they read files that they then refuse."""
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.xdist_group("default_server")
 CYCLE = "start: r0\n" + "".join(
     f'r{i}: r{(i + 1) % 5000} | "a" r{(i + 1) % 5000}\n' for i in range(5000)
 )
-"""5,000 rules, each of which leads to the next: llguidance overflows the stack of its process."""
+"""5,000 rules, each of which refers to the next: llguidance overflows its process's stack."""
 
 
 def ask(http: httpx.Client, **fields: Any) -> httpx.Response:

@@ -57,7 +57,7 @@ HOSTILE: dict[str, tuple[str, str]] = {
         "unsafe",
     ),
 }
-"""Templates, and what the error says."""
+"""Templates, and their errors."""
 
 
 def branches() -> str:

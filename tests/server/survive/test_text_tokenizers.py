@@ -32,7 +32,7 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "loops": ((LOOPS * 20 + " ") * 700 + "x", "longer than 2 s"),
     "panics": (PANICS * 40 + "b", "tokenizer failed on this text"),
 }
-"""Short texts, and what the error says."""
+"""Short texts, and their errors."""
 
 
 def expression(pattern: str) -> dict[str, Any]:
