@@ -35,7 +35,7 @@ KINDS: Final[dict[str, frozenset[str]]] = {
 """A kind's folders, and its files outside of folders; other files outside of folders are unit tests.
 
 ``unit`` has neither models nor processes, ``model`` runs models in the test's own process,
-``process`` starts others (servers, commands), and ``browser`` wants a Chromium.
+``process`` starts others (servers, commands), and ``browser`` needs a Chromium.
 """
 
 

@@ -30,8 +30,9 @@ Cache = list[tuple[Tensor, Tensor]]
 """Keys and values of each decoder layer, `[batch, heads, tokens, head_dim]`."""
 
 LOW_CONFIDENCE = 0.82
-"""Mean token probability below which Galley tells that a transcript is doubtful: on the held-out recordings
-24 of 298 are below, 22 of them with errors."""
+"""Mean token probability below which Galley warns that a transcript is doubtful.
+
+Of the 298 held-out recordings 24 are below, 22 of them with errors."""
 
 
 @dataclass(frozen=True, slots=True)

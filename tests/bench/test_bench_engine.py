@@ -44,7 +44,7 @@ def test_costs_are_those_of_the_shape(bench: EngineBench) -> None:
     dim = hidden // heads
     qkv, rest = hidden * dim * (heads + 2 * kv_heads), hidden * hidden + 3 * hidden * inner
     costs = bench.info.require_program().costs
-    # Of the last layer only keys and values are computed for every row.
+    # In the last layer only keys and values are computed for every row.
     assert costs.row_operations == 2 * (layers * qkv + (layers - 1) * rest)
     assert costs.logit_operations == 2 * (rest + hidden * SHAPE["vocab_size"])
     # float32 matrices, the norms and one row of the embedding

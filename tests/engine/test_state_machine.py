@@ -73,7 +73,7 @@ def test_requests_over_the_same_audio_encode_it_once() -> None:
     for salt in ("", "", "tenant"):
         machine.add(family=0, length=4, output=3, priority=0, salt=salt, audio=40)
     machine.step()
-    # The tenant's own does not fit the first step's budget beside the shared one.
+    # The tenant's own output does not fit the first step's budget together with the shared one.
     assert machine.encoded_rows == 40
     while machine.live:
         machine.step()

@@ -147,7 +147,7 @@ def test_an_mlp_beside_attention_reads_the_rows_that_it_rounds_itself(
     assert "quantize_input" not in {writers[op.inputs[0]].name for op in selects}
     rounds = counts(program)["quantize_input"]
     assert rounds == counts(traced_program)["quantize_input"] + 1
-    # Of the first layer one matrix: q, k, v, gate and up; of the last, gate and up have fewer rows.
+    # The first layer has one matrix: q, k, v, gate and up; in the last, gate and up have fewer rows.
     merged = [len(op.weights["weight"]) for op in merge_linears(program).ops if op.name == "linear"]
     assert merged == [5, 1, 1, 3, 1, 2, 1, 1]
 

@@ -59,8 +59,10 @@ LIMITS: Mapping[tuple[Quantize, Activations], tuple[float, float]] = {
     ("int8", "float32"): (1e-4, 1e-4),
     ("int4", "float32"): (1e-4, 1e-4),
 }
-"""Of the largest logit, by weights and activations: for all rows but one in a thousand, and for all. What
-bfloat16 rounds away of a layer's inputs adds up in some row: in torch to 0.7 %."""
+"""Limits as shares of the largest logit, by weights and activations.
+
+The first is for all rows but one in a thousand, the second for all: bfloat16's rounding of a layer's
+inputs adds up in some rows, in torch to 0.7 %."""
 
 
 BEST_ISA_FIRST = [unless(isa == ISAS[0], isa) for isa in ISAS]
