@@ -39,7 +39,7 @@ CONTEXT: Final = 1024
 
 
 class Llama:
-    """A file in llama.cpp, with float32 keys and values."""
+    """A file loaded in llama.cpp, with float32 keys and values."""
 
     def __init__(self, file: str, *, vocabulary_only: bool = False) -> None:
         import llama_cpp
@@ -63,14 +63,14 @@ class Llama:
             self._batch = c.llama_batch_init(CONTEXT, 0, 1)
 
     def tokenize(self, text: str) -> list[int]:
-        """As a server does: tokens around texts are added, special ones are recognised."""
+        """Tokenize as a server does: tokens around texts are added, special ones are recognized."""
         raw = text.encode()
         room = (ctypes.c_int32 * (len(raw) + 8))()
         count = self._c.llama_tokenize(self._vocabulary, raw, len(raw), room, len(room), True, True)
         return list(room[:count])
 
     def logits(self, ids: Sequence[int], first: int = 0) -> Any:
-        """[tokens, vocabulary] behind each token, which stand at ``first`` and after."""
+        """Return [tokens, vocabulary]: the logits after each token; the first is at position ``first``."""
         import numpy as np
 
         batch = self._batch
@@ -86,7 +86,7 @@ class Llama:
         return np.stack([np.ctypeslib.as_array(row, (self._tokens,)).copy() for row in rows])
 
     def greedy(self, prompt: Sequence[int], steps: int) -> list[int]:
-        """The likeliest token, so many times."""
+        """Return the likeliest tokens, one after another."""
         said = [int(self.logits(prompt)[-1].argmax())]
         while len(said) < steps:
             row = self.logits(said[-1:], len(prompt) + len(said) - 1)[-1]
@@ -95,7 +95,7 @@ class Llama:
 
 
 def quantize(source: str, target: str, type: str) -> None:
-    """llama.cpp's own quantiser: all matrices of one type, or a mixture of its."""
+    """Run llama.cpp's own quantizer: all matrices of one type, or one of its mixtures."""
     import llama_cpp
 
     params = llama_cpp.llama_model_quantize_default_params()

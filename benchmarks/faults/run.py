@@ -88,7 +88,7 @@ async def run(
 ) -> Result:
     """Inject the seed's faults into the engine of the server with the process id ``pid``.
 
-    ``texts``: how many prompts there are, whose texts are taken before.
+    ``texts``: number of prompts, whose texts are collected beforehand.
     """
     result = Result(seed, seconds, clients)
     async with connect(url) as http:
@@ -126,7 +126,7 @@ async def run(
 
 
 async def kv_blocks(http: httpx.AsyncClient) -> dict[str, int]:
-    """KV blocks by state."""
+    """Return the KV blocks by state."""
     page = (await http.get("/metrics")).text
     return {
         sample.labels["state"]: int(sample.value)
@@ -137,14 +137,14 @@ async def kv_blocks(http: httpx.AsyncClient) -> dict[str, int]:
 
 
 async def metric(http: httpx.AsyncClient, name: str) -> float:
-    """A sample's value, summed over all labels."""
+    """Return a sample's value, summed over all labels."""
     page = (await http.get("/metrics")).text
     families = text_string_to_metric_families(page)
     return sum(s.value for family in families for s in family.samples if s.name == name)
 
 
 def engine_of(pid: int) -> psutil.Process:
-    """The engine process of a server with one model. Raises NoSuchProcess if there is none."""
+    """Return the engine process of a server with one model. Raises NoSuchProcess if there is none."""
     for child in psutil.Process(pid).children():
         with contextlib.suppress(psutil.NoSuchProcess):
             alive = child.status() != psutil.STATUS_ZOMBIE
@@ -156,7 +156,7 @@ def engine_of(pid: int) -> psutil.Process:
 async def _inject(pid: int, schedule: Sequence[Fault], began: float, result: Result) -> None:
     for fault in schedule:
         await asyncio.sleep(began + fault.at - time.monotonic())
-        # None, gone between the two, killed by a watchdog while it is stopped: each is a fault, too.
+        # There is none, it has just exited, or a watchdog killed it while stopped: each is a fault, too.
         with contextlib.suppress(psutil.NoSuchProcess):
             engine = engine_of(pid)
             if fault.kind == "kill":
@@ -172,7 +172,7 @@ async def _inject(pid: int, schedule: Sequence[Fault], began: float, result: Res
 async def watch_memory(
     server: psutil.Process, began: float, memory: list[tuple[float, float]]
 ) -> None:
-    """Append (seconds since ``began``, bytes of the server process) four times a second, without end."""
+    """Append (seconds since ``began``, bytes of the server process) four times a second, endlessly."""
     while True:
         memory.append((time.monotonic() - began, server.memory_info().rss))
         await asyncio.sleep(0.25)
@@ -181,7 +181,7 @@ async def watch_memory(
 def before_and_after(
     memory: Sequence[tuple[float, float]], warm_up: float, seconds: float
 ) -> tuple[float, float]:
-    """Medians of a tenth of the time, after the warm-up and at the end of the load."""
+    """Return the medians over a tenth of the time, after the warm-up and at the end of the load."""
     tenth = seconds / 10
     before = [size for at, size in memory if warm_up <= at < warm_up + tenth]
     after = [size for at, size in memory if seconds - tenth <= at < seconds]
@@ -189,7 +189,7 @@ def before_and_after(
 
 
 async def leaked_blocks(http: httpx.AsyncClient, total: int) -> int:
-    """Blocks that are used, or in no state, when the server has had time to settle without requests."""
+    """Return the blocks still used, or in no state, once a server without requests has settled."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
         blocks = await kv_blocks(http)

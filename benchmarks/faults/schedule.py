@@ -1,4 +1,4 @@
-"""What goes wrong, when: all drawn from a seed, so that a run can be had again."""
+"""The schedule of faults: all drawn from a seed, so that a run can be repeated."""
 
 import random
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _VOCABULARY: Final = (
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that happens to the engine process, ``at`` seconds after the beginning.
+    """A fault of the engine process, ``at`` seconds after the start.
 
     A ``kill`` is SIGKILL; a stall is SIGSTOP and, ``seconds`` later, SIGCONT.
     """
@@ -33,13 +33,13 @@ class Fault:
 
 @dataclass(frozen=True)
 class Ask:
-    """What a client does next.
+    """The next action of a client.
 
     Attributes:
-        behaviour: ``read`` it all, ``disconnect`` after ``after`` events, be ``slow`` (read one event,
+        behaviour: ``read`` everything, ``disconnect`` after ``after`` events, be ``slow`` (read one event,
             nothing for ``pause`` seconds, then the rest), or send something ``bad``.
         prompt: index of the prompt, or of the bad request.
-        stream: whether the answer comes as events; always for ``disconnect`` and ``slow``.
+        stream: whether the answer is streamed; always for ``disconnect`` and ``slow``.
     """
 
     behaviour: Behaviour
@@ -50,7 +50,7 @@ class Ask:
 
 
 def faults(seed: int, seconds: float) -> list[Fault]:
-    """Kills and stalls of the engine, 4 s apart on average, none in the last tenth."""
+    """Return kills and stalls of the engine, 4 s apart on average, none in the last tenth."""
     source = random.Random(f"faults {seed}")
     at, drawn = 0.0, []
     while (at := at + 1.5 + source.expovariate(1 / 2.5)) < (1 - QUIET_SHARE) * seconds:
@@ -61,11 +61,11 @@ def faults(seed: int, seconds: float) -> list[Fault]:
 
 
 def asks(seed: int, client: int, prompts: int, *, longest_pause: float) -> Iterator[Ask]:
-    """What one client does, without end.
+    """Yield the actions of one client, endlessly.
 
     Args:
-        prompts: how many there are to choose from.
-        longest_pause: seconds for which each fifth slow reader reads nothing; the others: up to 4.
+        prompts: the number of prompts to choose from.
+        longest_pause: seconds for which every fifth slow reader reads nothing; the others: up to 4.
     """
     source = random.Random(f"client {client} of {seed}")
     while True:
@@ -85,7 +85,7 @@ def asks(seed: int, client: int, prompts: int, *, longest_pause: float) -> Itera
 
 
 def prompts(seed: int, count: int, longest: int) -> list[dict[str, Any]]:
-    """Bodies of requests, greedy and seeded, without ``model``; answers have below ``longest`` tokens."""
+    """Return request bodies without ``model``, greedy and seeded; answers are shorter than ``longest``."""
     source = random.Random(f"prompts {seed}")
     return [
         {
@@ -113,4 +113,4 @@ BAD: Final[tuple[tuple[str, bytes, int], ...]] = (
     ("/v1/nothing", b"{}", 404),
     ("/tokenize", b'{"prompt": NaN}', 400),
 )
-"""Path, body (MODEL stands for the model's name) and the status that it must get."""
+"""Path, body (MODEL stands for the model's name) and the expected status."""
