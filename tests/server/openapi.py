@@ -48,6 +48,8 @@ OF_VECTORS = [
 """As well; test_embeddings.py asks models of embeddings."""
 OF_TENSORS = [one for one in OPERATIONS if one.path.endswith(("/infer", ":predict"))]
 """As well; test_open_inference.py asks models of tensors."""
+OF_REPOSITORY = [one for one in OPERATIONS if one.path.startswith("/v2/repository/models/")]
+"""As well, with answers that need an admin key; test_model_repository.py has a repository."""
 
 
 def check_answers(server: Server, operation: Any) -> None:
