@@ -1,4 +1,4 @@
-"""galley quantize --format gguf: what is written, read by the gguf package and by Galley itself."""
+"""galley quantize --format gguf: its output, read by the gguf package and by Galley itself."""
 
 import json
 from pathlib import Path

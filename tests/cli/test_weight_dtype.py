@@ -1,4 +1,4 @@
-"""``weight_dtype`` under its old name and in other spellings: the same wherever a setting may stand."""
+"""``weight_dtype`` under its old name and in other spellings, wherever a setting is allowed."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the server documents, and a check that its answers are as documented."""
+"""Checks the server's answers against its OpenAPI document."""
 
 import os
 import time
@@ -53,7 +53,7 @@ OF_REPOSITORY = [one for one in OPERATIONS if one.path.startswith("/v2/repositor
 
 
 def check_answers(server: Server, operation: Any) -> None:
-    """Random requests, good and bad, get answers that the page knows."""
+    """Send random requests, valid and invalid, and check that the document describes the answers."""
 
     @settings(
         max_examples=EXAMPLES,
@@ -80,7 +80,7 @@ def check_answers(server: Server, operation: Any) -> None:
 
 
 def _keep_short(case: Any) -> None:
-    """A random request for this model that would be served should not take long."""
+    """Limit the work of a random request that this model would accept."""
     if isinstance(case.body, dict) and "completions" in case.operation.path:
         if case.body.get("model"):
             case.body["model"] = "tiny"

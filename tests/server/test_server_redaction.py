@@ -1,4 +1,4 @@
-"""A server that redacts: the number that was said is in no answer, event, log or metric."""
+"""A redacting server: the spoken number appears in no answer, event, log or metric."""
 
 import json
 import re
