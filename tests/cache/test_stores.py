@@ -257,6 +257,18 @@ def test_the_file_is_for_its_owner_alone(tmp_path: Path) -> None:
     assert (tmp_path / "answers.sqlite").stat().st_mode & 0o077 == 0
 
 
+def test_a_burst_of_requests_shares_the_connections_to_redis(redis_server: RedisServer) -> None:
+    async def work() -> None:
+        store = RedisStore(redis_server.url, WIDE, patience=5.0)
+        only = entry(1)
+        await store.put(only)
+        found = await asyncio.gather(*(store.get([only.key]) for _ in range(300)))
+        assert found == 300 * [[only]]
+        await store.close()
+
+    asyncio.run(work())
+
+
 def test_a_changed_value_in_redis_is_a_miss(redis_server: RedisServer) -> None:
     async def work() -> None:
         store = RedisStore(redis_server.url, WIDE, patience=5.0)
