@@ -219,6 +219,35 @@ def test_a_file_that_is_no_database_is_set_aside(tmp_path: Path) -> None:
     assert path.with_name("answers.sqlite.damaged").read_bytes().startswith(b"not a database")
 
 
+def test_answers_that_replace_others_before_they_are_written_fill_no_room(tmp_path: Path) -> None:
+    async def work() -> None:
+        store = SqliteStore(tmp_path / "answers.sqlite", WIDE)
+        # 100 MB in all, of which 1 MB waits for the disk at a time.
+        for _ in range(100):
+            await store.put(entry(1, size=10**6))
+        last = entry(2)
+        await store.put(last)
+        assert await store.get([last.key]) == [last]
+        await store.close()
+
+    asyncio.run(work())
+
+
+def test_a_read_after_the_end_leaves_the_file_alone(tmp_path: Path) -> None:
+    async def work() -> None:
+        store = SqliteStore(tmp_path / "answers.sqlite", WIDE)
+        only = entry(1)
+        await store.put(only)
+        await store.close()
+        with pytest.raises(StoreError, match="closed"):
+            await store.get([only.key])
+        store = SqliteStore(tmp_path / "answers.sqlite", WIDE)
+        assert await store.get([only.key]) == [only]
+        await store.close()
+
+    asyncio.run(work())
+
+
 def test_the_file_is_for_its_owner_alone(tmp_path: Path) -> None:
     async def work() -> None:
         store = SqliteStore(tmp_path / "answers.sqlite", WIDE)
@@ -226,6 +255,18 @@ def test_the_file_is_for_its_owner_alone(tmp_path: Path) -> None:
 
     asyncio.run(work())
     assert (tmp_path / "answers.sqlite").stat().st_mode & 0o077 == 0
+
+
+def test_a_burst_of_requests_shares_the_connections_to_redis(redis_server: RedisServer) -> None:
+    async def work() -> None:
+        store = RedisStore(redis_server.url, WIDE, patience=5.0)
+        only = entry(1)
+        await store.put(only)
+        found = await asyncio.gather(*(store.get([only.key]) for _ in range(300)))
+        assert found == 300 * [[only]]
+        await store.close()
+
+    asyncio.run(work())
 
 
 def test_a_changed_value_in_redis_is_a_miss(redis_server: RedisServer) -> None:

@@ -123,7 +123,7 @@ def test_a_sentencepiece_vocabulary(tmp_path: Path) -> None:
         assert re.fullmatch(" é[a-c] ", loaded.generate([[5, 6]], spaced)[0].text)
 
 
-@pytest.mark.parametrize("guesses", ["off", "auto"])
+@pytest.mark.parametrize("draft_tokens", ["off", "auto"])
 @pytest.mark.parametrize(
     ("schema", "shape"),
     [

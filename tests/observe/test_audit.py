@@ -1,5 +1,6 @@
 """The audit log: a chain of lines in which any change is detected."""
 
+import hashlib
 import json
 import re
 import subprocess
@@ -95,15 +96,38 @@ def test_an_unfinished_line_is_cut_off_and_recorded(path: Path, kept: int) -> No
 
 def test_what_is_no_audit_log_or_has_a_writer_is_refused(path: Path, tmp_path: Path) -> None:
     other = tmp_path / "notes.txt"
-    other.write_text("hello\n")
-    with pytest.raises(AuditError, match="hash does not match"):
-        AuditLog(other)
+    for text, says in (
+        ("hello\n", "hash does not match"),
+        ("hello\nno end", "hash does not match"),
+        ("hello", "is not an audit log"),
+    ):
+        other.write_text(text)
+        with pytest.raises(AuditError, match=says):
+            AuditLog(other)
+        assert other.read_text() == text, "another file stays as it is"
     with pytest.raises(SettingsError, match="cannot write"):
         AuditLog(tmp_path / "missing" / "audit.jsonl")
     log = AuditLog(path)
     with pytest.raises(SettingsError, match="another process writes"):
         AuditLog(path)
     log.close()
+
+
+@pytest.mark.parametrize("body", ['{"line":1', '["line"', '{"line":"1","previous":"","time":""'])
+def test_a_line_with_a_hash_of_its_own_but_without_fields_is_found(path: Path, body: str) -> None:
+    digest = hashlib.sha256(body.encode()).hexdigest()
+    path.write_text(f'{body},"hash":"{digest}"}}\n')
+    with pytest.raises(AuditError, match="is not a line of an audit log"):
+        verify(path)
+    with pytest.raises(AuditError, match="is not a line of an audit log"):
+        AuditLog(path)
+
+
+@pytest.mark.parametrize("kept", [1, 100])
+def test_an_unfinished_first_line_is_cut_off(path: Path, kept: int) -> None:
+    path.write_bytes(path.read_bytes()[:kept])
+    AuditLog(path).close()
+    assert verify(path).head.lines == 1
 
 
 FULL = """

@@ -100,6 +100,14 @@ def sum_of_two(path: Path) -> Path:
     )
 
 
+def volumes(path: Path) -> Path:
+    """``x`` [batch, channel, depth, height, width] to ``y``, by a convolution of 3 channels."""
+    shape = ["batch", "channel", "depth", "height", "width"]
+    node = helper.make_node("Conv", ["x", "w"], ["y"])
+    weights = _weights("w", 2, 3, 1, 1, 1)
+    return _save(path, [node], [_value("x", shape)], [_value("y", ["batch", 2, *"dhw"])], weights)
+
+
 def a_sequence(path: Path) -> Path:
     """Write a model with an output that is a sequence of tensors."""
     node = helper.make_node("SequenceConstruct", ["x"], ["all"])

@@ -154,6 +154,17 @@ def test_what_is_no_batch_is_computed_one_by_one(
     assert rows == [1, 1, 1]
 
 
+def test_a_trial_takes_no_inputs_of_billions_of_elements(tmp_path: Path) -> None:
+    # No length of the trial is 3, and the greatest one would make 60 GB of an input.
+    engine = engine_of(onnx_files.volumes(tmp_path / "model.onnx"))
+    assert engine.info.tensors is not None
+    assert not engine.info.tensors.batched
+    x = np.ones((1, 3, 2, 2, 2), np.float32)
+    add(engine, "a", {"x": x})
+    outputs, _ = steps(engine)
+    assert arrays_of(outputs["a"])["y"].shape == (1, 2, 2, 2, 2)
+
+
 def test_tenants_take_turns_and_aborts_are_dropped(tmp_path: Path) -> None:
     engine = engine_of(onnx_files.perceptron(tmp_path / "mlp.onnx"), '{"max_batch_size": 4}')
     for i in range(8):

@@ -48,6 +48,8 @@ OF_VECTORS = [
 """Also refused here; test_embeddings.py tests embedding models."""
 OF_TENSORS = [one for one in OPERATIONS if one.path.endswith(("/infer", ":predict"))]
 """Also refused here; test_open_inference.py tests tensor models."""
+OF_REPOSITORY = [one for one in OPERATIONS if one.path.startswith("/v2/repository/models/")]
+"""Also refused here, some for lack of an admin key; test_model_repository.py has a repository."""
 
 
 def check_answers(server: Server, operation: Any) -> None:

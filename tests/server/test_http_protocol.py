@@ -13,6 +13,7 @@ import h11
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from websockets.frames import OP_BINARY, OP_CLOSE, Close, Frame
 
 from galley.server.app_host import AppHost
 from galley.server.front_door import FrontDoor
@@ -227,6 +228,73 @@ def test_an_app_that_fails_is_a_500(app: App) -> None:
     assert json.loads(body)["error"]["type"] == "internal_error"
     assert b"secret" not in received
     assert b"set-cookie" not in received
+
+
+def test_an_app_that_fails_after_its_response_sends_no_other() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await echo(scope, receive, send)
+        if scope["path"] == "/a":
+            raise ValueError
+
+    async def exchange() -> bytes:
+        async with serving(app) as connect:
+            reader, writer = await connect()
+            writer.write(GET % b"a")
+            first = await reader.readuntil(b"/a ")
+            writer.write(LAST % b"b")
+            return first + await reader.read()
+
+    found = responses(asyncio.run(exchange()), "GET", "GET")
+    assert [(response.status_code, body) for response, body in found] == [
+        (200, b"/a "),
+        (200, b"/b "),
+    ]
+
+
+def test_an_empty_line_after_a_large_body_is_ignored() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        size = len(await body_of(receive))
+        await answer(send, b"%b %d" % (scope["path"].encode(), size))
+
+    async def exchange() -> bytes:
+        async with serving(app) as connect:
+            reader, writer = await connect()
+            size = 2**20
+            writer.write(b"POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % size)
+            writer.write(b"x" * size)
+            first = await reader.readuntil(b"/a %d" % size)
+            writer.write(b"\r\n")
+            await asyncio.sleep(0.1)
+            writer.write(LAST % b"b")
+            return first + await reader.read()
+
+    [_, (response, body)] = responses(asyncio.run(exchange()), "POST", "GET")
+    assert (response.status_code, body) == (200, b"/b 0")
+
+
+def test_messages_that_do_not_wait_for_the_handshake_are_no_headers() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert (await receive())["type"] == "websocket.connect"
+        await send({"type": "websocket.accept"})
+        size = len((await receive())["bytes"])
+        await send({"type": "websocket.send", "text": f"{size} bytes"})
+        await send({"type": "websocket.close"})
+
+    async def exchange() -> bytes:
+        async with serving(app) as connect:
+            reader, writer = await connect()
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\n")
+            await asyncio.sleep(0.1)
+            writer.write(b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n")
+            key = b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+            frame = Frame(OP_BINARY, bytes(2**16)).serialize(mask=True)
+            writer.write(key + frame)
+            async with asyncio.timeout(10):
+                received = await reader.readuntil(b"65536 bytes")
+            writer.write(Frame(OP_CLOSE, Close(1000, "").serialize()).serialize(mask=True))
+            return received + await reader.read()
+
+    assert asyncio.run(exchange()).startswith(b"HTTP/1.1 101 ")
 
 
 @pytest.mark.parametrize("sent", [b"123", b"12345"])

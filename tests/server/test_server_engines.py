@@ -205,7 +205,11 @@ def test_unknown_engines_are_refused_with_what_there_is(
     path = install(broken, toy_engine, "echo")
     (broken / "echo_engine.py").write_text("import a_missing_package")
     for name, environ, says in (
-        ("other", package, "unknown engine 'other'; engines: native, onnx, echo"),
+        (
+            "other",
+            package,
+            "unknown engine 'other'; engines: native, onnx, xgboost, lightgbm, sklearn, echo",
+        ),
         ("echo", path, "engine 'echo' .* cannot be imported: No module named 'a_missing_package'"),
     ):
         log = tmp_path / f"{name}.log"

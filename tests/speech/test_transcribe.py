@@ -276,7 +276,7 @@ def test_what_is_not_a_recording_is_refused(transcriber: Transcriber) -> None:
         with pytest.raises(RequestError, match=message) as caught:
             transcriber.transcribe(source, **arguments)
         assert caught.value.param == param
-    with pytest.raises(AudioError, match="no audio"):
+    with pytest.raises(AudioError, match="no decodable audio"):
         list(transcriber.transcribe(silence[:0], ENGLISH))
 
 

@@ -52,7 +52,7 @@ def request_key(identity: bytes, request: EngineRequest, *, shared_draws: bool =
 
     Args:
         identity: the model's.
-        request: a request for a text or a vector, with its tenant's fields.
+        request: a request for a text, a vector or tensors, with its tenant's fields.
         shared_draws: whether requests share one random text; otherwise it is one of the request's seed.
     """
     payload, bias = request.payload, list[tuple[int, float]]()
@@ -92,6 +92,22 @@ def _essential(sampling: SamplingParams, shared_draws: bool, request_id: str) ->
     return msgspec.structs.replace(sampling, seed=seed, speculation="auto", logit_bias={})
 
 
+class _Module(msgspec.Struct):
+    """An element of sentence-transformers' ``modules.json``; ``path``: its folder."""
+
+    path: str = ""
+
+
+def _modules(folder: Path) -> list[Path]:
+    """Return the folders of an embedding model's modules, whose weights are part of the model."""
+    try:
+        modules = msgspec.json.decode((folder / "modules.json").read_bytes(), type=list[_Module])
+    except (OSError, RecursionError, msgspec.MsgspecError):
+        return []
+    names = sorted({module.path for module in modules} - {""})
+    return [folder / name for name in names if Path(name).name == name and (folder / name).is_dir()]
+
+
 class _FileState(msgspec.Struct, frozen=True):
     """A file as its digest was computed; ctime is included because no program sets it."""
 
@@ -107,7 +123,7 @@ def files_digest(folder: Path) -> bytes:
     All of them are read, unless their digests are remembered: a second for each gigabyte or so.
 
     Args:
-        folder: a checkpoint's folder, or a GGUF file.
+        folder: a checkpoint's folder, or a model's file.
 
     Raises:
         OSError: a file cannot be read.
@@ -115,13 +131,16 @@ def files_digest(folder: Path) -> bytes:
     if is_gguf(folder):
         files = list(split_files(folder))
     elif folder.is_dir():
-        files = sorted(path for path in folder.iterdir() if path.is_file())
+        places = (folder, *_modules(folder))
+        files = sorted(path for place in places for path in place.iterdir() if path.is_file())
     else:
         # An ONNX file, whose weights may be in others that begin with its name.
         files = sorted(folder.parent.glob(f"{glob.escape(folder.stem)}*"))
     memory = _memory_of(folder)
     known = _remembered(memory)
-    found = {path.name: _state_of(path, known.get(path.name)) for path in files}
+    base = folder if folder.is_dir() else folder.parent
+    names = {str(path.relative_to(base)): path for path in files}
+    found = {name: _state_of(path, known.get(name)) for name, path in names.items()}
     if memory is not None and found != known:
         _remember(memory, found)
     return digest(encoded({name: state.digest for name, state in found.items()}))

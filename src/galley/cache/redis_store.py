@@ -24,6 +24,7 @@ _HITS: Final = f"{_PREFIX}:hits"
 _TOTAL: Final = f"{_PREFIX}:bytes"
 
 CONNECT_SECONDS: Final = 1.0
+_MOST_CONNECTIONS: Final = 64
 _SCANNED: Final = 500
 """Entries read at a time when they are listed or removed."""
 
@@ -116,15 +117,18 @@ class RedisStore:
             ) from None
         self._bounds = bounds
         try:
-            self._redis: Any = redis.from_url(
+            # Requests beyond so many at a time wait for a connection.
+            pool = redis.BlockingConnectionPool.from_url(
                 url,
                 socket_timeout=patience,
                 socket_connect_timeout=CONNECT_SECONDS,
                 retry=None,
-                max_connections=64,
+                max_connections=_MOST_CONNECTIONS,
+                timeout=patience,
             )
         except ValueError as error:
             raise SettingsError(f"response_cache_store: {_shown(url)}: {error}") from None
+        self._redis: Any = redis.Redis.from_pool(pool)
         self._get = self._redis.register_script(_GET)
         self._put = self._redis.register_script(_PUT)
         self._remove = self._redis.register_script(_REMOVE)

@@ -134,6 +134,8 @@ class SqliteStore:
         return entry
 
     def _read(self, key: bytes) -> bytes | None:
+        if self._closed:
+            raise StoreError("it is closed")
         try:
             row = self._reader.execute("SELECT entry FROM entries WHERE key = ?", (key,)).fetchone()
         except sqlite3.OperationalError as error:
@@ -153,6 +155,8 @@ class SqliteStore:
         if self._pending_bytes + size > _MOST_PENDING_BYTES:
             raise StoreError("the disk is too slow: too many answers wait to be written")
         with self._lock:
+            if entry.key in self._pending:
+                self._drop_pending(entry.key)
             self._pending_bytes += size
             self._pending[entry.key] = entry
         self._writes.put(entry)

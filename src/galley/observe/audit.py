@@ -17,6 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
+import msgspec
+
 from galley.errors import GalleyError, SettingsError
 
 log = logging.getLogger("galley.server")
@@ -31,6 +33,8 @@ FIELDS: Final = (
 """Fields of a request's log record that are copied: none of them can contain text of a client's."""
 
 _END: Final = re.compile(rb',"hash":"([0-9a-f]{64})"}\n\Z')
+_FIRST: Final = b'{"line":1,'
+"""Beginning of a log."""
 _LONGEST: Final = 65_536
 """Longest line in bytes."""
 
@@ -122,21 +126,35 @@ class AuditLog:
         tail = self._file.read()
         whole = tail.rfind(b"\n") + 1
         torn = len(tail) - whole
+        # Before anything is cut off: the setting may name another file by mistake.
+        if whole:
+            last = tail[tail.rfind(b"\n", 0, whole - 1) + 1 : whole]
+            entry, digest = _checked(last, str(self._path))
+            self._head = Head(entry.line, digest)
+        elif tail[: len(_FIRST)] != _FIRST[: len(tail)]:
+            raise AuditError(f"{self._path} is not an audit log")
         if torn:
             self._file.truncate(size - torn)
-        if not whole:
-            return torn
-        last = tail[tail.rfind(b"\n", 0, whole - 1) + 1 : whole]
-        self._head = Head(*_checked(last, str(self._path)))
         return torn
 
 
-def _checked(line: bytes, where: str) -> tuple[int, str]:
-    """Return a line's number and hash. Raises AuditError if it is not what was written."""
+class _Line(msgspec.Struct):
+    """The fields of a line that :meth:`AuditLog.write` adds, but for its hash."""
+
+    line: int
+    time: str
+    previous: str
+
+
+def _checked(line: bytes, where: str) -> tuple[_Line, str]:
+    """Return a line and its hash. Raises AuditError if it is not what was written."""
     end = _END.search(line)
     if end is None or hashlib.sha256(line[: end.start()]).hexdigest() != end[1].decode():
         raise AuditError(f"{where} was changed: its hash does not match")
-    return json.loads(line)["line"], end[1].decode()
+    try:
+        return msgspec.json.decode(line, type=_Line), end[1].decode()
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise AuditError(f"{where} was changed: it is not a line of an audit log") from error
 
 
 @dataclass
@@ -159,14 +177,13 @@ def verify(path: Path) -> Verified:
         with path.open("rb") as file:
             for number, line in enumerate(_lines(file, path), start=1):
                 where = f"line {number} of {path}"
-                count, digest = _checked(line, where)
-                entry = json.loads(line)
-                if count != number or entry["previous"] != found.head.hash:
+                entry, digest = _checked(line, where)
+                if entry.line != number or entry.previous != found.head.hash:
                     raise AuditError(
                         f"{where} does not follow the line before it: lines are missing or moved"
                     )
-                found.first = found.first or entry["time"]
-                found.head, found.last = Head(number, digest), entry["time"]
+                found.first = found.first or entry.time
+                found.head, found.last = Head(number, digest), entry.time
     except OSError as error:
         raise AuditError(f"cannot read {path}: {error.strerror}") from None
     return found

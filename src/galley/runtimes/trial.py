@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -21,6 +22,9 @@ _ROWS: Final = 6
 
 _LENGTHS: Final = (8, 1, 32, 224)
 """Lengths to try for all other axes of any length, until the model accepts one."""
+
+_MOST_ELEMENTS: Final = 1 << 26
+"""Elements of all inputs of a trial: of four axes of the greatest length above, a row has 2.5 billion."""
 
 _RELATIVE: Final = 1e-3
 """Relative difference above which a row is taken to depend on other rows, and not just to be rounded."""
@@ -96,6 +100,11 @@ def _refused(options: BatchOptions, reason: str) -> Trial:
     return Trial(batched=False, reason=reason)
 
 
+def _elements(specs: Sequence[TensorSpec], length: int) -> int:
+    """Return the elements of a row of :func:`random_inputs`."""
+    return sum(prod(_lengths(spec.shape[1:], length)) for spec in specs if not spec.optional)
+
+
 def _lengths(shape: Sequence[int], length: int) -> list[int]:
     return [length if axis == -1 else axis for axis in shape]
 
@@ -116,6 +125,8 @@ def _rows_alone_and_together(
     names = [spec.name for spec in model.outputs]
     rows = max(2, min(_ROWS, options.max_batch_size))
     for length in _LENGTHS:
+        if rows * _elements(model.inputs, length) > _MOST_ELEMENTS:
+            continue
         inputs = random_inputs(model.inputs, rows, length, np.random.default_rng(0))
         try:
             together = model.run(inputs, names)

@@ -92,12 +92,15 @@ class Exchange:
             if not self.complete and not self.gone:
                 raise RuntimeError("the app returned before its response was complete")
         except asyncio.CancelledError:
-            self._connection.refuse(
-                Draining("The server is shutting down", retry_after=RETRY_SECONDS)
-            )
+            self._fail(Draining("The server is shutting down", retry_after=RETRY_SECONDS))
             raise
         except Exception as error:
             log.exception("a request failed")
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Refuse the request, unless its answer is complete or no longer awaited."""
+        if not self.complete and not self.gone:
             self._connection.refuse(error)
 
     # Called by the app.

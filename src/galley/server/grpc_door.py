@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 from galley.errors import RequestError, SettingsError, pip_install
 from galley.protocols.common.errors import naming_message
+from galley.protocols.http.body import in_thread_if_large
 from galley.settings.config import MOST_TIMEOUT, Settings
 
 log = logging.getLogger("galley.server")
@@ -132,7 +133,7 @@ class GrpcDoor:
     async def _answer(self, call: Any, data: bytes, context: Any) -> bytes:
         """Answer a call with one request and one response."""
         try:
-            request = call.asked(self._parsed(call, data))
+            request = await self._asked(call, data)
         except RequestError as error:
             await context.abort(self._code(400), naming_message(error))
         response = await self._through_app(request, context)
@@ -152,7 +153,7 @@ class GrpcDoor:
         )
         async for data in requests:
             try:
-                response = await self._through_app(call.asked(self._parsed(call, data)), context)
+                response = await self._through_app(await self._asked(call, data), context)
             except RequestError as error:
                 yield answer(error_message=naming_message(error)).SerializeToString()
                 continue
@@ -169,6 +170,9 @@ class GrpcDoor:
             else f"{name} is not supported",
         )
         return refused
+
+    async def _asked(self, call: Any, data: bytes) -> Any:
+        return await in_thread_if_large(len(data), lambda: call.asked(self._parsed(call, data)))
 
     def _parsed(self, call: Any, data: bytes) -> Any:
         try:

@@ -77,7 +77,7 @@ class RequestReader:
         phase = self.phase
         self._received += len(data)
         self._parse(data)
-        if self.phase is not phase:
+        if self.phase is not phase or self._is_websocket:
             return
         if phase is HEADERS and self._received > self._limits.max_header_bytes:
             raise self._too_large()
@@ -162,6 +162,8 @@ class RequestReader:
         """Handle the request's last byte."""
         if not self._parser.should_upgrade():
             self.phase = BETWEEN
+            # An empty line may follow a body; it is ignored (RFC 9112, section 2.2).
+            self._received = 0
             self._receiver.request_ended()
 
     def _count(self, size: int) -> None:

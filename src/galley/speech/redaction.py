@@ -22,6 +22,9 @@ _LOOKAHEAD: Final = 400
 _CONTEXT: Final = 200
 """Characters before a segment in which the words that introduce a number are looked for."""
 
+_MOST_HELD: Final = 2000
+"""Characters that may wait for the end of a span. One that is longer, such as endless digits, is cut."""
+
 _PAD_SECONDS: Final = 0.15
 """Audio silenced before and after a span: times of words are within about a tenth of a second."""
 
@@ -84,19 +87,30 @@ class Redactor:
         spans = find_spans(text, self.kinds, self._names)
         final = offset + ends[count - 1]
         # A segment in which a span begins waits for the rest of it.
+        whole, cut = count, None
         while count and any(span.start < final < span.end for span in spans):
             count -= 1
             final = offset + (ends[count - 1] if count else 0)
+        if not count and ends[-1] > _MOST_HELD:
+            count, final = whole, offset + ends[whole - 1]
+            cut = next((span for span in spans if span.start < final < span.end), None)
+        if not count:
+            return []
         for span in spans:
             if span.kind == "name":
                 self._names.update(text[span.start : span.end].split())
         inside = [
-            Span(span.kind, max(span.start - offset, 0), span.end - offset)
+            Span(span.kind, max(span.start - offset, 0), min(span.end, final) - offset)
             for span in spans
-            if offset < span.end <= final
+            if offset < span.end and span.start < final
         ]
         released, self._held = self._held[:count], self._held[count:]
-        self._before = text[max(0, final - _CONTEXT) : final]
+        self._before = _context(text, final)
+        if cut is not None:
+            # The words that introduce a number are needed to find the rest of it.
+            part = text[cut.start : final]
+            part = part if len(part) <= _CONTEXT else part[-_CONTEXT:].partition(" ")[2]
+            self._before = _context(text, cut.start) + part
         starts = [0, *ends]
         self.passages += _passages(released, starts, inside)
         clean = (
@@ -104,6 +118,10 @@ class Redactor:
             for segment, start in zip(released, starts, strict=False)
         )
         return [segment for segment in clean if segment.text.strip()]
+
+
+def _context(text: str, end: int) -> str:
+    return text[max(0, end - _CONTEXT) : end]
 
 
 class _Part(NamedTuple):

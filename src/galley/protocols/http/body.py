@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 from starlette.datastructures import Headers
@@ -32,6 +33,7 @@ _CHARSETS: Final = ("utf-8", "utf8", "us-ascii")
 """UTF-8, a common spelling of it, and a subset of it."""
 
 Model = TypeVar("Model")
+T = TypeVar("T")
 
 
 async def read(request: Request, model: type[Model], *, max_bytes: int) -> Model:
@@ -45,9 +47,12 @@ async def read(request: Request, model: type[Model], *, max_bytes: int) -> Model
         ClientGone: the client hung up before the body was complete.
     """
     data = await read_bytes(request, max_bytes=max_bytes)
-    if len(data) > LARGE:
-        return await asyncio.to_thread(_parse, model, data)
-    return _parse(model, data)
+    return await in_thread_if_large(len(data), lambda: _parse(model, data))
+
+
+async def in_thread_if_large(size: int, work: Callable[[], T]) -> T:
+    """Return the result of ``work`` on ``size`` bytes, done in a thread if that takes long."""
+    return await asyncio.to_thread(work) if size > LARGE else work()
 
 
 async def read_bytes(request: Request, *, max_bytes: int, binary: bool = False) -> bytes:

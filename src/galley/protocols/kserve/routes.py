@@ -8,6 +8,8 @@ from starlette.responses import Response
 from galley.gateway.call import Call, opened
 from galley.gateway.predictions import Prediction
 from galley.gateway.registry import Registry
+from galley.protocols.common.json_body import parse_json
+from galley.protocols.common.validate import validate
 from galley.protocols.http import body
 from galley.protocols.http.caller import caller_of
 from galley.protocols.http.json_answers import Json
@@ -35,18 +37,26 @@ def routes(models: Registry) -> list[Operation]:
         caller = caller_of(request, timeout=settings.request_timeout)
         models.expect("predict", caller)
         name = models.named(request.path_params["model"]).name
-        asked = await body.read(request, PredictRequest, max_bytes=settings.max_body_bytes)
+        data = await body.read_bytes(request, max_bytes=settings.max_body_bytes)
+        asked = await body.in_thread_if_large(
+            len(data), lambda: validate(PredictRequest, parse_json(data))
+        )
         served = await while_connected(request.receive, models.find(name, "predict", caller))
 
         async def answer() -> Response:
             with opened(Call(served, ENDPOINT, caller)) as call:
-                assert call.info.tensors is not None, "a model that predicts has tensors"
-                prediction = Prediction(call, inputs_of(asked, call.info.tensors))
+                tensors = call.info.tensors
+                assert tensors is not None, "a model that predicts has tensors"
+                inputs = await body.in_thread_if_large(len(data), lambda: inputs_of(asked, tensors))
+                prediction = Prediction(call, inputs)
             try:
                 outputs = await prediction.outputs()
             finally:
                 prediction.close()
-            return Json(predictions_of(outputs, len(asked.instances)))
+            size = sum(len(output.data) for output in outputs)
+            return await body.in_thread_if_large(
+                size, lambda: Json(predictions_of(outputs, len(asked.instances)))
+            )
 
         return await while_connected(request.receive, answer())
 

@@ -1,6 +1,5 @@
 """The routes of the Open Inference Protocol."""
 
-import asyncio
 from typing import Final, TypedDict
 
 from starlette.requests import Request
@@ -125,7 +124,7 @@ def routes(models: Registry) -> list[Operation]:
             request, max_bytes=settings.max_body_bytes, binary=HEADER_LENGTH in request.headers
         )
         length = request.headers.get(HEADER_LENGTH)
-        given = await _in_thread_if_large(data, length)
+        given = await body.in_thread_if_large(len(data), lambda: parse(data, length))
         timeout, priority = given.asked.parameters.timeout, given.asked.parameters.priority
         if timeout is not None:
             deadline = caller.arrived + timeout / _MICROSECONDS
@@ -185,12 +184,6 @@ def _described(spec: TensorSpec) -> TensorMetadata:
     return {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)}
 
 
-async def _in_thread_if_large(data: bytes, length: str | None) -> Inference:
-    if len(data) > body.LARGE:
-        return await asyncio.to_thread(parse, data, length)
-    return parse(data, length)
-
-
 async def _answer(served: ServedModel, given: Inference, caller: Caller) -> Response:
     asked = given.asked
     names = [output.name for output in asked.outputs]
@@ -201,12 +194,9 @@ async def _answer(served: ServedModel, given: Inference, caller: Caller) -> Resp
     finally:
         prediction.close()
     size = sum(len(output.data) for output in outputs)
-    if size > body.LARGE:
-        data, length = await asyncio.to_thread(
-            write, served.base_name, served.version, asked, outputs
-        )
-    else:
-        data, length = write(served.base_name, served.version, asked, outputs)
+    data, length = await body.in_thread_if_large(
+        size, lambda: write(served.base_name, served.version, asked, outputs)
+    )
     if length is None:
         return Response(data, media_type="application/json")
     return Response(data, headers={HEADER_LENGTH: str(length)}, media_type=OCTETS)
