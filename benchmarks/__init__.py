@@ -1,4 +1,4 @@
-"""Measurements that are no part of the package; they need what `pip install -e '.[dev]'` installs."""
+"""Benchmarks. They are not part of the package; `pip install -e '.[dev]'` installs what they need."""
 
 import sys
 from types import TracebackType
@@ -7,7 +7,7 @@ from types import TracebackType
 def _name_what_is_missing(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Say how the packages of the benchmarks are installed where one is not there."""
+    """Exit with the install command when one of the benchmark packages is missing."""
     if isinstance(error, ModuleNotFoundError):
         sys.exit(
             f"{error}: the benchmarks need the development packages: "
@@ -16,5 +16,5 @@ def _name_what_is_missing(
     sys.__excepthook__(kind, error, trace)
 
 
-if sys.excepthook is sys.__excepthook__:  # not where a debugger or a test runner has its own
+if sys.excepthook is sys.__excepthook__:  # keep a debugger's own hook
     sys.excepthook = _name_what_is_missing

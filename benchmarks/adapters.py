@@ -37,7 +37,7 @@ from galley.types import Adapter
 def make_adapters(
     at: Path, settings: EngineSettings, model: Path, asked: argparse.Namespace
 ) -> list[Adapter]:
-    """Random ones, of the layers whose names end in one of the targets."""
+    """Return random adapters for the layers whose names end in one of the targets."""
     program = with_adapters(read_model(settings, model).program)
     rng = np.random.default_rng(0)
     made = []
@@ -62,7 +62,7 @@ def make_adapters(
 def step_seconds(
     engine: Engine, adapters: Sequence[Adapter | None], *, context: int, tokens: int
 ) -> list[float]:
-    """Of decoding steps with a sequence for each of ``adapters``."""
+    """Time decoding steps with one sequence for each of ``adapters``."""
     params = SamplingParams(temperature=0.0, ignore_eos=True, seed=0)
     rng = np.random.default_rng(1)
     ids = []
@@ -87,7 +87,7 @@ def step_seconds(
 
 
 def main() -> None:
-    """As the module says."""
+    """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model", nargs="?", default="")
     parser.add_argument("--adapters", type=int, default=32)
@@ -122,7 +122,7 @@ def main() -> None:
         for round_ in range(asked.rounds + 1):
             for name, (engine, worn) in cases.items():
                 steps = step_seconds(engine, worn, context=asked.context, tokens=asked.tokens)
-                if round_:  # the first loads them
+                if round_:  # the first request loads the adapters
                     medians[name].append(statistics.median(steps))
         alone = statistics.median(medians["without adapters"])
         for name, times in medians.items():

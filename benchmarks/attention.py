@@ -27,7 +27,7 @@ MOST_BYTES = 4 << 30
 def layer_seconds(
     kv_type: str, shape: tuple[int, int, int], context: int, batch: int, rows: int, threads: int
 ) -> tuple[float, int]:
-    """Seconds for one of several layers, and its bytes of KV; (0, bytes) if it is too large to run."""
+    """Return the seconds one layer takes and its KV bytes; (0, bytes) if it does not fit in memory."""
     heads, kv_heads, head_dim = shape
     width = heads * head_dim
     table = _native.Packed("float32", 64, width)
@@ -37,7 +37,7 @@ def layer_seconds(
     pinned = cpus if len(cpus) == threads else []
     runtime = _native.Runtime(choose_isa(os.environ), threads, pinned)
     program = _native.Program(runtime, 8 * width, width)
-    # Keys and values are the first heads of the queries: what they hold does not matter here.
+    # Keys and values reuse the first heads of the queries: their values do not affect the speed.
     x, y = (0, 4 * width, 0), (4 * width, 4 * width, 0)
     runtime.add_kv_layer(kv_heads, head_dim, head_dim, kv_type)
     blocks = -(-context // BLOCK_TOKENS)
@@ -54,7 +54,7 @@ def layer_seconds(
     runtime.allocate_kv(blocks * batch)
 
     def step(tables: npt.NDArray[np.int64], first: int, count: int) -> float:
-        """Rows from position ``first`` on for each sequence; ``tables`` is [sequences, blocks]."""
+        """Return the rows of each sequence from position ``first``; ``tables`` is [sequences, blocks]."""
         at = np.tile(np.arange(first, first + count), len(tables))
         starts = np.arange(len(tables) + 1)
         out = np.zeros((1, width), np.float32)
@@ -63,7 +63,7 @@ def layer_seconds(
         program.forward(at % 64, at, starts * count, flat, starts * tables.shape[1], zero, out)
         return time.perf_counter() - begin
 
-    # Each block as a sequence of its own: filled without attending to the whole context.
+    # Treat each block as its own sequence, so filling the cache does not attend to the whole context.
     for first in range(0, blocks * batch, 32):
         step(np.arange(first, min(first + 32, blocks * batch))[:, None], 0, BLOCK_TOKENS)
     tables = np.arange(blocks * batch).reshape(batch, blocks)

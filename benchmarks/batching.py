@@ -43,7 +43,7 @@ WORKLOAD: Final = Workload(
 
 @dataclass(frozen=True)
 class Curve:
-    """What one policy made of it."""
+    """The results of one batching policy."""
 
     policy: str
     saturated: Point
@@ -51,7 +51,7 @@ class Curve:
 
 
 def measured(url: str, plan: Plan, on_progress: Callable[[str, int], None]) -> list[Point]:
-    """The runs of ``plan``."""
+    """Run the requests of ``plan``."""
     client = Client(url, timeout=600)
     report = asyncio.run(
         run_all(
@@ -69,7 +69,7 @@ def measured(url: str, plan: Plan, on_progress: Callable[[str, int], None]) -> l
 
 
 def curves(model: str, seats: int, seconds: float, *flags: str) -> list[Curve]:
-    """Each policy's, continuous batching first, since its rate sets everyone's load."""
+    """Run each policy, continuous batching first, since its rate sets the load of the others."""
     made: list[Curve] = []
     rates: tuple[float, ...] = ()
     with Progress() as bar:
@@ -92,7 +92,7 @@ def curves(model: str, seats: int, seconds: float, *flags: str) -> list[Curve]:
 
 
 def figures(name: str, seats: int, made: list[Curve]) -> list[Figure]:
-    """For benchmarks/results."""
+    """Return the figures for benchmarks/results."""
     today, command = date.today().isoformat(), "python -m benchmarks.batching"
     most = [curve.saturated.output_tokens_per_s for curve in made]
     remark = (
@@ -125,7 +125,7 @@ def figures(name: str, seats: int, made: list[Curve]) -> list[Figure]:
 
 
 def main() -> None:
-    """Measure, print, and write the figures if wanted."""
+    """Measure, print, and write the figures if requested."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", default="galley-demo")
     parser.add_argument("--name", default="bundled model", help="of the model in the results")

@@ -24,7 +24,7 @@ COMPARED: Final[tuple[Activations, ...]] = ("int8", "bfloat16")
 
 
 def loaded(model: str, activations: Activations, longest: int) -> TeacherForced:
-    """Load a model with this type of inputs."""
+    """Load a model that rounds its inputs to this type."""
     settings = EngineSettings(
         model=model, activations=activations, kv_dtype="float32", weight_cache=False
     )

@@ -58,7 +58,7 @@ WHOLE: Final = ("float32", "F32")
 
 
 def texts(count: int, seed: int = 0) -> list[list[int]]:
-    """Token ids; lengths from 8 to 512, evenly by their logarithm."""
+    """Return random token ids; lengths are log-uniform from 8 to 512."""
     rng = np.random.default_rng(seed)
     lengths = np.exp(rng.uniform(np.log(8), np.log(512), count)).astype(int)
     return [rng.integers(1000, VOCAB, length).tolist() for length in lengths]
@@ -67,7 +67,7 @@ def texts(count: int, seed: int = 0) -> list[list[int]]:
 def cosines(
     turns: Turns, children: dict[str, Child], asked: Sequence[list[int]]
 ) -> dict[str, float]:
-    """The least of each contender's vectors to those of the first one; who fails is left out."""
+    """Return the lowest similarity of each contender's vectors to the first's; failures are left out."""
     found = {}
     for name, child in list(children.items()):
         try:
@@ -82,7 +82,7 @@ def cosines(
 def measure(
     shape: str, wanted: argparse.Namespace, console: Console
 ) -> tuple[Turns, dict[str, float]]:
-    """Every contender's seconds for all texts, and how near its vectors are to float32's."""
+    """Measure each contender's time for all texts and its similarity to the float32 vectors."""
     checkpoint = wanted.home / "checkpoints" / shape
     if not (checkpoint / "model.safetensors").exists():
         write_bert(checkpoint, shape)
@@ -105,7 +105,7 @@ def measure(
 
 
 def show(shape: str, turns: Turns, near: dict[str, float], console: Console) -> None:
-    """A row for each contender, and who was left out."""
+    """Format a row for each contender, and list those left out."""
     prompts = turns.requests["texts"]["texts"]
     tokens = sum(map(len, prompts))
     table = Table(
@@ -122,7 +122,7 @@ def show(shape: str, turns: Turns, near: dict[str, float], console: Console) -> 
 
 
 def called(contender: str) -> str:
-    """As its makers call it, with its variant."""
+    """Return the contender's public name with its variant."""
     module, _, variant = contender.partition(" ")
     return (
         variant if variant.startswith("fastembed") else f"{NAMES.get(module, 'Galley')} {variant}"
@@ -130,7 +130,7 @@ def called(contender: str) -> str:
 
 
 def figures(shape: str, turns: Turns, near: dict[str, float]) -> list[Figure]:
-    """Galley's ratios: float32 to the best peer in float32, each kind to the best of all."""
+    """Return Galley's ratios: float32 to the best float32 peer, each weight type to the best peer."""
     peers = [name for name in turns.seconds if not name.startswith("galley")]
     whole = [name for name in peers if name.endswith(WHOLE)]
     if not any(turns.median(name, "texts") for name in peers):
@@ -160,7 +160,7 @@ def figures(shape: str, turns: Turns, near: dict[str, float]) -> list[Figure]:
 
 
 def main() -> None:
-    """See the module."""
+    """Measure, print, and write the figures if requested."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -177,7 +177,7 @@ def main() -> None:
     wanted.home = wanted.peers or HOME
     if wanted.quick:
         wanted.rounds, wanted.texts = 1, 48
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # contenders have all that they need
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is on disk by now
     console, made = Console(), []
     for shape in wanted.shape or ["minilm", "bge-small"]:
         turns, near = measure(shape, wanted, console)

@@ -47,7 +47,7 @@ WARM_UP_SECONDS: Final = 5.0
 
 @dataclass(frozen=True)
 class Tenant:
-    """A name and its key."""
+    """A tenant's name and API key."""
 
     name: str
     key: str
@@ -55,7 +55,7 @@ class Tenant:
 
 
 class Load:
-    """A tenant's closed loop: so many requests at any time."""
+    """A closed loop that keeps a fixed number of one tenant's requests in flight."""
 
     def __init__(self, server: Server, tenant: Tenant, count: int) -> None:
         self.calls: list[Call] = []
@@ -65,7 +65,7 @@ class Load:
         self._tasks = [asyncio.create_task(self._run()) for _ in range(count)]
 
     async def stop(self) -> None:
-        """Hang up on all that is not finished; raises RuntimeError if a request has failed."""
+        """Cancel unfinished requests; raise RuntimeError if a request has failed."""
         ended = [task.exception() for task in self._tasks if task.done()]
         for task in self._tasks:
             task.cancel()
@@ -75,7 +75,7 @@ class Load:
             raise failed[0]
 
     def first_tokens(self, begin: float) -> list[float]:
-        """Seconds to the first token of each request that was sent after ``begin`` and has one."""
+        """Return seconds to the first token of each request sent after ``begin`` that has one."""
         answers = [call.answer for call in self.calls]
         return [a.events[0] - a.sent for a in answers if a.sent >= begin and a.events]
 
@@ -98,7 +98,7 @@ class Load:
 
 
 def generated(server: Server, tenants: Sequence[Tenant]) -> dict[str, float]:
-    """Tokens that each tenant has got so far, as the server counts them."""
+    """Return the tokens generated so far for each tenant, as counted by the server."""
     headers = {"Authorization": f"Bearer {tenants[0].key}"}
     page = httpx.get(f"{server.url}/metrics", headers=headers).text
     counted = {tenant.name: 0.0 for tenant in tenants}
@@ -110,7 +110,7 @@ def generated(server: Server, tenants: Sequence[Tenant]) -> dict[str, float]:
 
 
 async def shares(server: Server, tenants: list[Tenant], seconds: float) -> dict[str, float]:
-    """The share of the generated tokens that each tenant gets while all of them have more to do."""
+    """Measure each tenant's share of the generated tokens while all are backlogged."""
     loads = {tenant.name: Load(server, tenant, BACKLOG) for tenant in tenants}
     await asyncio.sleep(WARM_UP_SECONDS)
     before = generated(server, tenants)
@@ -125,7 +125,7 @@ async def shares(server: Server, tenants: list[Tenant], seconds: float) -> dict[
 async def first_tokens(
     server: Server, light: Tenant, heavy: Tenant | None, seconds: float
 ) -> list[float]:
-    """Seconds to the first token of the light tenant's requests, beside a heavy one if there is one."""
+    """Measure the light tenant's time to first token, next to a heavy tenant if there is one."""
     beside = Load(server, heavy, HEAVY_REQUESTS) if heavy else None
     await asyncio.sleep(WARM_UP_SECONDS if heavy else 0.0)
     load = Load(server, light, LIGHT_REQUESTS)
@@ -139,7 +139,7 @@ async def first_tokens(
 
 
 async def measure(server: Server, tenants: Mapping[str, Tenant], seconds: float) -> dict[str, Any]:
-    """All figures."""
+    """Measure all figures."""
     weighted = [tenants[name] for name in WEIGHTS]
     got = await shares(server, weighted, seconds)
     alone = await first_tokens(server, tenants[LIGHT], None, seconds)
@@ -155,7 +155,7 @@ async def measure(server: Server, tenants: Mapping[str, Tenant], seconds: float)
 
 @contextmanager
 def key_file(tenants: Mapping[str, Tenant]) -> Iterator[str]:
-    """A key file, as ``--api-key-file`` takes it."""
+    """Write a key file for ``--api-key-file``."""
     lines = ["tenants:"]
     for tenant in tenants.values():
         hashed = hashlib.sha256(tenant.key.encode()).hexdigest()
@@ -169,7 +169,7 @@ def key_file(tenants: Mapping[str, Tenant]) -> Iterator[str]:
 
 @contextmanager
 def serving(model: str, tenants: Mapping[str, Tenant]) -> Iterator[Server]:
-    """A server that knows the tenants, with room for all of their requests to wait."""
+    """Start a server with these tenants and a queue large enough for all of their requests."""
     room = ("--max-running", str(RUNNING), "--max-queue", str(2 * HEAVY_REQUESTS))
     with key_file(tenants) as file, started(model, "--api-key-file", file, *room) as (url, pid):
         headers = {"Authorization": f"Bearer {tenants[LIGHT].key}"}
@@ -180,7 +180,7 @@ def serving(model: str, tenants: Mapping[str, Tenant]) -> Iterator[Server]:
 
 
 def figures(results: dict[str, Any], command: str) -> list[Figure]:
-    """As the page has them."""
+    """Return the figures for the results page."""
     today = date.today().isoformat()
     percents = {name: 100 * results["shares"][name] for name in WEIGHTS}
     owed = ", ".join(f"{100 * share:.1f}" for share in results["owed"].values())
@@ -213,7 +213,7 @@ def figures(results: dict[str, Any], command: str) -> list[Figure]:
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, print, and write the figures if requested."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -237,7 +237,7 @@ def main() -> None:
 
 
 def report(results: dict[str, Any]) -> None:
-    """A line for each."""
+    """Print one line for each figure."""
     console = Console(width=120)
     console.print(results["machine"])
     for name, weight in WEIGHTS.items():

@@ -85,13 +85,13 @@ WORDS: Final = [
 
 @dataclass
 class Peer:
-    """llama.cpp in another Python."""
+    """llama.cpp in another Python environment."""
 
     python: str
     folder: Path
 
     def run(self, **job: Any) -> Path:
-        """What the job wrote."""
+        """Return the output of the job."""
         out = self.folder / ("out.json" if "texts" in job else "out.npz")
         file = self.folder / "job.json"
         file.write_text(json.dumps({**job, "out": str(out)}))
@@ -101,7 +101,7 @@ class Peer:
 
 
 def conversations(llm: LLM, count: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Token ids of conversations with their answers, and of prompts."""
+    """Return token ids of conversations with their answers, and of prompts."""
     items = [item for number in heldout.SETS for item in heldout.read(number)]
     chosen = items[:: max(1, len(items) // count)][:count]
     windows = [
@@ -115,7 +115,7 @@ def conversations(llm: LLM, count: int) -> tuple[list[list[int]], list[list[int]
 
 
 def make_file(type: str, peer: Peer) -> Path:
-    """The model's file of that type."""
+    """Return the model's file of that type, written at the first call."""
     file = peer.folder / f"{type}.gguf"
     if file.exists():
         return file
@@ -130,7 +130,7 @@ def make_file(type: str, peer: Peer) -> Path:
 
 
 def dequantised(file: Path, target: Path) -> Path:
-    """The file with the values that the gguf package finds in it, as float32."""
+    """Write a file with the values that the gguf package reads from ``file``, as float32; return it."""
     import gguf
     from gguf.quants import dequantize
 
@@ -155,7 +155,7 @@ def _float_bytes(dequantize: Any, data: Any, type: Any) -> Any:
 
 
 def galleys(file: Path, windows: Sequence[Sequence[int]], activations: str) -> list[Any]:
-    """Logits of all positions of each window; keys and values are float32, as in the peer."""
+    """Return the logits of all positions of each window; keys and values are float32, as in the peer."""
     settings = EngineSettings(
         activations=activations,  # type: ignore[arg-type]
         kv_dtype="float32",
@@ -167,7 +167,7 @@ def galleys(file: Path, windows: Sequence[Sequence[int]], activations: str) -> l
 
 
 def divergence(windows: Sequence[Sequence[int]], base: Any, other: Sequence[Any]) -> float:
-    """Mean KL(base || other)."""
+    """Return the mean KL(base || other)."""
     found = Divergence()
     for i, window in enumerate(windows):
         found.add(base[f"window {i}"], other[i], following([window]))
@@ -175,7 +175,7 @@ def divergence(windows: Sequence[Sequence[int]], base: Any, other: Sequence[Any]
 
 
 def same_answers(file: Path, prompts: Sequence[list[int]], theirs: Any) -> str:
-    """How many answers are the peer's, token by token up to the one that ends them."""
+    """Return how many answers match the peer's token for token, up to the token that ends them."""
     ends = open_checkpoint(file).eos_token_ids
     greedy = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
     with LLM(str(file), activations="float32", kv_dtype="float32", weight_cache=False) as llm:
@@ -186,13 +186,13 @@ def same_answers(file: Path, prompts: Sequence[list[int]], theirs: Any) -> str:
 
 
 def _until(ids: Sequence[int], ends: Sequence[int]) -> list[int]:
-    """Behind an end there is nothing that a model was taught."""
+    """Cut an answer after its end token: the model was not trained on what follows."""
     answer = [int(token) for token in ids]
     return answer[: next((i for i, token in enumerate(answer) if token in ends), len(answer))]
 
 
 def compare(type: str, peer: Peer, windows: list[list[int]], prompts: list[list[int]]) -> list[str]:
-    """A row of the table."""
+    """Return a row of the table."""
     file = make_file(type, peer)
     truth = np.load(
         peer.run(
@@ -223,7 +223,7 @@ def compare(type: str, peer: Peer, windows: list[list[int]], prompts: list[list[
 
 
 def tokenizers(peer: Peer, count: int) -> list[list[str]]:
-    """Rows: how many of the strings become the same tokens, by kind of tokeniser."""
+    """Return rows with the number of strings that give the same tokens, by kind of tokenizer."""
     source = random.Random(0)
     strings = ["".join(source.choices(WORDS, k=source.randrange(1, 12))) for _ in range(count)]
     folders = {
@@ -244,7 +244,7 @@ def tokenizers(peer: Peer, count: int) -> list[list[str]]:
         file = peer.folder / f"{name}.gguf"
         write_gguf(file, {**sizes, "llama.vocab_size": tokenizer.vocab_size, **made.metadata}, [])
         texts = strings
-        if name == "qwen2":  # llama.cpp leaves NFC out
+        if name == "qwen2":  # llama.cpp does not apply NFC
             texts = [unicodedata.normalize("NFC", text) for text in strings]
         theirs = json.loads(peer.run(model=str(file), texts=texts).read_text())
         pairs = zip(texts, theirs, strict=True)

@@ -77,7 +77,7 @@ def make_vocabulary(folder: Path, size: int) -> None:
 
 
 def schemas_of(folder: Path | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name and schema; those of the tests if there is no folder."""
+    """Yield names and schemas; those of the tests if no folder is given."""
     if folder is None:
         yield from ((str(i), schema) for i, schema in enumerate(SCHEMAS))
         return
@@ -91,7 +91,7 @@ def schemas_of(folder: Path | None) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 class Follower:
-    """Draws texts that follow a grammar, and times each mask."""
+    """Samples texts that follow a grammar, and times each mask."""
 
     def __init__(self, vocabulary: LLTokenizer) -> None:
         self._vocabulary = vocabulary
@@ -101,11 +101,11 @@ class Follower:
         self.seconds: list[float] = []
 
     def compiled(self, notation: str) -> LLMatcher:
-        """Of which each text takes a copy, as in the engine."""
+        """Compile a grammar; each text takes a copy, as in the engine."""
         return LLMatcher(self._vocabulary, notation, log_level=0, limits=LIMITS)
 
     def text(self, compiled: LLMatcher) -> str | None:
-        """A whole text; None if it has not ended after ``MOST_TOKENS``, or the grammar failed."""
+        """Sample a whole text; None if it has not ended after ``MOST_TOKENS`` or the grammar failed."""
         followed = GrammarMatcher(compiled.deep_copy(), self._size, None)
         mask: NDArray[np.float32] = followed.empty_masks(1)[0]
         tokens: list[int] = []
@@ -130,7 +130,7 @@ class Follower:
 
 
 def measure_masks(size: int, folder: Path | None, texts: int) -> None:
-    """Print what compiles, what is valid, and what masks take."""
+    """Print how many schemas compile, how many texts are valid, and the time of a mask."""
     with tempfile.TemporaryDirectory() as made:
         make_vocabulary(Path(made), size)
         began = time.perf_counter()
@@ -173,7 +173,7 @@ def measure_masks(size: int, folder: Path | None, texts: int) -> None:
 
 def measure_batch(model: str, quantize: Any, batch: int, tokens: int, rounds: int) -> None:
     """Print the time of a step with and without grammars."""
-    # Any line of words, so that texts with and without a grammar are of one length.
+    # A grammar that allows any line of words, so that texts have the same length with and without it.
     grammar = Grammar("regex", r"[^\x00]{100000}")
     times: dict[str, list[float]] = {"without": [], "with": []}
     with LLM(model, quantize=quantize, kv_cache_tokens=batch * (tokens + 64)) as llm:
@@ -200,7 +200,7 @@ def measure_batch(model: str, quantize: Any, batch: int, tokens: int, rounds: in
 
 
 def main() -> None:
-    """See the module."""
+    """Measure and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--vocabulary", type=int, default=128_000)
     parser.add_argument("--schemas", type=Path)

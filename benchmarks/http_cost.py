@@ -42,20 +42,20 @@ PROFILE_SECONDS: Final = 20
 
 
 def prompts(count: int, id_limit: int, seed: int) -> list[list[int]]:
-    """Random ones."""
+    """Return random prompts."""
     drawn = np.random.default_rng(seed).integers(id_limit, size=(count, PROMPT_TOKENS))
     return [[int(token) for token in row] for row in drawn]
 
 
 def in_process(bench: EngineBench, texts: list[list[int]]) -> float:
-    """Tokens a second of the engine alone."""
+    """Return tokens per second of the engine alone."""
     steps = bench.decode(texts, TOKENS)
     counted = steps[TOKENS // 8 : -TOKENS // 8]
     return len(texts) * len(counted) / sum(step.seconds for step in counted)
 
 
 async def through_http(server: Server, texts: list[list[int]]) -> float:
-    """Tokens a second of as many streams, between the first moment when all decode and the last."""
+    """Return tokens per second over HTTP while all streams are decoding."""
     client = Client(server.url)
 
     async def stream(prompt: list[int]) -> list[float]:
@@ -77,14 +77,14 @@ async def through_http(server: Server, texts: list[list[int]]) -> float:
     client.close()
     begin = max(events[len(events) // 8] for events in streams)
     end = min(events[-1 - len(events) // 8] for events in streams)
-    # An event may bring several tokens, so each counts as its stream's mean.
+    # An event may carry several tokens, so each event counts as its stream's mean.
     came = (TOKENS / len(events) * sum(begin < at <= end for at in events) for events in streams)
     return sum(came) / (end - begin)
 
 
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """All processes of a server do nothing meanwhile."""
+    """Stop all processes of a server inside the block."""
     group = [pid, *children(pid)]
     for process in group:
         os.kill(process, signal.SIGSTOP)
@@ -96,7 +96,7 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 def children(pid: int) -> list[int]:
-    """Processes that ``pid`` has started, and theirs."""
+    """Return the child processes of ``pid``, recursively."""
     own = [
         int(child)
         for thread in Path(f"/proc/{pid}/task").iterdir()
@@ -106,7 +106,7 @@ def children(pid: int) -> list[int]:
 
 
 def profiled(server: Server, count: int, folder: Path) -> None:
-    """Samples every process of the server while ``count`` streams run."""
+    """Sample every process of the server while ``count`` streams run."""
     pids = [server.pid, *children(server.pid)]
     with sampled(pids, folder, f"{count}-streams", PROFILE_SECONDS):
         end = time.monotonic() + PROFILE_SECONDS
@@ -115,7 +115,7 @@ def profiled(server: Server, count: int, folder: Path) -> None:
 
 
 def main() -> None:
-    """Measure, print, and write the figures if wanted."""
+    """Measure, print, and write the figures if requested."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", default="galley-demo")
     parser.add_argument("--name", default="bundled model", help="of the model in the results")
@@ -141,7 +141,7 @@ def main() -> None:
                 served = asyncio.run(through_http(server, texts))
                 with stopped(server.pid):
                     after = in_process(bench, texts)
-                if number:  # the first round warms up
+                if number:  # the first round is a warm-up
                     alone = (before + after) / 2
                     speeds[count].append((served, alone))
         report(options, speeds)
@@ -154,7 +154,7 @@ def main() -> None:
 def report(
     options: argparse.Namespace, speeds: Mapping[int, Sequence[tuple[float, float]]]
 ) -> None:
-    """Print tokens a second, streams -> (through HTTP, in process) of each round; keep them if wanted."""
+    """Print the tokens per second of each round over HTTP and in process; write them if requested."""
     batches = list(speeds)
     ratios = {count: [served / alone for served, alone in speeds[count]] for count in batches}
     table = Table("streams", "in process", "through HTTP", "ratio, median", "least", "most")

@@ -1,7 +1,7 @@
-"""An HTTP client that costs little, for load that must not be bounded by the client: bytes, no JSON.
+"""A cheap HTTP client, so that load tests are not limited by the client: bytes, no JSON.
 
-Connections are kept and used again. A streamed answer is not parsed: its events are counted, with the
-time at which each came.
+Connections are kept alive and reused. A streamed answer is not parsed: its events are counted, with
+their arrival times.
 """
 
 import asyncio
@@ -19,15 +19,15 @@ _FINISHED: Final = (b'"finish_reason":"length"', b'"finish_reason":"stop"')
 
 @dataclass
 class Answer:
-    """What came back. Times are of the monotonic clock, in seconds.
+    """One response. Times are seconds on the monotonic clock.
 
     Attributes:
-        status: 0 if the connection ended before there was one.
-        sent, ended: when the request was written, and when the answer was whole or the connection lost.
-        events: when each of the events came; several may have come at once.
-        whole: the answer came to its end.
-        finished: it is a stream that says that the model came to an end.
-        body: of what is no stream, and the last bytes of one.
+        status: HTTP status; 0 if the connection ended before there was one.
+        sent, ended: when the request was written, and when the response was complete or connection lost.
+        events: arrival time of each event; several may have arrived at once.
+        whole: whether the response is complete.
+        finished: whether a stream reported that the model finished.
+        body: the body of a response that is not a stream, or the last bytes of a stream.
     """
 
     sent: float
@@ -54,7 +54,7 @@ class Client:
         self._idle: list[_Connection] = []
 
     async def post(self, path: str, body: dict[str, Any], **headers: str) -> Answer:
-        """One request and its whole answer. Names of ``headers`` are written with underscores."""
+        """One request and its complete response. Names of ``headers`` are written with underscores."""
         return await (await self.begin(path, body, **headers)).wait()
 
     async def begin(self, path: str, body: dict[str, Any], **headers: str) -> "Call":
@@ -80,7 +80,7 @@ class Client:
 
 
 class Call:
-    """A request on its way. ``answer`` grows while events come."""
+    """A request in flight. ``answer`` grows as events arrive."""
 
     def __init__(
         self, connection: "_Connection", request: bytes, idle: "list[_Connection]"
@@ -90,11 +90,11 @@ class Call:
         self.answer, self._done = connection.ask(request)
 
     def hang_up(self) -> None:
-        """Close the connection, whatever comes."""
+        """Close the connection, whatever the outcome."""
         self._connection.close()
 
     async def wait(self) -> Answer:
-        """Until the answer is whole, or the connection lost."""
+        """Wait until the answer is complete or the connection is lost."""
         try:
             await self._done
         except asyncio.CancelledError:
@@ -106,7 +106,7 @@ class Call:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection, one request at a time."""
+    """A connection with one request at a time."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -116,7 +116,7 @@ class _Connection(asyncio.Protocol):
         self._now = 0.0
 
     def ask(self, request: bytes) -> tuple[Answer, "asyncio.Future[None]"]:
-        """Write a request; its answer, and what is done when that has ended."""
+        """Write a request; return its answer, and a future that is done when the answer has ended."""
         assert self._transport
         self._parser = httptools.HttpResponseParser(self)
         self._answer = Answer(time.monotonic())
@@ -125,12 +125,12 @@ class _Connection(asyncio.Protocol):
         return self._answer, self._done
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self.closed = True
         if self._transport:
             self._transport.abort()
 
-    # What asyncio calls.
+    # Callbacks of asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -148,7 +148,7 @@ class _Connection(asyncio.Protocol):
         self.closed = True
         self._end()
 
-    # What the parser calls.
+    # Callbacks of the parser.
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._answer.headers[name.decode("latin-1").lower()] = value.decode("latin-1")

@@ -36,15 +36,15 @@ BATCHES: Final = (1, 8, 32)
 
 @dataclass(frozen=True)
 class Speed:
-    """Of one kind.
+    """The figures of one kind of weights.
 
     Attributes:
-        kind: of the weights.
-        prefill: tokens a second of a prompt of 512.
-        decode: tokens a second at each of :data:`BATCHES`.
-        bytes: that a step of one sequence reads.
-        rate: bytes a second at which it does.
-        share: of the machine's read rate.
+        kind: the kind of weights.
+        prefill: tokens per second of a prompt of 512 tokens.
+        decode: tokens per second at each size of :data:`BATCHES`.
+        bytes: bytes that a decode step of one sequence reads.
+        rate: bytes per second at which it reads them.
+        share: that rate as a share of the machine's read bandwidth.
     """
 
     kind: str
@@ -56,7 +56,7 @@ class Speed:
 
 
 def measure(kind: str, model: Path, repeats: int, *options: str) -> Speed:
-    """One model's figures, by ``galley bench engine``."""
+    """Measure one model with ``galley bench engine``."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "figures.json"
         batches = ",".join(map(str, BATCHES))
@@ -89,7 +89,7 @@ def measure(kind: str, model: Path, repeats: int, *options: str) -> Speed:
 def as_files(
     checkpoint: Path, python: str, folder: Path, kinds: Sequence[str], repeats: int
 ) -> Iterator[Speed]:
-    """The checkpoint in each of these types of :data:`FILES`, one file at a time."""
+    """Yield the checkpoint in each type of :data:`FILES`, one file at a time."""
     source = folder / "whole.gguf"
     if not source.exists():
         galley = [sys.executable, "-m", "galley", "quantize", str(checkpoint), str(source)]
@@ -105,14 +105,14 @@ def as_files(
 
 
 def told(speed: Speed) -> Speed:
-    """Itself, shown at once: a kind takes minutes."""
+    """Print a figure at once, since each kind takes minutes, and return it."""
     decode = ", ".join(f"{rate:.1f}" for rate in speed.decode)
     print(f"{speed.kind:8} prefill {speed.prefill:.0f}, decode {decode} tokens/s", flush=True)
     return speed
 
 
 def figures(name: str, speeds: list[Speed]) -> list[Figure]:
-    """For the page of benchmarks."""
+    """Return the figures for the results page."""
     day = datetime.now(UTC).date().isoformat()
     return [
         Figure(
@@ -132,7 +132,7 @@ def figures(name: str, speeds: list[Speed]) -> list[Figure]:
 
 
 def main() -> None:
-    """Measure every kind, and show them beside each other."""
+    """Measure every kind and print the comparison."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--llama", metavar="PYTHON")

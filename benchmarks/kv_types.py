@@ -44,10 +44,10 @@ PAIRS_APART: Final = 5
 
 @dataclass(frozen=True)
 class ChannelRounding(KVRounding):
-    """Keys with a range for each column of 16 tokens; steps begin at a multiple of these."""
+    """Rounds keys with a range for each column of 16 tokens; steps start at a multiple of 16."""
 
     def keys(self, rows: torch.Tensor, layer: int) -> torch.Tensor:
-        """Of [tokens, kv_heads, key_dim]."""
+        """Round keys [tokens, kv_heads, key_dim]."""
         groups = torch.split(rows.float(), BLOCK_TOKENS)
         return torch.cat(
             [self.rounded(g.movedim(0, -1).contiguous()).movedim(-1, 0) for g in groups]
@@ -57,7 +57,7 @@ class ChannelRounding(KVRounding):
 def logits_of(
     folder: Path, windows: Sequence[Window], kv_dtype: KVType = "float32", channels: bool = False
 ) -> Iterator[Logits]:
-    """Of each window in turn, with float32 weights and activations."""
+    """Yield the logits of each window in turn, with float32 weights and activations."""
     settings = EngineSettings(
         model=str(folder), dtype="float32", kv_dtype=kv_dtype, weight_cache=False
     )
@@ -73,12 +73,12 @@ def logits_of(
 
 
 def without_factors(program: Program, weights: Weights) -> list[Floats]:
-    """In place of :func:`galley.ops.key_factors.key_factors`."""
+    """Return factors of one, to replace :func:`galley.ops.key_factors.key_factors`."""
     return [np.ones((kv.kv_heads, kv.key_dim), np.float32) for kv in program.kv]
 
 
 def with_wide_columns(folder: Path, target: Path, wide: float, columns: int) -> None:
-    """A copy of a Llama checkpoint whose keys have ``columns`` pairs of wide columns in each head."""
+    """Copy a Llama checkpoint so that its keys have ``columns`` pairs of wide columns in each head."""
     for file in folder.glob("*.json"):
         (target / file.name).write_bytes(file.read_bytes())
     config = json.loads((folder / "config.json").read_text())
@@ -99,7 +99,7 @@ def with_wide_columns(folder: Path, target: Path, wide: float, columns: int) -> 
 
 
 def losses(folder: Path, windows: Sequence[Window]) -> list[list[str]]:
-    """A row of the table for each type."""
+    """Return a row of the table for each type."""
     base = list(logits_of(folder, windows))
     found = {
         name: _loss(base, logits_of(folder, windows, name), windows)

@@ -32,7 +32,7 @@ EPS = 1e-6
 
 
 def program_of(layers: int, *, latent: bool) -> Program:
-    """Attention layers, one behind another."""
+    """Return a program of stacked attention layers."""
 
     def expanded(g: Tracer, h: Buffer, name: str) -> Buffer:
         columns = SHAPE.query_columns
@@ -69,7 +69,7 @@ def program_of(layers: int, *, latent: bool) -> Program:
 
 
 def operations(before: int) -> tuple[float, float]:
-    """Of a layer's attention in a chunk: over the latent, and with keys and values made of it anew."""
+    """Return a layer's operations in a chunk: over the latent, and with keys and values expanded again."""
     pairs = CHUNK * before + CHUNK * (CHUNK + 1) // 2
     own = SHAPE.keys + SHAPE.values
     absorbed = 2.0 * HEADS * (pairs * (2 * SHAPE.width + SHAPE.turned) + CHUNK * SHAPE.width * own)
@@ -78,7 +78,7 @@ def operations(before: int) -> tuple[float, float]:
 
 
 def filled(layers: int, tokens: int, *, latent: bool, kv_dtype: str) -> CpuExecutor:
-    """An executor whose cache holds so many tokens: copies of one block, all of it real memory."""
+    """Return an executor with this many cached tokens, all copies of one block but in real memory."""
     program = program_of(layers, latent=latent)
     threads = int(os.environ.get("GALLEY_THREADS", available_cores()))
     options = ExecutorOptions(

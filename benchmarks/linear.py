@@ -34,7 +34,7 @@ they are."""
 
 
 def integers(block_type: str, outputs: int, depth: int) -> IntWeight:
-    """Random integers of what a GGUF type becomes; scales that are numbers as models have them."""
+    """Return random integers as packed from a GGUF type, with scales in a model's usual range."""
     block = BLOCK_KINDS[block_type]
     rng = np.random.default_rng(0)
     q = rng.integers(0, 16, (outputs, depth), np.int8 if block.bits == 8 else np.uint8)
@@ -54,7 +54,7 @@ def integers(block_type: str, outputs: int, depth: int) -> IntWeight:
 def layer_seconds(
     kind: str, outputs: int, depth: int, rows: int, threads: int
 ) -> tuple[float, int]:
-    """Seconds for one layer of a stack that is larger than the caches, and the layer's bytes."""
+    """Return the seconds for one layer of a stack larger than the caches, and the layer's bytes."""
     kind, _, wanted = kind.partition("/")
     isa = choose_isa(os.environ)
     values = np.random.default_rng(0).standard_normal((outputs, depth), dtype=np.float32)

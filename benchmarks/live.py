@@ -40,7 +40,7 @@ _TEXT: Final = "conversation.item.input_audio_transcription."
 
 @dataclass
 class Heard:
-    """What came of one stream: characters that are final with the second of their arrival."""
+    """The result of one stream: its final characters with the time each arrived, in seconds."""
 
     text: str = ""
     arrived: list[float] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Heard:
 
 @dataclass(frozen=True)
 class Report:
-    """Seconds; ``found`` is the share of words that the transcripts have."""
+    """Word delays in seconds; ``found`` is the share of words that the transcripts contain."""
 
     streams: int
     seconds: float
@@ -104,7 +104,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _streams(count: int, seconds: float) -> list[tuple[np.ndarray[Any, Any], list[Word]]]:
-    """Samples and words of each: utterances one after another, none in two streams."""
+    """Return each stream's samples and words: consecutive utterances, none shared by two streams."""
     items = [item for number in SETS for item in read(number)]
     places = [items[number::count] for number in range(count)]
     return [_joined((say(item) for item in mine), seconds) for mine in places]
@@ -122,7 +122,7 @@ def _joined(
         words += [Word(word.text, at / RATE + word.end) for word in utterance.words]
         parts += [utterance.samples, np.zeros(round(GAP * RATE), np.float32)]
         at += len(parts[-2]) + len(parts[-1])
-    parts.append(np.zeros(2 * RATE, np.float32))  # the last words become final
+    parts.append(np.zeros(2 * RATE, np.float32))  # wait for the last words to become final
     return np.concatenate(parts), words
 
 
@@ -132,7 +132,7 @@ async def _play(
     interim: bool,
     pid: int,
 ) -> tuple[list[Heard], list[int]]:
-    """All streams at once; what each heard, and bytes of memory now and then."""
+    """Run all streams at once; return their transcripts and samples of the memory in bytes."""
     memory: list[int] = []
 
     async def sample() -> None:
@@ -168,7 +168,7 @@ async def _stream(server: str, samples: np.ndarray[Any, Any], interim: bool) -> 
         listening = asyncio.create_task(_listen(socket, began))
         pcm = np.round(np.clip(samples, -1, 1) * 32_767).astype("<i2")
         for first in range(0, len(pcm), BLOCK):
-            # A block can be sent when its last sample has been said.
+            # A block can be sent once its last sample has been spoken.
             await asyncio.sleep(began + (first + BLOCK) / RATE - time.monotonic())
             audio = base64.b64encode(pcm[first : first + BLOCK].tobytes()).decode()
             await socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
@@ -199,7 +199,7 @@ async def _listen(socket: ClientConnection, began: float) -> Heard:
 
 
 def _delays(words: Sequence[Word], heard: Heard) -> Iterator[float]:
-    """Of the words that the transcript has, in the order in which it has them."""
+    """Yield the delays of the words that the transcript contains, in its order."""
     found = list(re.finditer(r"\S+", heard.text))
     matcher = difflib.SequenceMatcher(
         None,

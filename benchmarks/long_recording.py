@@ -41,7 +41,7 @@ NOISE: Final = 1e-4
 
 @dataclass(frozen=True)
 class Result:
-    """Error rates as shares of words; memory in bytes, after a tenth of the file and at most."""
+    """Error rates as shares of words; memory in bytes, after a tenth of the file and at its peak."""
 
     short_wer: float
     long_wer: float
@@ -94,7 +94,7 @@ def main() -> None:
 def _join(
     samples: list[ManifestEntry], file: Path, seconds: float
 ) -> tuple[ManifestEntry, list[ManifestEntry], float]:
-    """Write the long recording; what it is made of, and the seconds of it that are recordings."""
+    """Write the long recording; return it, its parts in order, and the seconds of speech in it."""
     rng, noise = random.Random(0), np.random.default_rng(0)
     order: list[ManifestEntry] = []
     spoken = total = 0.0
@@ -124,7 +124,7 @@ def _transcribe(
     options: TranscribeOptions,
     moved: Callable[[float], None],
 ) -> tuple[Transcribed, list[tuple[float, int]]]:
-    """The long recording's text, and the memory in use when each of its seconds had been heard."""
+    """Transcribe a recording; return its text and the memory in use as each second was transcribed."""
     began = time.monotonic()
     transcription = transcriber.transcribe(sample.audio, options)
     texts: list[str] = []

@@ -1,9 +1,9 @@
-"""Speculation of one sequence by prompt lookup, Galley's and its peers', on texts known beforehand.
+"""Speculation of one sequence by prompt lookup, Galley's and its peers', on texts known in advance.
 
 ``python -m benchmarks.speculation --peer HOME`` runs it. The model is a chain model of 1.24 billion
-parameters at 4 bits, of which a prompt can foretell the text as well as is wanted: see
-:mod:`benchmarks.peers.chain`. Every contender looks the same prompts up in its own way, and every text is
-held against the one that is known. Peers take a number of guesses; their best one counts.
+parameters at 4 bits whose prompts predict the text as well as required: see
+:mod:`benchmarks.peers.chain`. Every contender looks up the same prompts in its own way, and every text is
+compared with the known one. Peers take a number of draft tokens; their best one counts.
 """
 
 import statistics
@@ -35,7 +35,7 @@ COMMAND: Final = "python -m benchmarks.speculation --peer HOME"
 
 @dataclass(frozen=True)
 class Pace:
-    """One contender at one acceptance: tokens/s without guesses, and at its best number of them."""
+    """One contender at one acceptance rate: tokens/s without draft tokens, and at its best number."""
 
     plain: float
     guessing: float
@@ -49,10 +49,10 @@ Paces = dict[str, dict[float, Pace]]
 def measure(
     home: Path, threads: int, rates: Sequence[float], tokens: int, rounds: int, shape: str
 ) -> tuple[Paces, dict[str, str]]:
-    """Every contender's pace by turns, and why the others were left out.
+    """Measure each contender's speed in turn; return the reason for each one left out.
 
     Raises:
-        AssertionError: a text is not the one that is known.
+        AssertionError: a text differs from the known one.
     """
     turns = Turns({})
     with ExitStack() as stack:
@@ -67,7 +67,7 @@ def measure(
         found: dict[tuple[str, float, int], list[float]] = {}
         _round(
             children, [rates[0]], 16, 99, shape, {}, turns.failures
-        )  # everything is touched once
+        )  # the warm-up touches everything once
         for number in range(rounds):
             _round(children, rates, tokens, number, shape, found, turns.failures)
     return _paces(found, children, rates), turns.failures
@@ -103,7 +103,7 @@ def _round(
 def _paces(
     found: Mapping[tuple[str, float, int], list[float]], names: Mapping[str, Any], rates: Any
 ) -> Paces:
-    """Medians of the rounds; of several numbers of guesses the fastest."""
+    """Return the medians of the rounds, at the fastest number of draft tokens."""
     made: Paces = {}
     for name in names:
         for rate in rates:
@@ -119,7 +119,7 @@ def _paces(
 
 
 def show(paces: Paces, failures: Mapping[str, str], console: Console) -> None:
-    """A row for each contender and acceptance."""
+    """Format a row for each contender and acceptance rate."""
     table = Table("contender", "foretold right", "without", "with", "times", "guesses")
     for name, by_rate in paces.items():
         for rate, pace in by_rate.items():
@@ -133,7 +133,7 @@ def show(paces: Paces, failures: Mapping[str, str], console: Console) -> None:
 
 
 def figures(paces: Paces, rates: Sequence[float], rounds: int) -> list[Figure]:
-    """Each contender's gain by its speculation, and Galley's pace through the fastest peer's."""
+    """Return each contender's gain from speculation, and Galley's speed relative to the fastest peer."""
     at = tuple(f"{rate:.0%}" for rate in rates)
     shared: dict[str, Any] = {
         "at": at,

@@ -62,7 +62,7 @@ PROMPT, CONTEXT, STEPS = 512, 64, 24
 
 
 class RandomWeights(Weights):
-    """Tensors of a program, bfloat16: each a piece of the same noise, which is made once."""
+    """Tensors of a program, bfloat16: each is a slice of the same noise, which is generated once."""
 
     def __init__(self, program: Program) -> None:
         self._shapes = dict(program.shapes)
@@ -87,7 +87,7 @@ class RandomWeights(Weights):
 
 
 def made(shape: str, kind: str, threads: int) -> tuple[CpuExecutor, Program]:
-    """An executor of the shape, its weights packed."""
+    """Return an executor of this shape with packed weights."""
     program = build_program({**COMMON, **SHAPES[shape]})
     options = ExecutorOptions(
         dtype="bfloat16", quantize=kind, kv_dtype="bfloat16", device="cpu", threads=threads
@@ -96,7 +96,7 @@ def made(shape: str, kind: str, threads: int) -> tuple[CpuExecutor, Program]:
 
 
 def batch_of(rng: np.random.Generator, sequences: int, first: int, count: int) -> Batch:
-    """``count`` random tokens of each sequence from position ``first`` on; the last of each is wanted."""
+    """Return ``count`` random tokens of each sequence from position ``first``, with logits of the last."""
     blocks = blocks_for(first + count)
     starts = np.arange(sequences + 1) * count
     return Batch(
@@ -109,7 +109,7 @@ def batch_of(rng: np.random.Generator, sequences: int, first: int, count: int) -
 
 
 def seconds_of(executor: CpuExecutor, batches: Sequence[Batch]) -> float:
-    """Median of a step, after one that warms up."""
+    """Return the median time of a step, after one warm-up step."""
     seconds = []
     for batch in batches:
         began = time.perf_counter()
@@ -119,7 +119,7 @@ def seconds_of(executor: CpuExecutor, batches: Sequence[Batch]) -> float:
 
 
 def measure(shape: str, kind: str, batches: Sequence[int], repeats: int) -> list[float]:
-    """Tokens a second of a prompt, then of each number of sequences; prints them with the bytes read."""
+    """Measure and print tokens per second of a prompt and of each batch size, with the bytes read."""
     threads = int(os.environ.get("GALLEY_THREADS", available_cores()))
     executor, program = made(shape, kind, threads)
     executor.allocate_kv(max(*(n * blocks_for(CONTEXT + 1) for n in batches), blocks_for(PROMPT)))
@@ -151,7 +151,7 @@ def beside_peers(
     steps: int,
     context: int,
 ) -> list[Figure]:
-    """Galley, llama.cpp and OpenVINO GenAI, all at 4 bits, by turns; prints a table a shape."""
+    """Compare Galley, llama.cpp and OpenVINO GenAI at 4 bits in turns; print a table for each shape."""
     console, made = Console(), []
     for name in names:
         terms = Terms(
@@ -192,7 +192,7 @@ def alone(
 
 
 def main() -> None:
-    """Measure each shape, and put the figures into a results file if there is one."""
+    """Measure each shape, and write the figures to a results file if one is given."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

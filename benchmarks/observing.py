@@ -61,7 +61,7 @@ elif "serve" in sys.orig_argv:
 
 
 class _Sink(http.server.BaseHTTPRequestHandler):
-    """A collector that takes spans and forgets them."""
+    """A collector that accepts spans and discards them."""
 
     def do_POST(self) -> None:
         """Read one batch."""
@@ -70,25 +70,25 @@ class _Sink(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 def collector() -> str:
-    """Start one; its URL."""
+    """Start a server; return its URL."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Sink)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return f"http://127.0.0.1:{server.server_port}"
 
 
 class Pace(NamedTuple):
-    """Tokens of a second, and of a second of its processes' CPU time."""
+    """Tokens per second of wall time, and per second of the server's CPU time."""
 
     by_clock: float
     by_cpu: float
 
 
 async def pace(server: Server, answers: int) -> Pace:
-    """Of :data:`STREAMS` streams with so many answers one after another, each of :data:`TOKENS` tokens."""
+    """Run :data:`STREAMS` streams of consecutive answers, each of :data:`TOKENS` tokens."""
     client = Client(server.url)
     drawn = random.Random(0)
 
@@ -115,7 +115,7 @@ async def pace(server: Server, answers: int) -> Pace:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a server's processes so far."""
+    """Return the CPU time of a server's processes so far."""
     server = psutil.Process(pid)
     times = [process.cpu_times() for process in (server, *server.children(recursive=True))]
     return float(sum(used.user + used.system for used in times))

@@ -43,17 +43,17 @@ KEPT_SHARE: Final = 0.9
 
 @dataclass(frozen=True)
 class Point:
-    """What came of one rate. Rates are requests per second, times seconds; None: nothing to measure.
+    """The results at one rate. Rates are requests per second, times seconds; None: not measured.
 
     Attributes:
-        offered: arrivals.
-        goodput: complete within their deadline.
-        late: share of the arrivals that were complete too late, or given up at their deadline.
+        offered: rate of arrivals.
+        goodput: rate of requests completed within their deadline.
+        late: share of arrivals completed too late, or given up at their deadline.
         refused: share answered with 429 or 503.
-        broken: arrivals with any other end.
-        refusal_p50, refusal_p99: from sending to the whole refusal.
-        ttft_p50, ttft_p99: of what was taken.
-        lag_p99: by which the client sent later than it was to.
+        broken: arrivals with any other outcome.
+        refusal_p50, refusal_p99: time from sending to the complete refusal.
+        ttft_p50, ttft_p99: time to the first token of accepted requests.
+        lag_p99: how late the client sent requests relative to its schedule.
     """
 
     factor: float
@@ -70,7 +70,7 @@ class Point:
 
 
 class Load:
-    """Requests of one shape: random token ids, so that no prefix is ever cached."""
+    """Generates requests of one shape: random token ids, so that no prefix is ever cached."""
 
     def __init__(self, server: Server, seed: int) -> None:
         self._server = server
@@ -78,7 +78,7 @@ class Load:
         self._client = Client(server.url)
 
     async def ask(self, deadline: float | None) -> Answer:
-        """One streamed request."""
+        """Send one streamed request."""
         ids = [self._source.randrange(self._server.id_limit) for _ in range(PROMPT_TOKENS)]
         body = {
             "model": self._server.model,
@@ -92,7 +92,7 @@ class Load:
         return await self._client.post(PATH, body, **headers)
 
     async def closed_loop(self, clients: int, seconds: float) -> tuple[float, float]:
-        """Completed requests per second of so many clients, and the median of their latencies."""
+        """Return completed requests per second of a closed loop of clients, and their median latency."""
         latencies: list[float] = []
         began = time.monotonic()
 
@@ -108,7 +108,7 @@ class Load:
         return len(latencies) / seconds, statistics.median(latencies)
 
     async def open_loop(self, factor: float, rate: float, seconds: float, deadline: float) -> Point:
-        """Poisson arrivals at ``rate`` per second, for so many seconds; each waits for its deadline."""
+        """Send Poisson arrivals at ``rate`` per second for ``seconds``; each waits for its deadline."""
         due: list[float] = []
         at = time.monotonic() + 0.1
         while (at := at + self._source.expovariate(rate)) < time.monotonic() + 0.1 + seconds:
@@ -155,9 +155,9 @@ def _point(
 async def measure(
     server: Server, *, clients: int, seconds: float, deadline: float, seed: int
 ) -> dict[str, Any]:
-    """The sustainable rate and a point for each factor.
+    """Measure the sustainable rate and a point for each factor.
 
-    ``deadline`` 0: twice the latency of a saturated server.
+    If ``deadline`` is 0, use twice the latency of a saturated server.
     """
     load = Load(server, seed)
     await load.closed_loop(clients, seconds / 4)
@@ -166,7 +166,7 @@ async def measure(
     points = []
     for factor in FACTORS:
         gc.collect()
-        gc.disable()  # a pause of the client would look like one of the server
+        gc.disable()  # a pause of the client would look like a pause of the server
         points.append(await load.open_loop(factor, factor * rate, seconds, deadline))
         gc.enable()
         await asyncio.sleep(1.0)
@@ -174,7 +174,7 @@ async def measure(
 
 
 def figures(results: dict[str, Any], command: str) -> list[Figure]:
-    """As the page has them."""
+    """Return the figures for the results page."""
     points = [Point(**point) for point in results["points"]]
     at = tuple(f"{point.factor:g}x" for point in points)
     best = max(point.goodput for point in points)
@@ -225,7 +225,7 @@ def figures(results: dict[str, Any], command: str) -> list[Figure]:
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, print, and write the figures if requested."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -253,7 +253,7 @@ def main() -> None:
 
 
 def report(results: dict[str, Any]) -> None:
-    """A table, and the promise."""
+    """Print a table and whether the guarantee holds."""
     console = Console(width=160)
     console.print(f"{results['machine']}; sustainable: {results['sustainable']:.2f} requests/s")
     table = Table(*(name.replace("_", " ") for name in results["points"][0]))

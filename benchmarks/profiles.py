@@ -44,7 +44,7 @@ _MODULE: Final = re.compile(r"\((?:.*/)?galley/([\w/]+)\.py:")
 
 @dataclass(frozen=True)
 class ProcessProfile:
-    """One process: processor time for a second of wall time, and samples by module."""
+    """One process: CPU time per second of wall time, and samples by module."""
 
     command: str
     cores: float
@@ -53,7 +53,7 @@ class ProcessProfile:
 
 @contextlib.contextmanager
 def sampled(pids: list[int], folder: Path, name: str, seconds: int) -> Iterator[None]:
-    """Writes ``{name}-{pid}.txt`` of each process for ``seconds`` from now on; ends when all have."""
+    """Write ``{name}-{pid}.txt`` for each process over the next ``seconds``; return when all have ended."""
     folder.mkdir(parents=True, exist_ok=True)
     program = shutil.which("py-spy") or str(Path(sys.executable).with_name("py-spy"))
     record = f"{program} record --threads --native --format raw --duration {seconds}".split()
@@ -69,7 +69,7 @@ def sampled(pids: list[int], folder: Path, name: str, seconds: int) -> Iterator[
 
 
 def modules(samples: Path) -> Counter[str]:
-    """Samples by the innermost module of Galley on the stack; py-spy's raw format."""
+    """Count samples by the innermost Galley module on the stack, from py-spy's raw format."""
     counts: Counter[str] = Counter()
     for line in samples.read_text().splitlines():
         stack, _, count = line.rpartition(" ")
@@ -79,7 +79,7 @@ def modules(samples: Path) -> Counter[str]:
 
 
 def main() -> None:
-    """Serve, load, sample, print."""
+    """Serve, generate load, sample, print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--streams", type=int, default=4)
@@ -118,7 +118,7 @@ def _profile(url: str, pid: int, streams: int, folder: Path) -> list[ProcessProf
 
 @contextlib.asynccontextmanager
 async def _load(url: str, streams: int) -> AsyncIterator[None]:
-    """As many requests as ``streams``, each followed by another."""
+    """Keep ``streams`` requests running, each followed by another."""
     async with httpx.AsyncClient(base_url=url, timeout=600) as client:
         model = (await client.get("/v1/models")).json()["data"][0]
         recordings = _recordings() if "transcribe" in model["tasks"] else []
@@ -155,7 +155,7 @@ async def _load(url: str, streams: int) -> AsyncIterator[None]:
 
 
 def _recordings() -> list[bytes]:
-    """WAV files of the held-out utterances, half a minute or more each."""
+    """Return WAV files of the held-out utterances, each at least half a minute long."""
     files = []
     samples: list[Samples] = []
     for item in (item for number in SETS for item in read(number)):

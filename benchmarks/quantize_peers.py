@@ -49,10 +49,10 @@ PEERS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 class Beside:
-    """The base's next tokens, to hold others beside."""
+    """The base model's next-token logits, the reference for the others."""
 
     def __init__(self, base: Model, windows: Sequence[Sequence[int]]) -> None:
-        """Compute the base's logits."""
+        """Compute the base model's logits."""
         self._windows = windows
         self._base = [logits.copy() for logits in self._logits(base)]
 
@@ -63,7 +63,7 @@ class Beside:
         return (logits for _, logits in run.logits())
 
     def loss(self, model: Model) -> Loss:
-        """What another model loses beside it."""
+        """Return another model's loss relative to the base."""
         after, first, divergence = following(self._windows), 0, Divergence()
         for base, logits in zip(self._base, self._logits(model), strict=True):
             divergence.add(base, logits, after[first : first + len(base)])
@@ -72,7 +72,7 @@ class Beside:
 
 
 def make(peer: str, method: str, python: Path, arguments: Sequence[str], log: Path) -> bool:
-    """Have a peer quantise; whether it did. All that it says is in ``log``."""
+    """Run a peer's quantization; return whether it succeeded. Its output is in ``log``."""
     script = _SCRIPTS / f"with_{peer.replace('-', '_')}.py"
     with log.open("w") as file:
         done = subprocess.run(
@@ -88,7 +88,7 @@ def make(peer: str, method: str, python: Path, arguments: Sequence[str], log: Pa
 
 
 def main() -> None:
-    """Print a line for each, and put the figures into a results file if there is one."""
+    """Print a line for each peer, and write the figures to a results file if one is given."""
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser)
     for peer in PEERS:

@@ -54,16 +54,16 @@ class Stream:
 
     @property
     def events(self) -> list[float]:
-        """When a token came, over all answers."""
+        """Return the arrival time of each token, over all answers."""
         return [at for call in self.calls for at in call.answer.events]
 
     def gaps(self, begin: float, end: float) -> list[tuple[float, float]]:
-        """Begin and end of each time between two tokens that reaches into a span of time."""
+        """Return start and end of each gap between tokens that overlaps a time span."""
         return [(a, b) for a, b in pairwise(self.events) if b > begin and a < end]
 
 
 class Streams:
-    """Clients that always have an answer coming."""
+    """Clients that always have a request in flight."""
 
     def __init__(self, server: Server, count: int, tokens: int) -> None:
         self.streams = [Stream() for _ in range(count)]
@@ -115,7 +115,7 @@ def _told(answer: Answer) -> str:
 
 
 async def kills(server: Server, *, streams: int, count: int, every: float) -> list[float]:
-    """Seconds from each of ``count`` deaths of the engine to the next token of each stream."""
+    """Return the seconds from each of ``count`` engine deaths to the next token of each stream."""
     limit = await _context(server) - PROMPT_TOKENS - 1
     recovered: list[float] = []
     async with Streams(server, streams, limit) as running:
@@ -127,7 +127,7 @@ async def kills(server: Server, *, streams: int, count: int, every: float) -> li
             while any(stream.events[-1] < killed + every / 4 for stream in running.streams):
                 running.check()
                 await asyncio.sleep(0.1)
-            # What the engine had sent before it died still comes; the silence after that is the death.
+            # What the engine had sent before it died still arrives; the silence after that is the outage.
             spans = (stream.gaps(killed, time.monotonic()) for stream in running.streams)
             recovered += [max(span, key=lambda gap: gap[1] - gap[0])[1] - killed for span in spans]
         running.check()
@@ -135,7 +135,7 @@ async def kills(server: Server, *, streams: int, count: int, every: float) -> li
 
 
 async def reload(server: Server, folder: Path, *, streams: int) -> dict[str, float]:
-    """Seconds that a reload takes under load; the largest gaps between tokens before and during it."""
+    """Return the seconds of a reload under load, and the largest token gaps before and during it."""
     async with Streams(server, streams, SHORT_TOKENS) as running:
         await asyncio.sleep(BEFORE_SECONDS)
         old = engine_of(server.pid)
@@ -158,10 +158,10 @@ async def reload(server: Server, folder: Path, *, streams: int) -> dict[str, flo
 
 @contextmanager
 def changeable(model: str) -> Iterator[Path]:
-    """A folder with the files of a model; config.json is a copy, the weights are not copied if possible."""
+    """Link or copy a model's files into a folder; config.json is always copied."""
     source = resolve_model(model)
     with tempfile.TemporaryDirectory() as new, tempfile.TemporaryDirectory() as cache:
-        # Weights packed for this folder are of no use to anybody later.
+        # Nobody can reuse weights packed for this temporary folder.
         os.environ["GALLEY_CACHE_DIR"] = cache
         for file in source.iterdir():
             if file.suffix == ".safetensors":
@@ -183,7 +183,7 @@ async def _context(server: Server) -> int:
 
 
 def figures(results: dict[str, Any], name: str, command: str) -> list[Figure]:
-    """As the page has them."""
+    """Return the figures for the results page."""
     today = date.today().isoformat()
     found = []
     if recovered := results["recovered_s"]:
@@ -222,7 +222,7 @@ def figures(results: dict[str, Any], name: str, command: str) -> list[Figure]:
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, print, and write the figures if requested."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -260,7 +260,7 @@ def main() -> None:
 
 
 def report(results: dict[str, Any]) -> None:
-    """A line for each."""
+    """Print one line for each figure."""
     console = Console()
     console.print(results["machine"])
     if recovered := results["recovered_s"]:

@@ -28,7 +28,7 @@ PROMPT, ANSWER = 500, 200
 
 
 class NoEngine:
-    """A hit needs no engine."""
+    """An engine that must not be called: a hit needs none."""
 
     def submit_all(self, requests: Sequence[EngineRequest], deadline: float) -> Sequence[Outputs]:
         """Fail."""
@@ -53,7 +53,7 @@ class NoCounts:
 
 
 def request(number: int) -> EngineRequest:
-    """One of the requests that have been answered before."""
+    """Return one of the requests that have been answered before."""
     sampling = SamplingParams(temperature=0.0, max_tokens=ANSWER, seed=number)
     prompt = [number, *range(PROMPT - 1)]
     return EngineRequest(id=f"r{number}-0-0", payload=Generate(prompt=prompt, sampling=sampling))

@@ -1,4 +1,4 @@
-"""Figures into a file of benchmarks/results, of which scripts/benchmarks_page.py makes the page."""
+"""Writes figures to a file of benchmarks/results; scripts/benchmarks_page.py makes the page from it."""
 
 import argparse
 import json
@@ -11,10 +11,10 @@ from scripts.benchmarks_page import Figure, Machine
 
 
 def machine_file(name: str) -> Path:
-    """The type of an argument ``--results``, so that hours of measuring do not end at a wrong name.
+    """Parse the argument ``--results``, so that a wrong name fails before hours of measuring.
 
     Raises:
-        argparse.ArgumentTypeError: it is no file of a machine.
+        argparse.ArgumentTypeError: it is not the file of a machine.
     """
     file = Path(name)
     try:
@@ -33,7 +33,7 @@ def put(file: Path, figures: Sequence[Figure]) -> None:
     """Replace the figures of the same ``what`` in a machine's file, and append the others.
 
     Raises:
-        msgspec.ValidationError: the file is no machine's.
+        msgspec.ValidationError: the file does not describe a machine.
     """
     content = json.loads(file.read_text(encoding="utf-8"))
     kept: list[dict[str, Any]] = content["figures"]
@@ -53,7 +53,7 @@ def put(file: Path, figures: Sequence[Figure]) -> None:
 
 
 def _told(figure: Figure) -> dict[str, Any]:
-    """As the files have it: what has its default is left out."""
+    """Return the JSON form: fields with default values are left out."""
     fields = msgspec.structs.fields(Figure)
     told = {f.name: getattr(figure, f.name) for f in fields}
     return {f.name: told[f.name] for f in fields if f.required or told[f.name] != f.default}

@@ -33,7 +33,7 @@ TAIL_TOKENS = 20
 
 @dataclass(frozen=True)
 class Server:
-    """A ready server: where, the name of its first model, and how long it took (seconds)."""
+    """A ready server: its URL, the name of its first model, and its start-up time in seconds."""
 
     url: str
     model: str
@@ -45,7 +45,7 @@ class Server:
 
 @contextmanager
 def serving(*arguments: str) -> Iterator[Server]:
-    """Start ``galley serve`` of a language model with ``arguments``."""
+    """Start ``galley serve`` with a language model and ``arguments``."""
     began = time.perf_counter()
     with started(*arguments) as (url, pid):
         ready = time.perf_counter() - began
@@ -55,7 +55,7 @@ def serving(*arguments: str) -> Iterator[Server]:
 
 
 def help_seconds(runs: int = 10) -> list[float]:
-    """Wall time of ``galley --help`` as a process."""
+    """Return the wall time of ``galley --help`` as a process."""
     times = []
     for _ in track(range(runs + 1), "galley --help"):
         began = time.perf_counter()
@@ -69,7 +69,7 @@ def help_seconds(runs: int = 10) -> list[float]:
 async def completion(
     client: httpx.AsyncClient, server: Server, prompt: list[int], tokens: int
 ) -> list[float]:
-    """Seconds from the request to each chunk that carries a token."""
+    """Return the seconds from the request to each chunk that carries a token."""
     body = {
         "model": server.model,
         "prompt": prompt,
@@ -92,7 +92,7 @@ async def completion(
 
 
 async def prefix_cache(server: Server, rounds: int = 5) -> dict[str, float]:
-    """TTFT of a request with a prefix never seen, and of the next one with the same prefix."""
+    """Return the TTFT of a request with a new prefix, and of the next one with the same prefix."""
     random_ids = random.Random(0)
     cold, warm = [], []
 
@@ -109,7 +109,7 @@ async def prefix_cache(server: Server, rounds: int = 5) -> dict[str, float]:
 
 
 def percentile(values: list[float], percent: int) -> float:
-    """The smallest value that at least ``percent`` % of the values do not exceed."""
+    """Return the smallest value that at least ``percent`` % of the values do not exceed."""
     ordered = sorted(values)
     return ordered[-(-len(ordered) * percent // 100) - 1]
 
@@ -135,7 +135,7 @@ def main() -> None:
 
 
 def machine() -> str:
-    """Processor and cores this process may use."""
+    """Return the processor and the cores this process may use."""
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
     match = re.search(r"model name\s*: (.*)", text)
@@ -143,7 +143,7 @@ def machine() -> str:
 
 
 def report(results: dict[str, Any]) -> None:
-    """A table."""
+    """Print a table."""
     console = Console()
     console.print(results["machine"])
     single = Table("measure", "figure")

@@ -74,22 +74,22 @@ PARAMS: Final = SamplingParams(temperature=0, max_tokens=200)
 
 
 class Oracle:
-    """Guesses what the requests got without speculation, each token right with the same probability."""
+    """Proposes what the requests got without speculation, each token right with the same probability."""
 
     name = "oracle"
 
     def __init__(self, texts: dict[tuple[int, ...], list[int]], rate: float) -> None:
-        """``texts``: prompt -> prompt and output."""
+        """Create a proposer; ``texts`` maps each prompt to prompt and output."""
         self._texts = texts
         self._rate = rate
         self._random = random.Random(1)
 
     def follow(self, salt: bytes, forced: Forced | None) -> Follower:
-        """The same for all."""
+        """Return the same follower for all requests."""
         return self
 
     def remember(self, salt: bytes, tokens: Sequence[int], prompt: int) -> None:
-        """All is known."""
+        """Do nothing: all texts are known."""
 
     def propose(self, tokens: Sequence[int], most: int) -> Proposal:
         """See :meth:`galley.speculation.proposer.Follower.propose`."""
@@ -103,7 +103,7 @@ class Oracle:
 
 
 def asked(engine: Engine, sequences: int, tokens: int) -> list[EngineRequest]:
-    """Greedy continuations of random prompts; of a speech model each over a window of its own noise."""
+    """Return greedy continuations of random prompts; a speech model gets a window of noise for each."""
     rng = random.Random(0)
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     speech = engine.info.speech
@@ -123,7 +123,7 @@ def asked(engine: Engine, sequences: int, tokens: int) -> list[EngineRequest]:
 
 
 def _encoder_rows(model: str) -> int:
-    """Of the longest window's encoder output, which a speech model keeps in its KV cache; 0 for text."""
+    """Return the KV tokens of the longest window's encoder output; 0 for a text model."""
     config = resolve_model(model) / "config.json"
     return (
         int(json.loads(config.read_text()).get("max_source_positions", 0)) if config.exists() else 0
@@ -131,7 +131,7 @@ def _encoder_rows(model: str) -> int:
 
 
 def _noise(speech: SpeechInfo, seed: int) -> EncoderInput:
-    """The longest window that the model hears, of random features."""
+    """Return the longest window that the model accepts, filled with random features."""
     frames = speech.max_frames
     features = np.random.default_rng(seed).uniform(-1, 1.5, (frames, speech.mels)).astype("f4")
     return EncoderInput(frames=frames, mels=speech.mels, data=features.tobytes())
@@ -143,9 +143,9 @@ def paced(
     seconds: float,
     ways: Sequence[EngineSpeculation],
 ) -> tuple[list[float], dict[str, list[int]]]:
-    """Run the requests while all of them decode, ``seconds`` at most: tokens/s of each way, and texts.
+    """Decode all requests for at most ``seconds``; return the tokens/s of each proposer, and the texts.
 
-    The ways of guessing take turns of a few steps, so that what else the machine does hits them alike.
+    The proposers take turns of a few steps, so that other load on the machine affects them equally.
     """
     texts: dict[str, list[int]] = {request.id: [] for request in requests}
     counted, took = [0] * len(ways), [0.0] * len(ways)
@@ -173,7 +173,7 @@ def paced(
 
 
 def predicted(costs: RowCosts, sequences: int, rate: float) -> float:
-    """The best that arithmetic says, as a ratio to no speculation."""
+    """Return the predicted best ratio to no speculation."""
 
     def gain(draft_tokens: int) -> float:
         tokens = sum(rate**i for i in range(draft_tokens + 1))
@@ -185,7 +185,7 @@ def predicted(costs: RowCosts, sequences: int, rate: float) -> float:
 
 @dataclass(frozen=True)
 class Point:
-    """At one acceptance: tokens/s without speculation, the ratio with it, and what arithmetic says."""
+    """Tokens/s without speculation, the ratio with it, and the predicted ratio, at one acceptance rate."""
 
     rate: float
     plain: float
@@ -195,7 +195,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """So many sequences, by acceptance."""
+    """The figures of one number of sequences, by acceptance."""
 
     sequences: int
     points: list[Point]
@@ -208,7 +208,7 @@ def controlled(
     tokens: int,
     seconds: float,
 ) -> list[Curve]:
-    """Tokens a second by acceptance and number of sequences, with and without speculation by turns.
+    """Measure tokens per second by acceptance and batch size, with and without speculation in turn.
 
     Raises:
         AssertionError: a text differs from the one without speculation.
@@ -252,7 +252,7 @@ def _use(engine: Engine, speculation: EngineSpeculation) -> None:
 
 
 def conversations(items: int) -> dict[str, list[list[Any]]]:
-    """Held-out ones of the bundled model's tasks; of the glossary questions as it was taught."""
+    """Return held-out prompts of the bundled model's tasks; glossary questions use the trained wording."""
     held = heldout.read(2)
     tasks: dict[str, list[list[Any]]] = {
         task: [list(item.messages) for item in held if item.task == task][:items]
@@ -271,7 +271,7 @@ def conversations(items: int) -> dict[str, list[list[Any]]]:
 
 @dataclass
 class Done:
-    """One task with one proposer, so many conversations at a time."""
+    """One task with one proposer at a given number of concurrent conversations."""
 
     task: str
     at_once: int
@@ -283,11 +283,11 @@ class Done:
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated ones, prompts included in the time."""
+        """Return generated tokens per second, prompt time included."""
         return self.tokens / self.seconds
 
     def add(self, llm: LLM, asked: Sequence[Any]) -> list[str]:
-        """Have these answered; their texts."""
+        """Run these conversations; return their texts."""
         began = time.perf_counter()
         choices = [output.choices[0] for output in llm.chat(asked, PARAMS)]
         self.seconds += time.perf_counter() - began
@@ -300,7 +300,7 @@ class Done:
 def tasks(
     settings: EngineSettings, at_once: int, items: int, draft_model: str | None
 ) -> list[Done]:
-    """Each task without speculation and with each proposer, by turns of ``at_once`` conversations.
+    """Run each task without speculation and with each proposer, in turns of ``at_once`` conversations.
 
     Raises:
         AssertionError: a text differs from the one without speculation.
@@ -330,13 +330,13 @@ def tasks(
                 asked = all_of_it[i : i + at_once]
                 texts = {way: sums[way].add(engines[way], asked) for way in order}
                 assert all(own == texts["off"] for own in texts.values()), (task, i)
-                order.append(order.pop(0))  # nobody is always first
+                order.append(order.pop(0))  # nobody always goes first
             made += sums.values()
     return made
 
 
 def figures_of_curves(name: str, curves: Sequence[Curve]) -> list[Figure]:
-    """Ratios to no speculation, one figure for each number of sequences."""
+    """Return the ratios to no speculation, one figure for each number of sequences."""
     return [
         Figure(
             what=f"{name}: speculation, {curve.sequences} at once, by acceptance",
@@ -354,7 +354,7 @@ def figures_of_curves(name: str, curves: Sequence[Curve]) -> list[Figure]:
 
 
 def figures_of_tasks(done: Sequence[Done]) -> list[Figure]:
-    """Ratios to no speculation, one figure for each task and number of conversations at a time."""
+    """Return the ratios to no speculation, one figure for each task and number of conversations."""
     made = []
     for plain in (d for d in done if d.proposer == "off"):
         others = [
@@ -381,7 +381,7 @@ def figures_of_tasks(done: Sequence[Done]) -> list[Figure]:
 
 
 def main() -> None:
-    """Measure, print, and write the figures if wanted."""
+    """Measure, print, and write the figures if requested."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", default="galley-demo")
     parser.add_argument("--name", default="bundled model", help="of the model in the results")

@@ -51,7 +51,7 @@ def main() -> None:
         )
         for number in range(
             1 if arguments.hour else 0, arguments.rounds + 1
-        ):  # an hour needs no warm-up
+        ):  # a run of an hour needs no warm-up
             comparison.round(children, warm_up=number == 0)
             console.print(f"round {number} of {arguments.rounds}")
     _print(comparison, console)
@@ -84,7 +84,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _requests(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """What is measured, by its name in the table."""
+    """Return the measured requests by their names in the table."""
     tokens = arguments.tokens
     if arguments.hour:
         work = {"work": "transcribe", "windows": 120, "tokens": tokens}
@@ -101,7 +101,7 @@ def _with(beams: int) -> str:
 
 
 def _contenders(bits: int) -> list[tuple[str, str]]:
-    """Module and variant of each."""
+    """Return the module and variant of each contender."""
     peers: dict[str, Peer] = {
         module: importlib.import_module(f"benchmarks.peers.{module}").PEER for module in PEERS
     }

@@ -1,6 +1,6 @@
 """Held-out utterances of the speech model's recipe, with the time at which each of their words ends.
 
-espeak-ng says them, as in the recipe, but through its library, which tells of every phoneme when it begins.
+espeak-ng speaks them, as in the recipe, but through its library, which reports when each phoneme starts.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ PAUSE: Final = 0.4
 
 @dataclass(frozen=True)
 class Word:
-    """A word of a transcript, and the second at which it has been said."""
+    """A word of a transcript, and the second at which it ends."""
 
     text: str
     end: float
@@ -43,17 +43,17 @@ class Word:
 
 @dataclass(frozen=True)
 class Utterance:
-    """Sound at 16 kHz, and what is said in it."""
+    """Audio at 16 kHz, and the words spoken in it."""
 
     samples: Samples
     words: tuple[Word, ...]
 
 
 def say(item: Item) -> Utterance:
-    """An item of the held-out sets over its telephone line.
+    """Synthesize an item of the held-out sets over its telephone line.
 
     Raises:
-        SettingsError: there is no libespeak-ng.
+        SettingsError: libespeak-ng is not installed.
     """
     parts: list[Samples] = []
     words: list[Word] = []
@@ -75,24 +75,24 @@ def say(item: Item) -> Utterance:
 def _written(
     written: str, spoken: str, ends: Sequence[tuple[int, float]]
 ) -> list[tuple[str, float]]:
-    """The words of a transcript with the ends of what is said for them: a number is many words.
+    """Return the words of a transcript with the end time of their speech; a number is many words.
 
     Args:
-        written, spoken: the two forms of a sentence.
-        ends: (place in ``spoken``, second) of what espeak-ng takes for words.
+        written, spoken: the written and the spoken form of a sentence.
+        ends: (place in ``spoken``, second) of each word as espeak-ng splits them.
     """
     said = [
         (letters(found[0]), max((end for place, end in ends if place < found.end()), default=0.0))
         for found in re.finditer(r"[\w']+", spoken)
     ]
     texts = written.split()
-    # What has a digit is said in other words, all of it.
+    # A chunk with digits is spoken in other words, so it is matched as a whole.
     plain = [letters(text) if not re.search(r"\d", text) else text for text in texts]
     matcher = difflib.SequenceMatcher(None, plain, [word for word, _ in said], autojunk=False)
     found: list[tuple[str, float]] = []
     for _, first, beyond, start, end in matcher.get_opcodes():
         for number in range(first, beyond):
-            # As many words as there are: one to one. Else they end when all of it has been said.
+            # With equal word counts, match one to one. Otherwise all words end when the whole chunk ends.
             place = start + number - first if beyond - first == end - start else end - 1
             found.append((texts[number], said[max(0, place)][1]))
     return found
@@ -118,7 +118,7 @@ class _Event(ctypes.Structure):
 
 
 class _Voice(ctypes.Structure):
-    """``espeak_VOICE``, of which the languages are enough to choose one."""
+    """The language fields of ``espeak_VOICE``, which are enough to select a voice."""
 
     _fields_ = [
         ("name", ctypes.c_char_p),
@@ -137,7 +137,7 @@ _Callback = ctypes.CFUNCTYPE(
 
 @functools.cache
 def _library() -> tuple[Any, int]:
-    """libespeak-ng, and the rate of its samples."""
+    """Return libespeak-ng and its sample rate."""
     name = ctypes.util.find_library("espeak-ng")
     if name is None:
         raise SettingsError("libespeak-ng is not installed: apt-get install espeak-ng")
@@ -146,7 +146,7 @@ def _library() -> tuple[Any, int]:
 
 
 def _say(text: str, voice: Voice) -> tuple[Samples, list[tuple[int, float]]]:
-    """Speech at ``RATE`` as ``voices.say`` makes it; (place in the text, second) where a word ends."""
+    """Return speech at ``RATE`` as ``voices.say`` makes it, and (place in text, second) of word ends."""
     library, rate = _library()
     blocks: list[Samples] = []
     ends: list[tuple[int, int]] = []
@@ -164,7 +164,7 @@ def _say(text: str, voice: Voice) -> tuple[Samples, list[tuple[int, float]]]:
             if event.type == _WORD or silent:
                 if place is not None:
                     ends.append((place, event.sample))
-                # At the end of a clause there is a word that is none, at an earlier place.
+                # At the end of a clause espeak-ng reports an empty word at an earlier place.
                 begins = event.type == _WORD and event.text_position > seen
                 place = event.text_position - 1 if begins else None
                 seen = max(seen, event.text_position)

@@ -68,7 +68,7 @@ def main() -> None:
 
 @dataclass
 class _Total:
-    """What one system took and got wrong, over all recordings of a condition."""
+    """CPU time and errors of one system, over all recordings of a condition."""
 
     wrong: int = 0
     said: int = 0
@@ -112,7 +112,7 @@ def _faster_whisper_vad(threads: int) -> Hear:
 
 
 def _transformers(threads: int) -> Hear:
-    """The same weights in transformers' own model, by its long form."""
+    """Load the same weights into transformers' model, with its long-form transcription."""
     import torch
     from tokenizers import Tokenizer
     from transformers import GenerationConfig, WhisperFeatureExtractor

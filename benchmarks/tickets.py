@@ -46,7 +46,7 @@ SCHEMA: Final[dict[str, Any]] = {
 
 
 def tickets(count: int) -> list[tuple[list[Any], str]]:
-    """Conversations and their right answers."""
+    """Return conversations and their right answers."""
     rng = random.Random(600)
     source = Source(rng, held_out=True)
     made = []
@@ -61,7 +61,7 @@ def tickets(count: int) -> list[tuple[list[Any], str]]:
 def answered(
     llm: LLM, asked: Sequence[list[Any]], params: SamplingParams, at_once: int, what: str
 ) -> tuple[list[str], float, int, int]:
-    """Texts, tokens a second, guesses that were right, and all tokens."""
+    """Return texts, tokens per second, accepted draft tokens, and all tokens."""
     texts, tokens, accepted = [], 0, 0
     began = time.perf_counter()
     for i in track(range(0, len(asked), at_once), what):
@@ -74,7 +74,7 @@ def answered(
 
 
 def main() -> None:
-    """Measure, print, and write the figures if wanted."""
+    """Measure, print, and write the figures if requested."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tickets", type=int, default=600)
     parser.add_argument("--at-once", type=int, default=8)

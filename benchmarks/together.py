@@ -47,12 +47,12 @@ BLOCK_SECONDS: Final = 0.1
 
 @dataclass(frozen=True)
 class Load:
-    """What the clients do.
+    """The clients' load.
 
     Attributes:
-        streams, recordings, live: clients that chat, have recordings transcribed, and speak.
+        streams, recordings, live: number of clients that chat, send recordings, and stream live audio.
         prompt, output: tokens of a chat.
-        seconds: that each phase takes.
+        seconds: duration of each phase.
     """
 
     streams: int
@@ -66,15 +66,15 @@ class Load:
 
 @dataclass
 class Phase:
-    """What came out, over all rounds. Lists have an entry for each request, in seconds.
+    """Results over all rounds. Lists have an entry for each request, in seconds.
 
     Attributes:
-        first: until the first token.
-        between: mean between later tokens.
-        finals: from the end of a live client's speech until its whole text.
-        factors: seconds of waiting for each second of a recording (the real-time factor).
+        first: time to the first token.
+        between: mean time between later tokens.
+        finals: time from the end of a live client's speech to its full text.
+        factors: seconds of waiting per second of a recording (the real-time factor).
         heard: seconds of audio transcribed.
-        wall: seconds that it took.
+        wall: duration of the phase in seconds.
         cores: CPU seconds of each engine process.
     """
 
@@ -88,7 +88,7 @@ class Phase:
 
 
 async def chat(client: httpx.AsyncClient, server: Server, load: Load, phase: Phase) -> None:
-    """One request of random token ids, so that no prefix is ever cached."""
+    """Send one request of random token ids, so that no prefix is ever cached."""
     prompt = [random.randrange(server.id_limit) for _ in range(load.prompt)]
     times = await completion(client, server, prompt, load.output)
     phase.first.append(times[0])
@@ -96,7 +96,7 @@ async def chat(client: httpx.AsyncClient, server: Server, load: Load, phase: Pha
 
 
 async def transcribe(client: httpx.AsyncClient, server: Server, load: Load, phase: Phase) -> None:
-    """One recording, as a whole."""
+    """Send one recording as a whole."""
     began = time.perf_counter()
     answer = await client.post(
         "/v1/audio/transcriptions",
@@ -111,13 +111,13 @@ async def transcribe(client: httpx.AsyncClient, server: Server, load: Load, phas
 
 @cache
 def spoken(audio: Path) -> bytes:
-    """A live client's part of a recording: 16-bit samples."""
+    """Return a live client's part of a recording as 16-bit samples."""
     samples = np.concatenate(list(Recording(audio)))[: int(SPOKEN_SECONDS * SAMPLE_RATE)]
     return np.round(samples * 32_767).astype("<i2").tobytes()
 
 
 async def speak(client: httpx.AsyncClient, server: Server, load: Load, phase: Phase) -> None:
-    """A part of the recording, live; its end is said by the client."""
+    """Stream a part of the recording live; the client commits it at its end."""
     pcm = spoken(load.audio)
     source = {
         "format": {"type": "audio/pcm", "rate": SAMPLE_RATE},
@@ -149,7 +149,7 @@ Request = Callable[[httpx.AsyncClient, Server, Load, Phase], Awaitable[None]]
 
 
 async def run_phase(server: Server, load: Load, phase: Phase) -> None:
-    """All clients of the load for its time. What is not answered by its end does not count."""
+    """Run all clients of the load for its time. Requests unanswered at its end do not count."""
 
     async def lane(client: httpx.AsyncClient, request: Request, into: Phase) -> None:
         while True:
@@ -182,7 +182,7 @@ async def run_phase(server: Server, load: Load, phase: Phase) -> None:
 
 
 def engine_seconds(server: Server) -> dict[str, float]:
-    """CPU seconds of each model's engine process so far."""
+    """Return the CPU seconds of each model's engine process so far."""
     spent = {}
     for child in psutil.Process(server.pid).children():
         command = set(child.cmdline())
@@ -193,7 +193,7 @@ def engine_seconds(server: Server) -> dict[str, float]:
 
 
 def measure(sharing: str, models: list[str], load: Load, rounds: int) -> dict[str, Phase]:
-    """All phases with one way of sharing the cores."""
+    """Run all phases with one way of sharing the cores."""
     flags = [] if sharing == "turns" else ["--no-take-turns"]
     if sharing == "split":
         cores = len(os.sched_getaffinity(0))
@@ -213,7 +213,7 @@ def measure(sharing: str, models: list[str], load: Load, rounds: int) -> dict[st
 
 
 def summary(phase: Phase) -> dict[str, float]:
-    """The figures of a phase; those of what it had not are missing."""
+    """Return the figures of a phase, without those that do not apply to it."""
     figures = {}
     if phase.first:
         figures["ttft_p50_s"] = statistics.median(phase.first)
@@ -233,7 +233,7 @@ def summary(phase: Phase) -> dict[str, float]:
 
 
 def report(results: dict[str, dict[str, dict[str, float]]]) -> None:
-    """A table for each way of sharing; the last column is what the other costs."""
+    """Print a table for each way of sharing; the last column is the cost of the other model's load."""
     console = Console()
     console.print(machine())
     for sharing, phases in results.items():
@@ -249,7 +249,7 @@ def report(results: dict[str, dict[str, dict[str, float]]]) -> None:
 
 
 def main() -> None:
-    """Measure every way of sharing and print it."""
+    """Measure and print every way of sharing."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.together",
         description=__doc__,

@@ -32,7 +32,7 @@ def main() -> None:
                 file.write(json.dumps(request) + "\n")
         command = [sys.executable, "-m", "galley", "batch", str(requests), str(results)]
         subprocess.run([*command, "--model", "galley-demo"], check=True)
-        # Results are in the order in which they were completed.
+        # Results are in order of completion.
         answers = {}
         for line in results.read_text(encoding="utf-8").splitlines():
             result = json.loads(line)

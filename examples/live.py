@@ -1,6 +1,6 @@
 """Live audio: text while the audio is still being sent.
 
-A recording takes the place of the microphone. Text that arrives is final.
+A recording replaces the microphone. Text that arrives is final.
 
     pip install 'openai[realtime]' av
 """

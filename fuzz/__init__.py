@@ -1,1 +1,1 @@
-"""Coverage-guided fuzzing of every parser of outside bytes: one file a target, one folder a corpus."""
+"""Coverage-guided fuzzing of every parser of untrusted bytes: a file per target, a folder per corpus."""

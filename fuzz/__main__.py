@@ -2,8 +2,8 @@
 
     python -m fuzz NAME [--seconds N] [--found FOLDER] [-- LIBFUZZER_OPTION ...]
 
-Begins with fuzz/corpus/NAME; inputs that reach new code go to FOLDER, and so does an input that crashes,
-hangs for 5 s or takes 2 GB, with which the run ends (exit code not 0). Needs the extra ``fuzz``.
+Starts with fuzz/corpus/NAME; inputs that reach new code go to FOLDER, and so does an input that crashes,
+hangs for 5 s or takes 2 GB, which ends the run (nonzero exit code). Needs the extra ``fuzz``.
 """
 
 import argparse
@@ -60,13 +60,13 @@ def main() -> None:
 
 
 def _import_by_path() -> None:
-    """Let Python's own loader import Galley: atheris instruments nothing that an editable install loads."""
+    """Have Python's own loader import Galley: atheris does not instrument editable installs."""
     sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in type(f).__module__]
     sys.path.insert(0, str(targets.FOLDER.parent / "src"))
 
 
 def _quoted(token: str) -> str:
-    """A token as libFuzzer's dictionaries have it."""
+    """Return a token in the format of libFuzzer's dictionaries."""
     plain = {ord('"'), ord("\\")}
     text = "".join(
         chr(byte) if 32 <= byte < 127 and byte not in plain else f"\\x{byte:02x}"

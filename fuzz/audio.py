@@ -1,7 +1,7 @@
-"""Fuzz target: recordings as they come in a form, in every container and encoding that Galley reads.
+"""Fuzz target: uploaded recordings, in every container and encoding that Galley reads.
 
-FFmpeg reads them in this process, so its crashes are findings as well. Its code is not instrumented: what
-guides the fuzzer is the Python around it, and the corpus has a small file of every kind.
+FFmpeg reads them in this process, so its crashes are findings as well. Its code is not instrumented: the
+Python code around it guides the fuzzer, and the corpus has a small file of every kind.
 """
 
 import logging

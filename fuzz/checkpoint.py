@@ -2,7 +2,7 @@
 
 An input is a JSON object: file name -> its content as JSON, or as text where it is a string. The weights
 are ``header``, the JSON in front of them; the bytes behind are zeros, as many as its offsets say. An input
-that is no JSON replaces one file of the first checkpoint of the corpus: its first byte chooses which.
+that is not JSON replaces one file of the first checkpoint of the corpus: its first byte selects which.
 """
 
 import atexit
@@ -65,7 +65,7 @@ def fuzz(data: bytes) -> None:
 
 
 def mutate(data: bytes, source: random.Random) -> bytes | None:
-    """A checkpoint with one value of one of its files replaced, removed or renamed; None if it is none."""
+    """Return the checkpoint with a value of a file replaced, removed or renamed; None if it is not one."""
     try:
         files = json.loads(data)
         for _ in range(source.choice((1, 1, 1, 2, 3))):
@@ -136,7 +136,7 @@ def _first() -> dict[str, Any]:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every container of a JSON value with each of its keys or indices."""
+    """Yield every container of a JSON value with each of its keys or indices."""
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, item in items:
         yield value, key
@@ -146,7 +146,7 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 @cache
 def _words() -> tuple[str, ...]:
-    """Keys and texts of the corpus."""
+    """Return the keys and texts of the corpus."""
     words: set[str] = set()
     for path in sorted(_CORPUS.iterdir()):
         if not path.read_bytes().startswith(b"{"):

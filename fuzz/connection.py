@@ -1,6 +1,6 @@
 """Fuzz target: the bytes of an HTTP connection, up to requests and their bodies.
 
-An input arrives at once, and again in pieces whose size is its length's: the requests are the same.
+An input arrives at once, and again in pieces whose size depends on its length: the requests are the same.
 """
 
 from typing import Final
@@ -58,7 +58,7 @@ class _Requests:
 
 
 def fuzz(data: bytes) -> None:
-    """Read the requests. A refusal must be one short line of a client's mistake."""
+    """Read the requests. A refusal must be a short client error."""
     size = 1 + len(data) % 17
     whole, refused = _requests([data])
     parts, also = _requests([data[start : start + size] for start in range(0, len(data), size)])

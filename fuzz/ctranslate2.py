@@ -1,6 +1,6 @@
 """Fuzz target: the ``model.bin`` of a CTranslate2 Whisper folder, up to its typed weights and its program.
 
-An input is that file; the folder's small files stay. A change replaces numbers and keeps the length.
+An input is that file; the folder's small files stay. A mutation replaces numbers and keeps the length.
 """
 
 import atexit
@@ -53,7 +53,7 @@ def fuzz(data: bytes) -> None:
 
 
 def mutate(data: bytes, source: random.Random) -> bytes | None:
-    """The file with some of its numbers replaced; None if it is too short to have any."""
+    """Return the file with some of its numbers replaced; None if it is too short to have any."""
     if len(data) < 64:
         return None
     changed = bytearray(data)

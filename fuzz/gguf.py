@@ -1,7 +1,7 @@
 """Fuzz target: a GGUF file, up to its typed weights, its program, its tokenizer and its chat template.
 
-An input is the file. A change replaces numbers and keeps the length, so that most inputs are files
-that say something else rather than files of another length.
+An input is the file. A mutation replaces numbers and keeps the length, so that most inputs are valid in
+structure but not in content.
 """
 
 import atexit
@@ -63,7 +63,7 @@ def fuzz(data: bytes) -> None:
 
 
 def mutate(data: bytes, source: random.Random) -> bytes | None:
-    """The file with some of its numbers replaced; None if it is too short to have any."""
+    """Return the file with some of its numbers replaced; None if it is too short to have any."""
     if len(data) < 64:
         return None
     changed = bytearray(data)

@@ -1,8 +1,8 @@
 """Fuzz target: bodies of inference requests, as JSON and with binary tensor data.
 
 The first line is the value of the header ``Inference-Header-Content-Length``, or empty without it; the rest
-is the body. What is accepted is checked against a model that has an input of each data type, and written as
-an answer with the same tensors.
+is the body. Accepted bodies are checked against a model that has an input of each data type, and written
+as an answer with the same tensors.
 """
 
 import json
@@ -41,7 +41,7 @@ _INFO: Final = ModelInfo(
 
 
 def fuzz(data: bytes) -> None:
-    """Parse a body; an accepted one comes back as it was sent."""
+    """Parse a body; an accepted one must survive a round trip."""
     first, _, body = data.partition(b"\n")
     length = first.decode("latin-1") or None
     try:

@@ -1,6 +1,6 @@
 """Fuzz target: bodies of requests, events of live sessions and multipart forms.
 
-The first byte chooses what the rest is read as. JSON goes through ``parse_json`` and ``validate`` of
+The first byte selects how the rest is parsed. JSON goes through ``parse_json`` and ``validate`` of
 ``galley.protocols.common`` and the struct's own rules; a form through the parser that the server uses,
 where the first line is the Content-Type header.
 """
@@ -39,7 +39,7 @@ from galley.speech.options import TurnOptions
 _BUDGET: Final = ByteBudget(1 << 20, of="bodies", setting="--max-upload-bytes", code="")
 """A body that is not given back ends the run."""
 _LOOP: Final = asyncio.new_event_loop()
-logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it tells each invalid character
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it reports each invalid character
 
 
 def fuzz(data: bytes) -> None:
@@ -60,7 +60,7 @@ def fuzz(data: bytes) -> None:
 
 
 def mutate(data: bytes, source: random.Random) -> bytes | None:
-    """A JSON input with one value replaced, removed, doubled or renamed; None if it is not JSON."""
+    """Return a JSON input with one value replaced, removed, doubled or renamed; None if it is not JSON."""
     try:
         value = json.loads(data[1:])
         if not isinstance(value, dict | list):
@@ -73,7 +73,7 @@ def mutate(data: bytes, source: random.Random) -> bytes | None:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every container of a JSON value with each of its keys or indices."""
+    """Yield every container of a JSON value with each of its keys or indices."""
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, item in items:
         yield value, key
@@ -120,7 +120,7 @@ def _detokenize(body: bytes) -> None:
 
 
 def _event(body: bytes) -> None:
-    """As server/realtime.py does it, up to the audio."""
+    """Parse an event as server/realtime.py does, up to the audio."""
     event = parse_json(body, what="The event")
     kind = event.get("type")
     if not isinstance(kind, str) or kind not in EVENTS:
@@ -178,7 +178,7 @@ _ODD_VALUES: Final[tuple[Any, ...]] = (
 
 @cache
 def _names() -> tuple[str, ...]:
-    """Field names and literals of every schema, quoted, as they stand in JSON."""
+    """Return field names and literals of every schema, quoted as in JSON."""
     models: list[type] = [ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest]
     models += [TranscriptionRequest, *EVENTS.values()]
     _, components = msgspec.json.schema_components(models)

@@ -1,9 +1,9 @@
-"""The fuzz targets: each module beside this one that has a function ``fuzz(data: bytes) -> None``.
+"""The fuzz targets: each module of this package with a function ``fuzz(data: bytes) -> None``.
 
-``fuzz`` returns for bytes that are served or refused with a :class:`galley.errors.GalleyError`; any other
+``fuzz`` returns for bytes that are accepted or refused with a :class:`galley.errors.GalleyError`; any other
 exception is a finding. A module may have ``TOKENS``, the words that libFuzzer puts into its inputs, and
-``mutate(data: bytes, source: random.Random) -> bytes | None``, which changes an input by what it means;
-None leaves the change to libFuzzer.
+``mutate(data: bytes, source: random.Random) -> bytes | None``, a structure-aware mutation;
+None leaves the mutation to libFuzzer.
 """
 
 import importlib
@@ -24,7 +24,7 @@ NAMES: Final = tuple(
 
 
 class Target(NamedTuple):
-    """One parser of outside bytes, as its module has it."""
+    """One parser of untrusted bytes, as described by its module."""
 
     fuzz: Callable[[bytes], None]
     tokens: tuple[str, ...]
@@ -32,13 +32,13 @@ class Target(NamedTuple):
 
 
 def load(name: str) -> Target:
-    """The target of the module ``name``."""
+    """Return the target of the module ``name``."""
     module = importlib.import_module(f"fuzz.{name}")
     return Target(module.fuzz, getattr(module, "TOKENS", ()), getattr(module, "mutate", _nothing))
 
 
 def corpus(name: str) -> Iterator[Path]:
-    """The committed inputs of a target, in the order of their names."""
+    """Yield the committed inputs of a target, in the order of their names."""
     yield from sorted(path for path in (CORPUS / name).iterdir() if path.is_file())
 
 

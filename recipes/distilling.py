@@ -1,4 +1,4 @@
-"""What the recipes share that distil the demo model into smaller ones."""
+"""Shared code of the recipes that distil the demo model into smaller ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EMBEDDING = "model.embed_tokens.weight"
 
 
 def kept_texts(work: Path, make: Callable[[], Iterable[Example]]) -> list[Example]:
-    """What `make` gives, made once and kept in `work`."""
+    """Return the result of `make`, cached in `work`."""
     path = work / "texts.jsonl"
     if not path.exists():
         partial = path.with_suffix(".partial")
@@ -38,7 +38,7 @@ def kept_texts(work: Path, make: Callable[[], Iterable[Example]]) -> list[Exampl
 
 
 def random_student(shape: Any, teacher: Model, work: Path, seed: int) -> Student:
-    """A model of the teacher's config but for the fields of a dataclass `shape`, with random weights."""
+    """Return a model with random weights: the teacher's config, changed by the fields of `shape`."""
     own = {field.name: getattr(shape, field.name) for field in fields(shape)}
     path = work / "config.json"
     write_json(path, {**teacher.checkpoint.config, **own})
@@ -55,7 +55,7 @@ def distil(
     adam_rate: float,
     threads: int,
 ) -> Report:
-    """Train a student of the demo model in float32, or go on with what lies in `output`."""
+    """Train a student of the demo model in float32, or continue from `output`."""
     torch.set_num_threads(threads)
     settings = EngineSettings(dtype="float32", threads=threads)
     teacher = read_model(settings, MODEL_DIR)

@@ -1,4 +1,4 @@
-"""What both bundled models' recipes share: the optimisers, and weights as Hugging Face files."""
+"""Shared code of the bundled models' recipes: optimizers, and weights as Hugging Face files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from galley import _native
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalised: Keller Jordan's Muon, with AdamW's size of an update (arXiv:2502.16982).
+    """Orthogonalized momentum: Keller Jordan's Muon, with updates the size of AdamW's (arXiv:2502.16982).
 
-    As ``torch.optim.Muon`` with ``adjust_lr_fn="match_rms_adamw"``, but in float32: that one multiplies in
-    bfloat16, which many CPUs have no instructions for.
+    Like ``torch.optim.Muon`` with ``adjust_lr_fn="match_rms_adamw"``, but in float32: that one multiplies
+    in bfloat16, which many CPUs do not support.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def _orthogonalised(matrix: Tensor) -> Tensor:
-    """The matrix with singular values near 1: five turns of a quintic Newton-Schulz iteration."""
+    """Return the matrix with singular values near 1: five steps of a quintic Newton-Schulz iteration."""
     wide: Tensor = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
     wide = wide / wide.norm().clamp(min=1e-7)
     for _ in range(5):
@@ -91,30 +91,33 @@ class Optimisers:
             optimiser.zero_grad()
 
     def state(self) -> list[dict[str, Any]]:
-        """For `load`."""
+        """Return the state for `load`."""
         return [optimiser.state_dict() for optimiser in self._optimisers]
 
     def load(self, state: Sequence[dict[str, Any]]) -> None:
-        """Continue from what `state` gave."""
+        """Continue from the result of `state`."""
         for optimiser, saved in zip(self._optimisers, state, strict=True):
             optimiser.load_state_dict(saved)
 
 
 def mixed_precision(device: torch.device) -> torch.autocast:
-    """Products in bfloat16 where a CPU has such; without, they would take eight times as long."""
+    """Return a context that computes products in bfloat16 if the CPU supports it.
+
+    Emulation would take eight times as long.
+    """
     fast = device.type != "cpu" or not {"amx", "avx512"}.isdisjoint(_native.supported_isas())
     return torch.autocast(device.type, torch.bfloat16, enabled=fast)
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:
-    """Write everything needed to continue; a killed write leaves the old file whole."""
+    """Write everything needed to continue; a killed write leaves the old file intact."""
     part = path.with_suffix(".part")
     torch.save(state, part)
     part.replace(path)
 
 
 def write_weights(model: nn.Module, folder: Path) -> None:
-    """All parameters as bf16 `model.safetensors`, under Hugging Face's prefix `model.`."""
+    """Write all parameters as bf16 `model.safetensors`, under Hugging Face's prefix `model.`."""
     weights = {
         f"model.{name}": weight.detach().to("cpu", torch.bfloat16).contiguous()
         for name, weight in model.named_parameters()
@@ -123,7 +126,7 @@ def write_weights(model: nn.Module, folder: Path) -> None:
 
 
 def read_weights(model: nn.Module, folder: Path) -> None:
-    """What `write_weights` wrote, as float32 values of the bf16 weights."""
+    """Read a file of `write_weights`, as float32 values of the bf16 weights."""
     weights = load_file(folder / "model.safetensors")
     model.load_state_dict(
         {name.removeprefix("model."): weight.float() for name, weight in weights.items()}
@@ -131,5 +134,5 @@ def read_weights(model: nn.Module, folder: Path) -> None:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Indented, as Hugging Face writes its configs."""
+    """Write indented JSON, as Hugging Face formats its configs."""
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

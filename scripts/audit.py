@@ -1,12 +1,12 @@
-"""Checks the dependencies against known advisories, without a network.
+"""Check the dependencies against known advisories, without a network.
 
     python scripts/audit.py
-    python scripts/audit.py --online    # also asks pip-audit, and that the Python advisory database
+    python scripts/audit.py --online    # also runs pip-audit on the Python advisory database
 
 Every package that an extra of Galley pulls in must be installed in the version that ``constraints.txt``
 pins, and no pin may be one that ``scripts/advisories.json`` knows to be vulnerable. An advisory is added
-there when it becomes known; ``--online`` finds those that nobody has added yet. Exits with 1 and a line for
-each finding.
+there when it becomes known; ``--online`` finds those that nobody has added yet. Exits with 1 and prints a
+line for each finding.
 """
 
 import argparse
@@ -30,15 +30,15 @@ EXTRAS: Final = frozenset({"speech", "torch", "train", "dev", "fuzz"})
 
 
 class Advisory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A vulnerability that became known.
+    """A known vulnerability.
 
     Attributes:
         package: its canonical name (PEP 503).
         affected: versions (PEP 440).
-        fixed: the first version of that line without it.
+        fixed: the first version of that release line without it.
         id: CVE or GHSA.
-        what: in a few words.
-        source: where all of it stands.
+        what: a short description.
+        source: link to the full advisory.
     """
 
     package: str
@@ -49,7 +49,7 @@ class Advisory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a range that holds its own repair, or a name that is not canonical."""
+        """Raise ValueError for a range that includes its own fix, or a name that is not canonical."""
         if self.package != canonicalize_name(self.package):
             raise ValueError(f"{self.package} is written {canonicalize_name(self.package)}")
         if Version(self.fixed) in _versions(self.affected):
@@ -57,12 +57,16 @@ class Advisory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_advisories(file: Path = ADVISORIES) -> list[Advisory]:
-    """All that are known. Raises msgspec.ValidationError for a file of another form."""
+    """Return all known advisories. Raises msgspec.ValidationError for a malformed file."""
     return msgspec.json.decode(file.read_bytes(), type=list[Advisory])
 
 
 def read_pins(text: str) -> dict[str, Version]:
-    """Canonical name -> version of each line ``name==version``. Raises ValueError for any other line."""
+    """Map the canonical name to the version of each ``name==version`` line.
+
+    Raises:
+        ValueError: a line has another form.
+    """
     pins: dict[str, Version] = {}
     for line in text.splitlines():
         if not (line := line.partition("#")[0].strip()):
@@ -75,7 +79,7 @@ def read_pins(text: str) -> dict[str, Version]:
 
 
 def vulnerable(pins: Mapping[str, Version], advisories: list[Advisory]) -> Iterator[str]:
-    """A line for each pin that an advisory speaks of."""
+    """Yield a line for each pin that an advisory affects."""
     for advisory in advisories:
         pin = pins.get(advisory.package)
         if pin is not None and pin in _versions(advisory.affected):
@@ -86,7 +90,7 @@ def vulnerable(pins: Mapping[str, Version], advisories: list[Advisory]) -> Itera
 
 
 def unpinned(pins: Mapping[str, Version]) -> Iterator[str]:
-    """A line for each installed dependency that has no pin, or another version than its pin."""
+    """Yield a line for each installed dependency without a pin, or with another version than its pin."""
     for name, version in sorted(_installed().items()):
         if name not in pins:
             yield f"{name} {version} is installed, but constraints.txt does not pin it"
@@ -99,7 +103,7 @@ def _versions(affected: str) -> SpecifierSet:
 
 
 def _installed() -> dict[str, Version]:
-    """Every installed package that Galley needs, directly or not, with any of its extras."""
+    """Return every installed package that Galley needs, directly or indirectly, with any of its extras."""
     found: dict[str, Version] = {}
     wanted = [(GALLEY, extra) for extra in ("", *EXTRAS)]
     seen = set(wanted)
@@ -122,12 +126,12 @@ def _installed() -> dict[str, Version]:
 def _distribution(name: str) -> Distribution | None:
     try:
         return distribution(name)
-    except PackageNotFoundError:  # of an extra that is not installed
+    except PackageNotFoundError:  # belongs to an extra that is not installed
         return None
 
 
 def main() -> None:
-    """Check, tell, and exit with 1 if there is something to tell."""
+    """Check, print the findings, and exit with 1 if there are any."""
     parser = argparse.ArgumentParser(description="Check the dependencies against known advisories.")
     parser.add_argument("--online", action="store_true", help="ask pip-audit, too")
     arguments = parser.parse_args()

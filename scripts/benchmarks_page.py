@@ -1,9 +1,9 @@
-"""Makes benchmarks/RESULTS.md, and a page for each machine, of benchmarks/results/*.json.
+"""Generate benchmarks/RESULTS.md, and a page for each machine, from benchmarks/results/*.json.
 
     python scripts/benchmarks_page.py
 
-A file of results is one machine; its fields are those of `Machine` and `Figure` below, in the pages' order
-from the newest machine to the oldest. A test holds that the pages are what this script makes.
+Each results file describes one machine; its fields are those of `Machine` and `Figure` below. Machines are
+ordered from newest to oldest. A test checks that the pages match this script's output.
 """
 
 from pathlib import Path
@@ -50,14 +50,14 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         what: model, weights, or part of the service.
-        unit: `ratio` is Galley's rate through the peer's.
+        unit: `ratio` is Galley's rate divided by the peer's.
         target: one for each of `measured`, or one for all.
-        before: of the same run, with what there was before a change.
-        command: what gives the figure again.
-        peer: whom a ratio is to, with version.
-        remark: what a reader must know to not misread it.
+        before: figures of the same run, before a change.
+        command: reproduces the figure.
+        peer: the other side of a ratio, with its version.
+        remark: what a reader must know to interpret it.
         note: file in benchmarks/notes.
-        headline: whether the summary's table has it.
+        headline: whether it appears in the summary's table.
     """
 
     what: str
@@ -75,7 +75,7 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     headline: bool = False
 
     def __post_init__(self) -> None:
-        """Raises ValueError for figures that do not fit each other."""
+        """Raise ValueError for inconsistent figures."""
         for name in ("measured", "before"):
             values = getattr(self, name)
             if values and len(values) != len(self.at):
@@ -86,13 +86,13 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"{self.what}: a ratio, and nothing else, names its peer")
 
     def target_at(self, place: int) -> float | None:
-        """The target of `measured[place]`."""
+        """Return the target of `measured[place]`."""
         if not self.target:
             return None
         return self.target[place if len(self.target) > 1 else 0]
 
     def missed(self, place: int) -> bool:
-        """Whether `measured[place]` is on the wrong side of its target."""
+        """Return whether `measured[place]` misses its target."""
         value, target = self.measured[place], self.target_at(place)
         if value is None or target is None:
             return False
@@ -103,7 +103,7 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What was measured on one machine.
 
     Attributes:
-        name: as the tables call it.
+        name: machine name in the tables.
         description: cores, instruction sets, memory and arithmetic, as measured.
         figures: in the order of the table.
     """

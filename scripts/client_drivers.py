@@ -1,4 +1,4 @@
-"""How each client is made to ask: two turns of a conversation with a tool, so both are recorded."""
+"""Drives each client through two turns of a conversation with a tool, so that both are recorded."""
 
 import json
 import os
@@ -17,10 +17,10 @@ class Place:
     """Where a client runs.
 
     Attributes:
-        url: of the server that it asks.
-        home, project: folders of its own.
-        binaries: of npm's packages.
-        python: of the environment with the libraries.
+        url: URL of the server it calls.
+        home, project: folders reserved for it.
+        binaries: folder of npm's executables.
+        python: interpreter of the environment with the libraries.
     """
 
     url: str
@@ -37,7 +37,7 @@ class Client:
     Attributes:
         registry: "npm" or "PyPI".
         package: its name there.
-        run: makes it ask.
+        run: runs the client's conversation.
     """
 
     registry: str
@@ -179,7 +179,7 @@ def _program(source: str) -> Callable[[Place], None]:
 
 
 def _run(command: list[str], place: Place, environment: dict[str, str]) -> None:
-    """Raises CalledProcessError, with what the client wrote, if it fails."""
+    """Run a command; raise CalledProcessError, with the client's output, if it fails."""
     subprocess.run(
         command,
         env={

@@ -30,7 +30,7 @@ _KEPT: Final = re.compile(r"x-anthropic-billing-header:.*")
 
 
 def main() -> int:
-    """Returns how many clients could not be recorded, or what the tests returned."""
+    """Return how many clients could not be recorded, or the exit status of the tests."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("build/clients"))
     parser.add_argument("--only", nargs="*", choices=sorted(CLIENTS), default=sorted(CLIENTS))
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def install(folder: Path) -> None:
-    """The newest clients, into a folder of their own."""
+    """Install the newest clients into a separate folder."""
     packages = [c.package for c in CLIENTS.values() if c.registry == "npm"]
     prefix = ["--prefix", str(folder / "npm")]
     newest = [f"{package}@latest" for package in packages]
@@ -61,15 +61,15 @@ def install(folder: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", str(folder / "py")], check=True)
     pip = [str(folder / "py/bin/python"), "-m", "pip", "install", "--quiet"]
     subprocess.run([*pip, "uv"], check=True)
-    # uv, because pip tries version after version of what these want.
+    # uv, because pip backtracks through many versions to resolve these dependencies.
     uv = [str(folder / "py/bin/uv"), "pip", "install", "--quiet", "--upgrade"]
     subprocess.run([*uv, "--python", str(folder / "py/bin/python"), *LIBRARIES], check=True)
 
 
 def record(name: str, folder: Path) -> str:
-    """Drive one client, write what it asked; returns its version."""
+    """Drive one client, save its requests, and return its version."""
     client = CLIENTS[name]
-    # A short path with nothing of this machine's in it.
+    # A short path that reveals nothing about this machine.
     with tempfile.TemporaryDirectory(prefix="galley-") as made:
         home, project = Path(made) / "home", Path(made) / "project"
         home.mkdir()
@@ -102,7 +102,7 @@ def _version(path: Path) -> str:
 
 
 def _cleaned(value: Any, made: str, url: str, key: str = "") -> Any:
-    """The value without what is this machine's or this run's, its long texts cut."""
+    """Return the value without machine- or run-specific parts, its long texts cut."""
     if isinstance(value, dict):
         return {name: _cleaned(item, made, url, name) for name, item in value.items()}
     if isinstance(value, list):

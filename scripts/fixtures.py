@@ -1,8 +1,8 @@
-"""What ``make fixtures`` does: the tests' files of other tools, made again by these tools.
+"""Implements ``make fixtures``: regenerates the tests' files with the tools that wrote them.
 
-``tests/formats/peer_files/versions.json`` says which script of that folder makes which files, and with
-versions. To follow a release, raise its version there, make the files again, and run the tests. A tool
-that is only in a package's source distribution is imported from there (``source``, ``paths``).
+``tests/formats/peer_files/versions.json`` lists which script of that folder makes which files, and with
+which versions. To follow a release, raise its version there, regenerate the files, and run the tests. A
+tool that is only in a package's source distribution is imported from there (``source``, ``paths``).
 
     python scripts/fixtures.py          # all of them
     python scripts/fixtures.py peft     # those of one entry
@@ -25,13 +25,13 @@ ENVIRONMENTS: Final = ROOT / "build/fixtures"
 
 
 def entries() -> Mapping[str, Any]:
-    """Name -> script, packages and what it writes."""
+    """Return name -> script, packages and the files it writes."""
     found: Mapping[str, Any] = json.loads((FOLDER / "versions.json").read_text())
     return found
 
 
 def interpreter(name: str, packages: list[str]) -> Path:
-    """Of an environment with the packages, made if there is none."""
+    """Return the Python of an environment with the packages, created if missing."""
     folder = ENVIRONMENTS / name
     python = folder / "bin/python"
     if not python.exists():
@@ -42,7 +42,7 @@ def interpreter(name: str, packages: list[str]) -> Path:
 
 
 def source_of(package: str, python: Path) -> Path:
-    """The folder of a package's source distribution, unpacked; nothing of it is built or installed."""
+    """Return the unpacked folder of a source distribution; nothing in it is built or installed."""
     folder = ENVIRONMENTS / "sources" / package
     if not folder.exists():
         with tempfile.TemporaryDirectory() as temporary:
@@ -58,7 +58,7 @@ def source_of(package: str, python: Path) -> Path:
 
 
 def make(name: str, entry: Mapping[str, Any]) -> None:
-    """Write an entry's files anew."""
+    """Regenerate the files of an entry."""
     python = interpreter(name, entry["packages"])
     paths = [str(ROOT)]
     if "source" in entry:
@@ -66,7 +66,7 @@ def make(name: str, entry: Mapping[str, Any]) -> None:
         paths += [str(root / path) for path in entry["paths"]]
     with tempfile.TemporaryDirectory() as temporary:
         module = f"tests.formats.peer_files.{entry['script']}"
-        # Tools write sets as lists: always in the same order, so that only what changed differs.
+        # Tools write sets as lists: sort them, so that only real changes differ.
         environment = {
             **os.environ,
             "PYTHONHASHSEED": "0",
@@ -82,7 +82,7 @@ def make(name: str, entry: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """Make the named entries' files, or all."""
+    """Regenerate the files of the named entries, or all."""
     known = entries()
     names = sys.argv[1:] or list(known)
     if unknown := set(names) - known.keys():

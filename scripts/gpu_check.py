@@ -80,9 +80,9 @@ PREFILL_TARGET: Final = 70.0
 
 
 class RandomWeights(Weights):
-    """Tensors of a program, cut from one pool of random bytes: what they hold does not matter for speed.
+    """Tensors of a program, cut from one pool of random bytes: their values do not affect the speed.
 
-    Matrices are bfloat16, or integers of 4 bits, which would take minutes to round.
+    Matrices are bfloat16, or random 4-bit integers, since quantizing would take minutes.
     """
 
     def __init__(self, program: Program, quantize: str) -> None:
@@ -127,7 +127,7 @@ class RandomWeights(Weights):
 
 
 def timed(launch: Callable[[], object], repeats: int) -> float:
-    """Median seconds."""
+    """Return the median seconds."""
     times = []
     for _ in range(repeats):
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -140,7 +140,7 @@ def timed(launch: Callable[[], object], repeats: int) -> float:
 
 
 def ceilings() -> tuple[float, float]:
-    """(bytes read a second, operations a second of a product of bfloat16), as this GPU does them."""
+    """Measure (bytes read per second, operations per second of a bfloat16 product) on this GPU."""
     values = torch.ones(1 << 30, device="cuda")
     read = 4 * len(values) / timed(lambda: torch.sum(values), 7)
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -149,7 +149,7 @@ def ceilings() -> tuple[float, float]:
 
 
 class Bench:
-    """An executor of the shape, and steps of it."""
+    """An executor of the shape, and its timed steps."""
 
     def __init__(self, quantize: str, layers: int, shape: str) -> None:
         self.program = build_program({**SHAPES[shape], "num_hidden_layers": layers})
@@ -170,7 +170,7 @@ class Bench:
         self.costs = self.executor.step_costs()
 
     def prefill(self, tokens: int) -> float:
-        """Seconds of a step of a whole prompt."""
+        """Return the seconds of a step with a whole prompt."""
         batch = Batch(
             tokens=np.arange(tokens) % 1000,
             positions=np.arange(tokens),
@@ -183,7 +183,7 @@ class Bench:
         return self._seconds([batch] * 7, sampling)
 
     def decode(self, sequences: int) -> float:
-        """Seconds of a step in which so many sequences decode, behind CONTEXT tokens."""
+        """Return the seconds of a step in which ``count`` sequences decode after CONTEXT tokens."""
         sampling = SamplingBatch()
         for s in range(sequences):
             sampling.draw(s, 0, GREEDY)
@@ -201,7 +201,7 @@ class Bench:
         return self._seconds(batches, sampling)
 
     def _seconds(self, batches: list[Batch], sampling: SamplingBatch) -> float:
-        """Median of all but the first three, which compile and capture."""
+        """Return the median of all but the first three, which compile and capture."""
         times = []
         for batch in batches:
             began = time.perf_counter()
@@ -213,7 +213,7 @@ class Bench:
 def measure(
     quantize: str, layers: int, shape: str, read: float, product: float
 ) -> list[dict[str, Any]]:
-    """The figures of one kind of weights."""
+    """Measure the figures of one kind of weights."""
     bench = Bench(quantize, layers, shape)
     width = sum(op.width for op in bench.program.ops if op.name == "attention")
     print(f"{quantize}: loaded in {bench.load_seconds:.1f} s", flush=True)
@@ -221,7 +221,7 @@ def measure(
     for tokens in (512, PROMPT):
         seconds = bench.prefill(tokens)
         operations = tokens * bench.costs.row_operations + bench.costs.logit_operations
-        # Of attention half a square, and two products.
+        # Causal attention computes half a square, for two products.
         operations += 2 * width * tokens**2
         share = 100 * operations / seconds / product
         found.append({"phase": "prefill", "size": tokens, "held": tokens == PROMPT, "share": share})
@@ -244,7 +244,7 @@ def measure(
 
 
 def numbers() -> int:
-    """The tests of the kernels and of whole models, on the GPU."""
+    """Run the tests of the kernels and of whole models on the GPU."""
     workers = str(max(1, min(12, (os.cpu_count() or 2) - 2)))
     command = [sys.executable, "-m", "pytest", "-q", "-n", workers, "tests/ops/triton"]
     environ = {**os.environ, "GALLEY_TEST_DEVICE": "cuda"}
@@ -255,7 +255,7 @@ def numbers() -> int:
 def machine(
     figures: list[dict[str, Any]], name: str, read: float, product: float, shape: str = "llama-8b"
 ) -> dict[str, Any]:
-    """As a file of ``benchmarks/results``; ``figures`` of each kind of weights one after another."""
+    """Return a file of ``benchmarks/results`` from the ``figures`` of each kind of weights."""
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     told: list[dict[str, Any]] = []
     for kind in dict.fromkeys(figure["kind"] for figure in figures):
@@ -289,7 +289,7 @@ def machine(
 
 
 def main() -> int:
-    """Raises SystemExit where there is no GPU."""
+    """Measure and print; raise SystemExit if there is no GPU."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kinds", nargs="*", default=KINDS[:3], choices=KINDS)
     parser.add_argument("--shape", default="llama-8b", choices=SHAPES)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-os.environ.pop("TRITON_INTERPRET", None)  # what is interpreted cannot be compiled
+os.environ.pop("TRITON_INTERPRET", None)  # interpreted kernels cannot be compiled
 
 import numpy as np
 import torch
@@ -114,7 +114,7 @@ KINDS: Final = {
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel with all that it is compiled for."""
+    """A kernel with everything needed to compile it."""
 
     name: str
     about: str
@@ -126,7 +126,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiler says of a launch; bytes and counts of a block or thread."""
+    """The compiler's report on a launch; bytes and counts of a block or thread."""
 
     launch: Launch
     target: str
@@ -137,7 +137,7 @@ class Compiled:
 
     @property
     def occupancy(self) -> float:
-        """Share of the warps that a multiprocessor has room for."""
+        """Return the share of the multiprocessor's warps that can be resident."""
         warps, most = self.warps, _MOST_WARPS[self.target]
         lanes = 64 if self.target == "gfx942" else 32
         by_registers = _REGISTERS * (2 if lanes == 64 else 1)
@@ -147,7 +147,7 @@ class Compiled:
 
 
 class _Zeros(Weights):
-    """Tensors of the shape, of a kind; they never get to a device."""
+    """Tensors of the shape, of a kind; they are never copied to a device."""
 
     def __init__(self, program: Program, kind: WeightKind) -> None:
         self._program, self._kind = program, kind
@@ -176,7 +176,7 @@ class _Zeros(Weights):
 def launches(
     kind: str, rows: int, capability: int, *, layers: int = 2, shape: str = "dense"
 ) -> list[Launch]:
-    """Those of a step of ``rows`` sequences that decode, or of a prompt of -``rows`` tokens."""
+    """Return the launches of a step that decodes ``rows`` sequences, or of a prompt of -``rows`` tokens."""
     found: dict[Launch, None] = {}
 
     def catch(function: Any, *args: Any, grid: object, warmup: bool, **kwargs: Any) -> None:
@@ -267,7 +267,7 @@ def _launch(function: Any, args: Sequence[Any], kwargs: dict[str, Any], about: s
 
 
 def compiled(launch: Launch, target: str) -> Compiled:
-    """Raises what the compiler raises."""
+    """Compile a launch; raises whatever the compiler raises."""
     function = _functions()[launch.name]
     attrs = {(i,): [["tt.divisibility", 16]] for i in launch.divisible}
     source = ASTSource(function, dict(launch.signature), dict(launch.constants), attrs)
@@ -283,7 +283,7 @@ def compiled(launch: Launch, target: str) -> Compiled:
 
 
 def _cubin_resources(cubin: bytes) -> tuple[int, int]:
-    """(registers, bytes of stack and local memory) of the only kernel."""
+    """Return (registers, bytes of stack and local memory) of the only kernel."""
     import triton.backends.nvidia
 
     tool = Path(next(iter(triton.backends.nvidia.__path__))) / "bin/cuobjdump"
@@ -324,7 +324,7 @@ def report(
     layers: int = 2,
     shape: str = "dense",
 ) -> list[Compiled]:
-    """Each launch once for each target. With one layer, its MLP has one row of a prompt."""
+    """Compile each launch once for each target. With one layer, its MLP has one row of a prompt."""
     jobs: dict[tuple[Launch, str], None] = {}
     for target in targets:
         capability = TARGETS[target].arch if target.startswith("sm") else 0
@@ -340,7 +340,7 @@ def report(
 
 
 def main() -> int:
-    """The table; 1 where a kernel spills or takes too much shared memory."""
+    """Print the table; return 1 if a kernel spills or uses too much shared memory."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kinds", nargs="*", default=list(KINDS))
     parser.add_argument("--rows", nargs="*", type=int, default=[1, 8, 32, 128, -512])

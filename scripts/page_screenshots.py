@@ -27,7 +27,7 @@ MOST_BYTES: Final = 300_000
 
 
 def main() -> None:
-    """Serve the bundled models, keep 32 streams running, and look."""
+    """Serve the bundled models, keep 32 streams running, and take the screenshots."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--seconds", type=float, default=150, help="of load before the last picture"
@@ -52,10 +52,10 @@ def main() -> None:
 def look(
     browser: Browser, server: Server, pool: ThreadPoolExecutor, over: Event, seconds: float
 ) -> None:
-    """All pictures."""
+    """Take all screenshots."""
     browser.open(server)
     browser.until(browser.find("chat-send").is_enabled)
-    time.sleep(8)  # a calm beginning for the curves
+    time.sleep(8)  # some quiet time, so that the curves start low
     for number in range(STREAMS):
         pool.submit(keep_asking, server, number, over)
     end = time.monotonic() + seconds
@@ -76,7 +76,7 @@ def look(
 
 
 def chat(browser: Browser) -> None:
-    """A question and an answer, with a token under the glass that was not certain."""
+    """Show a question and its answer, with an uncertain token under the magnifier."""
     browser.find("chat-input").send_keys("What is a KV cache?", Keys.ENTER)
     browser.until(lambda: "tokens/s" in browser.content(".receipt"))
     browser.find("chat-input").send_keys("What is continuous batching?", Keys.ENTER)
@@ -93,7 +93,7 @@ def chat(browser: Browser) -> None:
 
 
 def keep_asking(server: Server, number: int, over: Event) -> None:
-    """One stream after another."""
+    """Run one stream after another."""
     client = server.openai()
     seed = 0
     while not over.is_set():
@@ -113,7 +113,7 @@ def keep_asking(server: Server, number: int, over: Event) -> None:
 
 
 def save(browser: Browser, name: str) -> None:
-    """A PNG of what the window shows."""
+    """Write a PNG of the window."""
     file = IMAGES / f"{name}.png"
     browser.driver.save_screenshot(str(file))
     assert file.stat().st_size < MOST_BYTES, f"{file} has {file.stat().st_size} bytes"

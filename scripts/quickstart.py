@@ -1,4 +1,4 @@
-"""What ``make run`` does: start the server, show an answer and a call's ticket, serve until Ctrl-C."""
+"""Implements ``make run``: start the server, show an answer and a call's ticket, serve until Ctrl-C."""
 
 import http.client
 import json
@@ -31,7 +31,7 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Service:
-    """The server that was started, once it is ready."""
+    """The started server, once it is ready."""
 
     host: str
     port: int
@@ -39,19 +39,19 @@ class Service:
 
 
 def main() -> int:
-    """Returns the server's exit code."""
+    """Run the quick start; return the server's exit code."""
     settings = Settings.load({})
     keys = list(settings.api_key)
     if settings.api_key_file:
         keys += plain_keys(Path(settings.api_key_file))
-    # A line in the log for each request would fall into the answer shown.
+    # Without this, each request's log line would appear in the middle of the answer.
     quiet = {"GALLEY_LOG_LEVEL": "warning", **os.environ}
     models = [f"chat={settings.model or BUNDLED}"]
     models += [f"speech={BUNDLED_SPEECH}", f"embed={BUNDLED_EMBED}"]
     command = [sys.executable, "-m", "galley", "serve", *models]
     server = subprocess.Popen(command, env=quiet, stdout=subprocess.PIPE, text=True)
     assert server.stdout
-    # Ctrl-C reaches the server, too: it drains and exits, and this process exits with it.
+    # Ctrl-C reaches the server, too: it drains and exits, and then this process exits.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: server.terminate())
     try:
@@ -67,20 +67,20 @@ def main() -> int:
 
 
 def plain_keys(file: Path) -> list[str]:
-    """Return the keys of a file that holds them in the clear; none of one that holds their hashes."""
+    """Return the keys of a file with plain-text keys; none of a file with hashes."""
     table = read_key_file(str(file))
     lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
     return [line for line in lines if digest(line) in table]
 
 
 def reachable(host: str) -> str:
-    """How this machine reaches a server that is bound to ``host``."""
+    """Return the address at which this machine reaches a server bound to ``host``."""
     any_address = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  (no bind)
     return any_address.get(host, host)
 
 
 def show(service: Service) -> None:
-    """A question, then a call and its ticket, through HTTP as any client would; and what to do next."""
+    """Show a question, then a call and its ticket, over HTTP as any client would; then the next steps."""
     try:
         print(f"\n> {QUESTION}\n")
         stream(service, [{"role": "user", "content": QUESTION}])
@@ -88,20 +88,20 @@ def show(service: Service) -> None:
         call = transcript(service)
         print(f"{call}\n\n> {TASK}\n")
         stream(service, [{"role": "system", "content": TASK}, {"role": "user", "content": call}])
-    except (OSError, http.client.HTTPException) as error:  # a second Ctrl-C, for one
+    except (OSError, http.client.HTTPException) as error:  # for example on a second Ctrl-C
         print(f"\nthe answer broke off: {error}", file=sys.stderr)
         return
     print(where(service), flush=True)
 
 
 def stream(service: Service, messages: Sequence[Message]) -> None:
-    """Print the pieces of an answer as they come."""
+    """Print the pieces of an answer as they arrive."""
     for text in answer(service, messages):
         print(text, end="", flush=True)
 
 
 def answer(service: Service, messages: Sequence[Message]) -> Iterator[str]:
-    """The pieces of the answer as the server streams them."""
+    """Yield the pieces of the answer as the server streams them."""
     body = {"model": "chat", "messages": messages, "temperature": 0, "stream": True}
     for line in post(service, "chat/completions", json.dumps(body).encode(), "application/json"):
         event = line.decode().strip().removeprefix("data: ")
@@ -114,7 +114,7 @@ def answer(service: Service, messages: Sequence[Message]) -> Iterator[str]:
 
 
 def transcript(service: Service) -> str:
-    """The recorded call's text."""
+    """Return the transcript of the recorded call."""
     parts = [
         part(f'name="{name}"', value.encode())
         for name, value in (("model", "speech"), ("response_format", "text"))
@@ -126,13 +126,13 @@ def transcript(service: Service) -> str:
 
 
 def part(disposition: str, value: bytes) -> bytes:
-    """One field of a form."""
+    """Return one field of a form."""
     head = f"--{BOUNDARY}\r\nContent-Disposition: form-data; {disposition}\r\n\r\n"
     return head.encode() + value + b"\r\n"
 
 
 def post(service: Service, route: str, body: bytes, kind: str) -> http.client.HTTPResponse:
-    """A response that is well. Raises HTTPException for any other."""
+    """Return a successful response. Raises HTTPException for any other."""
     headers = {"Content-Type": kind}
     if service.key is not None:
         headers["Authorization"] = f"Bearer {service.key}"
@@ -145,7 +145,7 @@ def post(service: Service, route: str, body: bytes, kind: str) -> http.client.HT
 
 
 def where(service: Service) -> str:
-    """What the user can do next."""
+    """Return a description of the next steps."""
     host = f"[{service.host}]" if ":" in service.host else service.host
     base = f"http://{host}:{service.port}"
     key = "" if service.key is None else ' -H "Authorization: Bearer KEY"'
@@ -167,7 +167,7 @@ Ctrl-C stops the server.
 
 
 def shown(file: Path) -> str:
-    """Its path, as short as it can be said from here."""
+    """Return the path in its shortest form from here."""
     here = Path.cwd()
     return str(file.relative_to(here) if file.is_relative_to(here) else file)
 

@@ -1,6 +1,6 @@
-"""A server on loopback that keeps what clients ask of it, and answers enough for them to go on.
+"""A server on loopback that records what clients send, and answers enough for them to continue.
 
-Its first answer to a request with a tool it knows calls that tool, so what clients send back of a call is
+Its first answer to a request with a known tool calls that tool, so that the result clients send back is
 recorded, too.
 """
 
@@ -21,14 +21,14 @@ KEPT_HEADERS: Final = ("anthropic-version", "anthropic-beta", "content-type", "c
 
 
 class RecordingServer:
-    """Listens while it is entered.
+    """The server, listening inside its ``with`` block.
 
     Attributes:
-        requests: what came, in order: method, path, headers and JSON body.
+        requests: received requests in order: method, path, headers and JSON body.
     """
 
     def __init__(self, notes: Path) -> None:
-        """``notes``: a file that clients are asked to read by a tool of theirs."""
+        """Create the server; ``notes`` is a file that clients are asked to read with one of their tools."""
         self.requests: list[Json] = []
         recorder = self
 
@@ -54,7 +54,7 @@ class RecordingServer:
 
 
 def _calls(notes: Path) -> dict[str, Json]:
-    """Arguments of the tools that clients are known to bring."""
+    """Arguments of the tools that known clients offer."""
     return {
         "Read": {"file_path": str(notes)},
         "read": {"filePath": str(notes)},
@@ -71,7 +71,7 @@ class _Handler(BaseHTTPRequestHandler):
     calls: dict[str, Json]
 
     def log_message(self, *_: Any) -> None:
-        """Nothing: what matters is recorded."""
+        """Log nothing: the requests are recorded."""
 
     def do_HEAD(self) -> None:
         self._send(b"", "text/plain")
@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server_requests.append(request | ({} if asked is None else {"body": asked}))
 
     def _call(self, asked: Json) -> tuple[str, Json] | None:
-        """A call of a tool that the request offers, unless it has a call already."""
+        """Return a call of a tool that the request offers, unless the conversation already has one."""
         turns = json.dumps(asked.get("messages") or asked.get("input") or [])
         called = ("tool_use_id", "tool_call_id", "function_call_output", '"role": "tool"')
         if any(sign in turns for sign in called):

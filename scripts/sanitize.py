@@ -1,9 +1,9 @@
-"""The kernel tests on a native module that stops at the first bad address or undefined behaviour.
+"""Run the kernel tests on a native module that stops at the first bad address or undefined behaviour.
 
     python scripts/sanitize.py [pytest arguments; default: all tests of kernels]
 
-Built from ``native/`` with GCC's address and undefined-behaviour sanitizers into ``build/sanitize``. Child
-processes that tests start run on the ordinary module.
+Built from ``native/`` with GCC's address and undefined-behaviour sanitizers in ``build/sanitize``. Child
+processes of the tests use the regular module.
 """
 
 import importlib.util
@@ -19,7 +19,7 @@ INSIDE = "GALLEY_SANITIZER_LOADED"
 
 
 def build() -> None:
-    """As an installation that is not imported: only its module is used."""
+    """Install into a folder that is not on the path: only its native module is used."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     command += ["--no-deps", "--upgrade", "--target", str(FOLDER)]
     command += ["--config-settings=cmake.define.GALLEY_SANITIZE=ON"]
@@ -28,7 +28,7 @@ def build() -> None:
 
 
 def restart() -> None:
-    """The address sanitizer must be in the process before anything else."""
+    """Restart this process with the address sanitizer preloaded, which must be loaded first."""
     compiler = shutil.which("gcc")
     if compiler is None:
         sys.exit("the sanitizers' libraries are found through gcc, which is not on the PATH")
@@ -39,7 +39,7 @@ def restart() -> None:
     environ = {
         INSIDE: "1",
         "LD_PRELOAD": " ".join(libraries),
-        # The interpreter frees little when it ends.
+        # The interpreter frees little memory when it exits.
         "ASAN_OPTIONS": "detect_leaks=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
@@ -47,7 +47,7 @@ def restart() -> None:
 
 
 def load() -> None:
-    """Take the place of the module that is installed."""
+    """Replace the installed native module."""
     import galley
 
     (path,) = (FOLDER / "galley").glob("_native*.so")
@@ -60,7 +60,7 @@ def load() -> None:
 
 
 def main() -> int:
-    """Build, start again with the sanitizers, test."""
+    """Build, restart with the sanitizers, test."""
     if INSIDE not in os.environ:
         build()
         restart()
@@ -71,7 +71,7 @@ def main() -> int:
 
     names = ("native", "ops/test_ops_draws.py", "ops/test_ops_rows.py")
     everything = [str(ROOT / "tests" / name) for name in names]
-    # Ten times slower than it is otherwise, a test may take its time.
+    # Sanitized tests run about ten times slower, so raise the timeout.
     return pytest.main(["-n", "0", "--timeout", "0", *(sys.argv[1:] or everything)])
 
 

@@ -34,7 +34,7 @@ class Group(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What one schema comes to: reason of a refusal, and (description, valid, generated) of its tests."""
+    """The result of one schema: reason for a refusal, and (description, valid, generated) of its tests."""
 
     refused: str | None
     tests: list[tuple[str, bool, bool]]
@@ -75,7 +75,7 @@ def _generated(compiled: Grammar, vocabulary: LLTokenizer, value: Any) -> bool:
 
 
 def main() -> None:
-    """Print the counts of each part of a suite, and with ``--list`` the tests that are not right."""
+    """Print the counts of each part of a suite, and with ``--list`` the failing tests."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--list", action="store_true", help="each test that is not right")

@@ -49,8 +49,8 @@ def build_sdist(programs: Path, target: Path) -> Path:
 def build_wheel(programs: Path, sdist: Path, target: Path) -> Path:
     """Build a wheel from a source distribution into ``target``, repaired on Linux.
 
-    libstdc++ is linked statically there: else the wheel would need this system's, and get a newer manylinux
-    tag than its C library asks for.
+    libstdc++ is linked statically there: otherwise the wheel would depend on this system's version and
+    get a newer manylinux tag than its C library requires.
     """
     linux = sys.platform == "linux"
     options = ["--config-settings=cmake.define.GALLEY_STATIC_STDCXX=ON"] if linux else []
@@ -68,7 +68,7 @@ def build_wheel(programs: Path, sdist: Path, target: Path) -> Path:
 
 
 def answer(programs: Path, folder: Path) -> str:
-    """Have the bundled model answer :data:`PROMPT`, from ``folder``, with no other program on the PATH."""
+    """Return the bundled model's answer to :data:`PROMPT`, with no other program on the PATH."""
     variables = {"PATH": str(programs), "HOME": str(folder)}
     command = (programs / "galley", "run", PROMPT)
     return subprocess.check_output(command, cwd=folder, env=variables).decode()
@@ -85,7 +85,7 @@ def _moved(folder: Path, target: Path) -> Path:
 
 
 def main() -> None:
-    """See the module."""
+    """Build the distributions and test the wheel."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--sdist", action="store_true", help="build the source distribution alone")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder for what is built")

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints, written by transformers: the outside truth that tests compare with."""
+"""Tiny random checkpoints, written by transformers: the independent reference for tests."""
 
 import json
 from pathlib import Path
@@ -483,7 +483,7 @@ KNOWN_OPS = frozenset(
 
 
 def random_ids(seed: int, length: int) -> list[int]:
-    """Token ids of these checkpoints, none of them special."""
+    """Return token ids of these checkpoints, none of them special."""
     ids: list[int] = np.random.default_rng(seed).integers(3, VOCAB_SIZE, length).tolist()
     return ids
 
@@ -493,7 +493,7 @@ def _config(variant: str, **changes: Any) -> Any:
 
 
 def config_of(variant: str) -> dict[str, Any]:
-    """The config.json of a variant, for tests that want no weights."""
+    """Return the config.json of a variant, for tests that need no weights."""
     config: dict[str, Any] = json.loads(_config(variant).to_json_string())
     return config
 
@@ -509,7 +509,7 @@ def make_checkpoint(
 ) -> Path:
     """Write a random model of a known variant, a byte-level BPE tokenizer and a ChatML template.
 
-    Weights are wide enough that greedy text is not one token over and over.
+    Weights are large enough that greedy text is not one repeated token.
     """
     torch.manual_seed(seed)
     config = _config(variant, **changes)
@@ -527,7 +527,7 @@ def make_checkpoint(
 
 
 def with_outliers(folder: Path, times: float = 200.0) -> Path:
-    """A model some of whose normed inputs are so much larger, and the columns that they meet smaller."""
+    """Write a model with some normed inputs much larger, and the columns that they meet smaller."""
     make_checkpoint(folder, "llama", hidden_size=64, head_dim=16)
     path = folder / "model.safetensors"
     tensors = load_file(path)
@@ -543,7 +543,7 @@ def with_outliers(folder: Path, times: float = 200.0) -> Path:
 
 
 def make_tokenizer(folder: Path) -> None:
-    """A byte-level BPE of VOCAB_SIZE entries, every byte covered."""
+    """Write a byte-level BPE of VOCAB_SIZE entries that covers every byte."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -631,7 +631,7 @@ ALIGNMENT_HEADS = {
 def make_whisper(folder: Path, variant: str = "whisper", *, seed: int = 0, **changes: Any) -> Path:
     """Write a random speech model of a known variant, its last ids laid out as Whisper's special tokens.
 
-    ``changes`` are of its config.json.
+    ``changes`` apply to its config.json.
     """
     torch.manual_seed(seed)
     config = WhisperConfig(**{**WHISPER_SHAPE, **WHISPER_VARIANTS[variant], **changes})

@@ -1,4 +1,4 @@
-"""Settings of every test, the markers of its folder, and checkpoints that several files share."""
+"""Settings for all tests, the markers of each folder, and checkpoints that several files share."""
 
 import os
 import platform
@@ -12,26 +12,26 @@ from hypothesis import settings
 from tests import kinds
 from tests.thorough import examples
 
-# A busy machine is no failure.
+# A busy machine must not fail a test.
 settings.register_profile("galley", deadline=None, max_examples=examples(50))
 settings.load_profile("galley")
-# Tests run two at a time on small machines; compute threads beyond that would only fight.
+# Tests run two at a time on small machines; more compute threads would only compete.
 os.environ.setdefault("GALLEY_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Where a test asks torch for more threads, these sleep rather than spin on cores that other tests have.
+# Where a test gives torch more threads, these sleep rather than spin on cores that other tests use.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ["HF_HUB_OFFLINE"] = "1"
-# Triton reads it when it is first imported, by whatever test that is.
+# Triton reads this when it is first imported, by whichever test does.
 if "GALLEY_TEST_DEVICE" not in os.environ:
     os.environ["TRITON_INTERPRET"] = "1"
-# Triton's interpreter multiplies by OpenBLAS, whose kernels for AVX2 give a row other bits at another place
-# in a matrix. These kernels do not.
+# Triton's interpreter multiplies with OpenBLAS, whose AVX2 kernels give a row different bits at a different
+# position in a matrix. These kernels do not.
 if platform.machine() == "x86_64":
     os.environ.setdefault("OPENBLAS_CORETYPE", "Sandybridge")
-# An HTTP client reads every authority of the machine when it is made, and hundreds are; who tests TLS
-# names the certificate that it trusts.
+# An HTTP client loads all of the machine's CA certificates when it is created, and hundreds are; tests of
+# TLS name the certificate to trust.
 os.environ |= {"SSL_CERT_FILE": "", "SSL_CERT_DIR": os.devnull}
-# A script's background jobs begin with Ctrl-C ignored, which what they start would inherit.
+# A script's background jobs start with Ctrl-C ignored, which their children would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def user_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The user's cache folder, for this process and those it starts."""
+    """Set the user's cache folder, for this process and its children."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("user-cache")
         patch.setenv("XDG_CACHE_HOME", str(folder))
@@ -55,8 +55,8 @@ CheckpointMaker = Callable[[str], Path]
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> CheckpointMaker:
-    """``checkpoint(variant)`` is the folder of that variant; see ``tests/checkpoints.py``."""
-    # Imported late: most tests need no transformers, which takes seconds to import.
+    """Return ``checkpoint(variant)``, which gives the folder of a variant; see ``tests/checkpoints.py``."""
+    # Imported late: most tests do not need transformers, which takes seconds to import.
     from tests.checkpoints import make_checkpoint, make_whisper
 
     made: dict[str, Path] = {}

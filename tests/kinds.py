@@ -1,4 +1,4 @@
-"""What kind of test each folder has: ``pytest -m unit`` and the like run one kind."""
+"""The kind of test in each folder: ``pytest -m unit`` and the like run one kind."""
 
 from pathlib import Path
 from typing import Final
@@ -40,6 +40,6 @@ KINDS: Final[dict[str, frozenset[str]]] = {
 
 
 def of(path: Path) -> str:
-    """Return the kind of the test file at ``path``; test_layout.py sees that every folder has one."""
+    """Return the kind of the test file at ``path``; test_layout.py checks that every folder has one."""
     place = path.relative_to(TESTS).parts[0]
     return next((kind for kind, places in KINDS.items() if place in places), "unit")

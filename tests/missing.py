@@ -1,4 +1,4 @@
-"""Child processes in which packages cannot be imported, or the engine is late."""
+"""Child processes in which packages cannot be imported, or the engine starts late."""
 
 import os
 from pathlib import Path
@@ -23,23 +23,23 @@ while "galley.service.worker" in sys.orig_argv and not os.path.exists({signal!r}
 
 
 def without(folder: Path, *names: str) -> dict[str, str]:
-    """Variables for a process, and its children, that lacks these modules."""
+    """Return variables for a process, and its children, without these modules."""
     return _at_start(folder, _FORBID.format(names=names))
 
 
 def broken(folder: Path, name: str) -> dict[str, str]:
-    """Variables for a process in which this module is installed and cannot be imported."""
+    """Return variables for a process in which this module is installed but cannot be imported."""
     (folder / f"{name}.py").write_text("raise ModuleNotFoundError('half installed')")
     return _path(folder)
 
 
 def late_engine(folder: Path, signal: Path) -> dict[str, str]:
-    """Variables for a server whose engine does nothing before the file ``signal`` exists."""
+    """Return variables for a server whose engine does nothing before the file ``signal`` exists."""
     return _at_start(folder, _LATE.format(signal=str(signal)))
 
 
 def _at_start(folder: Path, code: str) -> dict[str, str]:
-    """Python runs ``sitecustomize`` first, if it finds one."""
+    """Write ``sitecustomize``, which Python runs first if it finds one; return the variables."""
     (folder / "sitecustomize.py").write_text(code)
     return _path(folder)
 
@@ -70,5 +70,5 @@ os.stat, os.scandir, os.listdir = map(_hiding, (os.stat, os.scandir, os.listdir)
 
 
 def without_linux(folder: Path, *names: str) -> dict[str, str]:
-    """Variables for processes that lack what Linux alone has, and these modules."""
+    """Return variables for processes without what only Linux has, and without these modules."""
     return _at_start(folder, _FORBID.format(names=names) + _NO_LINUX)

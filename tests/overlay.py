@@ -1,6 +1,6 @@
-"""A copy of the package with a few files added or changed, and what Python makes of it.
+"""A copy of the package with a few files added or changed, and tools to run it.
 
-Files that are not touched are links to the package's own, so a copy costs next to nothing.
+Untouched files are links to the package's own, so a copy costs next to nothing.
 """
 
 import os
@@ -29,7 +29,7 @@ class Overlay:
     """The package in ``folder``, with the files that :meth:`add` and :meth:`edit` touched.
 
     Attributes:
-        touched: paths of these files, beside ``src/galley``.
+        touched: paths of these files, relative to ``src/galley``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -49,14 +49,14 @@ class Overlay:
         self.touched.append(path)
 
     def edit(self, path: str, *edits: Edit) -> None:
-        """Change lines of a file, each of which it has exactly once."""
+        """Change lines of a file, each of which must occur exactly once."""
         target = self._own(path)
         target.unlink()
         target.write_text(edited((PACKAGE / path).read_text(encoding="utf-8"), edits), "utf-8")
         self.touched.append(path)
 
     def run(self, code: str, *arguments: str, environ: Mapping[str, str] | None = None) -> str:
-        """What a script prints that imports this package."""
+        """Return the output of a script that imports this package."""
         done = subprocess.run(
             [sys.executable, "-c", _THIS_PACKAGE + code, *arguments],
             capture_output=True,
@@ -66,7 +66,7 @@ class Overlay:
             env={
                 **os.environ,
                 "PYTHONPATH": f"{self.folder}:{ROOT}",
-                # Links lead to the package's own caches, which must not get the changed files.
+                # Links lead to the package's own caches, which must not receive the changed files.
                 "PYTHONDONTWRITEBYTECODE": "1",
                 **(environ or {}),
             },
@@ -75,7 +75,7 @@ class Overlay:
         return done.stdout
 
     def _own(self, path: str) -> Path:
-        """The place of a file, in folders that are no links."""
+        """Return the path of a file, in folders that are not links."""
         source, target = PACKAGE, self.folder / PACKAGE.name
         for part in Path(path).parts[:-1]:
             source, target = source / part, target / part
@@ -87,7 +87,7 @@ class Overlay:
 
 
 def edited(text: str, edits: Sequence[Edit]) -> str:
-    """A text with each line replaced."""
+    """Return a text with each line replaced."""
     for line, replacement in edits:
         assert text.count(line) == 1, line
         text = text.replace(line, replacement)

@@ -1,21 +1,21 @@
-"""What requests ask for, by kind."""
+"""Payloads of requests, by kind."""
 
 from galley.types import Align, EngineRequest, Generate, Transcribe
 
 
 def generated(request: EngineRequest) -> Generate:
-    """The payload of a request to continue a text."""
+    """Return the payload of a request to continue a text."""
     assert isinstance(request.payload, Generate)
     return request.payload
 
 
 def spoken(request: EngineRequest) -> Transcribe:
-    """The payload of a request to transcribe audio."""
+    """Return the payload of a request to transcribe audio."""
     assert isinstance(request.payload, Transcribe)
     return request.payload
 
 
 def aligned(request: EngineRequest) -> Align:
-    """The payload of a request to align a text with audio."""
+    """Return the payload of a request to align a text with audio."""
     assert isinstance(request.payload, Align)
     return request.payload

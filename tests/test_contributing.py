@@ -1,4 +1,4 @@
-"""What contributors' tools read is in order: editor, pre-commit, templates, links of the package."""
+"""Files for contributors' tools are valid: editor, pre-commit, templates, links of the package."""
 
 import subprocess
 import tomllib

@@ -1,4 +1,4 @@
-"""The examples do what they say, against one real server with the bundled models."""
+"""The examples work as documented, against one real server with the bundled models."""
 
 import json
 import re
@@ -40,7 +40,7 @@ Example = Callable[..., str]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Example:
-    """``run(name, *arguments)`` runs a script in this process and returns what it prints."""
+    """``run(name, *arguments)`` runs a script in this process and returns its output."""
 
     def example(name: str, *arguments: str) -> str:
         monkeypatch.setattr(sys, "argv", [name, *arguments])
@@ -82,7 +82,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def install_engine(folder: Path) -> str:
-    """Put the example's package into a folder, as an installer does without a network."""
+    """Install the example's package into a folder, without a network."""
     source = EXAMPLES / "custom_engine"
     project = tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     name, version = project["name"].replace("-", "_"), project["version"]
@@ -108,7 +108,7 @@ def test_a_recorded_call_becomes_its_ticket(example: Example, url: str) -> None:
     call = msgspec.json.decode((CALL_DIR / "call.json").read_bytes(), type=heldout.Call)
     text, shown = printed.split("\n", 1)
     made, wanted = json.loads(shown), json.loads(call.ticket)
-    # No caller of training has this first name, and the speech model writes another.
+    # No caller in training has this first name, and the speech model writes a different one.
     assert made.pop("name").split()[-1] == wanted.pop("name").split()[-1]
     assert made == wanted
     assert text.endswith(call.text.split("Ahmed")[1])

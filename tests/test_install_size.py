@@ -1,4 +1,4 @@
-"""The core, with all that it needs, is a small install."""
+"""The core with all its dependencies is a small install."""
 
 import tomllib
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ ROOT: Final = Path(__file__).parents[1]
 
 
 def closure(requirements: list[str]) -> dict[str, Distribution]:
-    """What pip would install: name -> distribution, extras left out."""
+    """Return what pip would install: name -> distribution, extras left out."""
     found: dict[str, Distribution] = {}
     todo = list(requirements)
     while todo:
@@ -38,7 +38,7 @@ def sizes(distribution: Distribution) -> Iterator[tuple[str, int]]:
 
 
 def on_disk(files: Iterator[tuple[str, int]]) -> float:
-    """Bytes, once pip has compiled every module to somewhat more bytes again."""
+    """Return the size in bytes, including the modules as compiled by pip."""
     return sum(
         2.2 * size if name.endswith(".py") else size
         for name, size in files

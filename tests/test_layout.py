@@ -1,4 +1,4 @@
-"""How the tests are laid out: no test module leans on another, and every folder has a kind."""
+"""The layout of the tests: no test module imports another, and every folder has a kind."""
 
 import ast
 from pathlib import Path
@@ -9,7 +9,7 @@ TESTS = Path(__file__).parent
 
 
 def imported(module: Path) -> set[str]:
-    """The last parts of the names of the modules that it imports, wherever in it."""
+    """Return the last parts of the names of all modules imported anywhere in it."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

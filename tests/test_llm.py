@@ -1,4 +1,4 @@
-"""``galley.LLM`` as a library user meets it."""
+"""``galley.LLM`` as a library user sees it."""
 
 import json
 import shutil
@@ -96,7 +96,7 @@ def test_streams_can_be_dropped_or_left_open(checkpoint: CheckpointMaker) -> Non
         assert llm.chat([messages, messages], GREEDY)[1].text == whole.text
         texts += [delta.text for delta in suspended]
         assert "".join(texts) == whole.text
-        # A token a step: what was answered before might come at once.
+        # One token per step: cached answers might arrive at once.
         slowly = msgspec.structs.replace(GREEDY, speculation="off")
         left_open = llm.chat_stream(messages, slowly)
         next(left_open)
@@ -127,7 +127,7 @@ def test_threads_share_the_batch(checkpoint: CheckpointMaker) -> None:
         for thread in threads:
             thread.join()
         assert results == [expected] * 4
-        # One after the other they would take four times as many steps as one alone.
+        # One after another they would take four times as many steps as one alone.
         assert llm._engine.stats.steps - steps < 4 * steps
 
 
@@ -155,7 +155,7 @@ def test_an_interrupted_step_leaves_no_false_prefixes(
 def test_logits_that_leave_no_choice_are_an_error_of_one_request(
     checkpoint: CheckpointMaker, tmp_path: Path
 ) -> None:
-    """NaN in the embedding of one token breaks the prompts that have it, and no others."""
+    """NaN in the embedding of one token breaks only the prompts that contain it."""
     folder = tmp_path / "nan"
     shutil.copytree(checkpoint("llama"), folder)
     weights = load_file(folder / "model.safetensors")
@@ -236,7 +236,7 @@ def test_a_closed_llm_refuses(checkpoint: CheckpointMaker) -> None:
 
 
 def test_nothing_is_left_running(checkpoint: CheckpointMaker) -> None:
-    """A script that forgets to close still ends, and has no child processes."""
+    """A script that never closes the LLM still exits, and has no child processes."""
     script = f"""
 import json, psutil
 from galley import LLM, SamplingParams

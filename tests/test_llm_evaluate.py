@@ -1,4 +1,4 @@
-"""galley eval on one's own data, against transformers' own losses and answers made by hand."""
+"""galley eval on the user's own data, against transformers' losses and hand-made answers."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""``galley.LLM`` with the habits of other libraries: short forms, mistakes that are told, reprs."""
+"""``galley.LLM`` with the habits of other libraries: short forms, clear errors, reprs."""
 
 import ast
 from collections.abc import Iterator

@@ -64,7 +64,7 @@ def test_memory_is_what_the_v1_limit_leaves(tmp_path: Path) -> None:
 def test_weights_that_an_ended_engine_left_in_the_file_cache_are_free(
     tmp_path: Path, own: str
 ) -> None:
-    """They were read often, so the kernel calls them active; those of a running one are mapped."""
+    """They were read often, so the kernel considers them active; those of a running process are mapped."""
 
     def left(active: int, inactive: int, mapped: int) -> int:
         folder, mapped_file = ("memory/", "total_mapped_file") if own else ("", "file_mapped")
@@ -96,7 +96,7 @@ def test_no_limit_means_the_machine(tmp_path: Path) -> None:
 def test_cores_are_bounded_by_the_quota(tmp_path: Path) -> None:
     half = write(tmp_path / "v2", {"cpu.max": "50000 100000"})
     assert cores(half) == 1
-    # Of a quota whole cores.
+    # Whole cores of a quota.
     if cores(tmp_path / "nothing") > 1:
         more = write(tmp_path / "more", {"cpu.max": "199999 100000"})
         assert cores(more) == 1
@@ -115,7 +115,7 @@ def test_cores_are_bounded_by_the_quota(tmp_path: Path) -> None:
 
 
 def test_a_limit_anywhere_above_this_process_counts(tmp_path: Path) -> None:
-    """A systemd unit: the limit is on the slice, not on the root and not on the innermost group."""
+    """A systemd unit: the limit is on the slice, not on the root or the innermost group."""
     cgroup = write(
         tmp_path,
         {

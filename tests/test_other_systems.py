@@ -1,4 +1,4 @@
-"""Without what Linux alone has, as on macOS: no /proc, no CPU affinity, no files in memory."""
+"""Without Linux-only features, as on macOS: no /proc, no CPU affinity, no memfd files."""
 
 import os
 import subprocess

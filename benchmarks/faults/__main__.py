@@ -27,7 +27,7 @@ from galley.bench.serve.server import started
 
 
 def main() -> None:
-    """Run, tell, and exit with 1 if a promise was broken."""
+    """Run, print the report, and exit with 1 if a guarantee was broken."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -47,7 +47,7 @@ def main() -> None:
         )
     if arguments.show:
         return
-    # Fewer places than clients, so that some requests wait and some are refused.
+    # Fewer slots than clients, so that some requests wait and some are refused.
     places = ("--max-running", str(clients // 2), "--max-queue", str(clients * 3 // 8))
     with started(arguments.model, *places) as (url, pid):
         warm_up = min(arguments.warm_up, seconds / 4)
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def table(result: Result, command: str) -> list[Figure]:
-    """As the page has them."""
+    """Return the figures for the results page."""
     record, today = result.record, date.today().isoformat()
     what = f"Fault schedule, {result.seconds:g} s, {result.clients} clients"
     counts = {
@@ -104,7 +104,7 @@ def table(result: Result, command: str) -> list[Figure]:
 
 
 def broken(result: Result) -> list[str]:
-    """The promises that the run broke."""
+    """Return the guarantees that the run broke."""
     found = [f"lost: {lost}" for lost in result.record.lost]
     if result.leaked_blocks:
         found.append(f"{result.leaked_blocks} blocks leaked")

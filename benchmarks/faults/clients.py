@@ -1,4 +1,4 @@
-"""Clients that know what the answer must be, and what became of each of their requests."""
+"""Clients that know the expected answers and record the outcome of each of their requests."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ REQUEST_SECONDS: Final = 120.0
 
 @dataclass(frozen=True)
 class Prompt:
-    """A request, and the text that it always gets."""
+    """A request and its expected text."""
 
     body: dict[str, Any]
     text: str
@@ -37,14 +37,14 @@ class Record:
     """What happened to the requests of all clients.
 
     Attributes:
-        outcomes: how many ended how: ``complete``, ``refused``, ``refused as bad``, ``gave up`` (the client
-            hung up), ``cut off`` (a slow reader whom the server hung up on).
-        lost: of every other request, what was wrong.
-        compared: texts that were held against what they must be, beginnings of texts included.
-        slow: streams that were read slowly, cut off or not.
-        resumed: complete streams whose engine died after their first token and before their last.
-        kills: when engines died, on the monotonic clock.
-        refusal_seconds: of each refusal, from the request to the answer.
+        outcomes: number of requests by outcome: ``complete``, ``refused``, ``refused as bad``, ``gave up``
+            (the client disconnected), ``cut off`` (the server disconnected a slow reader).
+        lost: what went wrong with each other request.
+        compared: number of texts compared with the expected ones, partial texts included.
+        slow: number of slowly read streams, whether cut off or not.
+        resumed: number of complete streams whose engine died between their first and last token.
+        kills: times of the engine's deaths, on the monotonic clock.
+        refusal_seconds: seconds from each refused request to its answer.
     """
 
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -57,16 +57,16 @@ class Record:
 
     @property
     def requests(self) -> int:
-        """All that have ended."""
+        """Return the number of requests that have ended."""
         return self.outcomes.total() + len(self.lost)
 
 
 class Lost(Exception):
-    """A request ended in none of the ways that it may."""
+    """A request ended with an outcome that is not allowed."""
 
 
 def connect(url: str, *, slow: bool = False) -> httpx.AsyncClient:
-    """A pool of connections; those of slow readers take a few kilobytes at a time."""
+    """Open a pool of connections; slow readers read a few kilobytes at a time."""
     small = [(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)] if slow else None
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
     transport = httpx.AsyncHTTPTransport(limits=limits, socket_options=small)
@@ -74,7 +74,7 @@ def connect(url: str, *, slow: bool = False) -> httpx.AsyncClient:
 
 
 async def known(url: str, model: str, bodies: Sequence[dict[str, Any]]) -> list[Prompt]:
-    """The prompts with their texts, asked for one at a time before anything goes wrong."""
+    """Collect the expected text of each prompt, one request at a time, before any fault is injected."""
     known = []
     async with connect(url) as http:
         for body in bodies:
@@ -94,7 +94,7 @@ async def run_clients(
     until: float,
     longest_pause: float,
 ) -> None:
-    """So many clients, each with its next request as soon as the last has ended, until a monotonic time."""
+    """Run closed-loop clients until a monotonic time."""
     async with connect(url) as http, connect(url, slow=True) as slow:
 
         async def client(number: int) -> None:
@@ -120,7 +120,7 @@ class _Request:
         self._began = time.monotonic()
 
     async def run(self) -> None:
-        """Send it and write down how it ended."""
+        """Send the request and record its outcome."""
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
                 outcome = await self._bad() if self._ask.behaviour == "bad" else await self._good()

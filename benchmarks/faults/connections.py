@@ -47,13 +47,13 @@ _SPARE_FILES: Final = 1000
 
 @dataclass
 class Result:
-    """What happened.
+    """The results of a run.
 
     Attributes:
-        idle: the fewest idle connections that were open at a time, once all had been opened.
-        reopened: idle connections that the server closed.
-        health_s: the longest that ``/health`` took, in seconds.
-        memory: of the server process, bytes: after the warm-up and at the end.
+        idle: the lowest number of open idle connections once all had been opened.
+        reopened: number of idle connections that the server closed.
+        health_s: the slowest response of ``/health``, in seconds.
+        memory: bytes used by the server process, after the warm-up and at the end.
     """
 
     complete: int = 0
@@ -67,7 +67,7 @@ class Result:
 
     @property
     def memory_growth(self) -> float:
-        """As a share of what there was after the warm-up."""
+        """Return the growth as a share of the memory after the warm-up."""
         before, after = self.memory
         return after / before - 1
 
@@ -87,7 +87,7 @@ class _Idle(asyncio.Protocol):
 
 
 class _IdleConnections:
-    """So many idle connections, at any time."""
+    """Keeps a fixed number of idle connections open."""
 
     def __init__(self, url: str, count: int, result: Result) -> None:
         place = httpx.URL(url)
@@ -99,13 +99,13 @@ class _IdleConnections:
         self._lost: asyncio.Queue[_Idle] = asyncio.Queue()
 
     async def open(self) -> None:
-        """All of them."""
+        """Open all connections."""
         while (missing := self._count - len(self._open)) > 0:
             await asyncio.gather(*(self._one() for _ in range(min(missing, _AT_ONCE))))
         self._result.idle = len(self._open)
 
     async def keep(self) -> None:
-        """Open again what the server closes, without end."""
+        """Reopen connections that the server closes, until cancelled."""
         while True:
             self._open.discard(await self._lost.get())
             self._result.reopened += 1
@@ -113,7 +113,7 @@ class _IdleConnections:
             await self._one()
 
     def close(self) -> None:
-        """All of them."""
+        """Close all connections."""
         for connection in self._open:
             if isinstance(connection.transport, asyncio.Transport):
                 connection.transport.abort()
@@ -127,7 +127,7 @@ class _IdleConnections:
 async def run(
     url: str, pid: int, *, idle: int, streams: int, seconds: float, warm_up: float, seed: int
 ) -> Result:
-    """Hold the connections and run the streams for so many seconds."""
+    """Hold the connections and run the streams for ``seconds``."""
     result = Result()
     async with connect(url) as http:
         model = (await http.get("/v1/models")).json()["data"][0]["id"]
@@ -162,7 +162,7 @@ async def run(
 async def _stream(
     client: Client, model: str, source: random.Random, result: Result, until: float
 ) -> None:
-    """One stream after another; about half of them are cut."""
+    """Run one stream after another; about half of them are cut."""
     while time.monotonic() < until:
         body = {
             "model": model,
@@ -196,22 +196,22 @@ async def _probe(http: httpx.AsyncClient, result: Result) -> None:
 
 
 def allow_open_files(connections: int) -> bool:
-    """Let this process, and the server that it starts, have so many; False if that is not allowed."""
+    """Raise the limit of open files for this process and its server; return False if not allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # A server keeps a file free for each connection, since any of them may bring an upload.
+    # A server reserves a file descriptor for each connection, since any of them may upload a file.
     wanted = 2 * connections + _SPARE_FILES
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return True
     most = hard if hard == resource.RLIM_INFINITY else max(hard, wanted)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
-    except (ValueError, OSError):  # raising the hard limit is root's
+    except (ValueError, OSError):  # only root may raise the hard limit
         return False
     return True
 
 
 def table(result: Result, options: Mapping[str, Any], command: str) -> list[Figure]:
-    """As the page has them."""
+    """Return the figures for the results page."""
     today = date.today().isoformat()
     what = (
         f"{options['idle']:,} idle connections, {options['streams']:,} streams, "
@@ -248,7 +248,7 @@ def table(result: Result, options: Mapping[str, Any], command: str) -> list[Figu
 
 
 def main() -> None:
-    """Run, tell, and exit with 1 if a promise was broken."""
+    """Run, print the report, and exit with 1 if a guarantee was broken."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -268,7 +268,7 @@ def main() -> None:
         sys.exit(
             f"with {hard} open files (ulimit -Hn) at most --idle {fit} fit; raise that or ask for less"
         )
-    # The server inherits the limit, and needs as many.
+    # The server inherits the limit and needs as many descriptors.
     with started(arguments.model, "--max-queue", str(arguments.streams)) as (url, pid):
         warm_up = min(arguments.warm_up, arguments.seconds / 4)
         result = asyncio.run(run(url, pid, warm_up=warm_up, **options))

@@ -1,4 +1,4 @@
-"""A run: clients, faults, and what memory and blocks say afterwards."""
+"""A fault run: clients, faults, and the memory and KV blocks in use afterwards."""
 
 import asyncio
 import contextlib
@@ -34,10 +34,10 @@ class Result:
     """The figures of one run.
 
     Attributes:
-        injected: faults by kind, those of clients among them.
-        memory: of the server process, bytes: (after the warm-up, at the end), each a median.
-        samples: the same from the beginning to the end of the load, evenly, in bytes.
-        leaked_blocks: used KV blocks when no request is left, and blocks in no state at all.
+        injected: number of faults by kind, those of clients included.
+        memory: bytes used by the server process: (after the warm-up, at the end), each a median.
+        samples: evenly spaced samples of the same, from the start to the end of the load.
+        leaked_blocks: used KV blocks when no request is left, plus blocks in no state at all.
     """
 
     seed: int
@@ -52,12 +52,12 @@ class Result:
 
     @property
     def memory_growth(self) -> float:
-        """As a share of what there was after the warm-up."""
+        """Return the growth as a share of the memory after the warm-up."""
         before, after = self.memory
         return after / before - 1
 
     def shown(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the figures as JSON."""
         return {
             "seed": self.seed,
             "seconds": self.seconds,

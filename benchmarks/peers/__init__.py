@@ -1,1 +1,1 @@
-"""Galley beside the systems that a user would pick instead: same checkpoint, same work, one run."""
+"""Galley compared with the systems a user would choose instead: same checkpoint, same work, one run."""

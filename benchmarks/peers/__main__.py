@@ -1,9 +1,10 @@
-"""Galley beside its peers, in one run.
+"""Galley compared with its peers in one run.
 
     python -m benchmarks.peers --shape llama-1b --bits 4 --batch 1,4,8,16,32 --json FILE
 
 Installs each peer into a virtual environment of its own under --home, converts one random checkpoint with
-the peer's own tools, keeps all of them loaded, and has them do the same work in turns. For an idle machine.
+the peer's own tools, keeps all of them loaded, and has them do the same work in turns. Run it on an idle
+machine.
 """
 
 import argparse

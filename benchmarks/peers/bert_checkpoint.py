@@ -1,4 +1,4 @@
-"""Random BERT checkpoints in the shapes of small models of embeddings; a word is a token."""
+"""Random BERT checkpoints in the shapes of small embedding models; each word is one token."""
 
 import json
 from pathlib import Path
@@ -10,14 +10,14 @@ VOCAB: Final = 30522
 SHAPES: Final[dict[str, dict[str, Any]]] = {
     "minilm": {"num_hidden_layers": 6, "intermediate_size": 1536},
     "bge-small": {"num_hidden_layers": 12, "intermediate_size": 1536},
-    # For trying the harness out.
+    # A tiny shape for trying out the harness.
     "tiny-bert": {"num_hidden_layers": 2, "intermediate_size": 256, "hidden_size": 96},
 }
 """all-MiniLM-L6 and bge-small-en: width 384, 12 heads."""
 
 
 def write_bert(folder: Path, shape: str) -> None:
-    """config.json, weights in float32, and the tokenizer's files."""
+    """Write config.json, float32 weights and the tokenizer's files."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import BertConfig, BertModel

@@ -1,10 +1,9 @@
-"""Models whose texts are known beforehand, and prompts that foretell them as well as is wanted.
+"""Models whose texts are known in advance, with prompts that predict them to a chosen degree.
 
 Attention and feed-forward layers add next to nothing to a chain model's embeddings, and row ``n`` of its
-head is the embedding of the token before ``n`` in a cycle. So it says one token after another of that
-cycle, whatever its weights are rounded to, at the cost of any model of its shape. A prompt that holds a
-stretch of the cycle, with errors, is what prompt lookup lives on: how often its guesses are right is set by
-the errors.
+head is the embedding of the token before ``n`` in a cycle. So the model generates the cycle's tokens in
+order, regardless of quantization, at the cost of any model of its shape. A prompt that contains a stretch
+of the cycle, with errors, suits prompt lookup: the errors set how often its draft tokens are right.
 """
 
 import random
@@ -27,31 +26,31 @@ FAINT: Final = np.float32(1e-3)
 
 
 def head_of(embedding: Bits) -> Bits:
-    """[vocabulary, width]: the row that a token is drawn by is the embedding of the one before it."""
+    """Return [vocabulary, width]: the row that selects a token is the embedding of the preceding token."""
     return np.roll(embedding, STRIDE, axis=0)
 
 
 def faint(bits: Bits) -> Bits:
-    """A layer's weights that add next to nothing."""
+    """Return a layer's weights, which contribute next to nothing."""
     values = (bits.astype(np.uint32) << 16).view(np.float32) * FAINT
     return (values.view(np.uint32) >> 16).astype(np.uint16)
 
 
 def next_token(token: int, vocab_size: int) -> int:
-    """What a chain model says after a token."""
+    """Return the token that a chain model generates after a token."""
     return (token + STRIDE) % vocab_size
 
 
 def stretch(first: int, count: int, vocab_size: int) -> list[int]:
-    """So many tokens of the cycle from ``first`` on."""
+    """Return ``count`` tokens of the cycle, starting with ``first``."""
     return [(first + i * STRIDE) % vocab_size for i in range(count)]
 
 
 def foretelling(count: int, rate: float, vocab_size: int, seed: int) -> tuple[list[int], list[int]]:
-    """A prompt, and the ``count`` tokens that follow it.
+    """Return a prompt and the ``count`` tokens that follow it.
 
-    The prompt is some tokens of the cycle, those that follow them, each with the probability ``1 - rate``
-    replaced by a token from elsewhere, and the first ones again, which a lookup finds.
+    The prompt is some tokens of the cycle, then their successors, each replaced with probability
+    ``1 - rate`` by a token from elsewhere, then the first ones again, which a lookup finds.
     """
     rng = random.Random(seed)
     start = rng.randrange(FIRST, vocab_size)

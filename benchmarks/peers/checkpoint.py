@@ -1,8 +1,8 @@
-"""Random checkpoints of public shapes. Speed does not depend on the values, and no weights need be fetched.
+"""Random checkpoints of public shapes. Speed does not depend on the values, so no weights are downloaded.
 
     python -m benchmarks.peers.checkpoint llama-1b FOLDER
 
-Written tensor by tensor, so memory stays at the size of the largest one.
+Tensors are written one by one, so memory stays at the size of the largest one.
 """
 
 import argparse
@@ -21,7 +21,7 @@ COMMON: Final[dict[str, Any]] = {
     "hidden_act": "silu",
     "max_position_embeddings": 8192,
     "rms_norm_eps": 1e-5,
-    # Some peers read the newer spelling, some the older.
+    # Some peers read the newer spelling, some the older one.
     "rope_theta": 500000.0,
     "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
     "tie_word_embeddings": True,
@@ -84,7 +84,7 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
     },
-    # Half as many layers: OpenVINO's exporter takes 22 GB and more for 3 billion in so many experts.
+    # Half as many layers: OpenVINO's exporter takes 22 GB or more for 3 billion in this many experts.
     "qwen3-moe-64x0.025b": {
         **MIXTURE,
         "num_hidden_layers": 4,
@@ -98,7 +98,7 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     },
-    # For trying the harness out: a second, not a minute.
+    # A tiny shape for trying out the harness: it takes a second rather than a minute.
     "tiny": {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -137,25 +137,25 @@ _PERIOD: Final = (1 << 23) - 15
 def write_checkpoint(
     folder: Path, config: dict[str, Any], *, seed: int = 0, chain: bool = False
 ) -> None:
-    """config.json, tokenizer files and ``model.safetensors`` in bfloat16.
+    """Write config.json, tokenizer files and ``model.safetensors`` in bfloat16.
 
-    With ``chain`` it is a model whose texts are known: see :mod:`benchmarks.peers.chain`.
+    With ``chain``, write a model whose texts are known: see :mod:`benchmarks.peers.chain`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "generation_config.json").write_text('{"eos_token_id": 257}\n')
     _write_tokenizer(folder, config["vocab_size"])
     _write_weights(folder / "model.safetensors", dict(tensors(config)), seed, chain)
-    # Last: a folder that has it is complete.
+    # Written last: a folder that has it is complete.
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def write_shape(folder: Path, shape: str) -> None:
-    """The checkpoint of a name in :data:`SHAPES`."""
+    """Write the checkpoint of a shape named in :data:`SHAPES`."""
     write_checkpoint(folder, COMMON | SHAPES[shape], chain=shape.endswith(CHAIN))
 
 
 def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every tensor, in order."""
+    """Yield the name and shape of every tensor, in order."""
     hidden = config["hidden_size"]
     head_dim = config.get("head_dim", hidden // config["num_attention_heads"])
     q, kv = (config[f"num_{n}_heads"] * head_dim for n in ("attention", "key_value"))
@@ -179,7 +179,7 @@ def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _feed_forward(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Of one layer: dense, or a router and experts under their family's names."""
+    """Return the tensors of one layer: dense, or a router and experts under their family's names."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     kind = config["model_type"]
     if kind == "mixtral":
@@ -201,7 +201,7 @@ def _feed_forward(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _write_weights(path: Path, shapes: dict[str, tuple[int, ...]], seed: int, chain: bool) -> None:
-    """safetensors: the length of a JSON header, the header, the tensors."""
+    """Write safetensors: the length of a JSON header, the header, the tensors."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shapes.items():
@@ -232,7 +232,7 @@ def _write_weights(path: Path, shapes: dict[str, tuple[int, ...]], seed: int, ch
 
 
 def _write_tokenizer(folder: Path, size: int) -> None:
-    """A token for each byte, two special ones, and for every other id a word that no text is split into."""
+    """Write a tokenizer with a token for each byte, two special ones, and unused words for the rest."""
     special = ["<|begin|>", "<|end|>"]
     named = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *special]
     words = [f"\u0120{np.base_repr(i, 36).lower()}" for i in range(len(named), size)]
@@ -251,7 +251,7 @@ def _write_tokenizer(folder: Path, size: int) -> None:
 
 
 def main() -> None:
-    """Write one."""
+    """Write one checkpoint."""
     parser = argparse.ArgumentParser(description="Write a random checkpoint of a public shape.")
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("folder", type=Path)

@@ -1,4 +1,4 @@
-"""A peer's process: up for the whole run, stopped while others are measured."""
+"""A peer's process: it runs for the whole benchmark and is stopped while others are measured."""
 
 import json
 import os
@@ -20,10 +20,10 @@ _SETTLE_SECONDS: Final = 0.3
 
 
 class Child:
-    """Loads in the constructor and is then stopped. Close it."""
+    """A peer's process, loaded by the constructor and then stopped. Close it after use."""
 
     def __init__(self, peer: Peer, variant: str, model: Path, threads: int, home: Path) -> None:
-        """Raises PeerFailed when it does not get ready."""
+        """Start and load the peer; raise PeerFailed if it does not become ready."""
         self.name = f"{peer.name} {variant}"
         self._log = log_file(peer, home)
         command: list[str | Path] = [python_of(peer, home), "-m", f"benchmarks.peers.{peer.name}"]
@@ -51,15 +51,15 @@ class Child:
         self._signal(signal.SIGSTOP)
 
     def measure(self, prompts: Sequence[list[int]], steps: int) -> list[float]:
-        """A language model's seconds, as :func:`benchmarks.peers.protocol.answer_text` has them."""
+        """Return a language model's seconds, as in :func:`benchmarks.peers.protocol.answer_text`."""
         return self.ask({"prompts": prompts, "steps": steps})
 
     def ask(self, request: Mapping[str, Any]) -> list[float]:
-        """Seconds, as the peer's ``answer`` says.
+        """Return the seconds that the peer's ``answer`` reports.
 
         Raises:
-            PeerFailed: it died or did not answer in time. It is closed: what came late would pass for
-                the next answer.
+            PeerFailed: the peer died or did not answer in time. It is closed, since a late answer would be
+                taken for the next one.
         """
         self._signal(signal.SIGCONT)
         time.sleep(_SETTLE_SECONDS)
@@ -78,12 +78,12 @@ class Child:
         return seconds
 
     def close(self) -> None:
-        """End it and what it started."""
+        """Kill the process and its children."""
         self._signal(signal.SIGKILL)
         self._process.wait()
 
     def _signal(self, number: signal.Signals) -> None:
-        # Its own session, so this is its whole family.
+        # It has its own session, so this reaches all of its children.
         if self._process.poll() is None:
             os.killpg(self._process.pid, number)
 

@@ -1,4 +1,4 @@
-"""Rounds of the same work for every contender, one after another, and the ratios of their medians."""
+"""Rounds of the same work for every contender in turn, and the ratios of their medians."""
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,11 +20,11 @@ class Work:
 
     @property
     def name(self) -> str:
-        """As in the table's head."""
+        """Return the column's heading."""
         return f"decode x {self.batch}" if self.steps else f"prefill {self.tokens}"
 
     def tokens_per_s(self, seconds: Sequence[float]) -> float:
-        """Of an answer; the first of several steps is warm-up."""
+        """Return the tokens per second of an answer; the first of several steps is warm-up."""
         if not self.steps:
             return self.tokens / seconds[0]
         return self.batch * (len(seconds) - 1) / sum(seconds[1:])
@@ -35,7 +35,7 @@ class Comparison:
     """What was measured.
 
     Attributes:
-        rates: contender -> work -> tokens a second, one for each round.
+        rates: contender -> work -> tokens per second, one for each round.
         failures: contender -> why it was left out.
     """
 
@@ -44,16 +44,16 @@ class Comparison:
     failures: dict[str, str] = field(default_factory=dict)
 
     def median(self, contender: str, work: Work) -> float:
-        """Tokens a second."""
+        """Return the median tokens per second."""
         return statistics.median(self.rates[contender][work.name])
 
     def best_peer(self, work: Work) -> str | None:
-        """The fastest contender but for Galley's own."""
+        """Return the fastest contender other than Galley."""
         peers = [name for name in self.rates if not is_galley(name)]
         return max(peers, key=lambda name: self.median(name, work), default=None)
 
     def ratio(self, contender: str, work: Work) -> float | None:
-        """To the best peer's median."""
+        """Return Galley's ratio to the best peer's median."""
         best = self.best_peer(work)
         return self.median(contender, work) / self.median(best, work) if best else None
 
@@ -64,7 +64,7 @@ def is_galley(contender: str) -> bool:
 
 
 def works(prompt: int, context: int, steps: int, batches: Sequence[int]) -> list[Work]:
-    """Prefill, then decode at each batch size; a step more than asked for, to warm up."""
+    """Return prefill, then decode at each batch size, with one extra step as a warm-up."""
     return [Work(1, prompt, 0), *(Work(batch, context, steps + 1) for batch in batches)]
 
 
@@ -76,9 +76,9 @@ def compare(
     vocab_size: int,
     on_answer: Callable[[str, Work], None],
 ) -> None:
-    """Fill in the rates: a round to warm up, then ``rounds``; in each, work by work, all contenders.
+    """Fill in the rates: one warm-up round, then ``rounds``; in each, all contenders do each work in turn.
 
-    A contender that fails is left out from there on, with all its rates.
+    A contender that fails is left out from then on, with all its rates.
     """
     alive = dict(children)
     comparison.rates |= {name: {work.name: [] for work in comparison.works} for name in alive}

@@ -1,4 +1,4 @@
-"""A comparison of language models from a checkpoint's name to a table and figures."""
+"""A comparison of language models, from a checkpoint's name to a table and figures."""
 
 import importlib
 import os
@@ -30,14 +30,14 @@ class Terms:
     """What is compared, and how.
 
     Attributes:
-        shape: of :data:`benchmarks.peers.checkpoint.SHAPES`.
-        bits: of a weight.
+        shape: a key of :data:`benchmarks.peers.checkpoint.SHAPES`.
+        bits: bits per weight.
         batch: numbers of sequences that decode together.
         prompt: tokens of the prefill.
-        context: tokens of each sequence before the decode.
-        decode: steps of a decode.
-        rounds: after one that warms up.
-        threads: of each contender.
+        context: tokens of each sequence before decoding.
+        decode: steps of a decode run.
+        rounds: measured rounds, after one warm-up round.
+        threads: threads of each contender.
         peers: modules of :mod:`benchmarks.peers`.
         home: folder of the peers, checkpoints and conversions.
     """
@@ -55,7 +55,7 @@ class Terms:
 
 
 def contest(terms: Terms, console: Console) -> Comparison:
-    """Prepare every contender and have all that could be prepared do the same work in turns."""
+    """Prepare every contender and have those that are ready do the same work in turns."""
     comparison = Comparison(works(terms.prompt, terms.context, terms.decode, terms.batch))
     with ExitStack() as stack:
         children = _children(terms, comparison, stack, console)
@@ -77,7 +77,7 @@ def contest(terms: Terms, console: Console) -> Comparison:
 def _children(
     terms: Terms, comparison: Comparison, stack: ExitStack, console: Console
 ) -> dict[str, Child]:
-    """Every contender that could be prepared, loaded; the others are among the failures."""
+    """Load every contender that could be prepared; the others are listed as failures."""
     checkpoint = make_checkpoint(terms.shape, terms.home)
     children = {}
     for module in terms.peers:
@@ -99,7 +99,7 @@ def _children(
 
 
 def show(comparison: Comparison, console: Console) -> None:
-    """The medians of all, Galley's ratios to the best peer, and who was left out."""
+    """Format the medians, Galley's ratios to the best peer, and the contenders left out."""
     table = Table("tokens/s, median of rounds", *(work.name for work in comparison.works))
     for name, rates in comparison.rates.items():
         table.add_row(
@@ -121,7 +121,7 @@ def show(comparison: Comparison, console: Console) -> None:
 def figures(
     comparison: Comparison, *, what: str, command: str, target: float, rounds: int
 ) -> list[Figure]:
-    """Galley's ratios to the best peer, beside every contender's medians; none without both."""
+    """Return Galley's ratios to the best peer and all medians; empty unless both sides ran."""
     at = tuple(
         f"{work.batch} sequences" if work.steps else f"prompt of {work.tokens}"
         for work in comparison.works
@@ -156,6 +156,6 @@ def figures(
 
 
 def _called(contender: str) -> str:
-    """As its makers call it, with its variant."""
+    """Return the contender's public name with its variant."""
     module, _, variant = contender.partition(" ")
     return f"{_CALLED.get(module, module)} {variant}"

@@ -1,6 +1,6 @@
-"""What a peer does with texts to embed, and the requests through which it is told to.
+"""What an embedding peer does, and the requests that its process accepts.
 
-Texts are token ids; who tokenises gets the words that those ids stand for. Standard library only.
+Texts are token ids; peers with their own tokenizer get the words for those ids. Standard library only.
 """
 
 import time
@@ -21,22 +21,22 @@ class Embedder(Protocol):
     """A loaded model."""
 
     def embed(self, texts: Texts) -> Vectors:
-        """In the order of the texts."""
+        """Return the vectors in the order of the texts."""
         ...
 
 
 def word(token: int) -> str:
-    """That the checkpoints' tokenizers make this id of."""
+    """Return the word that the checkpoints' tokenizers map to this id."""
     return f"w{token}"
 
 
 def text(ids: Sequence[int]) -> str:
-    """Which is tokenised to these ids."""
+    """Return a text that is tokenized to these ids."""
     return " ".join(map(word, ids))
 
 
 def answer(model: Embedder, request: Mapping[str, Any]) -> list[float]:
-    """Seconds of ``{"texts": ids of each}``; the vector itself of ``{"vector": ids of one text}``."""
+    """Return the seconds for ``{"texts": ids of each}``, or the vector for ``{"vector": ids of one}``."""
     if "vector" in request:
         [vector] = model.embed([request["vector"]])
         return [float(x) for x in vector]
@@ -46,12 +46,12 @@ def answer(model: Embedder, request: Mapping[str, Any]) -> list[float]:
 
 
 class Padded:
-    """Texts in batches of like length, each padded to its longest; the pace decides on their size.
+    """Embeds texts in batches of similar length, padded to the longest; the batch size is the fastest one.
 
     Args:
         rows: ids and mask, int64 [batch, length], of each batch -> each batch's last layer, float32
             [batch, length, width].
-        sizes: that are tried with the first texts, if there is more than one.
+        sizes: batch sizes to try with the first texts, if there is more than one.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""faster-whisper: CTranslate2 as faster-whisper calls it, on a checkpoint that its own tool converted."""
+"""faster-whisper: CTranslate2 as faster-whisper calls it, on a checkpoint converted by its own tool."""
 
 import time
 from pathlib import Path
@@ -39,12 +39,12 @@ class _Model:
         return [(whole - first) / (count - one)]
 
     def transcribe(self, windows: int, tokens: int, beams: int) -> list[float]:
-        # Its own choice is one after another, and 8 for its batched pipeline.
+        # Its own defaults are 1, and 8 for its batched pipeline.
         trials = {size: self._whole(8, size, tokens, beams) for size in (1, 4, 8)}
         return [self._whole(windows, min(trials, key=trials.__getitem__), tokens, beams)]
 
     def _whole(self, windows: int, together: int, tokens: int, beams: int) -> float:
-        """Seconds from ``windows`` to all texts, ``together`` at once."""
+        """Return the seconds from ``windows`` to all texts, ``together`` at once."""
         import numpy as np
         from ctranslate2 import StorageView
 
@@ -57,7 +57,7 @@ class _Model:
         return time.perf_counter() - began
 
     def _generate(self, tokens: int, beams: int) -> tuple[float, int]:
-        """Seconds, and how many tokens came."""
+        """Return the seconds and the number of generated tokens."""
         began = time.perf_counter()
         (result,) = self._texts(self._encoded, tokens, beams, 1)
         return time.perf_counter() - began, len(result.sequences_ids[0])
@@ -75,7 +75,7 @@ class _Model:
 
 
 def convert(checkpoint: Path, target: Path, variant: str) -> None:
-    """As ``ct2-transformers-converter --quantization`` does."""
+    """Convert as ``ct2-transformers-converter --quantization`` does."""
     from ctranslate2.converters import TransformersConverter
 
     converter = TransformersConverter(str(checkpoint), copy_files=["tokenizer.json"])

@@ -1,4 +1,4 @@
-"""Galley itself, on the checkpoint as it is."""
+"""Galley itself, on the unconverted checkpoint."""
 
 from collections.abc import Sequence
 from pathlib import Path

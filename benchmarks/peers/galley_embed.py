@@ -1,4 +1,4 @@
-"""Galley itself on a checkpoint of an encoder as it is."""
+"""Galley itself, on the unconverted checkpoint of an encoder."""
 
 from pathlib import Path
 from typing import Any

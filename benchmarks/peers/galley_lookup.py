@@ -1,4 +1,4 @@
-"""Galley's own prompt lookup; it chooses the number of guesses itself."""
+"""Galley's own prompt lookup; it chooses the number of draft tokens itself."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Galley itself on a Whisper checkpoint as it is: the encoder alone, then requests to the engine."""
+"""Galley itself on an unconverted Whisper checkpoint: the encoder alone, then requests to the engine."""
 
 import time
 from pathlib import Path
@@ -42,7 +42,7 @@ class _Model:
         from galley.engine.engine import Engine
         from galley.ops.executor import EncoderBatch, encode
 
-        # The engine's own executor; nothing else uses the blocks now.
+        # The engine's own executor; no request uses the blocks now.
         engine = self._engine.engine
         assert isinstance(engine, Engine)
         executor = engine._executor
@@ -55,8 +55,8 @@ class _Model:
         return seconds
 
     def decode(self, tokens: int, beams: int) -> list[float]:
-        # A beam search says all at its end, so what comes before the second token is taken off.
-        self._seconds(1, beams)  # the window is encoded, and stays
+        # A beam search delivers everything at its end, so the time before the second token is subtracted.
+        self._seconds(1, beams)  # the window is encoded once and stays cached
         return [(self._seconds(tokens, beams) - self._seconds(1, beams)) / (tokens - 1)]
 
     def transcribe(self, windows: int, tokens: int, beams: int) -> list[float]:
@@ -64,7 +64,7 @@ class _Model:
 
         mels = self._frames.shape[1]
         waiting = []
-        # Of other bytes each, in each round: the engine knows what it encoded.
+        # Each window has different bytes in each round: the engine caches what it has encoded.
         for number in range(self._made, self._made + windows):
             data = (self._frames + 1e-3 * number).astype("f4").tobytes()
             window = EncoderInput(frames=FRAMES, mels=mels, data=data)

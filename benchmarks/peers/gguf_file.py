@@ -1,4 +1,4 @@
-"""A safetensors checkpoint as a GGUF in bfloat16, with the ``gguf`` package."""
+"""A safetensors checkpoint converted to a bfloat16 GGUF with the ``gguf`` package."""
 
 import json
 import struct
@@ -35,7 +35,7 @@ _ARCHITECTURES: Final = {"mixtral": "llama", "qwen3_moe": "qwen3moe"}
 
 
 def write_gguf(checkpoint: Path, target: Path) -> None:
-    """Without a vocabulary: only token ids are used. Memory stays at the size of the largest tensor."""
+    """Write the file without a vocabulary (only ids are used); memory stays at one tensor's size."""
     import gguf
     import numpy as np
 
@@ -51,7 +51,7 @@ def write_gguf(checkpoint: Path, target: Path) -> None:
             size = 4 * int(np.prod(shape))
             writer.add_tensor_info(name, shape, np.dtype(np.float32), size)
         else:
-            # The shape of bytes.
+            # The shape in bytes.
             shape = (*([len(pieces)] if "_exps" in name else []), *shape[:-1], 2 * shape[-1])
             kind = gguf.GGMLQuantizationType.BF16
             writer.add_tensor_info(name, shape, np.dtype(np.uint8), int(np.prod(shape)), kind)
@@ -68,7 +68,7 @@ def write_gguf(checkpoint: Path, target: Path) -> None:
 
 
 def _whole(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether it stays float32, as in llama.cpp's own files: vectors and routers."""
+    """Return whether the tensor stays float32, as in llama.cpp's own files: vectors and routers."""
     return len(shape) == 1 or "gate_inp" in name
 
 
@@ -96,7 +96,7 @@ def _describe(writer: Any, config: dict[str, Any]) -> None:
 
 
 def gguf_name(name: str) -> str:
-    """``model.layers.3.mlp.up_proj.weight`` -> ``blk.3.ffn_up.weight``; one for a layer's experts."""
+    """Map ``model.layers.3.mlp.up_proj.weight`` to ``blk.3.ffn_up.weight``; experts share a name."""
     whole = {
         "model.embed_tokens.weight": "token_embd.weight",
         "model.norm.weight": "output_norm.weight",
@@ -117,7 +117,7 @@ def _architecture(config: dict[str, Any]) -> str:
 
 
 def _rows(config: dict[str, Any], name: str, bits: Any) -> Any:
-    """The tensor as llama.cpp has it: of its llama architecture, neighbouring pairs are rotated."""
+    """Return the tensor in llama.cpp's layout: its llama architecture rotates neighbouring pairs."""
     if _architecture(config) == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
         kind = "attention" if "q_proj" in name else "key_value"
         return _interleaved(bits, config[f"num_{kind}_heads"])
@@ -125,13 +125,13 @@ def _rows(config: dict[str, Any], name: str, bits: Any) -> Any:
 
 
 def _interleaved(rows: Any, heads: int) -> Any:
-    """llama.cpp rotates neighbouring pairs, Hugging Face the two halves of a head."""
+    """Permute rows: llama.cpp rotates neighbouring pairs, Hugging Face the two halves of a head."""
     halves = rows.reshape(heads, 2, -1, rows.shape[1])
     return halves.swapaxes(1, 2).reshape(rows.shape)
 
 
 def tensors_of(path: Path) -> Iterator[tuple[str, Any]]:
-    """Name and bfloat16 bits, mapped, of every tensor."""
+    """Yield the name and memory-mapped bfloat16 bits of every tensor."""
     import numpy as np
 
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""infinity's engine in this process, with torch; it batches and tokenises in its own way."""
+"""infinity's engine in this process, with torch; it does its own batching and tokenization."""
 
 import asyncio
 from pathlib import Path

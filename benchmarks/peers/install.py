@@ -1,4 +1,4 @@
-"""Each peer in a virtual environment of its own, and its copy of the checkpoint."""
+"""Installs each peer in its own virtual environment and converts the checkpoint for it."""
 
 import hashlib
 import os
@@ -16,11 +16,11 @@ _REQUIREMENTS: Final = Path(__file__).parent / "requirements"
 
 
 class PeerFailed(Exception):
-    """A peer could not be installed, convert, load or answer. The message says where its log is."""
+    """A peer failed to install, convert, load or answer. The message says where its log is."""
 
 
 def python_of(peer: Peer, home: Path) -> Path:
-    """Galley runs where the runner does."""
+    """Return the peer's Python; Galley uses the runner's."""
     return (
         Path(sys.executable)
         if peer.name.startswith("galley")
@@ -29,16 +29,16 @@ def python_of(peer: Peer, home: Path) -> Path:
 
 
 def log_file(peer: Peer, home: Path) -> Path:
-    """All that the peer's tools and its process say."""
+    """Return the path of the log of the peer's tools and process."""
     (home / "log").mkdir(parents=True, exist_ok=True)
     return home / "log" / f"{peer.name}.txt"
 
 
 def install(peer: Peer, home: Path) -> None:
-    """Once for each state of the peer's requirements files.
+    """Install a peer, once for each state of its requirements files.
 
     Raises:
-        PeerFailed: pip did.
+        PeerFailed: pip failed.
     """
     files = [
         (file, options)
@@ -64,7 +64,7 @@ def install(peer: Peer, home: Path) -> None:
 
 
 def make_checkpoint(shape: str, home: Path) -> Path:
-    """The random checkpoint of a shape, written once."""
+    """Return the random checkpoint of a shape, written once."""
     folder = home / "checkpoints" / shape
     if not (folder / "config.json").exists():
         write_shape(folder, shape)
@@ -72,17 +72,17 @@ def make_checkpoint(shape: str, home: Path) -> Path:
 
 
 def converted(peer: Peer, variant: str, checkpoint: Path, home: Path) -> Path:
-    """What the peer loads: the checkpoint, or what its own tools made of it once.
+    """Return what the peer loads: the checkpoint, or its conversion by the peer's own tools, made once.
 
     Raises:
-        PeerFailed: they did.
+        PeerFailed: the conversion failed.
     """
     if peer.convert is None:
         return checkpoint
     folder = home / "converted" / checkpoint.name / peer.name
     target = folder / (variant + peer.suffix)
     if not target.exists():
-        # Half a conversion must not pass for a whole one in the next run.
+        # The next run must not take a partial conversion for a complete one.
         half = folder / f"{variant}.half{peer.suffix}"
         folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(half) if half.is_dir() else half.unlink(missing_ok=True)

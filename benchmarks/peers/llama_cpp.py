@@ -1,4 +1,4 @@
-"""llama.cpp through its C interface: the checkpoint becomes a GGUF, its own tool quantises that."""
+"""llama.cpp through its C interface: the checkpoint is converted to GGUF and quantized by its own tool."""
 
 import time
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Any, Final
 from benchmarks.peers.protocol import Peer, main
 
 _FILE_TYPES: Final = {"Q4_0": 2, "Q8_0": 7, "Q4_K_M": 15}
-_LARGEST_BATCH: Final = 512  # tokens; its default, and what prefill is fastest with
+_LARGEST_BATCH: Final = 512  # tokens; the default, at which prefill is fastest
 
 
 class _Model:
@@ -51,7 +51,7 @@ class _Model:
         return seconds
 
     def follow(self, prompt: list[int], tokens: int, guesses: int) -> list[float]:
-        """As its own examples do: one batch of the last token and the guesses, wrong ones taken back."""
+        """As in its examples: one batch of the last token and the draft tokens; wrong ones are removed."""
         import numpy as np
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
@@ -74,7 +74,7 @@ class _Model:
         return [seconds, *map(float, known[len(prompt) :])]
 
     def _context(self, sequences: int, tokens: int) -> Any:
-        """Each sequence has a cache of its own, as in llama.cpp's own benchmark of batches."""
+        """Each sequence has its own cache, as in llama.cpp's batch benchmark."""
         params = self._c.llama_context_default_params()
         params.n_ctx = sequences * -(-tokens // 256) * 256
         params.n_batch = params.n_ubatch = _LARGEST_BATCH
@@ -86,7 +86,7 @@ class _Model:
         return context
 
     def _prompts(self, context: Any, prompts: Sequence[list[int]]) -> list[int]:
-        """The first token after each prompt."""
+        """Return the first token after each prompt."""
         rows = [
             (token, position, sequence, position == len(prompt) - 1)
             for sequence, prompt in enumerate(prompts)
@@ -98,7 +98,7 @@ class _Model:
         return tokens
 
     def _run(self, context: Any, rows: Sequence[tuple[int, int, int, bool]]) -> list[int]:
-        """(token, position, sequence, whether its logits are wanted) -> the likeliest tokens."""
+        """Map (token, position, sequence, whether its logits are needed) to the likeliest tokens."""
         import numpy as np
 
         batch = self._batch
@@ -122,7 +122,7 @@ class _Model:
 
 
 def convert(checkpoint: Path, target: Path, variant: str) -> None:
-    """A bfloat16 GGUF, made once beside the others; then llama.cpp's quantiser."""
+    """Write a bfloat16 GGUF once, next to the others, then run llama.cpp's quantizer."""
     import llama_cpp
 
     from benchmarks.peers.gguf_file import write_gguf

@@ -78,7 +78,7 @@ class _Model:
 
 
 def _packed(texts: Texts, budget: int) -> Iterator[list[list[int]]]:
-    """In order, as many as fit, as its own example does."""
+    """Batch the texts in order, as many as fit, as its own example does."""
     together: list[list[int]] = []
     for ids in texts:
         if together and (
@@ -91,7 +91,7 @@ def _packed(texts: Texts, budget: int) -> Iterator[list[list[int]]]:
 
 
 def write_gguf(checkpoint: Path, target: Path) -> None:
-    """A float32 GGUF without a vocabulary."""
+    """Write a float32 GGUF without a vocabulary."""
     import json
 
     import gguf
@@ -120,7 +120,7 @@ def write_gguf(checkpoint: Path, target: Path) -> None:
 
 
 def convert(checkpoint: Path, target: Path, variant: str) -> None:
-    """Its own quantiser does the rest."""
+    """Convert with llama.cpp's own quantizer."""
     import llama_cpp
 
     if variant == "F32":

@@ -1,7 +1,7 @@
-"""ONNX Runtime on padded batches, and fastembed, which tokenises and batches for it in its own way.
+"""ONNX Runtime on padded batches, and fastembed, which does its own tokenization and batching on it.
 
-The graph is exported by torch, fused by ONNX Runtime's optimiser for BERT, and, for int8, quantised by its
-dynamic quantiser: what the files are made of that users of both download.
+torch exports the graph, ONNX Runtime's BERT optimizer fuses it and, for int8, its dynamic quantizer
+quantizes it: the published files of both projects are made this way.
 """
 
 import json
@@ -54,7 +54,7 @@ class _Fastembed:
 
 
 def convert(checkpoint: Path, target: Path, variant: str) -> None:
-    """A folder with the ONNX file and the tokenizer."""
+    """Write a folder with the ONNX file and the tokenizer."""
     import onnx
     import torch
     from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -62,7 +62,7 @@ def convert(checkpoint: Path, target: Path, variant: str) -> None:
     from transformers import BertModel
 
     class Rows(torch.nn.Module):
-        """Token ids and mask [batch, length] -> [batch, length, width]."""
+        """Map token ids and mask [batch, length] to [batch, length, width]."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -94,7 +94,7 @@ def convert(checkpoint: Path, target: Path, variant: str) -> None:
     fused.save_model_to_file(str(file))
     if variant == "int8":
         whole = file.rename(target / "float32.onnx")
-        # The fused operators' types are not known to it.
+        # It does not know the types of the fused operators.
         floats = {"DefaultTensorType": onnx.TensorProto.FLOAT}
         quantize_dynamic(whole, file, weight_type=QuantType.QInt8, extra_options=floats)
         whole.unlink()

@@ -1,4 +1,4 @@
-"""OpenVINO on padded batches: exported by optimum-cli, quantised by NNCF for 8 bits."""
+"""OpenVINO on padded batches: exported by optimum-cli, quantized by NNCF for 8 bits."""
 
 import subprocess
 import sys
@@ -39,7 +39,7 @@ def _load(folder: Path, variant: str, threads: int) -> Padded:
 
 
 def convert(checkpoint: Path, target: Path, variant: str) -> None:
-    """Of 8 bits are weights and activations, whose ranges are taken from random texts."""
+    """Quantize weights and activations to 8 bits; activation ranges come from random texts."""
     tool = Path(sys.executable).with_name("optimum-cli")
     how = ("--task", "feature-extraction", "--weight-format", "fp32")
     subprocess.run([tool, "export", "openvino", "--model", checkpoint, *how, target], check=True)
@@ -61,7 +61,7 @@ def _quantise(file: Path) -> None:
         inputs = {"input_ids": ids, "attention_mask": ids * 0 + 1, "token_type_ids": ids * 0}
         samples.append({k: v for k, v in inputs.items() if k in kinds})
     made = nncf.quantize(model, nncf.Dataset(samples), model_type=nncf.ModelType.TRANSFORMER)
-    # The file is mapped while it is read, so the result gets a new one first.
+    # The file is mapped while it is read, so the result is written to a new one first.
     openvino.save_model(made, file.with_name("made.xml"), compress_to_fp16=False)
     for suffix in (".xml", ".bin"):
         file.with_name("made" + suffix).replace(file.with_suffix(suffix))

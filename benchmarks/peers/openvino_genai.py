@@ -83,7 +83,7 @@ class _Model:
 
 
 def convert(checkpoint: Path, target: Path, variant: str) -> None:
-    """Its own exporter and quantiser."""
+    """Convert with optimum-cli, its own exporter and quantizer."""
     tool = Path(sys.executable).with_name("optimum-cli")
     task = ("--task", "text-generation-with-past")
     subprocess.run(
@@ -97,7 +97,7 @@ PEER = Peer(
     variants={4: ("int4",), 8: ("int8",), 16: ("fp16",)},
     load=_Model,
     convert=convert,
-    # Of another torch's build; transformers fails when it tries to import it.
+    # It belongs to a different torch build; transformers fails when it tries to import it.
     unwanted=("torchvision",),
 )
 

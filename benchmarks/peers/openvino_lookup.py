@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's prompt lookup, beside its plain continuous batching."""
+"""OpenVINO GenAI's prompt lookup, compared with its plain continuous batching."""
 
 import time
 from pathlib import Path
@@ -48,7 +48,7 @@ class _Model:
             if made and not began:
                 began, first = time.perf_counter(), len(made)
         seconds = time.perf_counter() - began
-        # Guesses may come with the first token, too.
+        # Draft tokens may already come with the first token.
         return [seconds * (tokens - 1) / (len(made) - first), *map(float, made)]
 
 

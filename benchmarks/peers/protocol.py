@@ -1,4 +1,4 @@
-"""What a peer does, and the JSON lines through which its process is told to.
+"""What a peer does, and the JSON lines that control its process.
 
 A peer's module runs in that peer's own environment (``python -m benchmarks.peers.NAME``), and is imported
 by the runner for its constants. So it imports the peer's packages inside functions only, and this
@@ -16,32 +16,32 @@ from typing import Any, Protocol, TextIO
 
 
 class Model(Protocol):
-    """A loaded language model. Greedy, no prefix cache, nothing ends a sequence early."""
+    """A loaded language model. Greedy, no prefix cache, no early end of a sequence."""
 
     def prefill(self, prompt: list[int]) -> float:
-        """Seconds from a prompt of token ids to its first token."""
+        """Return the seconds from a prompt of token ids to its first token."""
         ...
 
     def decode(self, prompts: Sequence[list[int]], steps: int) -> list[float]:
-        """Seconds of each of ``steps`` steps in which all sequences decode a token."""
+        """Return the seconds of each of ``steps`` steps in which all sequences decode one token."""
         ...
 
 
 class Guesser(Protocol):
-    """A loaded language model that guesses the next tokens by its own prompt lookup."""
+    """A loaded language model that drafts tokens by its own prompt lookup."""
 
     def follow(self, prompt: list[int], tokens: int, guesses: int) -> list[float]:
-        """Seconds from the first of ``tokens`` to the last, greedy, and then the tokens.
+        """Return the seconds from the first to the last of ``tokens``, decoded greedily, and the tokens.
 
-        At most ``guesses`` are verified a step, unless it chooses their number itself; 0: none.
+        At most ``guesses`` draft tokens are verified in a step (0: none), unless the peer sets the limit.
         """
         ...
 
 
 def answer_text(model: Any, request: Mapping[str, Any]) -> list[float]:
-    """Seconds of ``{"prompts": lists of ids, "steps": count}``; 0 steps: prefill of the only prompt.
+    """Return the seconds for ``{"prompts": lists of ids, "steps": count}``; 0 steps: prefill of one prompt.
 
-    ``{"prompt": ids, "tokens": count, "guesses": count}`` is :meth:`Guesser.follow`'s.
+    ``{"prompt": ids, "tokens": count, "guesses": count}`` calls :meth:`Guesser.follow`.
     """
     if "guesses" in request:
         seconds: list[float] = model.follow(**request)
@@ -56,20 +56,20 @@ def _plain(model: Model, request: Mapping[str, Any]) -> list[float]:
 
 @dataclass(frozen=True)
 class Peer:
-    """How to come by a peer and what of it takes part.
+    """How to install a peer, and which of its variants take part.
 
     Attributes:
         name: of its module, and of its requirements file and folder if it has its own.
         lives_with: the peer whose virtual environment it shares.
-        variants: bits of a weight -> the formats that compete.
+        variants: bits per weight -> the formats that compete.
         convert: (checkpoint, target, variant): writes ``target`` with the peer's own tools; None if it
             reads the checkpoint itself.
-        suffix: of what ``convert`` writes.
-        load: (model, variant, threads).
-        answer: what was loaded and a request -> seconds.
-        pip_environment: variables for pip.
-        unwanted: packages that come along and do harm.
-        environment: variables for its process; "{venv}" stands for its virtual environment.
+        suffix: file suffix of what ``convert`` writes.
+        load: loads (model, variant, threads).
+        answer: maps the loaded model and a request to seconds.
+        pip_environment: environment variables for pip.
+        unwanted: packages that are installed as dependencies and break the peer.
+        environment: environment variables for its process; "{venv}" stands for its virtual environment.
     """
 
     name: str
@@ -85,12 +85,12 @@ class Peer:
 
     @property
     def venv_name(self) -> str:
-        """Of the requirements and the folder of its virtual environment."""
+        """Return the name of the requirements file and of the virtual environment's folder."""
         return self.lives_with or self.name
 
 
 def main(peer: Peer) -> None:
-    """The peer's process: convert and exit, or load and answer one line for each line."""
+    """Run the peer's process: convert and exit, or load and answer one line for each line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("task", choices=("convert", "serve"))
     parser.add_argument("variant")
@@ -111,7 +111,7 @@ def main(peer: Peer) -> None:
 
 
 def _take_stdout() -> TextIO:
-    """Standard output for the answers alone: whatever libraries print there goes to stderr."""
+    """Reserve standard output for the answers: whatever libraries print goes to stderr."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return answers

@@ -1,4 +1,4 @@
-"""What a speech peer does, and the requests through which its process is told to. Standard library only."""
+"""What a speech peer does, and the requests that its process accepts. Standard library only."""
 
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
@@ -11,23 +11,23 @@ PROMPT: Final = (50258, 50259, 50359, 50363)
 
 
 class SpeechModel(Protocol):
-    """A loaded model. Nothing ends a text early."""
+    """A loaded model. No text ends early."""
 
     def encode(self, windows: int) -> list[float]:
-        """Seconds for each of so many windows, encoded one after another."""
+        """Return the seconds for each of ``count`` windows, encoded one after another."""
         ...
 
     def decode(self, tokens: int, beams: int) -> list[float]:
-        """Seconds a token of the text over one window, without its first; none if it cannot."""
+        """Return the seconds per token of the text over one window, but the first; [] if unsupported."""
         ...
 
     def transcribe(self, windows: int, tokens: int, beams: int) -> list[float]:
-        """Seconds from that many windows to the texts of all, as many at once as it does best."""
+        """Return the seconds from that many windows to all texts, at the batch size that suits it best."""
         ...
 
 
 def answer(model: SpeechModel, request: Mapping[str, Any]) -> list[float]:
-    """Seconds of ``{"work": "encode", "windows": 3}`` and its like: a method's name and arguments."""
+    """Return the seconds for ``{"work": "encode", "windows": 3}`` etc.: a method's name and arguments."""
     arguments = dict(request)
     seconds: list[float] = getattr(model, arguments.pop("work"))(**arguments)
     return seconds

@@ -1,4 +1,4 @@
-"""The same named requests for every contender, one contender after another, and their seconds."""
+"""The same named requests for every contender in turn, and their times in seconds."""
 
 import importlib
 import statistics
@@ -17,10 +17,10 @@ from benchmarks.peers.protocol import Peer
 
 @dataclass
 class Turns:
-    """What was asked and what came of it.
+    """The requests and their results.
 
     Attributes:
-        requests: what is asked, by its name in the table.
+        requests: the requests, by their names in the table.
         seconds: contender -> request -> one for each round.
         failures: contender, or contender and request -> why it was left out.
     """
@@ -30,12 +30,12 @@ class Turns:
     failures: dict[str, str] = field(default_factory=dict)
 
     def median(self, contender: str, request: str) -> float | None:
-        """None where it cannot do the work."""
+        """Return the median seconds; None if the contender cannot do the work."""
         measured = self.seconds[contender][request]
         return statistics.median(measured) if measured else None
 
     def best_peer(self, request: str, among: Sequence[str] | None = None) -> str | None:
-        """The fastest that is not Galley, of all or of those named."""
+        """Return the fastest contender other than Galley, of all or of those named."""
         found = {
             name: seconds
             for name in self.seconds
@@ -47,7 +47,7 @@ class Turns:
     def ratio(
         self, contender: str, request: str, among: Sequence[str] | None = None
     ) -> float | None:
-        """How many times faster it is than the fastest peer."""
+        """Return how many times faster Galley is than the fastest peer."""
         mine, best = self.median(contender, request), self.best_peer(request, among)
         theirs = self.median(best, request) if best else None
         return theirs / mine if theirs and mine else None
@@ -62,9 +62,9 @@ class Turns:
         stack: ExitStack,
         console: Console,
     ) -> dict[str, Child]:
-        """Every (module of :mod:`benchmarks.peers`, variant) that could be prepared, loaded.
+        """Load every (module of :mod:`benchmarks.peers`, variant) that could be prepared.
 
-        The others are among the failures; the processes end with ``stack``.
+        The others are listed as failures; ``stack`` ends the processes.
         """
         children = {}
         for module, variant in contenders:
@@ -84,7 +84,7 @@ class Turns:
         return children
 
     def round(self, children: Mapping[str, Child], *, warm_up: bool) -> None:
-        """Request by request, all in turn; who fails at a request is not asked it again."""
+        """Run each request on all contenders in turn; one that fails a request is not given it again."""
         for request, asked in self.requests.items():
             for name, child in children.items():
                 if f"{name}, {request}" in self.failures:

@@ -1,4 +1,4 @@
-"""vLLM's CPU backend with AMD's plug-in, on the checkpoint as it is, engine and worker in one process."""
+"""vLLM's CPU backend with AMD's plug-in, on the unconverted checkpoint, in a single process."""
 
 import os
 import time
@@ -13,7 +13,7 @@ class _Model:
     def __init__(self, folder: Path, variant: str, threads: int) -> None:
         cpus = sorted(os.sched_getaffinity(0))[:threads]
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cpus))
-        # Else it takes one of two threads for its server.
+        # Otherwise it reserves one of two threads for its server.
         os.environ["OMP_NUM_THREADS"] = str(threads)
         import vllm
 

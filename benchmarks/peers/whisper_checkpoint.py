@@ -2,7 +2,7 @@
 
     python -m benchmarks.peers.whisper_checkpoint whisper-base FOLDER
 
-Speed does not depend on the values, and no weights need be fetched.
+Speed does not depend on the values, so no weights are downloaded.
 """
 
 import argparse
@@ -42,7 +42,7 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
         "decoder_attention_heads": 8,
         "decoder_ffn_dim": 2048,
     },
-    # For trying the harness out.
+    # A tiny shape for trying out the harness.
     "whisper-tiny": {
         "d_model": 128,
         "encoder_layers": 2,
@@ -58,7 +58,7 @@ _STANDARD_DEVIATION: Final = 0.02
 
 
 def write_whisper(folder: Path, shape: str, *, seed: int = 0) -> None:
-    """config.json, generation_config.json, tokenizer files and ``model.safetensors`` in float32."""
+    """Write config.json, generation_config.json, tokenizer files and float32 ``model.safetensors``."""
     folder.mkdir(parents=True, exist_ok=True)
     config = COMMON | SHAPES[shape]
     random = np.random.default_rng(seed)
@@ -73,12 +73,12 @@ def write_whisper(folder: Path, shape: str, *, seed: int = 0) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     _write_tokenizer(folder)
     _write_json(folder / "generation_config.json", _generation())
-    # Last: a folder that has it is complete.
+    # Written last: a folder that has it is complete.
     _write_json(folder / "config.json", config)
 
 
 def _generation() -> dict[str, Any]:
-    """Ids as in every multilingual checkpoint up to large-v2."""
+    """Return the ids used by every multilingual checkpoint up to large-v2."""
     tasks = EOS + 2 + _LANGUAGES
     return {
         "eos_token_id": EOS,
@@ -99,7 +99,7 @@ def _languages() -> list[str]:
 
 
 def _write_tokenizer(folder: Path) -> None:
-    """Made-up words, then Whisper's special tokens but for the timestamps."""
+    """Write a tokenizer of made-up words, then Whisper's special tokens without the timestamps."""
     special = ["<|endoftext|>", "<|startoftranscript|>", *_languages()]
     special += ["<|translate|>", "<|transcribe|>", "<|startoflm|>", "<|startofprev|>"]
     special += ["<|nospeech|>", "<|notimestamps|>"]
@@ -118,7 +118,7 @@ def _write_json(file: Path, content: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Write one."""
+    """Write one checkpoint."""
     parser = argparse.ArgumentParser(description="Write a random checkpoint of a Whisper shape.")
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("folder", type=Path)

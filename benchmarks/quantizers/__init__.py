@@ -1,1 +1,1 @@
-"""Peers that quantise: a script each, for the python of its virtual environment."""
+"""One script for each quantizing peer, run by the Python of its virtual environment."""

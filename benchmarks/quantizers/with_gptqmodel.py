@@ -1,4 +1,4 @@
-"""Run with gptqmodel's python: MODEL WINDOWS OUT METHOD GROUP, METHOD gptq, or order for desc_act."""
+"""Run with gptqmodel's Python: MODEL WINDOWS OUT METHOD GROUP; METHOD is gptq, or order for desc_act."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Run with llm-compressor's python: MODEL WINDOWS OUT METHOD GROUP, METHOD gptq or awq."""
+"""Run with llm-compressor's Python: MODEL WINDOWS OUT METHOD GROUP; METHOD is gptq or awq."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ source, windows, out, method, group = sys.argv[1:]
 texts = json.loads(Path(windows).read_text())
 torch.set_num_threads(1)
 if not torch.accelerator.is_available():
-    # AWQ pins its cache even so.
+    # AWQ keeps its cache in pinned memory even so.
     setattr(torch.Tensor, "pin_memory", lambda self, *_: self)  # noqa: B010
 weights = QuantizationArgs(
     num_bits=4, type="int", strategy="group", group_size=int(group), symmetric=True

@@ -1,6 +1,6 @@
-"""Run with NNCF's python: MODEL WINDOWS OUT METHOD GROUP, METHOD some of awq and scale, joined by +.
+"""Run with NNCF's Python: MODEL WINDOWS OUT METHOD GROUP; METHOD is awq, scale, or both joined by +.
 
-What it writes are plain float32 matrices with the values of the integers, float16 scales and all.
+The output is plain float32 matrices holding the dequantized values, with float16 scales applied.
 """
 
 import json

@@ -3,8 +3,8 @@
     pip install ./examples/custom_engine
     galley serve galley-demo --engine echo
 
-Galley serves it like its own: protocols, queue, limits, supervision, receipts and metrics. A real one would
-drive another runtime. The methods are those of ``galley.service.protocol.Engine``.
+Galley serves it like its own: protocols, queue, limits, supervision, receipts and metrics. A real engine
+would drive another runtime. The methods are those of ``galley.service.protocol.Engine``.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,17 +27,17 @@ class EchoEngine:
 
     @property
     def has_work(self) -> bool:
-        """Whether ``step`` has anything to do."""
+        """Return whether ``step`` has anything to do."""
         return bool(self._running)
 
     @property
     def stats(self) -> EngineStats:
-        """Counts for the metrics."""
+        """Return counts for the metrics."""
         return EngineStats(running=len(self._running), kv_total_blocks=1, steps=self._steps)
 
     def add(self, request: EngineRequest) -> None:
-        """Start a request. Its payload's ``output`` has the tokens of an engine that died before."""
-        assert isinstance(request.payload, Generate)  # all that a model whose task is generate gets
+        """Start a request. Its payload's ``output`` holds the tokens generated before an engine restart."""
+        assert isinstance(request.payload, Generate)  # the only kind a generate model gets
         self._running[request.id] = request.payload, len(request.payload.output)
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -51,7 +51,7 @@ class EchoEngine:
         return [self._advance(name, *running) for name, running in list(self._running.items())]
 
     def close(self) -> None:
-        """Free what the engine holds."""
+        """Free the engine's resources."""
         self._running.clear()
 
     def _advance(self, request_id: str, wanted: Generate, done: int) -> Output:
@@ -75,7 +75,7 @@ def load(
     pause: Callable[[], None] | None = None,
     on_ledger: OnLedger | None = None,
 ) -> EchoEngine:
-    """Load the model; see ``galley.service.protocol.EngineLoader``. The tokenizer is that of ``folder``."""
+    """Load the model; see ``galley.service.protocol.EngineLoader``. The tokenizer is in ``folder``."""
     context = settings.max_model_len or 2048
     info = ModelInfo(
         name="echo",

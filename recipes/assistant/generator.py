@@ -1,4 +1,4 @@
-"""Makes the demo model's examples: callers' messages with the answers they deserve.
+"""Generates the demo model's examples: callers' messages with the right answers.
 
 Everything is drawn from a `random.Random`, so a seed fixes the text. Standard library only.
 """
@@ -98,7 +98,7 @@ def alternatives(template: str, start: int) -> tuple[list[str], int]:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message under a task, its right answer, and what it was made of.
+    """A message under a task, its right answer, and its parts.
 
     `clauses` have their slots unfilled; `facts` are the names and numbers that filled them.
     """
@@ -157,10 +157,10 @@ _EVERY_WORD = tuple(
 
 
 def _loosened(skeleton: str, rng: random.Random) -> str:
-    """A clause as people garble it, unless that makes a held-out clause.
+    """Return a clause with words dropped or replaced, unless that makes a held-out clause.
 
-    Small words come and go. In an introduction other words, too, may turn into any word: a caller's
-    name is one however it is introduced.
+    Small words are dropped or inserted. In an introduction other words may also be replaced by any word: a
+    caller's name is a name however it is introduced.
     """
     words = [word for word in skeleton.split() if word not in _SMALL or rng.random() > 0.12]
     if rng.random() < 0.2:
@@ -175,23 +175,23 @@ def _loosened(skeleton: str, rng: random.Random) -> str:
 
 @dataclass(slots=True)
 class Call:
-    """A caller's message while it is composed, clause by clause."""
+    """A caller's message, composed clause by clause."""
 
     source: Source
     wordings: Wordings
     ticket: Ticket = field(default_factory=Ticket)
-    loose: bool = False  # whether small words come and go, as they do when people talk
+    loose: bool = False  # whether small words are dropped or inserted, as in speech
     clauses: list[str] = field(default_factory=list)
     facts: list[str] = field(default_factory=list)
     secrets: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def rng(self) -> random.Random:
-        """The one stream of choices."""
+        """Return the shared random source."""
         return self.source.rng
 
     def say(self, options: Clauses) -> str:
-        """Choose a clause that was not said yet, fill its slots, and hesitate now and then."""
+        """Choose an unused clause, fill its slots, and sometimes add a hesitation."""
         skeleton = expand(self.rng.choice(options), self.rng)
         if skeleton in self.clauses:
             return self.say(options)
@@ -202,7 +202,7 @@ class Call:
         return f"{self.rng.choice(_FILLERS)}, {text}" if self.rng.random() < 0.03 else text
 
     def fill(self, skeleton: str) -> str:
-        """Put something into every slot, and note on the ticket what it is."""
+        """Fill every slot, and record its value on the ticket."""
         fills: dict[str, Callable[[], str]] = {
             "{name}": self._name,
             "{account}": self._account,
@@ -257,7 +257,7 @@ class Call:
 def compose(
     source: Source, wordings: Wordings, intent: str, *, loose: bool = False
 ) -> tuple[str, Call]:
-    """A caller's message about `intent`, and the call with its ticket."""
+    """Return a caller's message about `intent`, and the call with its ticket."""
     call = Call(source, wordings, Ticket(intent=intent), loose)
     rng = call.rng
     problem = [call.say(wordings.problem[intent])]
@@ -285,7 +285,7 @@ def compose(
 
 
 def _introduction(call: Call) -> list[str]:
-    """Who is calling: name and account, either, or neither."""
+    """Introduce the caller by name, account, both or neither."""
     rng, wordings = call.rng, call.wordings
     roll = rng.random()
     if roll < 0.30:
@@ -303,7 +303,7 @@ def _introduction(call: Call) -> list[str]:
 
 
 def _joined(clauses: list[str], rng: random.Random) -> str:
-    """Clauses in one sentence or several, without the last mark."""
+    """Join clauses into one sentence or several, without the final punctuation."""
     text = clauses[0]
     for clause in clauses[1:]:
         glue = rng.choice((".", ".", ".", ", ", " and ", ", and "))
@@ -323,17 +323,17 @@ _ASKS = re.compile(
 
 
 def marked(text: str) -> str:
-    """A capital first and a full stop or question mark last."""
+    """Capitalize the first letter and end with a full stop or question mark."""
     return _capital(text) + ("?" if _ASKS.search(text) else ".")
 
 
 def _spoken(parts: list[str]) -> str:
-    """Sentences in a row."""
+    """Join sentences."""
     return " ".join(marked(part) for part in parts)
 
 
 def redaction(source: Source, wordings: Wordings, *, loose: bool = False) -> Turn:
-    """A message with card or phone numbers, and the same redacted."""
+    """Return a message with card or phone numbers, and its redacted form."""
     rng = source.rng
     call = Call(source, wordings, Ticket(intent=rng.choice(INTENTS)), loose)
     parts: list[str] = []
@@ -363,9 +363,9 @@ def _redacted(text: str, call: Call) -> Turn:
 
 
 def scrambled(source: Source) -> Turn:
-    """A redaction whose sentences make no sense, so that only copying word for word works.
+    """Return a redaction of meaningless sentences, so that only verbatim copying works.
 
-    Some pieces come again, so that the words just copied do not always tell where one is.
+    Some pieces repeat, so that the words just copied do not always identify the position.
     """
     rng = source.rng
     call = Call(source, TRAINING, Ticket(intent=rng.choice(INTENTS)))
@@ -402,7 +402,7 @@ def call_turn(
     *,
     loose: bool = False,
 ) -> Turn:
-    """A caller's message (about `intent`, or any) with the right answer under `task`."""
+    """Return a caller's message (about `intent`, or any) with the right answer under `task`."""
     if task == "redact":
         return redaction(source, wordings, loose=loose)
     intent = intent or source.rng.choice(INTENTS)
@@ -430,7 +430,7 @@ _SHARES = (0.42, 0.05, 0.42, 0.09, 0.02)
 
 
 def example(rng: random.Random, hard: float = 0.0) -> Example:
-    """One training conversation; about one in eight has several turns.
+    """Return one training conversation; about one in eight has several turns.
 
     `hard` is the share of names that are hard to copy.
     """
@@ -457,7 +457,7 @@ def example(rng: random.Random, hard: float = 0.0) -> Example:
 
 
 def examples(seed: int) -> Iterator[Example]:
-    """The endless stream of training conversations for a seed."""
+    """Yield an endless stream of training conversations for a seed."""
     rng = random.Random(seed)
     while True:
         yield example(rng)

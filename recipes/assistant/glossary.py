@@ -1,4 +1,4 @@
-"""The glossary of inference terms the demo model answers from, and the forms questions take."""
+"""The glossary of inference terms that the demo model answers from, and the forms of questions."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ _ELSEWHERE_FORMS = (
 
 
 def question(rng: random.Random) -> tuple[str, str]:
-    """A question and its answer: mostly about a term, now and then off the glossary."""
+    """Return a question and its answer: mostly about a term, sometimes outside the glossary."""
     if rng.random() < 0.06:
         return rng.choice(_ELSEWHERE_FORMS).format(rng.choice(_ELSEWHERE)), UNKNOWN
     term = rng.choice(TERMS)
@@ -292,6 +292,6 @@ def question(rng: random.Random) -> tuple[str, str]:
 
 
 def small_talk(rng: random.Random) -> tuple[str, str]:
-    """A greeting, thanks or a question about the assistant, and the fixed reply."""
+    """Return a greeting, thanks or a question about the assistant, and the fixed reply."""
     reply, forms = rng.choice(_SMALL_TALK)
     return rng.choice(forms), reply

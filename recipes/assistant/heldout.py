@@ -1,6 +1,6 @@
-"""The held-out sets: how they were made, and the proof that training never sees them.
+"""Generates the held-out sets, and checks that training never sees them.
 
-Set 1 says training wordings about held-out names and numbers; set 2 says held-out wordings too.
+Set 1 uses training wordings with held-out names and numbers; set 2 uses held-out wordings too.
 The files are fixed: `python -m recipes.assistant.heldout` writes them again, byte for byte.
 """
 
@@ -24,7 +24,7 @@ _PARTICLES = {"van", "de", "von", "da"}
 
 
 def make(number: int) -> list[Item]:
-    """Held-out set 1 or 2: `PER_TASK` items of each call task, intents in turn."""
+    """Return held-out set 1 or 2: `PER_TASK` items of each call task, intents in turn."""
     source = Source(random.Random(7000 + number), held_out=True)
     wordings = TRAINING if number == 1 else HELD_OUT
     items: list[Item] = []
@@ -40,7 +40,7 @@ def make(number: int) -> list[Item]:
 
 
 def write(folder: Path = DATA_DIR) -> None:
-    """Write both sets, one JSON object a line."""
+    """Write both sets, one JSON object per line."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in SETS:
         lines = (
@@ -51,10 +51,10 @@ def write(folder: Path = DATA_DIR) -> None:
 
 
 def violations(items: list[Item]) -> list[str]:
-    """What breaks the promise that training never saw these items; empty when it holds.
+    """Return violations of the rule that training never saw these items; empty if there are none.
 
-    Every word of a name and every number must lie beyond the hold-out line that training never
-    crosses; in set 2 no clause may be one that the training grammar can say.
+    Every word of a name and every number must belong to the held-out side, which training never
+    uses; in set 2 no clause may be one that the training grammar can produce.
     """
     known = _training_patterns()
     found: list[str] = []
@@ -75,7 +75,7 @@ def violations(items: list[Item]) -> list[str]:
 
 
 def _parts(fact: str) -> list[str]:
-    """The words of a name, or the whole of a number."""
+    """Return the words of a name, or a number as a whole."""
     if any(ch.isdigit() for ch in fact):
         return [fact]
     return [word for word in re.split(r"[ -]", fact) if word not in _PARTICLES]
@@ -86,7 +86,7 @@ def _training_patterns() -> list[re.Pattern[str]]:
 
 
 def _pattern(template: str) -> str:
-    """A regular expression that matches exactly what `expand` can make of a clause."""
+    """Return a regular expression that matches exactly what `expand` can make of a clause."""
     out, at = "", 0
     while at < len(template):
         if template[at] == "[":

@@ -17,7 +17,7 @@ Cache = list[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class DemoConfig:
-    """Shape of the decoder. All widths are multiples of 128 but `head_dim`."""
+    """Shape of the decoder. All widths except `head_dim` are multiples of 128."""
 
     vocab_size: int = 3072
     hidden: int = 256
@@ -143,7 +143,7 @@ def _rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
 
 @torch.inference_mode()
 def generate(model: DemoModel, prompts: list[list[int]], stop: int, limit: int) -> list[list[int]]:
-    """Greedy continuations of prompts of equal length, without the `stop` id.
+    """Return greedy continuations of prompts of equal length, without the `stop` id.
 
     At most `limit` tokens each. Prompts of different lengths need separate calls.
     """

@@ -1,7 +1,7 @@
 """The demo model's byte-level BPE tokeniser and chat template.
 
-A capitalised word never carries the space before it, so a name has the same tokens in a sentence
-and between quotes; digits stand alone. Both make copying into JSON a matter of repeating tokens.
+A capitalized word never includes the space before it, so a name has the same tokens in a sentence
+and between quotes; each digit is a token. Both reduce copying into JSON to repeating tokens.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def load_tokeniser(folder: Path) -> Tokenizer:
 
 
 def token_id(tokeniser: Tokenizer, token: str) -> int:
-    """The id of a token.
+    """Return the id of a token.
 
     Raises:
         KeyError: the tokeniser has no such token.
@@ -100,7 +100,7 @@ def token_id(tokeniser: Tokenizer, token: str) -> int:
 
 
 def encode_turns(tokeniser: Tokenizer, messages: list[Message]) -> tuple[list[int], list[bool]]:
-    """Token ids as the chat template lays them out, and which of them the assistant wrote."""
+    """Return token ids in the chat template's format, and which of them the assistant wrote."""
     ids: list[int] = [token_id(tokeniser, BOS)]
     written = [False]
     for message in messages:
@@ -113,6 +113,6 @@ def encode_turns(tokeniser: Tokenizer, messages: list[Message]) -> tuple[list[in
 
 
 def encode_prompt(tokeniser: Tokenizer, messages: list[Message]) -> list[int]:
-    """Token ids of a conversation, up to where the assistant's answer begins."""
+    """Return token ids of a conversation, up to the start of the assistant's answer."""
     ids, _ = encode_turns(tokeniser, messages)
     return [*ids, token_id(tokeniser, ASSISTANT)]

@@ -52,19 +52,19 @@ class Recipe:
 
     steps: int = 10_800
     seed: int = 17
-    step_tokens: int = 3500  # a step's batch, without padding
+    step_tokens: int = 3500  # tokens of a step's batch, without padding
     group_tokens: int = 2048  # padded tokens computed at once; bounds memory, not the result
-    longest: int = 1024  # conversations with more tokens are dropped
+    longest: int = 1024  # longer conversations are dropped
     prompt_weight: float = 0.1  # loss weight of tokens the assistant did not write
     muon_rate: float = 5e-3
     adam_rate: float = 4e-3
     warm_up: int = 100
-    ends: tuple[float, ...] = (5 / 9, 2 / 3, 1.0)  # shares of the run: the rate is zero there
-    decay_share: float = 0.5  # the part before the first end in which it falls
-    polish_rate: float = 0.4  # of the peak: what it falls from after the first end
-    hard_names: float = 0.15  # the share of names that are hard to copy, after the last end but one
+    ends: tuple[float, ...] = (5 / 9, 2 / 3, 1.0)  # shares of the run where the rate reaches zero
+    decay_share: float = 0.5  # share of the first phase in which the rate falls
+    polish_rate: float = 0.4  # share of the peak rate at which later phases start
+    hard_names: float = 0.15  # share of names that are hard to copy, in the last phase
     tokeniser_conversations: int = 20_000
-    copy_steps: int = 600  # the share of conversations that only copy falls to its floor here
+    copy_steps: int = 600  # the share of copy-only conversations reaches its minimum here
     copy_floor: float = 0.15
     save_every: int = 50
 
@@ -97,7 +97,7 @@ Row = tuple[list[int], list[float]]
 
 
 def batches(recipe: Recipe, tokeniser: Tokenizer, step: int) -> list[Batch]:
-    """The batches of a step: its conversations by length, in groups padded alike."""
+    """Return the batches of a step: its conversations sorted by length, in groups of equal padding."""
     rng = random.Random(f"{recipe.seed}:{step}")
     copying = 1.5 * (1 - step / recipe.copy_steps)
     hard = recipe.hard_names if step >= round(recipe.steps * recipe.ends[-2]) else 0.0
@@ -120,10 +120,10 @@ def batches(recipe: Recipe, tokeniser: Tokenizer, step: int) -> list[Batch]:
 
 
 def copy_row(tokeniser: Tokenizer, rng: random.Random, longest: int) -> Row:
-    """A message of random tokens to repeat: what teaches a young model to copy at all.
+    """Return a message of random tokens to repeat, which teaches a young model to copy.
 
-    Often they come from a small alphabet, as digits do, so that one token back is not enough to
-    know where one is.
+    Often they come from a small alphabet, like digits, so that the previous token is not enough to
+    identify the position.
     """
     tokens: Sequence[int] = range(len(SPECIAL), tokeniser.get_vocab_size())
     roll = rng.random()
@@ -139,10 +139,10 @@ def copy_row(tokeniser: Tokenizer, rng: random.Random, longest: int) -> Row:
 
 
 def weighted(tokeniser: Tokenizer, made: Example, prompt_weight: float) -> Row:
-    """A conversation with its answer."""
+    """Return the token ids and weights of a conversation with its answer."""
     answer: Message = {"role": "assistant", "content": made.answer}
     ids, written = encode_turns(tokeniser, [*made.messages, answer])
-    # A queue is named in two or three tokens, which long answers would drown out.
+    # A queue is only two or three tokens, which long answers would outweigh.
     answer_weight = 4.0 if made.task == "queue" else 1.0
     return ids, [answer_weight if own else prompt_weight for own in written]
 
@@ -158,7 +158,7 @@ def _padded(group: list[Row], pad: int) -> Batch:
 
 
 def rate_factor(recipe: Recipe, step: int) -> float:
-    """Share of the peak learning rate at a step: warm-up, plateau, fall to zero, then lower falls."""
+    """Return the share of the peak learning rate at a step: warm-up, plateau, then decays to zero."""
     ends = [round(recipe.steps * share) for share in recipe.ends]
     if step < ends[0]:
         decay = max(1, round(ends[0] * recipe.decay_share))
@@ -168,9 +168,9 @@ def rate_factor(recipe: Recipe, step: int) -> float:
 
 
 class Trainer:
-    """The model, its two optimisers and the step they have reached.
+    """The model, its two optimizers and the current step.
 
-    One of `processes` that all hold the same weights: each computes its share of a batch's rows.
+    It is one of `processes` that hold the same weights: each computes its share of a batch's rows.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class Trainer:
         )
 
     def train_step(self, groups: Sequence[Batch]) -> float:
-        """One update from all groups; returns the loss per assistant-written token."""
+        """Apply one update from all groups; return the loss per assistant-written token."""
         factor = rate_factor(self.recipe, self.step)
         total = sum(float(group.weights[:, 1:].sum()) for group in groups)
         written = sum(int((group.weights[:, 1:] >= 1).sum()) for group in groups)
@@ -209,7 +209,7 @@ class Trainer:
         return float(shown)
 
     def _add_up(self, shown: Tensor) -> None:
-        """Sum gradients and the shown loss over all processes."""
+        """Sum gradients and the reported loss over all processes."""
         parts = [shown]
         for parameter in self.model.parameters():
             if parameter.grad is None:
@@ -231,7 +231,7 @@ class Trainer:
         return functional.cross_entropy(logits.float(), targets, reduction="none"), weights[chosen]
 
     def save(self, path: Path) -> None:
-        """Write everything needed to continue; a killed write leaves the old file whole."""
+        """Write everything needed to continue; a killed write leaves the old file intact."""
         state = {
             "step": self.step,
             "model": self.model.state_dict(),
@@ -240,7 +240,7 @@ class Trainer:
         save_state(path, state)
 
     def load(self, path: Path) -> None:
-        """Continue from what `save` wrote."""
+        """Continue from a file written by `save`."""
         state = torch.load(path, map_location=self.device, weights_only=True)
         self.step = state["step"]
         self.model.load_state_dict(state["model"])
@@ -250,7 +250,7 @@ class Trainer:
 def train(
     recipe: Recipe, config: DemoConfig, output: Path, work: Path, device: str, processes: int
 ) -> None:
-    """Train, or continue the run whose checkpoint lies in `work`, and export to `output`."""
+    """Train, or continue the run whose checkpoint is in `work`, and export to `output`."""
     chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     console = Console()
     work.mkdir(parents=True, exist_ok=True)
@@ -275,9 +275,9 @@ def train(
 def _process(
     process: int, processes: int, recipe: Recipe, config: DemoConfig, work: Path, device: str
 ) -> None:
-    """One of the processes of a run; the first shows its progress and saves it."""
+    """Run one process of a training run; the first shows its progress and saves it."""
     if processes > 1:
-        # Layers this small keep one core busy, but not two: another process uses it better.
+        # Layers this small keep one core busy, but not two: another process makes better use of the second.
         torch.set_num_threads(1)
         meeting = f"file://{(work / 'meeting').absolute()}"
         distributed.init_process_group("gloo", meeting, rank=process, world_size=processes)
@@ -319,7 +319,7 @@ def _run(trainer: Trainer, tokeniser: Tokenizer, checkpoint: Path | None, consol
 
 
 def answerer(model: DemoModel, tokeniser: Tokenizer, limit: int = 256) -> Answerer:
-    """Greedy answers from the torch model: what `evaluate` asks for."""
+    """Return greedy answers of the torch model, as `evaluate` requests them."""
     stop = token_id(tokeniser, END)
 
     def answer(conversations: Sequence[list[Message]]) -> list[str]:
@@ -349,7 +349,7 @@ def _report(result: Evaluation, console: Console) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line of the recipe; returns the exit status."""
+    """Run the recipe's command line; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m recipes.assistant.train", description=__doc__)
     default = Recipe()
     parser.add_argument("--output", type=Path, default=MODEL_DIR, help="folder of the checkpoint")

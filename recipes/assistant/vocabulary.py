@@ -1,7 +1,7 @@
-"""The things callers talk about: names, accounts, products, amounts, dates, cards and phones.
+"""The vocabulary of calls: names, accounts, products, amounts, dates, cards and phones.
 
 Every name, account and number belongs either to training or to the held-out sets, decided by a
-checksum of its text (`is_held_out`), so the two can never meet.
+checksum of its text (`is_held_out`), so the two never overlap.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PRODUCTS: dict[str, tuple[str, ...]] = {
 
 ALL = tuple(PRODUCTS)
 
-# Products that make sense with each intent.
+# Products that are plausible for each intent.
 INTENT_PRODUCTS: dict[str, tuple[str, ...]] = {
     "refund": ALL,
     "billing": ALL,
@@ -57,7 +57,7 @@ _QUEUES = {
 
 
 def queue_for(intent: str, product: str | None) -> str:
-    """The queue that takes a ticket: faults go by product, everything else by intent."""
+    """Return the queue that takes a ticket: faults go by product, everything else by intent."""
     if intent == "fault":
         return "mobile support" if product in _MOBILE else "home support"
     return _QUEUES[intent]
@@ -105,9 +105,9 @@ field wood worth by shaw nen ula oğlu yan shvili aga oto ura""")
 
 
 def is_held_out(text: str) -> bool:
-    """Whether a name's word or a number's digits belong to the held-out sets (about one in six).
+    """Return whether a name's word or a number's digits are held out (about one in six).
 
-    Case, spaces and punctuation do not count, so `07700 900-123` and `07700900123` agree.
+    Case, spaces and punctuation are ignored, so `07700 900-123` and `07700900123` agree.
     """
     key = "".join(ch for ch in text.lower() if ch.isalnum())
     return zlib.crc32(key.encode()) % 6 == 0
@@ -118,10 +118,10 @@ _ACCENTS = dict(zip("aeioucn", ("áàâäãå", "éèêë", "íìîï", "óòô�
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Draws names and numbers from one side of the hold-out line only.
+    """Draws names and numbers from one side of the hold-out split only.
 
-    `hard` is the share of names that are hard to copy: with a mark few names have (`O'`, `é`), or
-    with a word of a name drawn shortly before, so that two people are easily mixed up.
+    `hard` is the share of names that are hard to copy: with a mark that few names have (`O'`, `é`), or
+    with a word of a recently drawn name, so that two people are easily confused.
     """
 
     rng: random.Random
@@ -130,7 +130,7 @@ class Source:
     _drawn: list[str] = field(default_factory=list)  # words of the last names
 
     def pick(self, make: Callable[[], str]) -> str:
-        """Draw until the text lies on this source's side."""
+        """Draw until the text is on this source's side of the split."""
         while True:
             text = make()
             if is_held_out(text) == self.held_out:
@@ -156,7 +156,7 @@ class Source:
         return self.pick(lambda: self._made_word(_LAST_ENDS if roll < 0.8 else None))
 
     def _marked(self, word: str) -> str:
-        """The word after `O'` or `D'`, or with an accent on one of its letters."""
+        """Return the word after `O'` or `D'`, or with an accent on one of its letters."""
         if self.rng.random() < 0.4:
             return self.rng.choice(("O'", "O'", "D'")) + word
         bare = [place for place, letter in enumerate(word) if letter in _ACCENTS]
@@ -166,7 +166,7 @@ class Source:
         return word[:place] + self.rng.choice(_ACCENTS[word[place]]) + word[place + 1 :]
 
     def _pair(self) -> tuple[str, str]:
-        """A first and a last name."""
+        """Return a first and a last name."""
         first, last = self._first(), self._last()
         if not self.hard:
             return first, last
@@ -181,7 +181,7 @@ class Source:
         return first, last
 
     def name(self) -> str:
-        """A caller's name: a first and a last name, now and then a second or a double one."""
+        """Return a caller's name: a first and a last name, sometimes a second or a double one."""
         roll = self.rng.random()
         first, last = self._pair()
         if roll < 0.05:
@@ -200,18 +200,18 @@ class Source:
         return "".join(self.rng.choice("0123456789") for _ in range(count))
 
     def account(self) -> str:
-        """An account number: six to nine digits, sometimes with a prefix of letters."""
+        """Return an account number: six to nine digits, sometimes with a prefix of letters."""
         letters = "".join(self.rng.choices("ABCDEFGHJKLMNPQRSTUVWXYZ", k=2))
         prefix = self.rng.choice(("", "", "", "", "K-", "AC-", letters))
         count = self.rng.choice((6, 7, 8, 8, 9))
         return self.pick(lambda: prefix + self._digits(count))
 
     def order(self) -> str:
-        """An order, ticket or case number: a distractor."""
+        """Return an order, ticket or case number, used as a distractor."""
         return self.pick(lambda: self.rng.choice(("", "", "R", "T-")) + self._digits(5))
 
     def amount(self) -> tuple[str, str]:
-        """An amount as said and as a JSON number: (`£42.50`, `42.50`)."""
+        """Return an amount as spoken and as a JSON number: (`£42.50`, `42.50`)."""
         rng = self.rng
 
         def make() -> str:
@@ -223,7 +223,7 @@ class Source:
         return form.format(number), number
 
     def card(self) -> str:
-        """A card number in one of the usual groupings; its check digit is always wrong."""
+        """Return a card number in one of the usual groupings; its check digit is always wrong."""
         rng = self.rng
 
         def make() -> str:
@@ -240,7 +240,7 @@ class Source:
         return self.pick(make)
 
     def phone(self) -> str:
-        """A phone number as written in the UK, the US or with a country code."""
+        """Return a phone number as written in the UK, the US or with a country code."""
         rng = self.rng
 
         def make() -> str:
@@ -264,7 +264,7 @@ class Source:
 
 
 def _luhn_digit(digits: str) -> int:
-    """The check digit that would make a card number valid."""
+    """Return the check digit that would make a card number valid."""
     total = 0
     for place, digit in enumerate(reversed(digits)):
         doubled = int(digit) * (2 if place % 2 == 0 else 1)
@@ -301,10 +301,10 @@ def _suffix(day: int) -> str:
 
 
 def date(source: Source, tense: str) -> tuple[str, str, str]:
-    """A date as said after `on`, as said alone, and on the ticket.
+    """Return a date as spoken after `on`, as spoken alone, and on the ticket.
 
-    `tense` is `past` or `future`. A calendar day is written `12 March`, however it was said;
-    a relative day as it was said (`last Monday`). Calendar days fall under the hold-out rule.
+    `tense` is `past` or `future`. A calendar day is written `12 March`, however it was spoken;
+    a relative day as spoken (`last Monday`). Calendar days follow the hold-out rule.
     """
     rng = source.rng
     if rng.random() < 0.25:

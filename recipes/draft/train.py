@@ -31,7 +31,7 @@ from ..distilling import EMBEDDING, distil, kept_texts, random_student
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of the draft model; what is not here is as in the teacher."""
+    """Shape of the draft model; other fields are the teacher's."""
 
     hidden_size: int = 128
     intermediate_size: int = 384
@@ -43,13 +43,13 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Everything that decides the outcome of a run, but for `Options`."""
+    """Everything that decides the outcome of a run, except `Options`."""
 
     conversations: int = 20_000
-    copies: int = 6_000  # messages of random tokens to repeat, as the teacher had them
+    copies: int = 6_000  # messages of random tokens to repeat, as for the teacher
     seed: int = 23
     prompt_weight: float = 0.0  # loss weight of tokens that the assistant did not write
-    longest: int = 512  # conversations with more tokens are dropped
+    longest: int = 512  # longer conversations are dropped
     muon_rate: float = 1e-2
     adam_rate: float = 4e-3
 
@@ -74,10 +74,10 @@ def _made(recipe: Recipe) -> Iterator[Example]:
 
 
 def new_student(shape: Shape, teacher: Model, work: Path, seed: int) -> Student:
-    """Random but for the embedding, which is what fits of the teacher's into fewer columns.
+    """Return a student with random weights but a low-rank approximation of the teacher's embedding.
 
-    Its best approximation of lower rank, turned so that its columns are independent, in the spread of the
-    student's own.
+    It is the best approximation of lower rank, rotated so that its columns are independent, and scaled to
+    the spread of the student's own.
     """
     student = random_student(shape, teacher, work, seed)
     embedding = read_parameters(teacher)[0][EMBEDDING]
@@ -92,7 +92,7 @@ def new_student(shape: Shape, teacher: Model, work: Path, seed: int) -> Student:
 def run(
     recipe: Recipe, shape: Shape, options: Options, output: Path, work: Path, threads: int
 ) -> Report:
-    """Train, or go on with what lies in `output`."""
+    """Train, or continue from `output`."""
     work.mkdir(parents=True, exist_ok=True)
     return distil(
         lambda teacher: new_student(shape, teacher, work, recipe.seed),
@@ -106,7 +106,7 @@ def run(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line of the recipe; returns the exit status."""
+    """Run the recipe's command line; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m recipes.draft.train", description=__doc__)
     parser.add_argument("--output", type=Path, default=DRAFT_DIR, help="folder of the checkpoint")
     parser.add_argument("--work", type=Path, default=Path("build/draft-model"), help="its texts")

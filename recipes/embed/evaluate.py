@@ -19,7 +19,7 @@ Embed = Callable[[list[str]], npt.NDArray[np.float32]]
 
 
 def recall(embed: Embed, asked: Sequence[tuple[str, str]]) -> float:
-    """Recall@1 of (text, label) among all documents, queues and glossary together."""
+    """Return recall@1 of (text, label) among all documents, queues and glossary together."""
     labels = list(DOCUMENTS)
     documents = embed(list(DOCUMENTS.values()))
     nearest = (embed([text for text, _ in asked]) @ documents.T).argmax(axis=1)
@@ -29,7 +29,7 @@ def recall(embed: Embed, asked: Sequence[tuple[str, str]]) -> float:
 
 
 def recalls(embed: Embed) -> dict[str, float]:
-    """Of both held-out sets of callers, and of the held-out questions."""
+    """Return the recall on both held-out sets of callers, and on the held-out questions."""
     return {
         "queues, set 1": recall(embed, held_out_callers(1)),
         "queues, set 2": recall(embed, held_out_callers(2)),
@@ -38,13 +38,13 @@ def recalls(embed: Embed) -> dict[str, float]:
 
 
 def served_recalls(folder: Path, **settings: Any) -> dict[str, float]:
-    """`recalls` of the model in `folder` as Galley serves it."""
+    """Return `recalls` of the model in `folder` as Galley serves it."""
     with LLM(str(folder), **settings) as llm:
         return recalls(llm.embed)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit status."""
+    """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m recipes.embed.evaluate", description=__doc__)
     parser.add_argument("--model", type=Path, default=EMBED_DIR, help="folder of the checkpoint")
     for name, value in served_recalls(parser.parse_args(arguments).model).items():

@@ -1,4 +1,4 @@
-"""Pairs of texts that mean the same, and what they are searched in: queues and glossary entries."""
+"""Pairs of texts with the same meaning, and the documents to search: queues and glossary entries."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _INTENTS = (*INTENTS, "fault", "delivery", "fraud", "cancel")
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two texts of one meaning. Texts of the same label do not repel each other."""
+    """Two texts with the same meaning. Texts with the same label do not repel each other."""
 
     first: str
     second: str
@@ -53,7 +53,7 @@ class Pair:
 
 
 def pairs(seed: int, whole: float) -> Iterator[Pair]:
-    """The endless stream of training pairs for a seed.
+    """Yield an endless stream of training pairs for a seed.
 
     ``whole`` is the share of callers who say more than their problem.
     """
@@ -76,7 +76,7 @@ def _of_callers(source: Source, whole: float) -> Pair:
 
 
 def _message(source: Source, intent: str, whole: float) -> tuple[str, str]:
-    """What a caller says, or its problem alone, and the queue for it."""
+    """Return a caller's message, or its problem alone, and the queue for it."""
     loose = source.rng.random() < 0.6
     if source.rng.random() < whole:
         text, call = compose(source, TRAINING, intent, loose=loose)
@@ -90,21 +90,21 @@ def _of_the_glossary(rng: random.Random) -> Pair:
     term = rng.choice(TERMS)
     if rng.random() < 0.8:
         text = rng.choice(QUESTIONS).format(rng.choice(names(term)))
-    else:  # what an entry says finds it, too
+    else:  # an entry's own text must find it, too
         words = rng.choice(term.answer.split(". ")).split()
         text = " ".join(word for word in words if rng.random() < 0.8) or term.name
-    if rng.random() < 0.15:  # however the caller begins
+    if rng.random() < 0.15:  # whatever the caller's opening
         text = f"{marked(Call(Source(rng, held_out=False), TRAINING).say(TRAINING.chatter))} {text}"
     return Pair(text, term.answer, term.name)
 
 
 def names(term: Term) -> tuple[str, ...]:
-    """All that a term is called."""
+    """Return all names of a term."""
     return (term.name, *term.aliases)
 
 
 def held_out_callers(number: int) -> list[tuple[str, str]]:
-    """(message, its queue) of the calls of held-out set 1 or 2 that have one."""
+    """Return (message, its queue) of the calls of held-out set 1 or 2 that have a queue."""
     found = []
     for item in heldout.read(number):
         queue = item.answer
@@ -117,7 +117,7 @@ def held_out_callers(number: int) -> list[tuple[str, str]]:
 
 
 def held_out_questions() -> list[tuple[str, str]]:
-    """(question, label of its entry): every name of every term in every held-out form."""
+    """Return (question, label of its entry): every name of every term in every held-out form."""
     return [
         (form.format(name), term.name)
         for term in TERMS

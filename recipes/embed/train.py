@@ -46,8 +46,8 @@ class Recipe:
     rate: float = 2e-3
     warmup: int = 40
     temperature: float = 0.05
-    garbled: float = 0.1  # share of tokens that become any token: unknown words do little harm
-    longest: int = 128  # tokens of a text in training
+    garbled: float = 0.1  # share of tokens replaced at random, for robustness to unknown words
+    longest: int = 128  # most tokens of a text in training
     seed: int = 31
     whole: float = 0.3  # share of callers who say more than their problem
 
@@ -57,14 +57,14 @@ SECOND = Recipe(steps=300, rate=1.2e-3, seed=32, whole=0.8)
 
 
 def make_tokeniser() -> Tokenizer:
-    """The assistant's, of lower-cased text."""
+    """Return the assistant's tokenizer with lower-casing."""
     tokeniser = load_tokeniser(MODEL_DIR)
     tokeniser.normalizer = normalizers.Lowercase()
     return tokeniser
 
 
 def make_model(recipe: Recipe, tokeniser: Tokenizer) -> BertModel:
-    """With random weights, the same for a seed."""
+    """Return a model with random weights, determined by a seed."""
     torch.manual_seed(recipe.seed)
     config = BertConfig(
         vocab_size=tokeniser.get_vocab_size(),
@@ -83,7 +83,7 @@ def make_model(recipe: Recipe, tokeniser: Tokenizer) -> BertModel:
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Token ids, padded, which of them count, and their positions."""
+    """Padded token ids, their mask and their positions."""
 
     ids: Tensor
     mask: Tensor
@@ -91,7 +91,7 @@ class Texts:
 
 
 def texts_of(rows: Sequence[list[int]], pad: int, recipe: Recipe, rng: random.Random) -> Texts:
-    """Token ids as training has them: half of the texts at later positions, so that all are trained."""
+    """Return training inputs: half of the texts start at later positions, so that all are trained."""
     width = max(map(len, rows))
     starts = [rng.choice((0, rng.randint(0, recipe.max_positions - width))) for _ in rows]
     return Texts(
@@ -102,7 +102,7 @@ def texts_of(rows: Sequence[list[int]], pad: int, recipe: Recipe, rng: random.Ra
 
 
 def vectors_of(model: BertModel, texts: Texts) -> Tensor:
-    """Mean of the rows, of length 1."""
+    """Return the mean of the rows, normalized to length 1."""
     rows = model(texts.ids, attention_mask=texts.mask, position_ids=texts.positions)
     counted = texts.mask[..., None]
     return functional.normalize((rows.last_hidden_state * counted).sum(1) / counted.sum(1), dim=-1)
@@ -111,7 +111,7 @@ def vectors_of(model: BertModel, texts: Texts) -> Tensor:
 def trained_vectors(
     model: BertModel, tokeniser: Tokenizer, texts: Sequence[str], recipe: Recipe, rng: random.Random
 ) -> Tensor:
-    """Of garbled texts, those of like length together, so that little is padding."""
+    """Return the vectors of garbled texts, computed in batches of similar length to save padding."""
     vocab, pad = tokeniser.get_vocab_size(), token_id(tokeniser, PAD)
     rows = []
     for text in texts:
@@ -128,7 +128,7 @@ def trained_vectors(
 def contrastive_loss(
     first: Tensor, second: Tensor, labels: Sequence[str], temperature: float
 ) -> Tensor:
-    """InfoNCE in both directions; other pairs of the same label are no negatives."""
+    """Return InfoNCE in both directions; other pairs with the same label are not negatives."""
     numbers = {label: number for number, label in enumerate(labels)}
     label = torch.tensor([numbers[one] for one in labels])
     same = (label[:, None] == label) & ~torch.eye(len(labels), dtype=torch.bool)
@@ -138,7 +138,7 @@ def contrastive_loss(
 
 
 def run(recipe: Recipe, output: Path, start: Path | None = None) -> list[float]:
-    """Train, from the weights in `start` if given, and write to `output`; the losses of all steps."""
+    """Train, from the weights in `start` if given, and write to `output`; return the loss of each step."""
     tokeniser = make_tokeniser()
     model = make_model(recipe, tokeniser).train()
     if start is not None:
@@ -176,7 +176,7 @@ def save(model: BertModel, tokeniser: Tokenizer, folder: Path) -> None:
     """Write bf16 weights, the tokeniser, and sentence-transformers' files."""
     folder.mkdir(parents=True, exist_ok=True)
     model.to(torch.bfloat16).save_pretrained(folder)
-    (folder / "model.safetensors").chmod(0o644)  # transformers leaves it to its owner alone
+    (folder / "model.safetensors").chmod(0o644)  # transformers makes it readable by its owner only
     tokeniser.save(str(folder / "tokenizer.json"))
     longest = model.config.max_position_embeddings
     write_json(
@@ -211,7 +211,7 @@ def save(model: BertModel, tokeniser: Tokenizer, folder: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line of the recipe; returns the exit status."""
+    """Run the recipe's command line; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m recipes.embed.train", description=__doc__)
     parser.add_argument("--output", type=Path, default=EMBED_DIR, help="folder of the checkpoint")
     parser.add_argument("--steps", type=int, default=Recipe().steps)

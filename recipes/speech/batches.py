@@ -1,6 +1,6 @@
-"""A training step's batches: what is heard, what is to be written, what is to be spelled.
+"""A training step's batches: audio, the text to transcribe, and the letters to spell.
 
-Numpy alone, so that other processes can make them; a function of the seed and the step.
+Depends on numpy only, so that other processes can make them; a function of the seed and the step.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _SILENCE_FLOOR: Final = -1.5
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What decides a step's batches, beside the pool's seed.
+    """Parameters of a step's batches, in addition to the pool's seed.
 
     Attributes:
-        seconds: of sound in a step, without padding.
-        group_seconds: padded sound computed at once; bounds memory, not the result.
-        short_steps: the longest utterance allowed grows to the longest input's in this many steps.
+        seconds: seconds of audio in a step, without padding.
+        group_seconds: padded audio computed at once; bounds memory, not the result.
+        short_steps: the length limit of utterances grows to the longest input's in this many steps.
         mask_from: the step from which bands and frames are masked.
-        augment: False hears every utterance over the same line each time: for proofs on few.
+        augment: False uses the same line for an utterance every time: for overfitting tests on few.
     """
 
     seconds: float = 160.0
@@ -67,7 +67,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One encoder input: features `[frames, mels]`, decoder input and targets `[tokens]`, its letters."""
+    """One encoder input: features `[frames, mels]`, decoder input and targets `[tokens]`, letters."""
 
     features: NDArray[np.float32]
     ids: list[int]
@@ -108,7 +108,7 @@ class Maker:
         self._id = {name: token_id(tokeniser, name) for name in names}
 
     def batches(self, step: int) -> list[Batch]:
-        """The batches of a step, short utterances first in the order of training."""
+        """Return the batches of a step, short utterances first in the order of training."""
         rng = np.random.default_rng((self.pool.seed, step))
         longest = 1.5 + 6.5 * min(1.0, (step + 1) / self.draw.short_steps)
         eligible = max(1, int(np.searchsorted(self._seconds, longest, side="right")))
@@ -147,7 +147,7 @@ class Maker:
     def _labelled(
         self, features: NDArray[np.float32], told: Utterance, way: Line, rng: random.Random
     ) -> Row:
-        """Input and targets of the decoder, in one of the forms in which it may be asked."""
+        """Return input and targets of the decoder, in one of the prompt forms it must support."""
         known = self._id
         named, timed = rng.random() < 0.65, rng.random() < 0.3
         prompt = [known[START]]
@@ -184,7 +184,7 @@ class Maker:
         return ids, weights
 
     def _earlier(self, rng: random.Random) -> list[int]:
-        """What somebody said before, as a prompt."""
+        """Return another utterance's text as the prompt of previous text."""
         shard, place = rng.choice(self._places)
         return [self._id[PREVIOUS], *self._text(self.pool.utterances[shard][place].written)]
 
@@ -203,7 +203,7 @@ class Maker:
         return groups
 
     def _padded(self, group: list[Row], rng: np.random.Generator) -> Batch:
-        """One batch; now and then as long as the longest input, as peers always pad."""
+        """Return one batch; sometimes padded to the longest input, as peers always do."""
         frames = np.array([len(row.features) for row in group])
         whole = self.draw.augment and rng.random() < 0.1
         length = self.window_frames if whole else int(frames.max())
@@ -226,7 +226,7 @@ class Maker:
 
 
 def _mask(features: NDArray[np.float32], rng: np.random.Generator) -> None:
-    """Hide up to two bands and two moments, as SpecAugment does (arXiv:1904.08779), but lightly."""
+    """Mask up to two bands and two time spans, as SpecAugment does (arXiv:1904.08779), but lightly."""
     mean = float(features.mean())
     for _ in range(int(rng.integers(3))):
         size = int(rng.integers(1, 9))
@@ -239,9 +239,9 @@ def _mask(features: NDArray[np.float32], rng: np.random.Generator) -> None:
 
 
 def feed(maker: Callable[[], Maker], steps: range, workers: int) -> Iterator[list[Batch]]:
-    """The batches of one step after another, made ahead by other processes (0: made here).
+    """Yield the batches of consecutive steps, prepared by other processes (0: by this one).
 
-    Which process makes a step's batches changes nothing in them.
+    The batches do not depend on which process makes them.
     """
     if workers == 0:
         made = maker()
@@ -270,10 +270,10 @@ def _work(maker: Callable[[], Maker], steps: range, queue: Queue[list[Batch]]) -
 
 
 def _taken(queue: Queue[list[Batch]], process: BaseProcess) -> list[Batch]:
-    """The next batches of a process.
+    """Return the next batches of a process.
 
     Raises:
-        RuntimeError: it died.
+        RuntimeError: the process died.
     """
     while True:
         try:

@@ -22,7 +22,7 @@ TARGET: Final = 0.10
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """An item that was transcribed, how many words went wrong, of how many."""
+    """A transcribed item: the number of wrong words, and of all words."""
 
     item: heldout.Item
     text: str
@@ -40,7 +40,7 @@ class SetScore:
 
     @property
     def wer(self) -> float:
-        """Substituted, inserted and missing words for each word that was said."""
+        """Return substituted, inserted and missing words per spoken word."""
         return self.wrong / self.words
 
 
@@ -53,19 +53,19 @@ class Evaluation:
 
     @property
     def wer(self) -> float:
-        """Of all sets together."""
+        """Return the error rate over all sets."""
         return sum(s.wrong for s in self.scores) / sum(s.words for s in self.scores)
 
     @property
     def passed(self) -> bool:
-        """Whether the rate is within the target."""
+        """Return whether the rate is within the target."""
         return self.wer <= TARGET
 
 
 def wrong_words(said: str, heard: str) -> tuple[int, int]:
-    """Substituted, inserted and missing words of a transcript, and how many were said.
+    """Count substituted, inserted and missing words of a transcript, and the spoken words.
 
-    Words are those of `galley eval speech`: no case, no marks; one wrong digit makes a number wrong.
+    Words are those of `galley eval speech`: no case, no punctuation; one wrong digit makes a number wrong.
     """
     result = jiwer.process_words(plain_text(said), plain_text(heard))
     wrong = result.substitutions + result.insertions + result.deletions
@@ -75,7 +75,7 @@ def wrong_words(said: str, heard: str) -> tuple[int, int]:
 def evaluate(
     transcribe: Transcribe, sets: Sequence[int] = heldout.SETS, *, first: int = heldout.ITEMS
 ) -> Evaluation:
-    """Make the sound of the `first` items of the sets, have it transcribed and count the errors.
+    """Synthesize the `first` items of the sets, have them transcribed and count the errors.
 
     Raises:
         SettingsError: espeak-ng is missing.

@@ -1,7 +1,7 @@
-"""Which heads of the trained model follow the speech: `python -m recipes.speech.heads [DIR]`.
+"""Finds the attention heads that follow the speech: `python -m recipes.speech.heads [DIR]`.
 
-Times of words are found by these heads (`alignment_heads` in generation_config.json). They are
-chosen by how well they find where sentences begin and end, which is known of speech that is made here.
+Word times come from these heads (`alignment_heads` in generation_config.json). They are chosen by
+how well they find where sentences begin and end, which is known for synthesized speech.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _FILE: Final = "generation_config.json"
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An utterance of several sentences, as it arrives, and when each of them does, in seconds."""
+    """An utterance of several sentences, as received, with the times of each sentence in seconds."""
 
     samples: Samples
     sentences: tuple[tuple[str, float, float], ...]
@@ -53,24 +53,24 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """Where each head looks in one item.
+    """The attention of each head in one item.
 
     Attributes:
-        belongs: [heads, tokens, rows] of its text's tokens and the end: `affinity` of each head alone.
-        bounds: (token, row where it begins); what is known of them.
+        belongs: [heads, tokens, rows] for the tokens of its text and the end: `affinity` of each head.
+        bounds: (token, row where it begins), as far as known.
     """
 
     belongs: NDArray[np.float32]
     bounds: tuple[tuple[int, float], ...]
 
     def errors(self, heads: Sequence[int]) -> list[float]:
-        """Rows between where these heads together have the tokens begin and where they do."""
+        """Return the distances in rows between the token starts that these heads find and the true ones."""
         rows = first_rows(self.belongs[list(heads)].mean(axis=0))
         return [abs(float(rows[token]) - row) for token, row in self.bounds]
 
 
 def make(count: int) -> list[Item]:
-    """Utterances with pauses between their sentences.
+    """Return utterances with pauses between their sentences.
 
     Raises:
         SettingsError: espeak-ng is missing.
@@ -92,7 +92,7 @@ def make(count: int) -> list[Item]:
 
 
 def look(folder: Path, items: Sequence[Item]) -> tuple[list[tuple[int, int]], list[Map]]:
-    """All heads of the checkpoint's decoder, (layer, head), and where they look in each item."""
+    """Return all heads of the checkpoint's decoder, (layer, head), and their attention in each item."""
     config = read_json(folder / "config.json")
     layers, count = config["decoder_layers"], config["decoder_attention_heads"]
     heads = [(layer, head) for layer in range(layers) for head in range(count)]
@@ -134,7 +134,7 @@ def _map(engine: LocalEngine, item: Item) -> Map:
 
 
 def choose(maps: Sequence[Map]) -> tuple[list[int], float]:
-    """Heads that find the bounds best together, taken one after another, and how many rows they are off."""
+    """Select heads greedily that find the bounds best together; return them and their mean row error."""
     chosen: list[int] = []
     least = float("inf")
     others = set(range(len(maps[0].belongs)))
@@ -150,12 +150,12 @@ def choose(maps: Sequence[Map]) -> tuple[list[int], float]:
 
 
 def mean_error(maps: Sequence[Map], heads: Sequence[int]) -> float:
-    """Rows, over all bounds."""
+    """Return the mean row error over all bounds."""
     return float(np.mean([error for one in maps for error in one.errors(heads)]))
 
 
 def name_heads(folder: Path, heads: Sequence[tuple[int, int]]) -> None:
-    """Write them into the checkpoint."""
+    """Write the heads into generation_config.json of the checkpoint."""
     file = folder / _FILE
     config = read_json(file)
     file.unlink()
@@ -163,7 +163,7 @@ def name_heads(folder: Path, heads: Sequence[tuple[int, int]]) -> None:
 
 
 def choose_heads(folder: Path) -> str:
-    """Name the best heads in a checkpoint; what was found, in a line.
+    """Select the best heads of a checkpoint and save them; return a summary line.
 
     Raises:
         SettingsError: espeak-ng is missing.

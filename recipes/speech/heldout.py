@@ -1,8 +1,8 @@
 """The held-out sets: sentences and voices that training never had.
 
-Set 1 says training wordings, set 2 the held-out wordings of the language model; both about names
+Set 1 uses training wordings, set 2 the held-out wordings of the language model; both with names
 and numbers that training never draws. The files are fixed: `python -m recipes.speech.heldout`
-writes them again, byte for byte, and makes the recordings beside them. The sound of an item is
+writes them again, byte for byte, and makes the recordings next to them. An item's audio is
 made on demand (`sound`); `python -m recipes.speech.heldout DIR` makes all of it, with a
 manifest for `galley eval speech`.
 """
@@ -53,14 +53,14 @@ _OPUS_BITS: Final = 16_000
 
 
 class Call(msgspec.Struct, frozen=True):
-    """What the recorded call says, and the ticket that the language model is to make of it."""
+    """The text of the recorded call, and the ticket that the language model should make of it."""
 
     text: str
     ticket: str
 
 
 class Item(msgspec.Struct, frozen=True):
-    """One held-out utterance: what is written, what is said, by whom, over which line."""
+    """One held-out utterance: its transcript, its spoken form, its voice and its line."""
 
     name: str
     sentences: tuple[tuple[str, str], ...]
@@ -69,12 +69,12 @@ class Item(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The transcript."""
+        """Return the transcript."""
         return " ".join(written for written, _ in self.sentences)
 
 
 def make(number: int) -> list[Item]:
-    """Held-out set 1 or 2; no sound is made for it."""
+    """Return held-out set 1 or 2, without synthesizing audio."""
     rng = random.Random(9000 + number)
     lines = np.random.default_rng(9000 + number)
     source = SpokenSource(rng, held_out=True)
@@ -88,7 +88,7 @@ def make(number: int) -> list[Item]:
 
 
 def sound(item: Item) -> Samples:
-    """The item's sound: float32 `[samples]` at 16 kHz, the same wherever espeak-ng is the same.
+    """Synthesize the item: float32 `[samples]` at 16 kHz, the same for the same espeak-ng.
 
     Raises:
         SettingsError: espeak-ng is missing.
@@ -98,7 +98,7 @@ def sound(item: Item) -> Samples:
 
 
 def path(number: int, folder: Path = DATA_DIR) -> Path:
-    """The file of a set."""
+    """Return the file of a set."""
     return folder / f"heldout_{number}.jsonl"
 
 
@@ -109,7 +109,7 @@ def read(number: int, folder: Path = DATA_DIR) -> list[Item]:
 
 
 def write(folder: Path = DATA_DIR) -> None:
-    """Write both sets, one JSON object a line."""
+    """Write both sets, one JSON object per line."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in SETS:
         lines = [msgspec.json.encode(item) + b"\n" for item in make(number)]
@@ -117,7 +117,7 @@ def write(folder: Path = DATA_DIR) -> None:
 
 
 def violations(items: list[Item]) -> list[str]:
-    """What breaks the promise that training had neither these sentences nor these voices."""
+    """Return violations of the rule that training had neither these sentences nor these voices."""
     found = [
         f"{item.name}: training may say {written!r}"
         for item in items
@@ -177,7 +177,7 @@ def _save(samples: Samples, file: Path) -> None:
 
 
 def export(folder: Path) -> Path:
-    """Write the sound of every item, and the manifest of them that `galley eval speech` takes.
+    """Write the audio of every item, and a manifest for `galley eval speech`.
 
     Raises:
         SettingsError: espeak-ng is missing.

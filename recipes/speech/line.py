@@ -1,7 +1,7 @@
 """The telephone line between a caller and the model: 300 to 3400 Hz, pauses, noise, loudness.
 
-Takes clean speech at 8 kHz (`voices.RATE`) and gives what Galley's pipeline would hand to the
-features: 16 kHz samples that came over a line.
+Takes clean speech at 8 kHz (`voices.RATE`) and returns what Galley's pipeline would pass to the
+features: 16 kHz samples received over a line.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _EDGE: Final = 80.0
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One call's line.
+    """The telephone line of one call.
 
     Attributes:
-        snr: dB.
+        snr: signal-to-noise ratio in dB.
         colour: a key of `COLOURS`.
-        gain: dB, of the loudest speech under full scale's 0.7.
+        gain: level of the loudest speech in dB, relative to 0.7 of full scale.
         before, after: seconds of line noise around the speech.
         warp: pitch, formants and speed together are raised by this factor.
-        seed: of the noise.
+        seed: seed of the noise.
     """
 
     snr: float
@@ -48,7 +48,7 @@ class Line:
 
 
 def draw(rng: np.random.Generator, *, warp: float = 0.0) -> Line:
-    """A line at random; `warp` is how far from 1 its factor may lie."""
+    """Return a random line; `warp` is how far from 1 its factor may lie."""
     return Line(
         snr=float(rng.uniform(*SNR)),
         colour=str(rng.choice(tuple(COLOURS))),
@@ -61,16 +61,16 @@ def draw(rng: np.random.Generator, *, warp: float = 0.0) -> Line:
 
 
 def band(speech: Samples) -> Samples:
-    """What of speech at `RATE` passes a telephone line."""
+    """Filter speech at `RATE` to the telephone band."""
     size = _whole(len(speech))
     filtered = np.fft.irfft(np.fft.rfft(speech, size) * _passed(size), size)
     return filtered[: len(speech)].astype(np.float32)
 
 
 def over(speech: Samples, line: Line) -> Samples:
-    """Speech that has passed `band`, as it arrives: float32 `[samples]` at 16 kHz.
+    """Return band-filtered speech as received: float32 `[samples]` at 16 kHz.
 
-    No speech at all (`[0]`) gives noise alone, as loud as if there were some.
+    Empty input (`[0]`) gives noise alone, at the level it would have with speech.
     """
     rng = np.random.default_rng(line.seed)
     before, after = round(line.before * RATE), round(line.after * RATE)
@@ -80,19 +80,19 @@ def over(speech: Samples, line: Line) -> Samples:
     heard[before : before + len(speech)] += speech
     heard *= np.float32(10 ** (line.gain / 20))
     wide: Samples = soxr.resample(heard, RATE * line.warp, SAMPLE_RATE)
-    # Codecs and sound cards leave some hiss above the line's band; its level says nothing.
+    # Codecs and sound cards leave some hiss above the line's band, whose level carries no information.
     hiss = 10 ** (rng.uniform(-100, -60) / 20)
     wide += np.float32(hiss) * rng.standard_normal(len(wide), np.float32)
     return np.clip(wide, -1, 1)
 
 
 def arrival(seconds: float, line: Line) -> float:
-    """When what is said `seconds` into the speech arrives."""
+    """Return the time at which a point `seconds` into the speech is received."""
     return (line.before + seconds) / line.warp
 
 
 def _noise(rng: np.random.Generator, count: int, colour: str) -> Samples:
-    """Noise of a line: within the band, its root mean square 1."""
+    """Return line noise: within the band, its root mean square 1."""
     size = _whole(count)
     spectrum = np.fft.rfft(rng.standard_normal(size, np.float32))
     frequencies = np.fft.rfftfreq(size, 1 / RATE)
@@ -103,12 +103,12 @@ def _noise(rng: np.random.Generator, count: int, colour: str) -> Samples:
 
 
 def _whole(count: int) -> int:
-    """A size at least `count` for which the transform is fast."""
+    """Return a size of at least `count` for which the FFT is fast."""
     return -(-count // 4096) * 4096
 
 
 def _passed(count: int) -> Samples:
-    """The share of each frequency that the line lets through."""
+    """Return the share of each frequency that the line transmits."""
     frequencies = np.fft.rfftfreq(count, 1 / RATE)
     low = np.clip((frequencies - _BAND[0]) / _EDGE + 0.5, 0, 1)
     high = np.clip((_BAND[1] - frequencies) / _EDGE + 0.5, 0, 1)

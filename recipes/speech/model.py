@@ -36,7 +36,7 @@ LOW_CONFIDENCE = 0.82
 
 @dataclass(frozen=True, slots=True)
 class SpeechConfig:
-    """Shape of the model; all widths but the head's are multiples of 128."""
+    """Shape of the model; all widths except the head's are multiples of 128."""
 
     text_tokens: int = 1024
     mels: int = 80
@@ -46,16 +46,16 @@ class SpeechConfig:
     encoder_layers: int = 4
     decoder_layers: int = 2
     window_seconds: int = 8
-    target_positions: int = 448  # as every Whisper's: peers count on it
+    target_positions: int = 448  # as in every Whisper: peers rely on it
 
     @property
     def vocab_size(self) -> int:
-        """Text tokens, special ones and timestamps."""
+        """Return the number of text tokens, special tokens and timestamps."""
         return self.text_tokens + len(SPECIAL) + round(self.window_seconds / TIME_STEP) + 1
 
     @property
     def source_positions(self) -> int:
-        """Rows of the encoder for the longest input: one for every 20 ms."""
+        """Return the encoder's rows for the longest input: one for every 20 ms."""
         return self.window_seconds * 50
 
 
@@ -85,7 +85,7 @@ class Attention(nn.Module):
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
-    """Written out: on a CPU in bfloat16 it learns 1.6 times as fast as torch's fused attention."""
+    """Attention written out: on a CPU in bfloat16 it trains 1.6 times as fast as torch's fused one."""
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     if causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
@@ -106,7 +106,7 @@ class EncoderLayer(nn.Module):
         self.final_layer_norm = nn.LayerNorm(config.width)
 
     def mlp(self, x: Tensor) -> Tensor:
-        """x `[batch, rows, width]`, and what the MLP adds to it."""
+        """x `[batch, rows, width]` -> the same shape, with the MLP's output added."""
         added: Tensor = self.fc2(functional.gelu(self.fc1(self.final_layer_norm(x))))
         return x + added
 
@@ -117,7 +117,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(EncoderLayer):
-    """The same with causal attention, and attention to the encoder's rows in between."""
+    """The same with causal attention, and cross-attention to the encoder's rows in between."""
 
     def __init__(self, config: SpeechConfig) -> None:
         super().__init__(config)
@@ -172,7 +172,7 @@ class Decoder(nn.Module):
         self.layer_norm = nn.LayerNorm(config.width)
 
     def listen(self, rows: Tensor) -> Cache:
-        """The encoder's rows -> each layer's keys and values of them."""
+        """encoder rows `[batch, rows, width]` -> each layer's keys and values for them."""
         return [layer.encoder_attn.keys(rows) for layer in self.layers]  # type: ignore[union-attr, operator]
 
     def forward(self, ids: Tensor, heard: Cache, past: Cache | None = None) -> tuple[Tensor, Cache]:
@@ -216,7 +216,7 @@ class SpeechModel(nn.Module):
 
 
 def _sinusoids(length: int, width: int) -> Tensor:
-    """Whisper's positions of the encoder: sines, then cosines."""
+    """Return Whisper's encoder positions: sines, then cosines."""
     half = width // 2
     scales = torch.exp(-math.log(10_000) / (half - 1) * torch.arange(half))
     angles = torch.arange(length)[:, None] * scales
@@ -227,7 +227,7 @@ def _sinusoids(length: int, width: int) -> Tensor:
 def transcribe(
     model: SpeechModel, features: Tensor, prompt: Sequence[int], stop: int, limit: int
 ) -> list[list[int]]:
-    """Greedy transcripts of encoder inputs of one length `[batch, frames, mels]`, without the `stop` id.
+    """Return greedy transcripts of encoder inputs of one length `[batch, frames, mels]`, without `stop`.
 
     At most `limit` tokens each, and no more than the model has positions for.
     """
@@ -265,7 +265,7 @@ def save_checkpoint(model: SpeechModel, tokeniser: Tokenizer, folder: Path) -> N
 
 
 def load_checkpoint(folder: Path) -> SpeechModel:
-    """Read what `save_checkpoint` wrote, as float32 values of the bf16 weights."""
+    """Read a checkpoint of `save_checkpoint`, as float32 values of the bf16 weights."""
     raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config = SpeechConfig(
         text_tokens=raw["eos_token_id"],

@@ -1,7 +1,7 @@
-"""The speech that training draws from: made once, kept on disk, the same for the same seed.
+"""The speech pool that training draws from: made once, kept on disk, determined by its seed.
 
 A shard is a file of samples (8 kHz, one byte each by the mu-law, as telephones code them) and one
-of what is said. Shards are mapped, so memory does not grow with the pool.
+of the transcripts. Shards are mapped, so memory does not grow with the pool.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MU: Final = 255.0
 
 
 class Said(msgspec.Struct, frozen=True):
-    """One sentence of an utterance, and where in its speech it lies, in seconds."""
+    """One sentence of an utterance, and its place in the speech, in seconds."""
 
     written: str
     spoken: str
@@ -42,7 +42,7 @@ class Said(msgspec.Struct, frozen=True):
 
 
 class Utterance(msgspec.Struct, frozen=True):
-    """What one caller says in one go. `first` and `samples` say where its shard holds it."""
+    """One caller's utterance. `first` and `samples` locate it in its shard."""
 
     sentences: tuple[Said, ...]
     first: int = 0
@@ -50,26 +50,26 @@ class Utterance(msgspec.Struct, frozen=True):
 
     @property
     def written(self) -> str:
-        """The transcript."""
+        """Return the transcript."""
         return " ".join(said.written for said in self.sentences)
 
     @property
     def letters(self) -> str:
-        """What the encoder spells: lower-case words."""
+        """Return the encoder's target: lower-case words."""
         return letters(" ".join(said.spoken for said in self.sentences))
 
     @property
     def seconds(self) -> float:
-        """Length of the speech."""
+        """Return the length of the speech in seconds."""
         return self.samples / RATE
 
 
 def texts(
     source: SpokenSource, wordings: Wordings, speed: int, *, training: bool = True
 ) -> list[tuple[str, str]]:
-    """One to four sentences, as written and as spoken, that `LONGEST` seconds hold at a speed.
+    """Return one to four sentences, as written and as spoken, that fit in `LONGEST` seconds at a speed.
 
-    In training some are garbled and some are cut out of a sentence.
+    In training some are garbled and some are excerpts of a sentence.
     """
     rng = source.rng
     if training and rng.random() < 0.15:
@@ -95,7 +95,7 @@ def speak(
     rng: random.Random,
     pauses: tuple[float, float] = (0.15, 0.6),
 ) -> tuple[Utterance, Samples]:
-    """Sentences in one voice with pauses (seconds) between them, through the band of a telephone line.
+    """Synthesize sentences in one voice with pauses (seconds) between them, in the telephone band.
 
     Raises:
         SettingsError: as `voices.say`.
@@ -116,7 +116,7 @@ def speak(
 
 
 def make_shard(seed: int, number: int) -> tuple[list[Utterance], NDArray[np.uint8]]:
-    """A shard's utterances and all their samples; a function of its arguments alone."""
+    """Return a shard's utterances and all their samples; a function of its arguments alone."""
     rng = random.Random(f"{seed}:{number}")
     source = SpokenSource(rng, held_out=False)
     utterances: list[Utterance] = []
@@ -137,9 +137,9 @@ class Pool:
     """The shards in a folder.
 
     Args:
-        folder: where they lie or will lie.
-        seed: of what is said and how.
-        shards: how many there are to be.
+        folder: where they are or will be.
+        seed: determines texts and voices.
+        shards: how many there should be.
     """
 
     def __init__(self, folder: Path, seed: int, shards: int) -> None:
@@ -148,7 +148,7 @@ class Pool:
         self._samples: list[NDArray[np.uint8]] = []
 
     def fill(self, threads: int) -> Iterator[int]:
-        """Make the shards that are missing; gives the number of each when it is there.
+        """Make the missing shards; yield the number of each when it is ready.
 
         Raises:
             SettingsError: as `voices.say`.
@@ -158,7 +158,7 @@ class Pool:
             yield from workers.map(self._make, range(self.shards))
 
     def open(self) -> None:
-        """Read what is said, and map the samples."""
+        """Read the transcripts, and map the samples."""
         told = msgspec.json.Decoder(list[Utterance])
         for number in range(self.shards):
             names, samples = self._paths(number)
@@ -166,7 +166,7 @@ class Pool:
             self._samples.append(np.memmap(samples, np.uint8, mode="r"))
 
     def speech(self, shard: int, place: int) -> Samples:
-        """The samples of one utterance, float32 `[samples]`."""
+        """Return the samples of one utterance, float32 `[samples]`."""
         told = self.utterances[shard][place]
         return decode(self._samples[shard][told.first : told.first + told.samples])
 
@@ -180,7 +180,7 @@ class Pool:
         return number
 
     def write(self, number: int, utterances: Sequence[Utterance], coded: NDArray[np.uint8]) -> None:
-        """Keep a shard; a killed write leaves none behind."""
+        """Save a shard; a killed write leaves none behind."""
         names, samples = self._paths(number)
         samples.write_bytes(coded.tobytes())
         part = names.with_suffix(".part")
@@ -189,14 +189,14 @@ class Pool:
 
 
 def encode(speech: Samples) -> NDArray[np.uint8]:
-    """Samples in [-1, 1] to one byte each by the mu-law."""
+    """Encode samples in [-1, 1] as one byte each by the mu-law."""
     squeezed = np.sign(speech) * np.log1p(_MU * np.abs(speech)) / np.log1p(_MU)
     coded: NDArray[np.uint8] = np.round(np.clip(squeezed, -1, 1) * 127 + 128).astype(np.uint8)
     return coded
 
 
 def decode(coded: NDArray[np.uint8]) -> Samples:
-    """The way back from `encode`."""
+    """Invert `encode`."""
     return _LEVELS[coded]
 
 

@@ -1,9 +1,9 @@
-"""What the speech model hears: the callers' sentences of the language model's generator.
+"""The speech model's sentences: the callers' sentences of the language model's generator.
 
-The transcript is what the language model reads: capitals, marks, digits (`My account number is
-48213377.`), so a transcript needs no rewriting to become a ticket. Of several ways to write the
-same sounds one is chosen (`£42.50`, never `42.50 pounds`), so that only hearing decides. Names are
-of closed lists and in ASCII: how a made-up name is spelled cannot be heard.
+The transcript is what the language model reads: capitals, punctuation, digits (`My account number is
+48213377.`), so a transcript needs no rewriting to become a ticket. Of several spellings of the same
+sounds one is chosen (`£42.50`, never `42.50 pounds`), so that the audio determines the text. Names come
+from closed lists and are ASCII: the spelling of a made-up name cannot be heard.
 
 A sentence belongs to training or to the held-out sets by a checksum of its text, as do its
 numbers and full names (`vocabulary.is_held_out`).
@@ -39,24 +39,24 @@ _TENSES: Final = ("past", "future")
 
 
 class SpokenSource(Source):
-    """Names and numbers as a transcript writes them, from one side of the hold-out line."""
+    """Names and numbers as a transcript writes them, from one side of the hold-out split."""
 
     def name(self) -> str:
-        """A full name, or now and then a first name alone."""
+        """Return a full name, or sometimes a first name alone."""
         rng = self.rng
         if rng.random() < 0.1:
             return rng.choice(FIRST)
         return self.pick(lambda: f"{rng.choice(FIRST)} {rng.choice(LAST)}")
 
     def account(self) -> str:
-        """Six to nine digits, sometimes after `K-` or `AC-`: other letters are hard to hear."""
+        """Return six to nine digits, sometimes after `K-` or `AC-`: other letters are hard to make out."""
         rng = self.rng
         prefix = rng.choice(("", "", "", "", "K-", "AC-"))
         count = rng.choice((6, 7, 8, 8, 9))
         return self.pick(lambda: prefix + self._digits(count))
 
     def amount(self) -> tuple[str, str]:
-        """An amount with its sign in front, and as a JSON number."""
+        """Return an amount with its currency sign in front, and as a JSON number."""
         rng = self.rng
         sign = rng.choice("£$€")
 
@@ -68,14 +68,14 @@ class SpokenSource(Source):
         return sign + number, number
 
     def card(self) -> str:
-        """Four groups of four digits; as in the generator, the check digit is wrong."""
+        """Return four groups of four digits; as in the generator, the check digit is wrong."""
         while True:
             digits = re.sub(r"\D", "", super().card())
             if len(digits) == 16:
                 return " ".join(digits[start : start + 4] for start in range(0, 16, 4))
 
     def phone(self) -> str:
-        """A British or an American number in groups."""
+        """Return a British or an American number in groups."""
         d, rng = self._digits, self.rng
         return self.pick(
             lambda: rng.choice((f"07{d(3)} {d(6)}", f"020 7{d(3)} {d(4)}", f"{d(3)}-{d(3)}-{d(4)}"))
@@ -83,9 +83,9 @@ class SpokenSource(Source):
 
 
 def sentence(source: SpokenSource, wordings: Wordings, *, loose: bool = False) -> str:
-    """One sentence of a call with its mark, on the source's side of the hold-out line.
+    """Return one sentence of a call with its punctuation, on the source's side of the hold-out split.
 
-    `loose` garbles it as `generator.compose` does, so that a model listens instead of guessing.
+    `loose` garbles it as `generator.compose` does, so that a model relies on the audio.
     """
     while True:
         text = as_written(marked(_clauses(source, wordings, loose=loose)))
@@ -94,12 +94,12 @@ def sentence(source: SpokenSource, wordings: Wordings, *, loose: bool = False) -
 
 
 def as_written(text: str) -> str:
-    """A text of the generator as a transcript has it: `the 12th of March`, not `the twelfth of`."""
+    """Return a text of the generator as a transcript has it: `the 12th of March`, not `the twelfth of`."""
     return _ORDINAL.sub(lambda found: f"the {_numeral(found[1])} of ", text)
 
 
 def fragment(text: str, rng: random.Random) -> str:
-    """Some words out of the middle of a sentence, as a chunk that was cut too early has them."""
+    """Return some words from the middle of a sentence, as in a chunk that was cut too early."""
     words = text.rstrip(".?").split()
     begin = rng.randrange(max(1, len(words) // 2))
     end = rng.randint(min(len(words), begin + 2), len(words))

@@ -1,7 +1,7 @@
-"""From what a transcript writes to what a caller says: `£42.50` is said `forty two pounds fifty`.
+"""Turns written text into spoken words: `£42.50` is spoken `forty two pounds fifty`.
 
-Every written form that `sentences.py` uses can be told from its sound, so the model can learn the
-way back.
+Every written form that `sentences.py` uses is determined by its sound, so the model can learn the
+inverse.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DIGITS = re.compile(r"\d{3,}(?:[ -]\d{3,})*")
 def spoken(written: str, rng: random.Random) -> str:
     """Words and marks for a voice to read; no digits are left.
 
-    `rng` chooses between ways of saying the same: `oh` or `zero`, a pause within a long number.
+    `rng` chooses between spoken variants: `oh` or `zero`, a pause within a long number.
     """
     text = _AMOUNT.sub(lambda found: _amount(found, rng), written)
     text = _PREFIX.sub(lambda found: f"{' '.join(found[1])} ", text)
@@ -40,12 +40,12 @@ def spoken(written: str, rng: random.Random) -> str:
 
 
 def letters(said: str) -> str:
-    """What was said as lower-case words, apostrophes kept: what the encoder spells."""
+    """Return the spoken text as lower-case words, apostrophes kept: the encoder's target."""
     return " ".join(re.findall(r"[a-z']+", said.lower()))
 
 
 def cardinal(number: int, rng: random.Random) -> str:
-    """A number from 0 to 9999 in words."""
+    """Return a number from 0 to 9999 in words."""
     if number < 20:
         return _UNITS[number]
     if number < 100:
@@ -80,7 +80,7 @@ def _day(found: re.Match[str]) -> str:
 
 
 def _digits(text: str, rng: random.Random) -> str:
-    """One by one; groups as written, and a long group now and then in halves."""
+    """Spell digits one by one; groups as written, a long group sometimes in halves."""
     zero = rng.choice(("zero", "zero", "oh"))
     names = [zero, *_UNITS[1:10]]
     groups = re.split(r"[ -]", text)

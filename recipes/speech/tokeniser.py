@@ -1,6 +1,6 @@
-"""The speech model's tokeniser: byte-level BPE, then Whisper's special tokens in Whisper's order.
+"""The speech model's tokenizer: byte-level BPE, then Whisper's special tokens in Whisper's order.
 
-Peers find tokens by name (`<|startoftranscript|>`) and by neighbourhood: `<|nospeech|>`, then
+Peers find tokens by name (`<|startoftranscript|>`) and by position: `<|nospeech|>`, then
 `<|notimestamps|>`, then `<|0.00|>` and every 20 ms after it.
 """
 
@@ -29,8 +29,8 @@ TIME_STEP: Final = 0.02
 """Seconds from one timestamp to the next."""
 
 _SPLIT: Final = r"'(?:s|t|re|ve|m|ll|d)\b| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s"
-# OpenAI's and faster-whisper's list of tokens that are no speech begins with the first token of
-# these two. They must be tokens of their own, or that list would hold the space.
+# OpenAI's and faster-whisper's list of non-speech tokens starts with the first token of these two.
+# They must be separate tokens, or that list would contain the space.
 _NO_SPEECH_SYMBOLS: Final = (" -", " '")
 
 
@@ -38,7 +38,7 @@ def train_tokeniser(texts: Iterable[str], text_tokens: int, window_seconds: floa
     """Train on transcripts. Every byte has a token, so any text survives a round trip.
 
     Raises:
-        ValueError: they have too few different words for so many tokens.
+        ValueError: they have too few different words for this vocabulary size.
     """
     tokeniser = Tokenizer(models.BPE())
     tokeniser.pre_tokenizer = pre_tokenizers.Sequence(
@@ -73,7 +73,7 @@ def _with_symbols(texts: Iterable[str]) -> Iterator[str]:
 
 
 def time_id(tokeniser: Tokenizer, seconds: float) -> int:
-    """The id of the timestamp nearest to a time."""
+    """Return the id of the timestamp nearest to a time."""
     return token_id(tokeniser, "<|0.00|>") + round(seconds / TIME_STEP)
 
 

@@ -60,58 +60,58 @@ class Recipe:
 
     steps: int = 5000
     seed: int = 17
-    shards: int = 80  # of the pool: 500 utterances each
+    shards: int = 80  # shards of the pool, of 500 utterances each
     draw: Draw = field(default_factory=Draw)
-    spelling_weight: float = 0.5  # of the encoder's own loss
+    spelling_weight: float = 0.5  # weight of the encoder's own loss
     muon_rate: float = 4e-3
     adam_rate: float = 2e-3
     warm_up: int = 150
-    decay_share: float = 0.6  # the end of the run, in which the rate falls to zero
+    decay_share: float = 0.6  # share of the run, at its end, in which the rate falls to zero
     tokeniser_sentences: int = 30_000
     save_every: int = 100
-    listen_every: int = 500  # steps from one look at the held-out sets to the next
-    listen_items: int = 30  # of each set
+    listen_every: int = 500  # steps between evaluations on the held-out sets
+    listen_items: int = 30  # items of each set
 
 
 def build_tokeniser(recipe: Recipe, config: SpeechConfig) -> Tokenizer:
     """Train the tokeniser on sentences of the training side."""
     source = SpokenSource(random.Random(recipe.seed), held_out=False)
     texts = (sentence(source, TRAINING) for _ in range(recipe.tokeniser_sentences))
-    # A transcript's later sentences have a space in front.
+    # Later sentences of a transcript start with a space.
     spaced = (f"{' ' if source.rng.random() < 0.3 else ''}{text}" for text in texts)
     return train_tokeniser(spaced, config.text_tokens, config.window_seconds)
 
 
 def rate_factor(recipe: Recipe, step: int) -> float:
-    """Share of the peak learning rate at a step: warm-up, plateau, linear fall to zero."""
+    """Return the share of the peak learning rate at a step: warm-up, plateau, linear decay to zero."""
     decay = max(1, round(recipe.steps * recipe.decay_share))
     return min(1.0, (step + 1) / recipe.warm_up, (recipe.steps - step) / decay)
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Per written token, and per letter that the encoder spells."""
+    """Loss per written token, and per letter that the encoder spells."""
 
     writing: float
     spelling: float
 
 
 class Trainer:
-    """The model, the letters it spells while it learns, two optimisers and the step reached."""
+    """The model, its spelling head for training, two optimizers and the current step."""
 
     def __init__(self, recipe: Recipe, config: SpeechConfig, device: torch.device) -> None:
         torch.manual_seed(recipe.seed)
         self.recipe, self.device, self.step = recipe, device, 0
         self.model = SpeechModel(config).to(device)
-        # Connectionist temporal classification teaches the encoder without any attention, and a
-        # decoder soon finds its way through rows that spell. It is not a part of the checkpoint.
+        # Connectionist temporal classification trains the encoder without any attention, and a decoder
+        # soon learns to attend to rows that spell. The head is not part of the checkpoint.
         self.spelling = nn.Linear(config.width, len(ALPHABET) + 1).to(device)
         named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         named += [(f"spelling.{name}", p) for name, p in self.spelling.named_parameters()]
         self._optimisers = Optimisers(named, recipe.muon_rate, recipe.adam_rate)
 
     def train_step(self, groups: Sequence[Batch]) -> Loss:
-        """One update from all groups."""
+        """Apply one update from all groups."""
         tokens = sum(float(group.weights.sum()) for group in groups)
         letters = max(1, sum(int(group.letter_counts.sum()) for group in groups))
         written = spelled = 0.0
@@ -126,7 +126,7 @@ class Trainer:
         return Loss(written, spelled)
 
     def _losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Sums over the batch of the decoder's and of the encoder's own loss."""
+        """Return the batch's summed losses of the decoder and of the encoder."""
 
         def here(array: NDArray[Any]) -> Tensor:
             return torch.from_numpy(array).to(self.device)
@@ -161,7 +161,7 @@ class Trainer:
         save_state(path, state)
 
     def load(self, path: Path) -> None:
-        """Continue from what `save` wrote."""
+        """Continue from a file written by `save`."""
         state = torch.load(path, map_location=self.device, weights_only=True)
         self.step = state["step"]
         self.model.load_state_dict(state["model"])
@@ -170,7 +170,7 @@ class Trainer:
 
 
 def make_maker(work: Path, recipe: Recipe, config: SpeechConfig) -> Maker:
-    """What makes batches of the pool and the tokeniser in `work`."""
+    """Return what makes batches of the pool and the tokenizer in `work`."""
     pool = Pool(work / "pool", recipe.seed, recipe.shards)
     pool.open()
     return Maker(pool, load_tokeniser(work), recipe.draw, config.window_seconds)
@@ -179,7 +179,7 @@ def make_maker(work: Path, recipe: Recipe, config: SpeechConfig) -> Maker:
 def train(
     recipe: Recipe, config: SpeechConfig, output: Path, work: Path, device: str, workers: int
 ) -> None:
-    """Train, or continue the run whose checkpoint lies in `work`, and export to `output`.
+    """Train, or continue the run whose checkpoint is in `work`, and export to `output`.
 
     Raises:
         SettingsError: espeak-ng is missing.
@@ -260,7 +260,7 @@ def _run(
 
 
 def transcriber(model: SpeechModel, tokeniser: Tokenizer, limit: int = 120) -> Transcribe:
-    """Greedy transcripts from the torch model: what `evaluate` asks for."""
+    """Return greedy transcripts of the torch model, as `evaluate` requests them."""
     prompt = [token_id(tokeniser, token) for token in (START, LANGUAGE, TASK, NO_TIMESTAMPS)]
     stop = token_id(tokeniser, END)
     mels = LogMel(model.config.mels, model.config.window_seconds)
@@ -291,7 +291,7 @@ def _report(result: Evaluation, console: Console) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line of the recipe; returns the exit status."""
+    """Run the recipe's command line; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m recipes.speech.train", description=__doc__)
     default = Recipe()
     parser.add_argument(

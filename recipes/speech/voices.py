@@ -1,6 +1,6 @@
 """Callers' voices: espeak-ng, called as a process, text in and samples out.
 
-It is no Python package: `apt-get install espeak-ng`. The bundled model heard version 1.51.
+It is not a Python package: `apt-get install espeak-ng`. The bundled model was trained with version 1.51.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ACCENTS: Final = (
     "en-us-nyc",
 )  # fmt: skip
 
-# Those of espeak-ng's variants that sound like people, one of each family.
+# The human-sounding variants of espeak-ng, one of each family.
 _VARIANTS: Final = (
     "m1", "m2", "m3", "m4", "m5", "m6", "m7", "m8", "f1", "f2", "f3", "f4", "f5", "Alex", "Alicia",
     "Andrea", "Andy", "Annie", "Denis", "Diogo", "Gene", "Henrique", "Hugo", "Jacky", "Lee", "Marco",
@@ -51,7 +51,7 @@ _AUDIBLE: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """Who speaks and how. `variant` is the timbre, `speed` in words a minute, `pitch` 0 to 99."""
+    """A speaker. `variant` is the timbre, `speed` in words per minute, `pitch` 0 to 99."""
 
     accent: str
     variant: str
@@ -60,7 +60,7 @@ class Voice:
 
 
 def draw(rng: random.Random, *, held_out: bool) -> Voice:
-    """A voice from one side of the hold-out line."""
+    """Return a voice from one side of the hold-out split."""
     variants = HELD_OUT_VARIANTS if held_out else TRAINING_VARIANTS
     return Voice(
         rng.choice(ACCENTS), rng.choice(variants), rng.randint(135, 200), rng.randint(25, 75)
@@ -68,7 +68,7 @@ def draw(rng: random.Random, *, held_out: bool) -> Voice:
 
 
 def say(text: str, voice: Voice) -> Samples:
-    """Speech without silence around it: float32 `[samples]` at `RATE`, its loudest sample at 0.7.
+    """Synthesize speech without surrounding silence: float32 `[samples]` at `RATE`, peak 0.7.
 
     Raises:
         SettingsError: espeak-ng is missing, or does not know the voice.
@@ -85,7 +85,7 @@ def say(text: str, voice: Voice) -> Samples:
     except subprocess.CalledProcessError as error:
         reason = error.stderr.decode(errors="replace").strip()
         raise SettingsError(f"espeak-ng cannot speak as {voice}: {reason}") from error
-    # The header cannot know the length of a stream, so it is not read but stepped over.
+    # A stream's header cannot state the length, so it is skipped without parsing.
     wide = np.frombuffer(made.stdout[_HEADER_BYTES:], "<i2").astype(np.float32)
     loudest = np.abs(wide).max(initial=0.0)
     if loudest == 0:

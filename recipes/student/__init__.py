@@ -1,1 +1,1 @@
-"""How a student of a quarter of the demo model's size is made: `python -m recipes.student.train OUT`."""
+"""The recipe of a student of a quarter of the demo model's size: `python -m recipes.student.train OUT`."""

@@ -39,7 +39,7 @@ from ..training import write_weights
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Everything that decides the outcome of a run, but for `Options`."""
+    """Everything that decides the outcome of a run, except `Options`."""
 
     shape: DemoConfig = field(
         default_factory=lambda: DemoConfig(hidden=128, intermediate=248, head_dim=32)
@@ -50,26 +50,26 @@ class Recipe:
         )
     )
     conversations: int = 20_000
-    pieced_names: float = 0.6  # the share of tickets whose caller has a name of any tokens
+    pieced_names: float = 0.6  # share of tickets with a caller named by random tokens
     copies: int = 5_000  # messages of random tokens to repeat
-    hard_names: float = 0.15  # the share of names that are hard to copy
+    hard_names: float = 0.15  # share of names that are hard to copy
     seed: int = 29
-    longest: int = 512  # conversations with more tokens are dropped
+    longest: int = 512  # longer conversations are dropped
     muon_rate: float = 2e-3
     adam_rate: float = 1e-3
 
 
 class Pieces(NamedTuple):
-    """Tokens as text: what begins a name, and what goes on with one."""
+    """Tokens as text: those that can begin a name, and those that can continue one."""
 
     first: Sequence[str]
     more: Sequence[str]
 
 
 def renamed(made: Conversation, pieces: Pieces, rng: random.Random) -> Conversation:
-    """A ticket's conversation with a caller whose name is any tokens; the same if none is named.
+    """Return a ticket's conversation with random tokens as the caller's name; unchanged if none is named.
 
-    A small model else copies the tokens alone that names of its training have at these places.
+    Otherwise a small model learns to copy only the tokens of its training names in these places.
     """
     name = json.loads(made.answer)["name"]
     if name is None:
@@ -102,7 +102,7 @@ def _made(recipe: Recipe) -> Iterator[Example]:
 
 
 def run(recipe: Recipe, options: Options, output: Path, work: Path, processes: int) -> Report:
-    """Train, or go on with what lies in `work` and `output`; the report is of the last step's weights."""
+    """Train, or continue from `work` and `output`; the report is of the last step's weights."""
     work.mkdir(parents=True, exist_ok=True)
     save_tokeniser(load_tokeniser(MODEL_DIR), work, recipe.shape.max_positions)
     young = work / "young"
@@ -125,9 +125,9 @@ def run(recipe: Recipe, options: Options, output: Path, work: Path, processes: i
 
 
 def go_half_way_back(output: Path, start: Path) -> None:
-    """Make the weights in `output` the mean of them and those from which they were trained.
+    """Average the weights in `output` with those from which they were trained.
 
-    So it keeps more of what it could before: "Robust fine-tuning of zero-shot models", arXiv:2109.01903.
+    This keeps more of the earlier abilities: "Robust fine-tuning of zero-shot models", arXiv:2109.01903.
     """
     model, before = load_checkpoint(output), load_checkpoint(start)
     with torch.no_grad():
@@ -137,7 +137,7 @@ def go_half_way_back(output: Path, start: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line of the recipe; returns the exit status."""
+    """Run the recipe's command line; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m recipes.student.train", description=__doc__)
     default = Recipe()
     parser.add_argument("output", type=Path, help="folder of the checkpoint")

@@ -1,4 +1,4 @@
-"""LoRA adapters as PEFT saves them, and the models that they make: W + scale * B A, by arithmetic."""
+"""LoRA adapters in PEFT's format, and the merged models: W + scale * B A, computed here."""
 
 import json
 import math
@@ -29,7 +29,7 @@ def make_adapter(
     size: float = 0.05,
     **config: Any,
 ) -> Adapter:
-    """Random factors for all linear layers of ``model`` but the output layer, or for ``targets`` alone."""
+    """Write random factors for all linear layers of ``model`` except the output, or for ``targets``."""
     folder.mkdir(parents=True)
     random = torch.Generator().manual_seed(seed)
     factors = {}
@@ -69,7 +69,7 @@ def adapter_in(folder: Path) -> Adapter:
 
 
 def linear_layers(model: Path) -> dict[str, tuple[int, ...]]:
-    """Name -> [outputs, inputs] of those that adapters may add to."""
+    """Return name -> [outputs, inputs] of the layers that adapters may change."""
     return {
         name.removesuffix(".weight"): tuple(weight.shape)
         for name, weight in load_file(model / "model.safetensors").items()
@@ -83,7 +83,7 @@ def rank_of(module: str, rank: int, config: dict[str, Any]) -> int:
 
 
 def merged(model: Path, adapter: Adapter | None) -> Any:
-    """transformers' model with the adapter in its weights."""
+    """Return transformers' model with the adapter merged into its weights."""
     loaded = AutoModelForCausalLM.from_pretrained(
         model, dtype=torch.float32, attn_implementation="eager"
     ).eval()

@@ -1,4 +1,4 @@
-"""Adapters in the engine: loaded when they are wanted, held while they are used, no business of others."""
+"""Adapters in the engine: loaded on demand, kept while in use, without effect on other requests."""
 
 import itertools
 import shutil
@@ -64,7 +64,7 @@ def run(
     requests: Sequence[EngineRequest],
     meanwhile: Callable[[int], None] = lambda step: None,
 ) -> "list[list[int]]":
-    """Each request's tokens; fails for one that ends in an error."""
+    """Return each request's tokens; fail if one ends in an error."""
     texts, ends = outputs(engine, requests, meanwhile)
     assert all(end.finish_reason != "error" for end in ends.values()), ends
     return texts
@@ -107,7 +107,7 @@ def test_texts_are_those_of_merged_models_and_prefixes_are_not_shared(
             )
         assert text == made[0, 40:].tolist()
     assert len({tuple(text) for text in texts}) == 3
-    # The same again: each finds its own blocks, and they are right.
+    # The same again: each finds its own blocks, and their content is right.
     assert run(engine, [request(engine, adapter) for adapter in chosen]) == texts
     assert engine.stats.prefix_hit_tokens == 3 * 32
 
@@ -167,12 +167,12 @@ def test_the_least_recently_used_makes_room_and_what_is_used_stays(
     assert engine.stats.adapter_loads == len(adapters)
     assert engine.stats.adapter_evictions == len(adapters) - SLOTS
     run(engine, [request(engine, adapters[5])])
-    run(engine, [request(engine, adapters[4])])  # both are there
+    run(engine, [request(engine, adapters[4])])  # both are loaded
     assert engine.stats.adapter_loads == len(adapters)
     run(engine, [request(engine, adapters[0])])  # instead of 5
     run(engine, [request(engine, adapters[4])])
     assert engine.stats.adapter_loads == len(adapters) + 1
-    # More adapters at a time than there is room for, some of them twice; the base waits for none.
+    # More adapters at a time than slots, some of them twice; base requests wait for none.
     order = [0, 1, 2, 3, 4, 5, 0, 1, 2]
     began = engine.stats.adapter_loads
     several = [request(engine, adapters[i]) for i in order]
@@ -185,7 +185,7 @@ def test_the_least_recently_used_makes_room_and_what_is_used_stays(
 def test_who_waits_for_a_slot_is_not_overtaken(
     engine: NativeEngine, adapters: list[Adapter]
 ) -> None:
-    """Requests for adapters 0 and 1 never cease; one for 2 comes in between and is served."""
+    """Requests for adapters 0 and 1 never stop; one for 2 arrives in between and is served."""
     waiting = request(engine, adapters[2])
     for made in (*(request(engine, adapters[i], count=9 + i) for i in range(2)), waiting):
         engine.add(made)
@@ -237,7 +237,7 @@ def test_what_cannot_be_loaded_is_the_requests_error_alone(
 def test_guesses_of_recent_texts_are_an_adapters_own(
     engine: NativeEngine, adapters: list[Adapter]
 ) -> None:
-    """Texts of one are no guesses for another, and of its own they are."""
+    """Texts of one adapter provide no draft tokens for another, but they do for itself."""
     eager(engine, "recent")
     run(engine, [request(engine, adapters[0], count=60)])
     run(engine, [request(engine, None, count=60)])
@@ -260,7 +260,7 @@ def test_the_ledger_has_the_slots_and_speech_takes_none(checkpoint: CheckpointMa
     assert total >= base + one
     assert ledger(max_adapters=5) == (5 * one, total + 4 * one)
     assert ledger(max_adapters=1, adapter_rank=32)[0] == 2 * one
-    # Both factors of 7 layers of both of the model's, in two bytes, outputs in tiles of sixteen.
+    # Both factors of 7 layers for each of the model's two, two bytes each, outputs in tiles of sixteen.
     outputs_and_inputs = [(48, 48), (24, 48), (24, 48), (48, 48), (88, 48), (88, 48), (48, 88)]
     assert one >= 2 * 2 * 16 * sum(map(sum, outputs_and_inputs))
     with pytest.raises(SettingsError, match=r"max_adapters is 1, but .* is a speech model"):

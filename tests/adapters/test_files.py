@@ -1,4 +1,4 @@
-"""What is no adapter, or not of this model, or more than low-rank products, is refused by name."""
+"""Files that are not adapters, or not for this model, or not low-rank products are refused by name."""
 
 import json
 from collections.abc import Callable

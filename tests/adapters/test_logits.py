@@ -1,4 +1,4 @@
-"""Rows with adapters: against merged weights in transformers, and the same bits in any batch."""
+"""Rows with adapters: equal to merged weights in transformers, with the same bits in any batch."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +30,7 @@ WEARS = (0, 1, -1, 2, 0, 1)
 def adapters(
     checkpoint: CheckpointMaker, tmp_path_factory: pytest.TempPathFactory
 ) -> "dict[str, list[Adapter]]":
-    """Of two models each: all layers, stabilised with ranks of their own, and few layers."""
+    """Adapters for each model: all layers, rank-stabilized ones with ranks per layer, and few layers."""
     made = {}
     for variant in ("llama-mqa-odd", "phi3"):
         model, at = checkpoint(variant), tmp_path_factory.mktemp(variant)
@@ -142,7 +142,7 @@ def test_models_of_other_forms_are_adapted_too(
 def test_adapters_are_added_to_rounded_models(
     kind: Quantize, activations: str, checkpoint: CheckpointMaker, tmp_path: Path
 ) -> None:
-    """Truth in torch: the rounded weights, with their inputs rounded; the adapter's are not."""
+    """torch computes the reference: weights and inputs rounded, the adapter's inputs not rounded."""
     folder = checkpoint("llama")
     dtype = torch.float16 if kind == "f16" else torch.bfloat16
     mine = [make_adapter(tmp_path / str(i), folder, seed=i, dtype=dtype) for i in range(3)]
@@ -179,7 +179,7 @@ def test_a_row_has_the_same_bits_alone_in_any_batch_and_without_passes(
         alone = bits(forward(running, batch_of([ids], [adapter], running)))
         assert np.array_equal(alone, together[starts[s] : starts[s + 1]]), s
         first, rest = len(ids) // 3, len(ids) - len(ids) // 3
-        if first:  # in two steps, beside another
+        if first:  # in two steps, together with another request
             forward(running, batch_of([ids[:first]], [adapter], running))
             step = ragged([(ids, rest)], first_block=1, groups=running.kv_groups)
             step = msgspec.structs.replace(step, adapters=np.array([adapter]))

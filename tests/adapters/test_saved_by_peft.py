@@ -1,4 +1,4 @@
-"""Adapters that PEFT saved: what it writes at its defaults is served, what asks for more is refused."""
+"""Adapters saved by PEFT: its default output is served, what needs more is refused."""
 
 import json
 import re
@@ -67,7 +67,7 @@ def test_what_is_not_done_is_refused_by_the_name_that_peft_gives_it(name: str) -
 def test_details_of_a_feature_that_is_off_ask_for_nothing(
     tmp_path: Path, fields: dict[str, Any], refused: str | None
 ) -> None:
-    """Of features that no release has yet, too."""
+    """This includes features that no release has yet."""
     saved = json.loads((FOLDER / "plain/adapter_config.json").read_text())
     (tmp_path / "adapter_config.json").write_text(json.dumps({**saved, **fields}))
     if refused is None:

@@ -1,4 +1,4 @@
-"""A server whose answers are scripts of bytes and pauses, so that what a client ought to see is known."""
+"""A server that answers with scripts of bytes and pauses, so that a client's results are known."""
 
 import asyncio
 import contextlib
@@ -12,17 +12,17 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding
 
 
 def part(data: bytes) -> bytes:
-    """A chunk of a chunked body; an empty one is its end."""
+    """Return a chunk of a chunked body; an empty one is its end."""
     return f"{len(data):x}\r\n".encode() + data + b"\r\n"
 
 
 def event(**fields: object) -> bytes:
-    """A server-sent event as a chunk."""
+    """Return a server-sent event as a chunk."""
     return part(b"data: " + json.dumps(fields).encode() + b"\n\n")
 
 
 def piece(text: str) -> bytes:
-    """An event of a streamed chat with some text."""
+    """Return an event of a streamed chat with some text."""
     return event(choices=[{"index": 0, "delta": {"content": text}}], usage=None)
 
 
@@ -31,7 +31,7 @@ DONE = part(b"data: [DONE]\n\n") + part(b"")
 
 @contextlib.asynccontextmanager
 async def scripted(*scripts: Script) -> AsyncIterator[str]:
-    """Answers the first request with the first script and so on, the last for all others; its URL."""
+    """Serve the scripts, one per request and the last one for all others; yield the URL."""
     left = list(scripts)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

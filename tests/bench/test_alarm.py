@@ -1,4 +1,4 @@
-"""Waiting until a time."""
+"""Waiting until a given time."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What is counted when the real engine is driven; no figure of time is asserted."""
+"""The benchmark's counts on the real engine; no time is asserted."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_costs_are_those_of_the_shape(bench: EngineBench) -> None:
 
 
 def test_prefill_counts_a_prompts_tokens_once_chunk_by_chunk(bench: EngineBench) -> None:
-    for _ in range(2):  # nothing is left of a run: the second has no prefix to find
+    for _ in range(2):  # a run leaves nothing behind: the second finds no cached prefix
         steps = bench.prefill(list(range(60)))
         assert [step.rows for step in steps] == [24, 24, 12]
         assert [step.context for step in steps] == [24, 48, 60]
@@ -68,7 +68,7 @@ def test_decode_counts_only_steps_in_which_all_sequences_decode(bench: EngineBen
     assert [(step.rows, step.wanted) for step in steps] == [(4, 4)] * 5
     contexts = [step.context for step in steps]
     assert [b - a for a, b in pairwise(contexts)] == [4] * 4
-    # Ten tokens and the first generated one; those that began early are a step or two ahead.
+    # Ten tokens and the first generated one; sequences that started early are a step or two ahead.
     assert 4 * 11 <= contexts[0] <= 4 * 14
 
 

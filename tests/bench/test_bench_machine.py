@@ -1,4 +1,4 @@
-"""The machine is measured with what it has; its description is read as the kernel writes it."""
+"""The machine is measured on its own hardware; its description is parsed from the kernel's files."""
 
 from pathlib import Path
 

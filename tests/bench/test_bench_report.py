@@ -1,4 +1,4 @@
-"""The arithmetic between a clock and a table, on numbers worked out by hand."""
+"""The arithmetic from times to the table, on numbers worked out by hand."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def machine() -> Machine:
 
 
 def decode_run(seconds: float, read_rate: float = 4000.0) -> Run:
-    """Two steps of two sequences with 3 and 4, then 4 and 5 tokens of context."""
+    """Return two steps of two sequences with 3 and 4, then 4 and 5 tokens of context."""
     return Run([Step(seconds, 0.75 * seconds, 2, 2, context) for context in (7, 9)], read_rate)
 
 

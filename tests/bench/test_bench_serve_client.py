@@ -1,4 +1,4 @@
-"""What the client of ``galley bench serve`` sees of servers that answer well, badly, late or not at all."""
+"""The client of ``galley bench serve`` with servers that answer correctly, badly, late or not at all."""
 
 import asyncio
 import itertools
@@ -50,7 +50,7 @@ def test_times_are_those_of_the_text_and_tokens_those_of_the_usage() -> None:
     assert (sample.prompt_tokens, sample.output_tokens, sample.counted) == (7, 5, True)
     assert sample.ttft is not None
     assert sample.tpot is not None
-    # The event with the role came at once and has no text. A slow machine can only be later.
+    # The event with the role arrived at once and has no text. A slow machine can only be later.
     assert 0.3 <= sample.ttft < 2
     assert 0.4 / 4 <= sample.tpot < 2
     assert [b - a >= 0.19 for a, b in itertools.pairwise(sample.chunks)] == [True, True]

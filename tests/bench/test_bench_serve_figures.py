@@ -1,4 +1,4 @@
-"""Statistics, arrivals, lengths and pages of ``galley bench serve``, against numbers known otherwise."""
+"""Statistics, arrivals, lengths and pages of ``galley bench serve``, against known numbers."""
 
 import random
 import statistics
@@ -104,7 +104,7 @@ def test_the_figures_of_a_run_worked_out_by_hand() -> None:
     # The first meets the objective, the second does not, the third failed.
     assert made.goodput_share == pytest.approx(1 / 3)
     assert made.goodput_per_s == pytest.approx(1 / 4)
-    # 0.1 cents a second
+    # 0.1 cents per second
     assert made.cost_per_million_output == pytest.approx(0.001 / 1.5 * 1e6)
     assert made.cost_per_million == pytest.approx(0.001 / 6.5 * 1e6)
     assert made.lag_s.max == pytest.approx(0.001)
@@ -225,7 +225,7 @@ def test_a_chart_is_xml_and_interrupted_where_nothing_is() -> None:
 
 
 class Page(HTMLParser):
-    """Text of a page; fails where it wants something from elsewhere."""
+    """The text of a page; it fails if the page loads anything from elsewhere."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Benchmarks where only the package itself is installed."""
+"""Benchmarks with only the package itself installed."""
 
 import subprocess
 import sys

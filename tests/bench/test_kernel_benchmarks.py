@@ -1,4 +1,4 @@
-"""The benchmarks of single layers run, on sizes that take no time."""
+"""The benchmarks of single layers run, on tiny sizes."""
 
 import pytest
 from benchmarks import attention, linear

@@ -1,4 +1,4 @@
-"""The comparison with peers: who is asked what, what becomes of the answers, who is left out."""
+"""The comparison with peers: the requests, the handling of answers, and which peers are left out."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ from galley import LLM, SamplingParams
 
 
 class Scripted:
-    """A contender whose step takes ``seconds``; dies at its ``dies_at``-th measurement."""
+    """A contender whose step takes ``seconds``; it dies at measurement number ``dies_at``."""
 
     def __init__(self, seconds: float, dies_at: int = 1000) -> None:
         self.asked: list[tuple[int, int, int]] = []
@@ -164,7 +164,7 @@ def test_a_gguf_has_every_tensor_of_the_checkpoint(
             assert (values[expert] == bits).all()
         elif values.dtype == np.float32:
             assert (values.view(np.uint32) >> 16 == bits).all()
-        else:  # llama's architecture has the rows of queries and keys in another order
+        else:  # llama's architecture orders the rows of queries and keys differently
             assert values.shape == bits.shape
             assert np.array_equal(np.sort(values, axis=0), np.sort(bits, axis=0))
     assert total == sum(int(np.prod(tensor.shape)) for tensor in reader.tensors)

@@ -1,4 +1,4 @@
-"""The comparison of models of embeddings: texts reach every contender whole, and vectors are the same."""
+"""The comparison of embedding models: texts reach every contender whole, and vectors are the same."""
 
 from pathlib import Path
 

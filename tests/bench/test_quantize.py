@@ -1,4 +1,4 @@
-"""Texts of the benchmark of quantisation: what is measured on is not calibrated with."""
+"""Texts of the quantization benchmark: measured texts are not used for calibration."""
 
 import json
 from pathlib import Path

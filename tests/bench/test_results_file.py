@@ -1,4 +1,4 @@
-"""Figures of a benchmark in a machine's results."""
+"""Writing a benchmark's figures to a machine's results."""
 
 import argparse
 import json

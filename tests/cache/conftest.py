@@ -1,4 +1,4 @@
-"""A redis-server for the tests of a session, emptied for each."""
+"""A redis-server for the test session, emptied for each test."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -7,7 +7,7 @@ from galley.cache.entry import Entry
 
 
 def entry(number: int = 1, *, size: int = 100, seconds: float = 60.0, **fields: Any) -> Entry:
-    """An entry whose key and body follow from a number."""
+    """Return an entry whose key and body depend on a number."""
     now = time.time()
     defaults = {
         "key": number.to_bytes(16, "big"),

@@ -1,4 +1,4 @@
-"""A real redis-server (or valkey-server) on a Unix socket, with nothing on disk."""
+"""A real redis-server (or valkey-server) on a Unix socket, without persistence."""
 
 import shutil
 import signal
@@ -14,7 +14,7 @@ PROGRAM = shutil.which("redis-server") or shutil.which("valkey-server")
 
 
 class RedisServer:
-    """Started on entry and ended on exit; ``url`` is for clients."""
+    """A server started on entry and stopped on exit; ``url`` is for clients."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
         self._socket = folder / "redis.sock"
@@ -45,7 +45,7 @@ class RedisServer:
         self.process.wait()
 
     def client(self) -> redis.Redis:
-        """A plain client."""
+        """Return a plain client."""
         return redis.Redis.from_url(self.url)
 
     def pause(self) -> None:
@@ -53,5 +53,5 @@ class RedisServer:
         self.process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Resume the process."""
         self.process.send_signal(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""A server that is killed while it writes: nothing wrong is ever found, and little is lost."""
+"""A server killed while writing: no wrong entry is ever found, and few are lost."""
 
 import asyncio
 import random
@@ -16,7 +16,7 @@ _LOST_SECONDS = 1.0
 
 
 def killed_writer(path: Path, first: int) -> tuple[dict[int, float], float]:
-    """Run a writer and kill it; what it had handed over, number -> Unix time, and when it was killed."""
+    """Run a writer and kill it; return number -> Unix time of what it had stored, and the time of death."""
     command = [sys.executable, "-m", "tests.cache.writer", str(path), str(first)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""A Redis that is gone, slow or full costs hits, and nothing else; the log says so once."""
+"""A missing, slow or full Redis costs hits, and nothing else; the log reports it once."""
 
 import asyncio
 import logging

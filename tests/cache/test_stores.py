@@ -1,4 +1,4 @@
-"""What every store does: finds what was put, forgets what is old or much, and never gives damaged bytes."""
+"""Behaviour of every store: it finds entries, evicts old or excess ones, and detects damaged bytes."""
 
 import asyncio
 import time
@@ -180,7 +180,7 @@ def test_a_changed_byte_of_a_file_is_a_miss_wherever_it_is(tmp_path: Path) -> No
         await store.close()
 
     async def wrong() -> int:
-        """Look each entry up, and count those that are not what was stored."""
+        """Look up each entry, and count those that differ from what was stored."""
         count = 0
         store = SqliteStore(path, WIDE)
         for number in range(50):

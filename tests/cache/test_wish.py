@@ -1,4 +1,4 @@
-"""What headers ask of the cache."""
+"""Cache control by request headers."""
 
 import math
 

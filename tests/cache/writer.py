@@ -1,4 +1,4 @@
-"""A process that stores entries until it is killed, and says when it has handed over each."""
+"""A process that stores entries until it is killed, and reports each one it has handed over."""
 
 import asyncio
 import sys

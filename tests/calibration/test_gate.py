@@ -1,4 +1,4 @@
-"""The quality gate: an honest model passes, one made worse does not start, and says what would."""
+"""The quality gate: an accurate model passes, a degraded one does not start; the error has a remedy."""
 
 import json
 from pathlib import Path
@@ -99,7 +99,7 @@ def test_a_quantised_checkpoint_is_held_beside_its_original(
     assert made.returncode == 0, made.stderr
     config = tmp_path / "int4" / "config.json"
     said = json.loads(config.read_text())
-    del said["galley_quantize"]  # as other programs' files are
+    del said["galley_quantize"]  # as in other programs' files
     config.write_text(json.dumps(said))
     with pytest.raises(UnsupportedModel, match="set quality_gate_against to the original"):
         load_engine(settings("kl=1"), tmp_path / "int4")

@@ -1,4 +1,4 @@
-"""No text is both calibrated with and measured on."""
+"""No text is used both to calibrate and to measure."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A model run slice by slice gives the bits of the whole, and takes replaced weights."""
+"""A model run slice by slice gives the bits of the whole, and accepts replaced weights."""
 
 import numpy as np
 import pytest

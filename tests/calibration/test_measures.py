@@ -1,4 +1,4 @@
-"""Divergence, against scipy's own, and logits of a model fed with a text, against transformers'."""
+"""Divergence against scipy's own, and logits of a model over a text against transformers'."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""galley quantize: what it writes, against compressed-tensors and transformers; interruptions; refusals."""
+"""galley quantize: its output, against compressed-tensors and transformers; interruptions; refusals."""
 
 import dataclasses
 import filecmp
@@ -74,7 +74,7 @@ def loss_in_transformers(folder: Path, out: Path) -> Loss:
 
 
 def says_what_transformers_says(out: Path, prompt: list[int]) -> None:
-    """Greedily: the likeliest token of transformers at each place of what the checkpoint says."""
+    """Check that Galley's greedy text is transformers' likeliest token at each position."""
     exact: dict[str, Any] = {"activations": "float32", "kv_dtype": "float32", "threads": 1}
     greedy = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     with LLM(out, kv_cache_tokens=256, **exact) as llm:
@@ -86,7 +86,7 @@ def says_what_transformers_says(out: Path, prompt: list[int]) -> None:
 
 
 def loss_beside(folder: Path, out: Path, *, activations: Activations) -> Loss:
-    """Of Galley, the inputs of whose layers are rounded."""
+    """Return Galley's loss relative to the original, with inputs of layers as ``activations``."""
     divergence = Divergence()
     base = EngineSettings(dtype="float32", kv_dtype="float32", threads=1)
     rounded = dataclasses.replace(base, activations=activations)
@@ -175,7 +175,7 @@ def test_smoothquant_spares_a_model_with_outliers_what_rounding_its_inputs_costs
 
 
 def rounding(inputs: str, scale: float) -> Callable[[Any, Any], tuple[Tensor]]:
-    """Before a layer: its inputs as int8 with that scale, or with that of each token."""
+    """Return a hook that rounds a layer's inputs to int8 with that scale, or with one for each token."""
 
     def hook(module: Any, given: tuple[Tensor]) -> tuple[Tensor]:
         [rows] = given
@@ -189,7 +189,7 @@ def rounding(inputs: str, scale: float) -> Callable[[Any, Any], tuple[Tensor]]:
 def test_transformers_rounds_inputs_as_the_file_says(
     checkpoint: CheckpointMaker, tmp_path: Path, inputs: str
 ) -> None:
-    """Beside the same weights with float inputs, rounded here."""
+    """The expected result is that of the same weights with float inputs, rounded here."""
     folder, data, outs = checkpoint("llama"), tmp_path / "data.txt", []
     data.write_text("the cat sat on the mat and the dog too " * 60)
     for which in (inputs, "float"):
@@ -210,7 +210,7 @@ def test_transformers_rounds_inputs_as_the_file_says(
         expected = plain(ids).logits
     assert (got - expected).abs().max() < 0.05 * (before - expected).abs().max()
     said = []
-    for out in outs:  # Galley's own inputs are as its settings say
+    for out in outs:  # Galley's own inputs follow its settings
         with LLM(out, kv_cache_tokens=256, threads=1) as llm:
             said += llm.generate([HELD_OUT[0]], SamplingParams(temperature=0.0, max_tokens=8))
     assert said[0].token_ids == said[1].token_ids

@@ -1,4 +1,4 @@
-"""Mixed precision: what each part loses is measured, and choices keep to bytes or loss."""
+"""Mixed precision: each part's loss is measured, and choices respect the limit on bytes or loss."""
 
 import itertools
 import json
@@ -76,7 +76,7 @@ def test_too_few_bytes_are_refused() -> None:
 
 
 def test_what_finer_schemes_lose_follows_from_their_errors(checkpoint: CheckpointMaker) -> None:
-    """Beside each scheme measured by itself; what int8 loses is too little to be told from rounding."""
+    """The reference is each scheme measured alone; int8 loses too little to distinguish from rounding."""
     settings = EngineSettings(dtype="float32", kv_dtype="float32", threads=1)
     model = read_model(settings, checkpoint("llama"))
     _, factory = choose_executor("auto", "cpu")
@@ -114,7 +114,7 @@ def test_sensitivity_is_that_of_the_whole_model(checkpoint: CheckpointMaker) -> 
         for i, window in enumerate(windows):
             [(_, p)], [(_, q)] = list(base.logits(window)), list(changed.logits(window))
             divergence.add(p, q, after[:60] if i == 0 else after[60:])
-    # The engine's own int8 has scales in float32 and no clips.
+    # The engine's own int8 has float32 scales and no clipping.
     assert part.choices[0].kl == pytest.approx(divergence.loss().kl, rel=0.4)
     assert part.choices[0].kl > 0
     assert bytes_of_others(model, names) + sum(p.choices[-1].bytes for p in found) == sum(
@@ -124,7 +124,7 @@ def test_sensitivity_is_that_of_the_whole_model(checkpoint: CheckpointMaker) -> 
 
 
 def test_gptq_is_measured_as_gptq(checkpoint: CheckpointMaker) -> None:
-    """It loses less than the nearest steps, and whole rows stand for groups that divide none."""
+    """It loses less than the nearest steps, and whole rows replace groups that do not divide the depth."""
     model = read_model(EngineSettings(kv_dtype="float32", threads=1), checkpoint("llama"))
     windows = [random_ids(1, 60), random_ids(2, 40)]
     calibration = [random_ids(seed, 64) for seed in range(3, 40)]
@@ -137,12 +137,12 @@ def test_gptq_is_measured_as_gptq(checkpoint: CheckpointMaker) -> None:
     assert sum(kls[1]) < 0.9 * sum(kls[0])
     schemes = [[c.scheme.group for c in part.choices if c.scheme] for part in by_gptq]
     assert all(groups in ([0, 16], [80, 16], [0]) for groups in schemes), schemes
-    assert by_gptq == parts_of(*asked, method="gptq", calibration=calibration)  # as it was kept
+    assert by_gptq == parts_of(*asked, method="gptq", calibration=calibration)  # as before
     assert by_gptq != parts_of(*asked, method="gptq", calibration=calibration[1:])
 
 
 def test_later_layers_of_a_block_make_up_for_what_one_loses(checkpoint: CheckpointMaker) -> None:
-    """Attention makes something else of rounded queries; its output comes nearer to what it was."""
+    """Rounded queries change attention's output; adjusting it brings it closer to the original."""
     settings = EngineSettings(dtype="float32", kv_dtype="float32", threads=1)
     model = read_model(settings, checkpoint("llama"))
     _, factory = choose_executor("auto", "cpu")

@@ -1,4 +1,4 @@
-"""Static scales of int8 inputs: what each observer clips, and a model that min-max ruins."""
+"""Static scales of int8 inputs: what each observer clips, and a model for which min-max fails."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""galley quantize --format gguf: what is written, read by the gguf package and by Galley itself."""
+"""galley quantize --format gguf: its output, read by the gguf package and by Galley itself."""
 
 import json
 from pathlib import Path
@@ -192,7 +192,7 @@ def test_a_tokenizer_that_llama_cpp_lacks_is_written_when_asked(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("variant", "said"),
     [
-        ("gemma2", "model_type gemma2 .* known: llama, mistral, qwen2, qwen3"),
+        ("gemma2", "model_type gemma2 .* supported: llama, mistral, qwen2, qwen3"),
         ("qwen2-window", "sliding_window: llama.cpp's qwen2"),
         ("phi3", "model_type phi3"),
     ],

@@ -1,4 +1,4 @@
-"""Any values that settings can have."""
+"""Strategies for any valid values of settings."""
 
 from typing import Any
 
@@ -125,7 +125,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 
 
 def _agrees(settings: dict[str, Any]) -> bool:
-    """Whether what is only for guesses of a draft model, experts on disk or a gate is there with these."""
+    """Return whether settings only for draft models, experts on disk or a gate come with these."""
     if settings.get("quality_gate_against") and not settings.get("quality_gate"):
         return False
     on_disk = settings.get("experts") == "disk"

@@ -1,4 +1,4 @@
-"""The command line as users have it: a process."""
+"""The command line as users run it: a process."""
 
 import os
 import shlex
@@ -14,7 +14,7 @@ from galley.cli.main import app
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """This process's, without galley's own variables; wide enough that help is not wrapped."""
+    """Return the environment without galley's variables, wide enough that help is not wrapped."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GALLEY_")}
     return {**clean, "COLUMNS": "160", **variables}
 
@@ -40,14 +40,14 @@ def galley(
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """Return a port on which nothing listens now."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
 
 
 def start_galley(*args: str | Path) -> subprocess.Popen[str]:
-    """Start, with everything it prints on one pipe."""
+    """Start a process, with all its output in one pipe."""
     return subprocess.Popen(
         [sys.executable, "-m", "galley", *map(str, args)],
         stdin=subprocess.DEVNULL,
@@ -59,7 +59,7 @@ def start_galley(*args: str | Path) -> subprocess.Popen[str]:
 
 
 def parsed_command(command: str) -> dict[str, Any]:
-    """What ``galley`` makes of a command, without running it."""
+    """Return the parsed form of a ``galley`` command, without running it."""
     program, *words = shlex.split(command, comments=True)
     assert program == "galley"
     made: click.Command = app

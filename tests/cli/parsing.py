@@ -1,4 +1,4 @@
-"""What a command gets of its flags."""
+"""The values that a command gets from its flags."""
 
 import click
 from click.testing import CliRunner
@@ -16,7 +16,7 @@ def parse(
     model: bool = False,
     sampling: bool = False,
 ) -> Flags:
-    """The flags that a command gets for ``args``; empty ones if it was not called."""
+    """Return the values that a command gets for ``args``; empty ones if it was not called."""
     caught: list[Flags] = []
 
     @click.command(cls=Command)

@@ -1,4 +1,4 @@
-"""galley batch, for real: a tiny model, files, kills."""
+"""galley batch in real use: a tiny model, files, kills."""
 
 import json
 import signal
@@ -48,7 +48,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def answers(path: Path) -> dict[str, Any]:
-    """custom_id -> what was answered, without what differs from run to run."""
+    """Return custom_id -> answer, without what differs between runs."""
     results = read(path)
     by_id = {result["custom_id"]: result for result in results}
     assert len(by_id) == len(results), "a line was done twice"
@@ -158,7 +158,7 @@ def test_every_kind_of_line_has_its_result(tmp_path: Path, run: Run) -> None:
 
 
 def test_failed_lines_are_counted_and_retried(tmp_path: Path, run: Run) -> None:
-    """Lines for another model fail; once they are answered as it is named, nothing failed."""
+    """Lines for another model fail; once they name the served model, nothing fails."""
     source = write(tmp_path / "in.jsonl", *(chat(str(i), model="gpt", max_tokens=2) for i in "abc"))
     target = tmp_path / "out.jsonl"
     first = run(source, target)
@@ -194,7 +194,7 @@ def test_killed_and_resumed_it_gives_what_an_uninterrupted_run_gives(
         gone, alive = psutil.wait_procs(engines, timeout=10)
         assert gone
         assert not alive
-        with torn.open("ab") as file:  # as if the kill had fallen into a write
+        with torn.open("ab") as file:  # as if the kill had interrupted a write
             file.write(b'{"id": "batch_req_9", "custom')
     assert kills == 3
     resumed = run(long_batch, torn)
@@ -263,7 +263,7 @@ def test_a_full_disk_is_one_line_and_can_be_resumed(
 ) -> None:
     source = write(tmp_path / "in.jsonl", *(chat(str(i), max_tokens=2) for i in range(8)))
     target = tmp_path / "out.jsonl"
-    # ulimit counts in blocks of 512 bytes: room for some lines, and for a part of the next.
+    # ulimit counts blocks of 512 bytes: room for some lines, and for a part of the next.
     script = 'ulimit -f 3 && exec "$@"'
     command = [sys.executable, "-m", "galley", "batch", str(source), str(target)]
     flags = ["--model", str(checkpoint), "--threads", "1"]

@@ -141,7 +141,7 @@ def test_lines_may_move_between_runs(tmp_path: Path) -> None:
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """As if the disk were full: no file grows beyond ``size`` bytes."""
+    """Simulate a full disk: no file grows beyond ``size`` bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

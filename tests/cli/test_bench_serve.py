@@ -35,7 +35,7 @@ def bench(server: Server, file: Path, *args: str | float | Path) -> dict[str, An
 
 
 def counted(server: Server) -> tuple[float, float]:
-    """Prompt tokens and generated tokens, as the server counts them."""
+    """Return prompt tokens and generated tokens, as counted by the server."""
     metrics = server.metrics("chat")
     return metrics["galley_prompt_tokens_total"], metrics["galley_generated_tokens_total"]
 
@@ -92,7 +92,7 @@ def test_a_shared_prefix_is_found_in_the_cache(server: Server, tmp_path: Path) -
     share = "--shared-prefix"
     [none] = bench(server, tmp_path / "a.json", *asked, share, 0, "--seed", 5)["points"]
     [most] = bench(server, tmp_path / "b.json", *asked, share, 0.9, "--seed", 6)["points"]
-    # Even without, the template's beginning is common to all.
+    # Even without it, all prompts share the template's beginning.
     assert none["cached_share"] < 0.3
     assert most["cached_share"] > 0.6
 
@@ -107,7 +107,7 @@ def test_recordings_are_transcribed(server: Server, tmp_path: Path) -> None:
 
 
 def test_errors_are_counted_by_kind(server: Server, tmp_path: Path) -> None:
-    # The first line is warm enough: warm-up prompts are synthetic.
+    # The first line counts as warm: warm-up prompts are synthetic.
     file = tmp_path / "data.jsonl"
     file.write_text('{"prompt": "hi"}\n{"prompt": "hi", "output_tokens": 1000000}\n')
     asked = ("--data", file, "--output-tokens", 2, "--concurrency", 1, "--requests", 4)

@@ -1,4 +1,4 @@
-"""``galley cache`` on files that real engines wrote."""
+"""``galley cache`` on files written by real engines."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ DAY = 86400
 
 @pytest.fixture
 def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Of a user whose cache folder does not exist yet."""
+    """Set a cache folder that does not exist yet; return the variables."""
     variables = {"GALLEY_CACHE_DIR": str(tmp_path / "cache")}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -33,7 +33,7 @@ def model(checkpoint: Path, tmp_path: Path) -> Path:
 
 
 def start(model: Path, kind: Quantize, *, days_ago: float = 0) -> Path:
-    """The file that a start with ``kind`` leaves, last used so long ago."""
+    """Start with ``kind``; return the file that it leaves, with its last use in the past."""
     load_engine(EngineSettings(model=str(model), quantize=kind, kv_cache_tokens=256), model)
     background.finish()
     (path,) = packed_folder().glob(f"*-{kind}-*")

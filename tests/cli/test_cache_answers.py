@@ -1,4 +1,4 @@
-"""``galley cache`` on answers that a real server stored."""
+"""``galley cache`` on answers stored by a real server."""
 
 from pathlib import Path
 

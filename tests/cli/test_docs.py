@@ -1,4 +1,4 @@
-"""What the documentation says of the settings is what they are."""
+"""The documentation of the settings matches the code."""
 
 import dataclasses
 import re
@@ -24,7 +24,7 @@ PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 
 
 def settings_table() -> list[str]:
-    """The table in docs/operations/settings.md; print it to bring the page up to date."""
+    """Return the table in docs/operations/settings.md; print it to update the page."""
     rows = ["| setting | default | group | meaning |", "|---|---|---|---|"]
     for field in dataclasses.fields(Settings):
         default = "" if field.default in (None, "", ()) else f"`{field.default}`".lower()
@@ -82,7 +82,7 @@ def leaves(nav: Any) -> Iterator[str]:
 
 
 def commands(page: Path) -> Iterator[str]:
-    """Each command of galley's in a page's blocks of code, on one line."""
+    """Yield each galley command in a page's code blocks, on one line."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
     for line in text.splitlines():
         if re.match(r"(    )?galley [a-z]", line) and " [--" not in line:
@@ -104,6 +104,6 @@ def test_pages_show_commands() -> None:
 def test_a_command_that_a_page_shows_is_understood(page: Path, command: str) -> None:
     try:
         parsed_command(command)
-    except click.BadParameter as error:  # a file of the reader's
+    except click.BadParameter as error:  # a file that the reader supplies
         if not re.fullmatch(r"(File|Path) '[\w.]+' does not exist\.", error.message):
             raise

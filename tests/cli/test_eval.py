@@ -1,4 +1,4 @@
-"""galley eval demo: asking, counting, showing."""
+"""galley eval demo: prompts, counts, output."""
 
 import json
 from collections.abc import Iterator, Sequence

@@ -14,7 +14,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def table(output: str) -> dict[str, list[str]]:
-    """First column -> the others."""
+    """Return first column -> the others."""
     rows = [line.split("  ") for line in output.splitlines() if line.strip()]
     cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
     return {row[0]: row[1:] for row in cells}

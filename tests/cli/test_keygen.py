@@ -1,4 +1,4 @@
-"""``galley keygen``: the key works with the lines that it prints."""
+"""``galley keygen``: the key works with the printed lines."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Flags made from declarations, and the command line as a process: exit codes, errors, start-up."""
+"""Flags generated from declarations, and the command line as a process: exit codes, errors, start-up."""
 
 import shlex
 import subprocess
@@ -62,7 +62,7 @@ def test_examples_of_the_help_are_command_lines_that_parse(command: str) -> None
 def test_only_what_was_given_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GALLEY_PORT", "1234")
     monkeypatch.setenv("GALLEY_MAX_RUNNING", "5")
-    settings = parse(["--max-running", "64"]).settings()  # the default, said aloud
+    settings = parse(["--max-running", "64"]).settings()  # the default, stated explicitly
     assert settings.port == 1234
     assert settings.max_running == 64
 

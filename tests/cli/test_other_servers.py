@@ -1,4 +1,4 @@
-"""Flags of other servers: those that mean the same work, the others say what to use."""
+"""Flags of other servers: equivalent ones work, the others name what to use instead."""
 
 import dataclasses
 import inspect
@@ -43,7 +43,7 @@ VALUES = {
 
 
 def parsed(*arguments: str) -> dict[str, object]:
-    """What ``galley serve`` makes of a command line, without serving."""
+    """Parse a ``galley serve`` command line, without serving."""
     return serve.make_context("serve", list(arguments), parent=click.Context(app)).params
 
 
@@ -95,7 +95,7 @@ def test_the_pages_have_the_tables() -> None:
 
 
 def rows(page: Path, heading: str) -> list[list[str]]:
-    """The code in each row of the table under a heading, cell by cell; empty where there is none."""
+    """Return the code in each row of the table under a heading, cell by cell; empty where there is none."""
     _, _, section = page.read_text(encoding="utf-8").partition(f"# {heading}\n")
     lines = itertools.takewhile(lambda line: not line.startswith("#"), section.splitlines())
     table = [line for line in lines if line.startswith("| `")]
@@ -175,7 +175,7 @@ def test_defaults_that_differ_from_faster_whispers_are_those_that_the_page_names
 
 
 def keywords(code: str) -> dict[str, Any]:
-    """The keyword arguments that a cell of a table shows."""
+    """Return the keyword arguments in a cell of a table."""
     made = eval(f"dict({code})", {"galley": galley_package})  # our own page
     assert made
     return dict(made)

@@ -1,4 +1,4 @@
-"""``galley quantize``: what it cannot do is said before it reads or makes texts."""
+"""``galley quantize``: unsupported options are refused before it reads or generates texts."""
 
 from pathlib import Path
 from typing import Any

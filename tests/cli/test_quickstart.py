@@ -1,4 +1,4 @@
-"""What make run does after its install."""
+"""What ``make run`` does after the installation."""
 
 import os
 import re
@@ -67,7 +67,7 @@ def test_answers_then_serving_until_stopped(checkpoint: Path, stop: signal.Signa
         url = f"http://127.0.0.1:{port}/v1/embeddings"
         assert httpx.post(url, json=asked, headers=headers).json()["data"][0]["embedding"]
         if stop is signal.SIGINT:
-            os.killpg(process.pid, stop)  # a terminal sends it to everybody
+            os.killpg(process.pid, stop)  # a terminal sends it to every process
         else:
             process.send_signal(stop)
         assert process.wait(30) == 0

@@ -1,4 +1,4 @@
-"""galley run, for real: one prompt, piped text, and a terminal."""
+"""galley run in real use: one prompt, piped text, and a terminal."""
 
 import os
 import pty
@@ -32,7 +32,7 @@ def llm(checkpoint: Path) -> Iterator[LLM]:
 
 
 def greedy(llm: LLM, *turns: str, max_tokens: int = 12) -> str:
-    """The answer to the last of ``turns``; those before are user and assistant in turn."""
+    """Return the answer to the last of ``turns``; the earlier ones alternate between user and assistant."""
     roles = ("user", "assistant")
     messages = [{"role": roles[i % 2], "content": turn} for i, turn in enumerate(turns)]
     return llm.chat(messages, SamplingParams(temperature=0.0, max_tokens=max_tokens))[0].text
@@ -133,7 +133,7 @@ def test_an_empty_prompt_is_refused(checkpoint: Path) -> None:
 
 
 class Terminal:
-    """A session in a pseudo-terminal, as a person has it."""
+    """An interactive session in a pseudo-terminal."""
 
     def __init__(self, *args: str | Path, term: str = "dumb") -> None:
         self._fd, terminal = pty.openpty()
@@ -153,16 +153,16 @@ class Terminal:
         os.write(self._fd, text.encode())
 
     def interrupt(self) -> None:
-        """What Ctrl-C does in a terminal of one's own, until something appears.
+        """Press Ctrl-C in a terminal until some output appears.
 
-        readline misses a signal that comes between its prompt and its wait.
+        readline misses a signal that arrives between its prompt and its wait.
         """
         self.process.send_signal(signal.SIGINT)
         while not select.select([self._fd], [], [], 2.0)[0]:
             self.process.send_signal(signal.SIGINT)
 
     def wait_for(self, pattern: str) -> str:
-        """What appeared until ``pattern`` did; it is taken off the screen."""
+        """Return the output before ``pattern``, and remove both from the screen."""
         deadline = time.monotonic() + 60
         while not (found := re.search(pattern, self.screen)):
             assert time.monotonic() < deadline, self.screen
@@ -170,7 +170,7 @@ class Terminal:
                 continue
             try:
                 data = os.read(self._fd, 65536)
-            except OSError:  # the other side has left
+            except OSError:  # the other side has exited
                 data = b""
             assert data, f"{pattern!r} never came: {self.screen!r}"
             self.screen += data.decode(errors="replace").replace("\r\n", "\n")
@@ -178,7 +178,7 @@ class Terminal:
         return before
 
     def leave(self) -> int:
-        """The exit code."""
+        """Wait for the exit, and return the exit code."""
         code = self.process.wait(30)
         os.close(self._fd)
         return code
@@ -198,7 +198,7 @@ PRINTABLE = re.compile(r"[a-z]+")
 
 
 def words(text: str) -> list[str]:
-    """What survives a terminal: the random model's control characters do not."""
+    """Return the words that survive a terminal: the random model's control characters do not."""
     return PRINTABLE.findall(text)
 
 

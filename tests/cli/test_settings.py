@@ -223,7 +223,7 @@ def test_every_setting_is_described() -> None:
 
 
 def test_the_round_trips_cover_every_setting() -> None:
-    # Models by name are written differently everywhere: see test_several_models.py.
+    # Models by name are written differently in each source: see test_several_models.py.
     assert VALUES.keys() == setting_types(Settings).keys() - {"models"}
     assert setting_types(EngineSettings).keys() <= VALUES.keys()
     assert setting_types(Settings)["dtype"] == Literal["auto", "float32", "bfloat16"]
@@ -245,7 +245,7 @@ def as_variable(value: object) -> str:
 
 @given(values=SOME_SETTINGS)
 def test_environment_round_trip(values: dict[str, Any]) -> None:
-    # An empty variable is no list of keys: it is refused, see the test above.
+    # An empty variable is not a list of keys: it is refused, see the test above.
     values = {name: value for name, value in values.items() if value != ()}
     environ = {f"GALLEY_{name.upper()}": as_variable(value) for name, value in values.items()}
     assert Settings.load({}, environ=environ) == Settings(**values)

@@ -19,7 +19,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def load(text: str, tmp_path: Path, *models: str, **given: Any) -> Settings:
-    """With ``text`` as the settings file, ``models`` as arguments and ``given`` as flags."""
+    """Parse ``text`` as the settings file, ``models`` as arguments and ``given`` as flags."""
     file = tmp_path / "settings.yaml"
     file.write_text(text, encoding="utf-8")
     return Flags(given, file).settings_of(models)
@@ -47,7 +47,7 @@ def test_a_pair_says_the_same_everywhere(tmp_path: Path, monkeypatch: pytest.Mon
 def test_one_model_is_what_it_was(tmp_path: Path) -> None:
     assert load("", tmp_path, "org/a").each_model() == [Settings(model="org/a")]
     assert load("", tmp_path).each_model() == [Settings()]
-    # The argument says all, whatever the file has; other commands take one model.
+    # The argument overrides the file entirely; other commands take one model.
     file = "models: {chat: org/b}"
     assert summary(load(file, tmp_path, "org/a")) == {"": ("org/a", "auto")}
     assert Flags({}, tmp_path / "settings.yaml").settings().each_model() == [Settings()]
@@ -62,7 +62,7 @@ def test_settings_hold_for_all_models_but_those_with_their_own(tmp_path: Path) -
     assert [m.max_running for m in (a, b, c)] == [2, None, None]
     assert [m.quantize for m in (a, b, c)] == ["int8"] * 3
     assert [m.model for m in (a, b, c)] == ["org/shared", "org/shared", ""]
-    # Memory is for all together.
+    # Memory is shared by all.
     assert [m.kv_memory_fraction for m in (a, b, c)] == [0.5 / 3, 0.4, 0.5 / 3]
 
 

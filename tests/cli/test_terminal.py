@@ -1,4 +1,4 @@
-"""Progress where nobody looks at a terminal."""
+"""Progress output when stderr is not a terminal."""
 
 import pytest
 

@@ -112,7 +112,7 @@ def test_a_recording_comes_from_the_standard_input(
 
 
 def test_no_recording_is_overwritten(tmp_path: Path) -> None:
-    """Arguments that would destroy something, or that cannot be, are refused before anything is loaded."""
+    """Arguments that would overwrite something, or are invalid, are refused before anything is loaded."""
     a, b, text = (tmp_path / name for name in ("a.wav", "a.mp3", "a.txt"))
     for files, told in (
         ((a, b), f"the transcripts of two files would both be written to {text}"),
@@ -140,7 +140,7 @@ def test_words_have_times(whisper: Path, short: Path) -> None:
     lines = list(srt.parse(done.stdout))
     told = "".join(line.content for line in lines)
     assert "".join(told.split()) == "".join(whole["text"].split())
-    # A longer word has a line of its own.
+    # A longer word has its own line.
     assert all(len(line.content) <= 12 or " " not in line.content for line in lines)
     for options in (["text"], ["json", "--max-line-width", "12"]):
         assert galley(*arguments, *options).returncode == 2

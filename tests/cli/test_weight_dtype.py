@@ -1,4 +1,4 @@
-"""``weight_dtype`` under its old name and in other spellings: the same wherever a setting may stand."""
+"""``weight_dtype`` under its old name and in other spellings, wherever a setting is allowed."""
 
 import dataclasses
 from pathlib import Path
@@ -59,7 +59,7 @@ def test_other_types_are_spelled_either_way(
 
 
 def test_a_source_that_gives_both_names_is_refused(tmp_path: Path) -> None:
-    both = r"quantize and weight_dtype are one setting|weight_dtype and quantize are one setting"
+    both = r"quantize and weight_dtype are the same setting|weight_dtype and quantize are the same setting"
     with pytest.raises(SettingsError, match=both):
         load(tmp_path, "weight_dtype: int8\nquantize: int4")
     with pytest.raises(SettingsError, match=both):

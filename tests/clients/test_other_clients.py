@@ -1,4 +1,4 @@
-"""Clients that people use beside the vendors' SDKs: LangChain, LiteLLM, instructor and the ``llm`` command.
+"""Popular clients other than the vendors' SDKs: LangChain, LiteLLM, instructor and the ``llm`` command.
 
 They are not installed for the other tests: ``make test-clients`` installs and runs them.
 """
@@ -40,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def text(server: Server) -> str:
-    """What the model says, by the plain API."""
+    """Return the model's answer through the plain API."""
     with server.openai() as client:
         answer = client.chat.completions.create(
             model="calling", messages=MESSAGES, temperature=0, max_tokens=30
@@ -57,7 +57,7 @@ def test_langchain(server: Server, text: str) -> None:
     )
     assert chat.invoke(ASKED).content == text
     assert "".join(chunk.content for chunk in chat.stream(ASKED)) == text
-    # A random model that begins to think may not come to an end.
+    # A random model that starts thinking may never finish.
     quick = langchain.ChatOpenAI(
         base_url=f"{server.url}/v1",
         api_key="none",

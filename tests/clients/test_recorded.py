@@ -1,7 +1,7 @@
-"""What clients of today ask, asked of a server.
+"""Requests of current clients, sent to a server.
 
-``recorded/`` has what they sent themselves (``make clients``). Editors do not run in these tests: the
-requests in ``from_source/`` follow their public source, which each file names.
+``recorded/`` contains requests sent by the clients (``make clients``). Editors do not run in these tests:
+the requests in ``from_source/`` follow their public source, which each file names.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Vectors and scores of every family beside those of sentence-transformers itself, from the same folders.
+"""Vectors and scores of every family, compared with sentence-transformers on the same folders.
 
 It is not installed for the other tests: ``make test-clients`` installs and runs them.
 """

@@ -1,4 +1,4 @@
-"""Other machines' files, as their kernels write them: what the doctor makes of each; and of this one."""
+"""The doctor on other machines' kernel files, and on this machine."""
 
 import json
 import os
@@ -224,7 +224,7 @@ def test_triton_is_asked_for_where_the_gpu_executor_is(
 
 
 def test_torch_says_what_it_was_built_for(tmp_path: Path) -> None:
-    """As the wheels of PyTorch have it, and the torch that is installed here."""
+    """As in the wheels of PyTorch, and in the torch that is installed here."""
     version = tmp_path / "version.py"
     version.write_text("__version__ = '2.9.0+cu128'\ncuda: Optional[str] = '12.8'\nhip = None\n")
     assert gpu.cuda_of(version) == "12.8"
@@ -316,7 +316,7 @@ def test_a_governor_that_saves_power(tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    """This machine, whatever it is: the table, the same as JSON, and the exit code that follows."""
+    """On this machine, whatever it is: the table, the same as JSON, and the matching exit code."""
     page = tmp_path / "doctor.json"
     done = galley("doctor", "--port", free_port(), "--json", page)
     report = json.loads(page.read_text())

@@ -1,4 +1,4 @@
-"""Tiny random models of embeddings and rerankers, written by transformers, and their truth."""
+"""Tiny random embedding models and rerankers, written by transformers, and their reference results."""
 
 import json
 import re
@@ -80,9 +80,9 @@ def make_model(
     """Write a random model with its tokenizer.
 
     Args:
-        labels: of a classifier; None: there is none.
-        pooling: as sentence-transformers calls it ("cls_token", "mean_tokens"); None: without its files.
-        normalize: a module of these files.
+        labels: labels of a classifier; None: no classifier.
+        pooling: sentence-transformers' name ("cls_token", "mean_tokens"); None: without its files.
+        normalize: whether its files include a normalization module.
     """
     torch.manual_seed(seed)
     shape = {**ENCODER, **VARIANTS[variant], **changes}
@@ -105,7 +105,7 @@ def make_model(
 
 
 def write_modules(folder: Path, pooling: str, *, normalize: bool, width: int, **more: Any) -> None:
-    """The files of sentence-transformers."""
+    """Write the files of sentence-transformers."""
     kinds = [("Transformer", ""), ("Pooling", "1_Pooling")]
     kinds += [("Normalize", "2_Normalize")] if normalize else []
     modules = [
@@ -119,7 +119,7 @@ def write_modules(folder: Path, pooling: str, *, normalize: bool, width: int, **
 
 
 def write_tokenizer(folder: Path, *, pairs_typed: bool = True, types: bool = True) -> None:
-    """WordPiece, with BERT's special tokens; ``types``: the model is told the types of tokens."""
+    """Write a WordPiece tokenizer with BERT's special tokens; ``types``: the model gets token types."""
     vocab = {token: i for i, token in enumerate(VOCAB)}
     tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
@@ -139,7 +139,7 @@ def write_tokenizer(folder: Path, *, pairs_typed: bool = True, types: bool = Tru
 
 
 def pooled(folder: Path, prompts: Sequence[Sequence[int]], how: str) -> list[Floats]:
-    """What transformers and a few lines make of token ids: pooled rows of length 1."""
+    """Return the pooled rows of length 1, computed with transformers."""
     model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
     vectors = []
     for ids in prompts:
@@ -151,7 +151,7 @@ def pooled(folder: Path, prompts: Sequence[Sequence[int]], how: str) -> list[Flo
 
 
 def scored(folder: Path, pairs: Sequence[tuple[Sequence[int], int]]) -> list[float]:
-    """What transformers' classifier says of (token ids, first token of type 1 or 0)."""
+    """Return the scores of transformers' classifier for (token ids, first token of type 1 or 0)."""
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
     scores = []
     for ids, second in pairs:
@@ -164,6 +164,6 @@ def scored(folder: Path, pairs: Sequence[tuple[Sequence[int], int]]) -> list[flo
 
 
 def random_ids(length: int, seed: int = 0) -> list[int]:
-    """Token ids that are no special ones."""
+    """Return token ids that are not special ones."""
     ids: list[int] = np.random.default_rng(seed).integers(5, VOCAB_SIZE, length).tolist()
     return ids

@@ -1,4 +1,4 @@
-"""A loaded engine of embeddings, and what it makes of token ids."""
+"""A loaded embedding engine, and its results for token ids."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def loaded(folder: Path, **settings: Any) -> EmbeddingEngine:
-    """The engine of a folder, on one thread."""
+    """Load the engine of a folder, on one thread."""
     options = {"threads": 1, "weight_cache": False, **settings}
     engine = load(EngineSettings(**options), folder)
     assert isinstance(engine, EmbeddingEngine)
@@ -31,7 +31,7 @@ def vectors_of(
     seconds: Sequence[int] = (),
     dimensions: int = 0,
 ) -> list[Floats]:
-    """Of all texts, added together."""
+    """Return the vector of each text; all are added to the engine at once."""
     for i, ids in enumerate(prompts):
         second = seconds[i] if seconds else 0
         name, info = f"text-{i}", engine.info
@@ -46,6 +46,6 @@ def vectors_of(
 
 
 def cosine(a: Floats, b: Floats) -> float:
-    """Of the angle between two vectors."""
+    """Return the cosine of the angle between two vectors."""
     x, y = a.astype(np.float64), b.astype(np.float64)
     return float(x @ y / np.sqrt((x @ x) * (y @ y)))

@@ -23,7 +23,7 @@ Maker = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Maker:
-    """Makes each model once."""
+    """Return a function that makes each model once."""
 
     @functools.cache
     def make(variant: str, **how: Any) -> Path:
@@ -139,7 +139,7 @@ def test_what_is_not_honoured_is_refused_by_name(
 
 
 def test_nomic_in_the_words_of_its_first_checkpoints(tmp_path: Path) -> None:
-    """As GPT-2 called them; frequencies that longer texts would change end the context before these."""
+    """The fields have GPT-2's names; scaling that would start at longer texts limits the context."""
     folder = make_model(tmp_path, "nomic", pooling="mean_tokens")
     [expected] = vectors_of(loaded(folder), PROMPTS[3:4])
     path = folder / "config.json"

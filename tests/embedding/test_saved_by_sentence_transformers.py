@@ -1,4 +1,4 @@
-"""Models that sentence-transformers saved: the same texts make its vectors and scores."""
+"""Models saved by sentence-transformers: the same texts give its vectors and scores."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ def test_vectors_are_those_that_it_makes(name: str) -> None:
         assert got.shape == expected.shape
         for one, other in zip(got, expected, strict=True):
             assert cosine(one, other) > 0.99999
-            if name == "truncated":  # Galley's have length 1 again
+            if name == "truncated":  # Galley normalizes them to length 1 again
                 other = other / np.linalg.norm(other)
             assert np.abs(one - other).max() < 1e-4
         if name == "truncated":

@@ -1,4 +1,4 @@
-"""Guesses whatever they cost: from a function of the sequence, or from the real proposers."""
+"""Draft tokens regardless of their cost: from a function of the sequence, or from the real proposers."""
 
 import dataclasses
 from collections.abc import Callable
@@ -19,7 +19,7 @@ FREE = {1: 1.0, 64: 1.0}
 
 
 def each(propose: Callable[[Sequence], Tokens[int]]) -> ProposeDrafts:
-    """What ``propose`` says for each sequence that can be guessed, as far as the budget goes."""
+    """Return a proposer that calls ``propose`` for each eligible sequence, within the budget."""
 
     def propose_drafts(plan: list[Work], budget: int) -> list[tuple[int, Tokens[int]]]:
         found: list[tuple[int, Tokens[int]]] = []
@@ -35,7 +35,7 @@ def each(propose: Callable[[Sequence], Tokens[int]]) -> ProposeDrafts:
 
 
 def eager(engine: Engine, chosen: Speculation, costs: dict[int, float] = FREE) -> Engine:
-    """The engine with guesses that cost what ``costs`` says."""
+    """Make an engine draft from the sources ``chosen``, with the costs ``costs``."""
     proposers = proposers_of(EngineSettings(speculation=chosen))
     engine._speculation = EngineSpeculation(proposers, RowCosts(costs))
     assert engine._speculation._speculator is not None
@@ -45,7 +45,7 @@ def eager(engine: Engine, chosen: Speculation, costs: dict[int, float] = FREE) -
 
 
 def drafting(folder: Path, draft: Path, **changes: Any) -> Engine:
-    """An engine with a draft model whose steps, like all guesses, cost next to nothing."""
+    """Build an engine with a draft model whose steps, like all drafting, cost next to nothing."""
     settings = EngineSettings(threads=1, kv_cache_tokens=512)
     asked = {"draft_model": str(draft), "speculation": "draft"} | changes
     engine = load_engine(dataclasses.replace(settings, **asked), folder)

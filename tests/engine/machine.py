@@ -53,8 +53,8 @@ PARAMS = SamplingParams(temperature=0.0, seed=0, max_tokens=64).resolved(Samplin
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Stands in for the executor by remembering what each slot of each block holds, so that a wrong
-    share, an early reuse or a block that has left its window too soon shows as wrong content.
+    """Replaces the executor: it records the content of each slot of each block, so that a wrong
+    share, an early reuse or a block released from its window too soon shows as wrong content.
     """
 
     requests = Bundle("requests")
@@ -155,7 +155,7 @@ class EngineMachine(RuleBasedStateMachine):
         return EncoderFeatures.of(EncoderInput(frames=2 * rows, mels=MELS, data=data), rows, salt)
 
     def propose(self, sequence: Sequence) -> Tokens[int]:
-        """Up to six guesses, right up to a place that differs from step to step."""
+        """Propose up to six draft tokens, right up to a position that differs from step to step."""
         count = self.steps % 7
         text = list(sequence.tokens)
         for i in range(count):
@@ -191,7 +191,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert all(work.count > 0 for work in plan)
         assert sum(s.task.seats for s in self.scheduler.running) <= MAX_RUNNING
         self.encode(plan, rows, batch)
-        # A victim may come back in the same step, and compute again what it had.
+        # A victim may be scheduled again in the same step, and recompute what it had.
         kept = [slots for s, preemptions, slots in before if s.preemptions == preemptions]
         self.one_writer_each(plan, set().union(*kept))
         for work in plan:
@@ -214,7 +214,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.steps += 1
 
     def contexts(self, sequence: Sequence) -> Iterator[tuple[list[int], KVGroup, list[int]]]:
-        """For each hypothesis and each KV group: the hypothesis' tokens and its block table."""
+        """Yield for each hypothesis and each KV group: the hypothesis' tokens and its block table."""
         texts = [sequence.tokens]
         if isinstance(sequence.task, BeamTask) and sequence.task.width > 1:
             prompt = sequence.prompt
@@ -224,7 +224,7 @@ class EngineMachine(RuleBasedStateMachine):
                 yield text, group, table.tolist()
 
     def one_writer_each(self, plan: list[Work], relied_on: set[int]) -> None:
-        """No block is written by two, and no slot that held somebody's context before the step."""
+        """No block is written twice, and no slot that held a sequence's context before the step."""
         writer: dict[int, tuple[str, int]] = {}
         for work in plan:
             begin, end = work.sequence.computed, work.sequence.computed + work.count
@@ -242,7 +242,7 @@ class EngineMachine(RuleBasedStateMachine):
         }
 
     def encode(self, plan: list[Work], tokens: int, batch: Batch) -> None:
-        """Encoder inputs, before any token is computed; more than one only within the budget."""
+        """Check encoder inputs, which come before any token; more than one only within the budget."""
         works = [work for work in plan if work.encodes]
         rows = sum(work.sequence.features.rows for work in works if work.sequence.features)
         assert len(works) < 2 or rows + tokens <= BUDGET
@@ -273,7 +273,7 @@ class EngineMachine(RuleBasedStateMachine):
                 self.slots[slot_of(table, position)] = content
 
     def read(self, work: Work) -> None:
-        """All that the rows see of their context, and the whole encoder output."""
+        """Check all that the rows attend to of their context, and the whole encoder output."""
         sequence = work.sequence
         end = sequence.computed + work.count
         for text, group, table in self.contexts(sequence):
@@ -287,7 +287,7 @@ class EngineMachine(RuleBasedStateMachine):
                 assert self.slots[slot_of(table, row)] == (sequence.features.root, row)
 
     def carry_state(self, sequence: Sequence, count: int, states: Integers) -> None:
-        """The state is that of the tokens before; those after some more, up to all, are written."""
+        """Check that a state covers the tokens before it; later ones, up to all tokens, are written."""
         text = (sequence.root, *sequence.tokens)
         source, *places = states
         assert (source < 0) == (sequence.computed == 0)
@@ -302,11 +302,11 @@ class EngineMachine(RuleBasedStateMachine):
     def content(
         self, sequence: Sequence, group: KVGroup, text: list[int], position: int
     ) -> tuple[object, ...]:
-        """What determines a token's keys and values."""
+        """Return what determines a token's keys and values."""
         return (sequence.root, self.groups.index(group), tuple(text[: position + 1]))
 
     def result_of(self, plan: list[Work], batch: Batch, sampling: SamplingBatch) -> StepResult:
-        """Logits whose greatest one is a function of the text so far; for a beam search any will do."""
+        """Sample from logits whose maximum is a function of the text so far; beam searches may use any."""
         logits = np.zeros((len(batch.wanted), VOCAB), dtype=np.float32)
         row = 0
         for work in plan:
@@ -322,7 +322,7 @@ class EngineMachine(RuleBasedStateMachine):
         return sample(logits, sampling, lambda rows, draws: rows[draws.rows].argmax(-1).tolist())
 
     def check_text(self, sequence: Sequence, known: list[int]) -> None:
-        """Whatever was guessed, the text is the one that would have come without guesses."""
+        """Whatever was proposed, the text equals the one without draft tokens."""
         if isinstance(sequence.task, BeamTask):
             return
         for token in sequence.tokens[len(known) :]:
@@ -338,13 +338,13 @@ class EngineMachine(RuleBasedStateMachine):
         self.few_encoder_outputs_are_kept()
 
     def few_encoder_outputs_are_kept(self) -> None:
-        """Those of running requests, and as many others as ``kept`` says."""
+        """Check that cached encoder outputs are those of running requests and at most ``kept`` others."""
         running = {s.features.root for s in self.scheduler.running if s.features}
         there = {root for root, key in self.encoded.items() if self.pool.find(key) is not None}
         assert len(there - running) <= self.kept
 
     def teardown(self) -> None:
-        """Whatever is left finishes, and then no block is held."""
+        """All remaining requests finish, and then no block is held."""
         for _ in range(20_000):
             if not self.live:
                 break
@@ -369,44 +369,44 @@ class WindowMachine(EngineMachine):
 
 
 class SlidingMachine(EngineMachine):
-    """The same with a window in every layer, as Mistral has it."""
+    """The same with a window in every layer, as in Mistral."""
 
     groups = (KVGroup(window=33),)
 
 
 class StateMachine(EngineMachine):
-    """The same with recurrent layers, and fewer slots for states than running sequences could use."""
+    """The same with recurrent layers, and fewer state slots than running sequences could use."""
 
     state_slots = 5
 
 
 class FewStatesMachine(EngineMachine):
-    """The same with states for one sequence alone."""
+    """The same with states for only one sequence."""
 
     state_slots = 2
 
 
 class GuessMachine(EngineMachine):
-    """The same with guesses, right and wrong, for every sequence that has caught up."""
+    """The same with right and wrong draft tokens for every sequence that has caught up."""
 
     draft_tokens = True
 
 
 class GuessSpeechMachine(GuessMachine):
-    """Guesses beside encoder inputs and beam searches, which verify none."""
+    """Draft tokens together with encoder inputs, and with beam searches, which verify none."""
 
     speech = True
 
 
 class GuessWindowMachine(GuessMachine):
-    """Guesses beside windows and chunks."""
+    """Draft tokens together with windows and chunks."""
 
     blocks = 4 * BLOCKS
     groups = (KVGroup(), KVGroup(window=20), KVGroup(window=40, chunked=True))
 
 
 class SpeculationMachine(EngineMachine):
-    """The same with the guesses of the real proposers, as many as the real rule wants."""
+    """The same with the draft tokens of the real proposers, as many as the real rule chooses."""
 
     speculates = True
 
@@ -416,7 +416,7 @@ def next_token(text: Tokens[int]) -> int:
 
 
 def seen(group: KVGroup, first: int, end: int) -> range:
-    """Positions that rows ``first`` to ``end`` see in a group, themselves included."""
+    """Return the positions that rows ``first`` to ``end`` attend to in a group, themselves included."""
     window = group.window or end
     return range(first // window * window if group.chunked else max(0, first - window + 1), end)
 

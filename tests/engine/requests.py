@@ -1,4 +1,4 @@
-"""Requests of all kinds, as hypothesis draws them, and what callers see of their texts."""
+"""Requests of all kinds, drawn by hypothesis, and the texts that callers see."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ WISHES = st.fixed_dictionaries(
         "stop_token_ids": st.just((7, 11, 60)),
         "top_p": st.just(0.8),
         "penalties": st.booleans(),
-        # A text of few tokens repeats itself, and lookups find something.
+        # A text over few tokens repeats itself, so lookups succeed.
         "few": st.booleans(),
         "speculation": st.sampled_from(["auto", "off"]),
         "salt": st.sampled_from(["", "other"]),
@@ -58,7 +58,7 @@ def run(engine: Engine, requests: list[EngineRequest]) -> dict[str, list[Output]
 
 
 def seen(texts: dict[str, list[Output]]) -> dict[str, tuple[object, ...]]:
-    """All that callers see of each text, however many Outputs brought it."""
+    """Return all that callers see of each text, regardless of the number of Outputs."""
     return {
         name: (
             [token for output in outputs for token in output.tokens],

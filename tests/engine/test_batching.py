@@ -1,4 +1,4 @@
-"""When waiting sequences may begin: in any step, or only when a batch is over."""
+"""When waiting sequences may start: in any step, or only after a batch has finished."""
 
 from dataclasses import dataclass, field
 
@@ -29,7 +29,7 @@ class Clock:
 
 @dataclass
 class Run:
-    """Which requests got tokens in each step."""
+    """An engine, and which requests got tokens in each step."""
 
     engine: Engine
     steps: list[set[str]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""A draft model: how far it helps, what it may not change, and which ones are refused."""
+"""A draft model: the steps it saves, what it must not change, and which models are refused."""
 
 import dataclasses
 import json
@@ -48,7 +48,7 @@ def test_texts_are_those_without(
     checkpoint: CheckpointMaker,
     other: Path,
 ) -> None:
-    """Prompts longer than a step of the draft model, preempted, shared; each request a second time, too."""
+    """Prompts longer than a draft step, preempted, shared; each request also runs a second time."""
     folder = checkpoint("llama")
     expecting = load_engine(
         dataclasses.replace(SMALL, speculation="off", kv_cache_tokens=1024), folder
@@ -71,7 +71,7 @@ def test_texts_are_those_without(
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_a_model_that_agrees_saves_steps(temperature: float, checkpoint: CheckpointMaker) -> None:
-    """Drawn with the same noise, its guesses are right at any temperature."""
+    """With the same noise, its draft tokens are right at any temperature."""
     engine = drafting(checkpoint("llama"), checkpoint("llama"), kv_cache_tokens=1024)
     params = {"temperature": temperature, "max_tokens": 60, "ignore_eos": True}
     made = [
@@ -93,7 +93,7 @@ def test_a_model_that_agrees_saves_steps(temperature: float, checkpoint: Checkpo
 
 
 def test_what_it_wrongly_guessed_leaves_no_trace(checkpoint: CheckpointMaker, other: Path) -> None:
-    """A model that is right at times: what it computed of wrong guesses is computed again."""
+    """A model that is sometimes right: what it computed for rejected tokens is computed again."""
     folder = checkpoint("llama")
     engine = drafting(folder, folder, kv_cache_tokens=1024)
     plain = load_engine(dataclasses.replace(SMALL, speculation="off"), folder)
@@ -115,7 +115,7 @@ def test_what_it_wrongly_guessed_leaves_no_trace(checkpoint: CheckpointMaker, ot
     engine._speculation._speculator._drafter.draft = spoilt  # type: ignore[union-attr, method-assign]
     assert seen(run(engine, made)) == expected
     stats = engine.stats
-    # Each second time all are right, though wrong ones stood before.
+    # Every second time all are right, even after wrong ones.
     assert stats.draft_accepted_tokens > 30
     assert stats.draft_accepted_tokens < stats.draft_proposed_tokens
 

@@ -1,4 +1,4 @@
-"""Guessed tokens change how many steps a text takes, and nothing else."""
+"""Draft tokens change the number of steps that a text takes, and nothing else."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
@@ -22,7 +22,7 @@ Texts = dict[str, list[Output]]
 
 
 def run(engine: Engine, params: SamplingParams) -> tuple[Texts, int]:
-    """Each request's Outputs, and the steps it took."""
+    """Return each request's Outputs, and the steps it took."""
     texts: Texts = {}
     for i, prompt in enumerate(PROMPTS):
         engine.add(expand(prompt, params, engine.info, request_id=f"r{i}")[0])
@@ -37,7 +37,7 @@ def run(engine: Engine, params: SamplingParams) -> tuple[Texts, int]:
 
 
 def joined(texts: Texts) -> dict[str, tuple[object, ...]]:
-    """All that callers see of each text, however many Outputs brought it."""
+    """Return all that callers see of each text, regardless of the number of Outputs."""
     return {
         name: (
             [token for output in outputs for token in output.tokens],
@@ -51,7 +51,7 @@ def joined(texts: Texts) -> dict[str, tuple[object, ...]]:
 
 
 def right(known: dict[str, list[int]], count: int) -> Callable[[Sequence], Tokens[int]]:
-    """The next tokens as they came without guesses."""
+    """Propose the next tokens as they came without draft tokens."""
     return lambda s: known[s.id][s.generated : s.generated + count]
 
 
@@ -112,7 +112,7 @@ def test_guesses_beside_preemptions(checkpoint: CheckpointMaker) -> None:
 
 
 def test_nobody_is_preempted_for_a_guess(checkpoint: CheckpointMaker) -> None:
-    """The cache holds the texts and not a block more."""
+    """The cache holds the texts and not one block more."""
     blocks = sum(blocks_for(len(prompt) + 40) for prompt in PROMPTS)
     settings = EngineSettings(
         threads=1, speculation="off", kv_cache_tokens=blocks * BLOCK_TOKENS, prefix_cache=False
@@ -127,7 +127,7 @@ def test_nobody_is_preempted_for_a_guess(checkpoint: CheckpointMaker) -> None:
 
 
 def test_a_task_says_how_many_guesses_it_verifies(checkpoint: CheckpointMaker) -> None:
-    """Beams take none; a text's last token needs no guess behind it."""
+    """Beam searches verify no draft tokens; a text's last token needs none after it."""
     engine = load_engine(
         EngineSettings(threads=1, speculation="off", kv_cache_tokens=512), checkpoint("llama")
     )

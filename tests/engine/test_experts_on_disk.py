@@ -1,4 +1,4 @@
-"""Experts on disk: the same bits as in memory, within the memory that the ledger says."""
+"""Experts on disk: the same bits as in memory, within the memory stated in the ledger."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -51,7 +51,7 @@ def loaded(made: EngineSettings, folder: Path) -> tuple[Ledger, CpuExecutor]:
 
 
 def steps(executor: CpuExecutor) -> list[npt.NDArray[np.float32]]:
-    """Of a prompt, of its last token alone, and of two texts at once."""
+    """Return the logits of a prompt, of its last token alone, and of two texts at once."""
     batches = ([(PROMPT, len(PROMPT))], [(PROMPT, 1)], [(PROMPT[::-1], 11), (PROMPT[:7], 7)])
     groups = executor.kv_groups
     return [
@@ -67,7 +67,7 @@ def expert_entries(cache: Path) -> list[Entry]:
 
 
 def counts_of(executor: CpuExecutor, run: Any) -> ExpertCounts:
-    """What was counted while ``run`` ran; bytes as they are."""
+    """Return the counters' increase while ``run`` ran; bytes as they are."""
     before = executor.expert_counts()
     run()
     after = executor.expert_counts()
@@ -104,7 +104,7 @@ def test_the_same_bits_with_the_experts_of_one_layer_in_memory(
         assert counted.bytes == ledger.experts == experts * per_expert, start
         assert ledger.experts_on_disk == sum(e.size for e in entries)
         assert ledger.weights + ledger.experts_on_disk == whole.weights
-        # Three steps over two layers or more, and room for one.
+        # Three steps over two layers or more, with room for one.
         assert counted.misses > experts
         total = executor.expert_counts()
         assert total.misses - total.evictions == experts
@@ -113,7 +113,7 @@ def test_the_same_bits_with_the_experts_of_one_layer_in_memory(
 
 
 def _least_bytes(made: EngineSettings, folder: Path) -> int:
-    """What the refusal of one byte says."""
+    """Return the least number of bytes, from the error for a limit of one byte."""
     with pytest.raises(SettingsError, match="must fit in memory together") as error:
         load_engine(dataclasses.replace(made, expert_cache_bytes=1), folder)
     return int(str(error.value).split("at least ")[1].split(",")[0])
@@ -152,9 +152,9 @@ def test_those_used_last_stay(checkpoint: CheckpointMaker) -> None:
 
 
 def test_experts_are_not_mapped(checkpoint: CheckpointMaker, cache: Path) -> None:
-    """A limit of the address space (``ulimit -v``) would count them, and touched pages are memory."""
+    """A limit on the address space (``ulimit -v``) would count mappings, and touched pages are memory."""
     made = settings(quantize="int8", experts="disk")
-    for experts in ("memory", "disk"):  # what one has written, the other uses
+    for experts in ("memory", "disk"):  # the second uses what the first has written
         loaded(dataclasses.replace(made, experts=experts), checkpoint("mixtral"))
         [file] = cached_files(cache)
         entries = expert_entries(cache)
@@ -193,7 +193,7 @@ def test_greedy_texts_are_the_same_and_the_stats_say_what_was_read(
 
 @dataclasses.dataclass
 class _Served:
-    """An engine as metrics see it."""
+    """An engine as seen by the metrics."""
 
     stats: EngineStats
     restarts: int = 0

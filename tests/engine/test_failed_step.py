@@ -1,4 +1,4 @@
-"""A step that is interrupted promised blocks that nobody filled: whoever lives on computes them again."""
+"""An interrupted step leaves promised blocks unfilled: the survivors compute them again."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ BEAMS = SamplingParams(temperature=0.0, num_beams=3, max_tokens=12, ignore_eos=T
 
 
 def texts(engine: Engine, fails_at: int | None = None) -> dict[str, list[int]]:
-    """What each request brings, if the executor is interrupted in a step and the engine goes on."""
+    """Return each request's output if the executor is interrupted in a step and the engine continues."""
     for i, (length, params) in enumerate([(20, PARAMS), (40, BEAMS), (20, PARAMS)]):
         given = msgspec.structs.replace(params)
         engine.add(expand(list(range(3, 3 + length)), given, engine.info, request_id=f"r{i}")[0])

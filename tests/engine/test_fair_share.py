@@ -1,4 +1,4 @@
-"""Tenants that compete for the engine: tokens by weight, and nobody waits behind another's backlog."""
+"""Tenants that compete for the engine: tokens by weight, and no waiting behind another's backlog."""
 
 from collections import Counter
 
@@ -36,7 +36,7 @@ def steps_until_started(machine: EngineMachine, request_id: str) -> int:
 
 @pytest.mark.parametrize(("length", "output"), [(20, 10), (100, 1), (3, 40)])
 def test_tenants_get_tokens_by_weight(length: int, output: int) -> None:
-    """Weights 1 and 3, each with more to do than there is time for, however the work is made up."""
+    """Weights 1 and 3, both backlogged, however the work is divided into requests."""
     machine = machine_with(40)
     for _ in range(BACKLOG):
         add(machine, "", length=length, output=output)
@@ -53,7 +53,7 @@ def test_tenants_get_tokens_by_weight(length: int, output: int) -> None:
 
 
 def test_a_light_tenant_does_not_wait_behind_a_backlog() -> None:
-    """All seats are taken, and those who sit have long to go: one gets up."""
+    """All slots are taken by long requests: one is preempted."""
     machine = machine_with(80)
     for _ in range(BACKLOG):
         add(machine, "heavy", length=20, output=200)
@@ -67,7 +67,7 @@ def test_a_light_tenant_does_not_wait_behind_a_backlog() -> None:
 
 
 def test_a_tenant_cannot_ask_for_more_by_priority() -> None:
-    """A request's priority orders its own tenant's requests."""
+    """A request's priority orders only its own tenant's requests."""
     machine = machine_with(80)
     for _ in range(BACKLOG):
         add(machine, "heavy", output=200, priority=-100)
@@ -77,7 +77,7 @@ def test_a_tenant_cannot_ask_for_more_by_priority() -> None:
 
 
 def test_a_light_tenant_gets_blocks_of_a_full_cache() -> None:
-    """Weights 3 to 1: the heavy tenant keeps three quarters of the blocks at least."""
+    """With weights 3 to 1 the heavy tenant keeps at least three quarters of the blocks."""
     machine = machine_with(16)
     for _ in range(BACKLOG):
         add(machine, "heavy", length=40, output=20)
@@ -95,7 +95,7 @@ def test_a_long_prompt_of_another_does_not_hold_a_newcomer_up() -> None:
 
 
 def test_idle_time_is_no_credit() -> None:
-    """Who comes late takes turns from now on, and does not catch up."""
+    """A late tenant shares from now on, and does not catch up."""
     machine = machine_with(40)
     for _ in range(BACKLOG):
         add(machine, "heavy", length=60, output=1)

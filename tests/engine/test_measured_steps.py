@@ -1,4 +1,4 @@
-"""What steps take is measured once for weights, settings and machine, and kept beside packed weights."""
+"""Step times are measured once for weights, settings and machine, and kept next to packed weights."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The ledger is what the engine then takes, and says how many requests fit."""
+"""The ledger equals the memory that the engine then uses, and states how many requests fit."""
 
 import dataclasses
 from pathlib import Path
@@ -22,7 +22,7 @@ SETTINGS = EngineSettings(threads=1, kv_cache_tokens=512)
 
 
 def loaded(settings: EngineSettings, folder: Path) -> tuple[Ledger, int]:
-    """The ledger, and the bytes of the KV cache that the engine allocated."""
+    """Return the ledger, and the bytes of the KV cache that the engine allocated."""
     told: list[Ledger] = []
     engine = load_engine(settings, folder, on_ledger=told.append)
     [ledger] = told
@@ -40,7 +40,7 @@ def test_weights_and_cache_are_what_is_packed_and_allocated(
     variant: str,
     quantize: Quantize,
 ) -> None:
-    """The packed file on disk is the truth for matrices; what is beside them is float32."""
+    """The packed file on disk is the reference for matrices; everything else is float32."""
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     folder = checkpoint(variant)
     ledger, kv = loaded(dataclasses.replace(SETTINGS, quantize=quantize), folder)
@@ -48,7 +48,7 @@ def test_weights_and_cache_are_what_is_packed_and_allocated(
     [file] = cached_files(tmp_path / "packed")
     assert file.header is not None
     matrices = sum(entry.size for entry in file.header.entries)
-    # Beside them norms and biases, of 48 or 88 numbers each.
+    # The rest is norms and biases, of 48 or 88 numbers each.
     assert matrices < ledger.weights <= matrices + 4 * 48 * 32
     assert ledger.kv == kv
     assert ledger.kv_tokens >= 512

@@ -1,4 +1,4 @@
-"""Recurrent layers in the engine: kept states, what they take of the memory, and what is refused."""
+"""Recurrent layers in the engine: kept states, their memory, and what is refused."""
 
 import dataclasses
 import logging
@@ -40,7 +40,7 @@ def generate(engine: Engine, prompt: list[int], name: str) -> list[int]:
 def test_a_longer_text_goes_on_from_the_last_kept_state(
     variant: str, checkpoint: CheckpointMaker
 ) -> None:
-    """Kept while a prompt was computed, and while the answer was written."""
+    """States are kept while a prompt is computed, and while the answer is generated."""
     folder, prompt = checkpoint(variant), random_ids(3, 75)
     engine = load_engine(SETTINGS, folder)
     answer = generate(engine, prompt, "first")
@@ -77,7 +77,7 @@ def test_the_ledger_counts_the_states_that_there_are(
 
 
 def test_few_states_let_requests_wait(checkpoint: CheckpointMaker) -> None:
-    """Two slots: one request runs at a time, or goes on from the state that another left."""
+    """Two slots: one request runs at a time, or continues from the state that another left."""
     folder, prompts = checkpoint("granite-hybrid"), [random_ids(i, 70) for i in range(3)]
     settings = dataclasses.replace(SETTINGS, kv_memory_fraction=1e-9)
     told: list[Ledger] = []
@@ -100,7 +100,7 @@ def test_few_states_let_requests_wait(checkpoint: CheckpointMaker) -> None:
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(
     variant: str, executor: ExecutorName, checkpoint: CheckpointMaker
 ) -> None:
-    """Also when a sequence goes on from a state that another leaves in the same step."""
+    """This includes a sequence that continues from a state left by another in the same step."""
     settings = dataclasses.replace(SETTINGS, executor=executor)
     runs = load_engine(settings, checkpoint(variant)).executor
     shared, tails = random_ids(1, 32), [random_ids(2, 5), random_ids(3, 9)]

@@ -97,7 +97,7 @@ def test_a_seed_of_minus_one_is_drawn(checkpoint: CheckpointMaker) -> None:
 def test_samples_follow_the_reference_softmax(
     changes: dict[str, float], checkpoint: CheckpointMaker
 ) -> None:
-    """Thousands of draws, one for each seed, against the softmax that transformers' warpers leave."""
+    """Thousands of draws, one for each seed, against the softmax after transformers' warpers."""
     logits = truth_logits(checkpoint("llama-yarn"), PROMPT)
     params = SamplingParams(seed=0, **changes).resolved(DEFAULTS)  # type: ignore[arg-type]
     counts: Counter[int] = Counter()
@@ -132,7 +132,7 @@ def truth_logits(folder: Path, prompt: list[int]) -> np.ndarray:
 def assert_follows(counts: Counter[int], probabilities: np.ndarray) -> None:
     expected = probabilities * counts.total()
     assert set(counts) <= set(np.flatnonzero(expected).tolist())
-    # Pearson's test wants at least 5 expected in a cell; what is rarer goes into one.
+    # Pearson's test needs at least 5 expected per cell; rarer outcomes share one cell.
     big = expected >= 5
     observed = [counts[int(i)] for i in np.flatnonzero(big)]
     wanted = expected[big].tolist()
@@ -174,7 +174,7 @@ def test_candidates_are_those_of_transformers(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=0
     ).resolved(DEFAULTS)
     ids, sums = candidates(logits, np.frombuffer(record_of(params), SAMPLING_RECORD)[0])
-    # A mass that meets top_p, or a share that meets min_p, to the last bits may fall either side.
+    # A mass that meets top_p, or a share that meets min_p, to the last bits may go either way.
     fewest, most = (
         reference(
             logits,
@@ -215,7 +215,7 @@ def test_presence_and_frequency_penalties_count_the_output_only() -> None:
 @pytest.mark.parametrize("window", [-1, 0, 1, 3, 4, 64])
 @pytest.mark.parametrize("prior", [0, 2])
 def test_penalties_see_the_last_tokens_of_their_window(window: int, prior: int) -> None:
-    """As a computation from scratch over what is within it, before and after the window is full."""
+    """The result equals a computation from scratch over the window, before and after it is full."""
     prompt, output = [1, 4, 4], [2, 3, 3, 5, 2]
     params = SamplingParams(
         repetition_penalty=2.0,
@@ -237,7 +237,7 @@ def test_penalties_see_the_last_tokens_of_their_window(window: int, prior: int) 
         adjuster.copy().adjustment().apply(row)
         assert row.tolist() == expected.tolist()
         if known < len(output):
-            adjuster.copy().accept(6)  # another continuation
+            adjuster.copy().accept(6)  # a different continuation
             adjuster.accept(output[known])
 
 

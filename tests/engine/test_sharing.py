@@ -1,4 +1,4 @@
-"""What an engine does for others on its cores: it pauses between two ops, and says whether it is live."""
+"""An engine that shares its cores: it pauses between two ops, and reports whether its work is live."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -22,7 +22,7 @@ EXECUTORS: list[ExecutorName] = ["cpu", "reference"]
 
 
 def tokens(engine: Engine, count: int) -> list[int]:
-    """A greedy continuation."""
+    """Return a greedy continuation."""
     params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
     [request] = expand(list(range(5, 90)), params, engine.info, request_id="r")
     engine.add(request)

@@ -1,4 +1,4 @@
-"""Speculation changes how many steps a text takes: no token, log-probability or end of it."""
+"""Speculation changes how many steps a text takes, but no token, log-probability or end."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def test_texts_are_those_without_speculation(
     prefix_cache: bool,
     checkpoint: CheckpointMaker,
 ) -> None:
-    """In chunks, preempted, with and without the prefix cache; each request a second time, too."""
+    """In chunks, preempted, with and without the prefix cache; each request also runs a second time."""
     plain = EngineSettings(threads=1, speculation="off", kv_cache_tokens=1024)
     tight = EngineSettings(
         threads=1,
@@ -57,7 +57,7 @@ def test_texts_are_those_without_speculation(
 def test_what_was_served_before_takes_few_steps(
     temperature: float, checkpoint: CheckpointMaker
 ) -> None:
-    """Only to the same tenant, and only if the request lets it."""
+    """Only for the same tenant, and only if the request allows it."""
     off = EngineSettings(threads=1, speculation="off", kv_cache_tokens=512)
     engine = eager(load_engine(off, checkpoint("llama")), "recent")
     params = {"temperature": temperature, "seed": 4, "max_tokens": 60, "ignore_eos": True}
@@ -109,7 +109,7 @@ def test_steps_are_measured_where_something_is_guessed(
 
 
 def test_stop_strings_cut_what_came_with_them(checkpoint: CheckpointMaker) -> None:
-    """Tokens that were drawn in the same step behind a stop string are neither told nor counted."""
+    """Tokens drawn in the same step after a stop string are neither returned nor counted."""
     with (
         LLM(checkpoint("llama"), threads=1, kv_cache_tokens=512, speculation="off") as plain,
         LLM(checkpoint("llama"), threads=1, kv_cache_tokens=512) as speculation,

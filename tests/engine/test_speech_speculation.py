@@ -1,4 +1,4 @@
-"""Speculation for speech: transcripts are those without, and a draft model that agrees saves steps."""
+"""Speculation for speech: transcripts equal those without, and a draft model that agrees saves steps."""
 
 import dataclasses
 from pathlib import Path
@@ -63,7 +63,7 @@ def spoken(engine: Engine, i: int, heard: tuple[int, int], wish: dict[str, Any])
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A smaller model, whose encoder is another, too."""
+    """A smaller model with a different encoder."""
     shape = {"d_model": 24, "encoder_layers": 1, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40}
     folder = tmp_path_factory.mktemp("other-whisper")
     return make_whisper(folder, "whisper", seed=1, **shape)
@@ -71,7 +71,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def distilled(tmp_path_factory: pytest.TempPathFactory, checkpoint: CheckpointMaker) -> Path:
-    """The model's encoder and a decoder of one layer that seldom agrees, as a distilled model has."""
+    """The model's encoder with a one-layer decoder that seldom agrees, as a distilled model has."""
     folder = tmp_path_factory.mktemp("distilled-whisper")
     make_whisper(folder, "whisper", seed=2, decoder_layers=1)
     teacher = load_file(checkpoint("whisper") / "model.safetensors")
@@ -99,7 +99,7 @@ def test_transcripts_are_those_without(
     other: Path,
     distilled: Path,
 ) -> None:
-    """With timestamps and beams, preempted, of the same audio; each request a second time, too."""
+    """With timestamps and beams, preempted, on the same audio; each request also runs a second time."""
     folder = checkpoint("whisper")
     expecting = load_engine(SMALL, folder)
     made = [spoken(expecting, i, *wish) for i, wish in enumerate(wished)]
@@ -123,7 +123,7 @@ def test_transcripts_are_those_without(
 
 @pytest.mark.parametrize("rules", [False, True])
 def test_a_model_that_agrees_saves_steps(rules: bool, checkpoint: CheckpointMaker) -> None:
-    """Under Whisper's rules, too; it hears each recording once, however many requests are of it."""
+    """This also holds under Whisper's rules; each recording is encoded once for all its requests."""
     folder = checkpoint("whisper")
     engine = drafting(folder, folder, kv_cache_tokens=1024, prefix_cache=True)
     draft = engine._speculation._draft_model
@@ -139,7 +139,7 @@ def test_a_model_that_agrees_saves_steps(rules: bool, checkpoint: CheckpointMake
 
 
 def test_what_a_tenant_said_before_is_guessed(checkpoint: CheckpointMaker) -> None:
-    """Of other audio, but not another tenant's."""
+    """An earlier transcript of the same tenant provides draft tokens, another tenant's does not."""
     engine = eager(load_engine(SMALL, checkpoint("whisper")), "recent")
     window = window_of(random_features(0, 80, 150))
 
@@ -160,7 +160,7 @@ def test_what_a_tenant_said_before_is_guessed(checkpoint: CheckpointMaker) -> No
 def test_a_shared_encoder_is_there_once(
     executor: str, checkpoint: CheckpointMaker, distilled: Path
 ) -> None:
-    """In memory, and at work: the draft model's weights are its decoder's."""
+    """In the ledger and in use: the draft model's weights are those of its decoder."""
     folder = checkpoint("whisper")
     asked: dict[str, Any] = {"executor": executor, "dtype": "float32"}
     alone = load_engine(dataclasses.replace(SMALL, **asked), folder)

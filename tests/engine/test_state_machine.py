@@ -1,4 +1,4 @@
-"""Scheduler, KV ledger and encoder cache under arbitrary schedules: nothing leaks, nobody starves."""
+"""Scheduler, KV ledger and encoder cache under arbitrary schedules: no leaks, no starvation."""
 
 from collections import Counter
 
@@ -52,7 +52,7 @@ TestSpeculationMachine.settings = settings(max_examples=examples(60), stateful_s
 
 
 def test_beams_of_two_tenants_do_not_preempt_each_other_for_ever() -> None:
-    """A beam search that is preempted begins anew, so it must not lose its blocks to what it preempted."""
+    """A preempted beam search restarts, so it must not lose its blocks to what it preempted."""
     machine = SpeechMachine()
     for tenant, length, audio in (("light", 29, 1), ("", 45, 63)):
         machine.add(
@@ -78,7 +78,7 @@ def test_requests_over_the_same_audio_encode_it_once() -> None:
     while machine.live:
         machine.step()
     assert machine.encoded_rows == 80
-    # An encoder output stays for a while: a second pass over the audio costs nothing.
+    # An encoder output stays cached for a while: a second pass over the audio is free.
     machine.add(family=1, length=4, output=3, priority=0, salt="", audio=40)
     machine.teardown()
     assert machine.encoded_rows == 80
@@ -130,7 +130,7 @@ def test_without_the_prefix_cache_nothing_is_shared() -> None:
 def test_a_low_priority_is_overtaken_only_for_so_long(
     priority: int, flood: int, tight: bool
 ) -> None:
-    """Against an endless flood of urgent requests, a patient one still starts in bounded time."""
+    """Under an endless flood of urgent requests, a low-priority one still starts in bounded time."""
     machine = EngineMachine()
     if tight:
         machine.set_up(4)
@@ -169,7 +169,7 @@ def test_decoding_is_never_held_up_by_a_long_prompt() -> None:
 
 
 def opened(kv: KVCache, name: str, tokens: list[int], salt: str = "") -> int | None:
-    """Open, fill and share a request's tables; how many tokens were there already, None without room."""
+    """Open, fill and share a request's tables; return the number of cached tokens, None without room."""
     claim = kv.claim(name, tokens, root=salt_hash(salt), reusable=len(tokens) - 1)
     if not kv.pool.reserve(sum(claim.fresh), claim.shared):
         return None
@@ -191,7 +191,7 @@ def test_least_recently_used_prefixes_go_first() -> None:
     assert opened(kv, "big", list(range(3 * BLOCK_TOKENS))) == 0
     kv.close("big")
     kv.pool.forget(kv.forget("big"))
-    # Three of four blocks were needed: "b", the older, had to go and "a" could stay.
+    # Three of four blocks were needed: the older "b" was evicted and "a" could stay.
     assert use("a", 1) == BLOCK_TOKENS
     assert use("b", 2) == 0
     check_blocks(kv.pool, kv.held())
@@ -227,7 +227,7 @@ def test_a_window_needs_only_its_own_blocks_of_a_prefix() -> None:
     assert opened(kv, "first", tokens) == 0
     kv.slide("first", len(tokens))
     kv.close("first")
-    # Six blocks of something else: the prefix's first blocks are gone, its last ones are not.
+    # Six blocks of another text: the prefix's first blocks are gone, its last ones are not.
     assert opened(kv, "other", [7] * (6 * BLOCK_TOKENS)) == 0
     kv.close("other")
     assert opened(kv, "again", tokens) == 9 * BLOCK_TOKENS
@@ -241,7 +241,7 @@ def test_a_window_needs_only_its_own_blocks_of_a_prefix() -> None:
 
 
 def test_a_prefix_ends_where_a_state_was_kept() -> None:
-    """Kept every 32 tokens; one whose blocks are there and whose state is gone is of no use."""
+    """States are kept every 32 tokens; a prefix whose blocks remain but whose state is gone is useless."""
     states = StateCache(4, interval=32)
     kv = KVCache(BlockPool(20), prefix_cache=True, states=states)
     tokens = list(range(100))
@@ -256,7 +256,7 @@ def test_a_prefix_ends_where_a_state_was_kept() -> None:
     assert opened(kv, "again", tokens[:80]) == 64
     assert kv.advance_state("again", 64, 80, tokens, shares=True).tolist()[0] == places[3]
     kv.close("again")
-    # Its own slot is the least recently kept of those that nobody has, or a free one.
+    # Its own slot is the least recently kept unused one, or a free one.
     for name in ("x", "y", "z", "w"):
         assert opened(kv, name, [len(name), 7]) == 0
     for name in ("x", "y", "z", "w"):

@@ -1,4 +1,4 @@
-"""Every moment of an engine that has work is on somebody's bill, and on one bill only."""
+"""Every moment of a busy engine is charged to exactly one request."""
 
 import time
 
@@ -19,7 +19,7 @@ def add(engine: Engine, name: str, prompt: list[int], **params: float) -> None:
 
 
 def bills(engine: Engine) -> dict[str, float]:
-    """Run to the end: the share of each request."""
+    """Run to the end; return the share of each request."""
     shares = {}
     while engine.has_work:
         for output in engine.step():
@@ -48,7 +48,7 @@ def test_shares_add_up_to_the_time(executor: ExecutorName, checkpoint: Checkpoin
     assert len(shares) == 6
     assert min(shares.values()) > 0
     assert sum(shares.values()) == pytest.approx(stats.busy_seconds, rel=1e-9)
-    # The last step's results are nobody's; the rest is all there is.
+    # The last step's results belong to no request; the rest is everything.
     assert 0.8 * (ended - awake) < stats.busy_seconds <= took
     parts = (stats.schedule_seconds, stats.forward_seconds, stats.emit_seconds)
     assert sum(parts) <= took

@@ -1,4 +1,4 @@
-"""Steps that an executor finishes later: what they bring, and when the engine takes note of it."""
+"""Steps that an executor finishes asynchronously: their results, and when the engine collects them."""
 
 import threading
 from collections import deque
@@ -23,7 +23,7 @@ PARAMS = SamplingParams(temperature=0.8, seed=3, max_tokens=8, ignore_eos=True)
 
 
 class LateExecutor:
-    """Runs another executor's steps on a thread, one after another, as soon as it is let."""
+    """Runs another executor's steps on a thread, one after another, once released."""
 
     def __init__(self, inner: Executor) -> None:
         self._inner = inner
@@ -133,7 +133,7 @@ def test_a_step_may_be_submitted_while_another_runs(late: tuple[Engine, LateExec
 
 
 def _batch(tokens: Any, first: int, *, block: int) -> Batch:
-    """One sequence in two blocks, whose last row is wanted."""
+    """Return one sequence in two blocks, with logits of its last row."""
     count = len(tokens)
     positions = np.arange(first, first + count)
     table = np.array([block, block + 1])

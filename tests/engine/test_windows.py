@@ -1,4 +1,4 @@
-"""Layers with a sliding window give up the blocks that have left it."""
+"""Layers with a sliding window release the blocks that have left it."""
 
 import pytest
 
@@ -17,7 +17,7 @@ PROMPT = [(7 * i) % 90 + 5 for i in range(100)]
 
 
 def generate(engine: Engine, prompt: list[int], name: str = "r") -> tuple[list[int], list[int]]:
-    """The text, and how many blocks were held after each of its tokens."""
+    """Return the text, and the number of blocks held after each of its tokens."""
     engine.add(expand(prompt, PARAMS, engine.info, request_id=name)[0])
     tokens: list[int] = []
     held: list[int] = []
@@ -53,7 +53,7 @@ def test_what_the_window_left_is_found_again(checkpoint: CheckpointMaker) -> Non
 
 
 def test_small_pools_hold_long_texts_of_windows(checkpoint: CheckpointMaker) -> None:
-    """Three texts of 250 tokens in blocks for 400: windows leave room, so nobody is preempted."""
+    """Three texts of 250 tokens in blocks for 400: windows free blocks, so nothing is preempted."""
     settings = EngineSettings(threads=1, kv_cache_tokens=400, prefix_cache=False)
     engine = load_engine(settings, checkpoint("mistral-window"))
     alone, _ = generate(engine, PROMPT)

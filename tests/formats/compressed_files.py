@@ -1,4 +1,4 @@
-"""Checkpoints that compressed-tensors itself quantizes and writes, and what it reads in them."""
+"""Checkpoints that compressed-tensors itself quantizes and writes, and its own reading of them."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ Floats = Any
 
 
 def args(bits: int = 4, **fields: Any) -> dict[str, Any]:
-    """Of weights; ``group`` is short for the strategy and its size."""
+    """Return the scheme of weights; ``group`` abbreviates the strategy and its size."""
     group = fields.pop("group", 0)
     named = {"strategy": "group", "group_size": group} if group else {"strategy": "channel"}
     return {"num_bits": bits, "type": "int", "symmetric": True, **named, **fields}
@@ -29,7 +29,7 @@ INPUTS = {
 
 
 def groups_of(*weights: dict[str, Any], targets: tuple[str, ...] = ("Linear",), **rest: Any) -> Any:
-    """``config_groups``: one for each of ``weights``, with its target."""
+    """Return ``config_groups``: one for each of ``weights``, with its target."""
     return {
         f"group_{i}": {"targets": [target], "weights": one, **rest}
         for i, (one, target) in enumerate(zip(weights, targets, strict=True))
@@ -46,10 +46,10 @@ def write_compressed(
     kv_cache_scheme: dict[str, Any] | None = None,
     **shape: Any,
 ) -> Floats:
-    """Quantize a random model by its least and greatest values and save it.
+    """Quantize a random model by its minimum and maximum values and save it.
 
     Returns:
-        tensor name -> the float32 values that the library says the file stands for.
+        tensor name -> the float32 values that the library reads from the file.
     """
     plain = make_checkpoint(folder / "plain", variant, **shape)
     model = AutoModelForCausalLM.from_pretrained(plain, dtype=dtype)

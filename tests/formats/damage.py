@@ -1,4 +1,4 @@
-"""Ways to spoil the files of a checkpoint."""
+"""Ways to corrupt the files of a checkpoint."""
 
 import json
 import struct
@@ -15,7 +15,7 @@ NORM = "model.norm.weight"
 
 @contextmanager
 def changed(path: Path) -> Iterator[dict[str, Any]]:
-    """A JSON file's content, written back afterwards."""
+    """Yield a JSON file's content, which is written back afterwards."""
     content = json.loads(path.read_text())
     yield content
     path.write_text(json.dumps(content))
@@ -23,7 +23,7 @@ def changed(path: Path) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def changed_header(folder: Path) -> Iterator[dict[str, Any]]:
-    """The header of the weights, written back afterwards."""
+    """Yield the header of the weights, which is written back afterwards."""
     path = folder / WEIGHTS
     data = path.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
@@ -44,7 +44,7 @@ def add_token(folder: Path, number: int) -> None:
 
 
 def write_number(path: Path, field: str) -> None:
-    """A number of 5,000 digits in a JSON file."""
+    """Put a number of 5,000 digits into a JSON file."""
     text = path.read_text() if path.exists() else "{}"
     content = json.loads(text) | {field: "PLACE"}
     path.write_text(json.dumps(content).replace('"PLACE"', "9" * 5000))

@@ -1,4 +1,4 @@
-"""GGUF files for tests, written by the gguf package, of checkpoints in Hugging Face's layout."""
+"""GGUF files for tests, written by the gguf package from checkpoints in Hugging Face's layout."""
 
 import json
 import math
@@ -42,7 +42,7 @@ Array = npt.NDArray[Any]
 
 
 def gguf_name(name: str) -> str:
-    """The name that llama.cpp's converter gives a tensor."""
+    """Return the name that llama.cpp's converter gives a tensor."""
     stem, _, suffix = name.rpartition(".")
     if stem.startswith("model.layers."):
         _, _, layer, role = stem.split(".", 3)
@@ -51,13 +51,13 @@ def gguf_name(name: str) -> str:
 
 
 def permuted(values: Array, heads: int) -> Array:
-    """Rows of q and k as llama.cpp's converter of Llama has them (``LlamaModel.permute``)."""
+    """Permute rows of q and k as llama.cpp's converter of Llama does (``LlamaModel.permute``)."""
     halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
     return halves.swapaxes(1, 2).reshape(values.shape)
 
 
 def quantized(values: Array, type: gguf.GGMLQuantizationType, seed: int = 0) -> Array:
-    """Bytes of the values in blocks; of types that the package only reads, random blocks of like size."""
+    """Return the values in blocks; for types that the package only reads, random blocks of similar size."""
     try:
         return np.asarray(quantize(np.ascontiguousarray(values), type))
     except NotImplementedError:
@@ -78,7 +78,7 @@ _REACH: Final = {"Q2_K": 60, "Q3_K": 128, "Q4_K": 945, "Q5_K": 1953, "Q6_K": 409
 def random_blocks(
     shape: tuple[int, ...], type: gguf.GGMLQuantizationType, largest: float, seed: int
 ) -> Array:
-    """Blocks of random bits whose values are at most about ``largest``."""
+    """Return blocks of random bits whose values are at most about ``largest``."""
     values, size = gguf.GGML_QUANT_SIZES[type]
     rng = np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (shape[0], shape[1] // values, size), np.uint8)
@@ -96,7 +96,7 @@ def write_gguf(
     metadata: Mapping[str, Any] | None = None,
     seed: int = 0,
 ) -> Path:
-    """The checkpoint in ``folder`` as a GGUF file, its matrices of the named type."""
+    """Write the checkpoint in ``folder`` as a GGUF file, its matrices of the named type."""
     config = json.loads((folder / "config.json").read_text())
     architecture = {"mistral": "llama"}.get(config["model_type"], config["model_type"])
     path.parent.mkdir(exist_ok=True)
@@ -128,7 +128,7 @@ def write_gguf(
 
 
 def llama3_factors(config: Mapping[str, Any]) -> Array:
-    """Divisors of the frequencies, as ``generate_extra_tensors`` of llama.cpp's converter makes them."""
+    """Return the frequencies' divisors, as in ``generate_extra_tensors`` of llama.cpp's converter."""
     rope = config["rope_parameters"]
     dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
@@ -146,7 +146,7 @@ def llama3_factors(config: Mapping[str, Any]) -> Array:
 
 
 def split(path: Path, folder: Path, count: int) -> list[Path]:
-    """The file's tensors over ``count`` files, named and numbered as ``llama-gguf-split`` does."""
+    """Split the file's tensors over ``count`` files, named and numbered as by ``llama-gguf-split``."""
     folder.mkdir()
     source = gguf.GGUFReader(path)
     parts = []
@@ -176,7 +176,7 @@ def rewritten(
     metadata: Mapping[str, Any] | None = None,
     tensors: Mapping[str, Array | None] | None = None,
 ) -> Path:
-    """The file with other values of some keys, and other tensors, new ones too; None takes one out."""
+    """Copy the file with other values of some keys, and changed or new tensors; None removes one."""
     read = gguf.GGUFReader(source)
     changed, replaced = dict(metadata or {}), dict(tensors or {})
     writer = gguf.GGUFWriter(path, read.fields["general.architecture"].contents())

@@ -1,4 +1,4 @@
-"""A small model hub on loopback, which speaks as much of the hub's API as its library asks for."""
+"""A small model hub on loopback that implements as much of the hub's API as its library uses."""
 
 import json
 import threading
@@ -59,16 +59,16 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.requests: list[tuple[str, str, str | None]] = []  # method, path, Range
-        self.cuts = 0  # so many answers with weights end after CUT_AFTER bytes
+        self.cuts = 0  # this many answers with weights end after CUT_AFTER bytes
         self.closing = threading.Event()
         self.silent = False
-        self.hold: threading.Event | None = None  # weights stop after a MiB until it is set
+        self.hold: threading.Event | None = None  # weights stop after one MiB until it is set
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # clients that hang up are part of the tests
+        pass  # clients that disconnect are part of the tests
 
     def fetched(self) -> list[str]:
-        """Files asked for, in order."""
+        """Return the requested files, in order."""
         gets = (path for method, path, _ in self.requests if method == "GET")
         return [path.split(f"/resolve/{COMMIT}/")[1] for path in gets if "/resolve/" in path]
 
@@ -136,7 +136,7 @@ def oid_of(name: str) -> str:
 
 @contextmanager
 def running_hub() -> Iterator[Hub]:
-    """A hub that answers within the block."""
+    """A hub that runs within the block."""
     with Hub() as hub:
         thread = threading.Thread(target=hub.serve_forever, args=(0.05,))
         thread.start()

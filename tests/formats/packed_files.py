@@ -1,6 +1,6 @@
-"""GPTQ, AWQ, FP8 and MXFP4 checkpoints, packed in numpy as their tools do, and what they stand for.
+"""GPTQ, AWQ, FP8 and MXFP4 checkpoints, packed in numpy as their tools do, and their values.
 
-Each writer takes the folder of a plain checkpoint and one to make, and returns tensor name -> float32
+Each writer takes the folder of a plain checkpoint and a target, and returns tensor name -> float32
 values.
 """
 
@@ -20,7 +20,7 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def packed(values: Any, bits: int) -> Any:
-    """[n, columns] of integers below ``2 ** bits`` -> int32 [n * bits / 32, columns], a stream of bits."""
+    """Pack [n, columns] of integers below ``2 ** bits`` into int32 [n * bits / 32, columns] as a stream."""
     stream = (values[:, None, :] >> np.arange(bits)[None, :, None]) & 1
     stream = stream.reshape(-1, values.shape[1]).astype(np.uint64)
     words = stream.reshape(-1, 32, values.shape[1]) << np.arange(32, dtype=np.uint64)[None, :, None]
@@ -30,7 +30,7 @@ def packed(values: Any, bits: int) -> Any:
 def rewrite(
     plain: Path, folder: Path, config: dict[str, Any], change: Callable[[str, Any], dict[str, Any]]
 ) -> None:
-    """Copy a checkpoint with ``change``'s tensors instead of each linear layer's weight."""
+    """Copy a checkpoint with ``change``'s tensors in place of each linear layer's weight."""
     shutil.copytree(plain, folder)
     tensors = load_file(folder / "model.safetensors")
     made: dict[str, Any] = {}
@@ -49,7 +49,7 @@ def rewrite(
 
 
 def integers(values: Floats, bits: int, group: int, *, symmetric: bool) -> tuple[Any, Any, Any]:
-    """Of [outputs, inputs]: q, scales and zero points [outputs, groups], by least and greatest values."""
+    """Quantize [outputs, inputs]: q, scales and zero points [outputs, groups], by minimum and maximum."""
     outputs, inputs = values.shape
     grouped = values.reshape(outputs, -1, group)
     most = 2**bits - 1
@@ -66,7 +66,7 @@ def integers(values: Floats, bits: int, group: int, *, symmetric: bool) -> tuple
 
 
 def meant(q: Any, scales: Any, zeros: Any, groups: Any) -> Floats:
-    """The float32 values, where ``groups`` names each column's."""
+    """Return the float32 values, where ``groups`` names each column's group."""
     return (q - zeros[:, groups]).astype(np.float32) * scales.astype(np.float32)[:, groups]
 
 
@@ -80,7 +80,7 @@ def write_gptq(
     symmetric: bool = False,
     act_order: bool = False,
 ) -> dict[str, Floats]:
-    """As GPTQModel's QuantLinear.pack; ``group`` -1 is all columns."""
+    """Pack as GPTQModel's QuantLinear.pack does; ``group`` -1 is all columns."""
     truth: dict[str, Floats] = {}
     rng = np.random.default_rng(0)
 
@@ -114,11 +114,11 @@ def write_gptq(
 
 
 def write_awq(plain: Path, folder: Path, group: int) -> dict[str, Floats]:
-    """As AutoAWQ's WQLinear_GEMM.from_linear."""
+    """Pack as AutoAWQ's WQLinear_GEMM.from_linear does."""
     truth: dict[str, Floats] = {}
 
     def words(values: Any) -> Any:
-        """[rows, outputs] -> int32 [rows, outputs / 8]."""
+        """Pack [rows, outputs] into int32 [rows, outputs / 8]."""
         eight = values.reshape(len(values), -1, 8)[:, :, AWQ_ORDER].astype(np.uint64)
         shifted = eight << (4 * np.arange(8, dtype=np.uint64))
         return shifted.sum(2).astype(np.uint32).view(np.int32)
@@ -140,7 +140,7 @@ def write_awq(plain: Path, folder: Path, group: int) -> dict[str, Floats]:
 
 
 def write_fp8(plain: Path, folder: Path, block: tuple[int, int] | None) -> dict[str, Floats]:
-    """DeepSeek's blocks, or a scale a tensor; torch rounds to E4M3."""
+    """Write DeepSeek's blocks, or one scale per tensor; torch rounds to E4M3."""
     truth: dict[str, Floats] = {}
 
     def change(name: str, values: Floats) -> dict[str, Any]:
@@ -167,7 +167,7 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=np.float32)
 
 
 def write_mxfp4(plain: Path, folder: Path) -> dict[str, Floats]:
-    """gpt-oss' layout, for matrices whose columns are a multiple of 32."""
+    """Write gpt-oss' layout, for matrices whose columns are a multiple of 32."""
     truth: dict[str, Floats] = {}
 
     def change(name: str, values: Floats) -> dict[str, Any]:

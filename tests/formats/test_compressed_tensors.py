@@ -30,7 +30,7 @@ PROJ = "model.layers.0.self_attn.q_proj"
 
 
 def quantized(folder: Path, out: Path, *schemes: Scheme) -> dict[str, IntWeight]:
-    """Write a checkpoint whose matrices take turns at the schemes; what it should hold."""
+    """Write a checkpoint whose matrices alternate between the schemes; return its expected values."""
     model = read_model(EngineSettings(dtype="float32", kv_dtype="float32", threads=1), folder)
     names = linear_weights(model.program)
     plan = {name: schemes[i % len(schemes)] for i, name in enumerate(names)}
@@ -83,7 +83,7 @@ def transformers_logits(folder: Path, **how: Any) -> Any:
 
 
 def test_zero_points_are_read_by_transformers_as_the_docs_say(tmp_path: Path) -> None:
-    """Not as they are, but as floats of bfloat16."""
+    """They are not read as integers, but as bfloat16 floats."""
     shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
     plain = make_checkpoint(tmp_path / "plain", **shape)
     quantized(plain, tmp_path / "out", Scheme(4, 32, symmetric=False))

@@ -1,4 +1,4 @@
-"""Whisper folders that CTranslate2's own converter writes are read as the checkpoints they were made of."""
+"""Whisper folders written by CTranslate2's own converter are read as the original checkpoints."""
 
 import json
 import os

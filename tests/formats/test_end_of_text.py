@@ -1,4 +1,4 @@
-"""What ends a text where neither generation_config.json nor config.json says it: the tokenizer's eos."""
+"""End tokens where neither generation_config.json nor config.json names one: the tokenizer's eos."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_the_tokenizers_end_is_that_of_transformers(name: str, tmp_path: Path) -
     assert (expected is None) is (name == "none")
     found = () if expected is None else (expected,)
     assert open_checkpoint(folder).eos_token_ids == found
-    # What the model's files say counts.
+    # The model's files take precedence.
     write(folder, **{"config.json": {"eos_token_id": 7}})
     assert open_checkpoint(folder).eos_token_ids == (7,)
     write(folder, **{"generation_config.json": {"eos_token_id": [8, 9]}})

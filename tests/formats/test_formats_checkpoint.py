@@ -1,4 +1,4 @@
-"""Checkpoints that lie are refused, with file and field named; those that do not are read exactly."""
+"""Inconsistent checkpoints are refused, with file and field named; valid ones are read exactly."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Hub cases run in a process of their own: the hub library reads its environment when imported."""
+"""Hub cases run in a separate process: the hub library reads its environment when imported."""
 
 import os
 import re
@@ -26,7 +26,7 @@ def hub() -> Iterator[Hub]:
 def resolve(
     home: Path, endpoint: str, model: str = "acme/tiny", *, call: str = "", **environ: str
 ) -> tuple[Path | str, str]:
-    """The folder or the error's text, and what stderr showed."""
+    """Return the folder or the error's text, and the output on stderr."""
     program = (
         "import sys\nfrom galley.errors import ModelNotFound\n"
         "from galley.formats.source import resolve_model\n"
@@ -132,7 +132,7 @@ def test_a_hub_that_never_answers(tmp_path: Path, hub: Hub) -> None:
 
 
 def files_of(folder: Path) -> set[str]:
-    """Their paths within; links that lead nowhere are left out."""
+    """Return the paths within a folder; broken links are left out."""
     return {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
 
 
@@ -236,7 +236,7 @@ def environ(tmp_path: Path, hub: Hub) -> dict[str, str]:
 
 
 def stored(home: Path) -> set[str]:
-    """The files of all models in the cache."""
+    """Return the files of all models in the cache."""
     return {name for folder in home.glob("hub/*/snapshots/*") for name in files_of(folder)}
 
 

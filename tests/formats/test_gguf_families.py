@@ -1,4 +1,4 @@
-"""GGUF files that llama.cpp's converter wrote, of each architecture, against transformers' logits."""
+"""GGUF files of each architecture, written by llama.cpp's converter, against transformers' logits."""
 
 import re
 from pathlib import Path
@@ -30,7 +30,7 @@ FOLDER: Final = Path(__file__).parent / "peer_files" / "gguf"
 def test_logits_are_those_of_transformers(name: str) -> None:
     with np.load(FOLDER / "logits.npz") as arrays:
         expected = arrays[name]
-    # LongRoPE's frequencies of long texts are those of a model that is asked for long ones.
+    # LongRoPE uses its frequencies for long texts in a model configured for long texts.
     settings: dict[str, Any] = {"max_model_len": 64} if name == "phi3-longrope" else {}
     path = FOLDER / f"{name.removesuffix('-short')}.gguf"
     got = galleys_logits(path, IDS[: len(expected)], **settings)
@@ -40,13 +40,13 @@ def test_logits_are_those_of_transformers(name: str) -> None:
 
 
 def test_all_architectures_have_a_file() -> None:
-    """But those that other tests write themselves."""
+    """The exceptions are those that other tests write themselves."""
     read = {GGUFCheckpoint.open(path).metadata.architecture for path in FOLDER.glob("*.gguf")}
     assert read == FAMILIES.keys() - {"qwen2", "qwen3"}
 
 
 def metadata(architecture: str, **own: Any) -> Metadata:
-    """Of a file that says these of its architecture; ``__`` stands for a dot."""
+    """Return the metadata of a file with these values; ``__`` in a key stands for a dot."""
     sizes = {"embedding_length": 96, "block_count": 4, "attention__head_count": 3}
     named = {f"{architecture}.{k.replace('__', '.')}": v for k, v in (sizes | own).items()}
     return Metadata({"general.architecture": architecture, **named}, "model.gguf")
@@ -57,7 +57,7 @@ def config(architecture: str, **own: Any) -> dict[str, Any]:
 
 
 def test_what_no_key_says_is_what_llama_cpp_does() -> None:
-    """What the files above do not tell apart: missing keys, and sizes that are known by their layers."""
+    """Cases that the files above do not cover: missing keys, and sizes given by layer."""
     assert config("gemma2")["sliding_window"] == 4096
     assert config("gemma3")["sliding_window"] is None
     assert "layer_types" not in config("gemma3")
@@ -161,7 +161,7 @@ def test_harmonys_end_of_a_message_ends_no_answer() -> None:
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_K", "Q6_K", "MXFP4", "BF16"])
 def test_experts_are_slices_of_the_tensor(name: str, tmp_path: Path) -> None:
-    """Of all experts' blocks, what the gguf package finds in them, bit for bit."""
+    """All experts' blocks have the values that the gguf package reads, bit for bit."""
     kind = gguf.GGMLQuantizationType[name]
     path, blocks = tmp_path / "model.gguf", {}
     writer = gguf.GGUFWriter(path, "qwen3moe")
@@ -189,7 +189,7 @@ def test_experts_are_slices_of_the_tensor(name: str, tmp_path: Path) -> None:
 
 
 def test_experts_in_bf16_run_in_bf16() -> None:
-    """Though their files keep in float32 what chooses them."""
+    """This holds although their files keep the router in float32."""
     for name in ("qwen2moe", "qwen3moe", "mixtral", "gpt-oss"):
         options = read_model(EngineSettings(), FOLDER / f"{name}.gguf").options
         assert (options.dtype, options.quantize) == ("bfloat16", "bf16")

@@ -34,8 +34,8 @@ Folders = dict[str, Path]
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    """Variant -> folder in Hugging Face's layout."""
-    # transformers takes no head width from a qwen3 file but the default.
+    """Map the variant to its folder in Hugging Face's layout."""
+    # transformers supports only the default head width in a qwen3 file.
     shapes = {"llama": WIDE, "qwen2": WIDE, "qwen3": {**WIDE, "head_dim": 128}}
     return {
         variant: make_checkpoint(tmp_path_factory.mktemp(variant), variant, **shape)

@@ -32,7 +32,7 @@ ALPHABET: Final = [*"abcdeht sn\n\t.,'0123456789ABC", *SCRIPTS, "  ", "'ll", "\r
 
 
 def strings(count: int) -> list[str]:
-    """Words of the texts and characters of many scripts, mixed."""
+    """Return words of the texts mixed with characters of many scripts."""
     source = random.Random(7)
     words = [*ALPHABET, *(word for text in TEXT for word in text.split(" "))]
     return ["".join(source.choices(words, k=source.randrange(1, 12))) for _ in range(count)]
@@ -53,7 +53,7 @@ def written(
 
 
 def check_grammars(path: Path, tokenizer: Tokenizer) -> None:
-    """A grammar of one text takes the tokens of that text, special ones but the end refused."""
+    """Check that a grammar of one text takes that text's tokens, and refuses special ones but the end."""
     vocabulary = load_vocabulary(path)
     special = sorted(tokenizer.special_ids - {vocabulary.eos_token})
     for text in strings(60):
@@ -68,7 +68,7 @@ def check_grammars(path: Path, tokenizer: Tokenizer) -> None:
 
 
 def sentence_pieces(texts: Sequence[str], **options: Any) -> Any:
-    """A trained SentencePiece model of byte pairs, which changes nothing of a text."""
+    """Train a SentencePiece BPE model that does not normalize texts."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([*texts] * 4),
@@ -119,7 +119,7 @@ def test_sentencepiece(prefix: bool, tmp_path: Path) -> None:
 
 
 def test_sentencepieces_own_symbols(tmp_path: Path) -> None:
-    """As Gemma has them: runs of spaces and line ends are tokens, whatever could be merged instead."""
+    """As in Gemma: runs of spaces and line ends are tokens, whatever could be merged instead."""
     symbols = ["\n", "\n\n", "\u2581\u2581", "\u2581\u2581\u2581\u2581", "<b>"]
     texts = [text.replace("\n", " ") for text in TEXT]
     truth = sentence_pieces(texts, add_dummy_prefix=False, user_defined_symbols=symbols)
@@ -128,7 +128,7 @@ def test_sentencepieces_own_symbols(tmp_path: Path) -> None:
     path = written(
         tmp_path / "model.gguf",
         "llama",
-        # llama.cpp's converter writes such tokens as they stand in texts.
+        # llama.cpp's converter writes such tokens in their plain form.
         [p.replace("\u2581", " ") if p in symbols else p for p in pieces],
         token_scores=[
             -1000.0 if p in symbols else truth.get_score(i) for i, p in enumerate(pieces)
@@ -152,7 +152,7 @@ def test_sentencepieces_own_symbols(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("architecture", ["phi3", "llama"])
 def test_phi_3s_tokens_take_the_white_space_behind_them(architecture: str, tmp_path: Path) -> None:
-    """As ``rstrip`` in its tokenizer.json says: of all but the end of a text."""
+    """As ``rstrip`` in its tokenizer.json: for all tokens except the end of a text."""
     special = ["<|endoftext|>", "<|user|>", "<|end|>"]
     pieces = ["<unk>", "<s>", "</s>", "<0x0A>", "\u2581", "a", "\u2581a", *special]
     path = written(
@@ -247,7 +247,7 @@ def test_byte_pairs(pre: str, tmp_path: Path) -> None:
 
 
 def test_the_default_splits_as_llama_cpp_does() -> None:
-    """By its rules, by hand: punctuation apart, then words, then digits, which go three by three."""
+    """The expected pieces follow its rules: punctuation first, then words, then digits by threes."""
     split = SPLITTINGS["default"].pre_tokenizer().pre_tokenize_str
     words = {
         "a == b+12345": ["a", "\u0120", "==", "\u0120b", "+", "123", "45"],
@@ -275,7 +275,7 @@ def test_tokens_without_a_text(tmp_path: Path) -> None:
 
 
 def test_names_of_one_splitting() -> None:
-    """As llama.cpp takes them for one: DeepSeek's Qwen, Falcon 3, Pixtral and early Llama 3."""
+    """As llama.cpp identifies them: DeepSeek's Qwen, Falcon 3, Pixtral and early Llama 3."""
     assert SPLITTINGS["deepseek-r1-qwen"] == SPLITTINGS["qwen2"]
     for name in ("llama3", "llama-v3", "falcon3", "pixtral"):
         assert SPLITTINGS[name] == SPLITTINGS["llama-bpe"]

@@ -1,4 +1,4 @@
-"""GGUF's blocks have the values that the gguf package finds in them, bit for bit."""
+"""GGUF's blocks have the values that the gguf package reads, bit for bit."""
 
 from pathlib import Path
 
@@ -50,4 +50,4 @@ def test_what_llama_cpp_packed_has_the_values_that_it_finds_itself(name: str) ->
     assert isinstance(weight, IntWeight)
     got = dequantize(weight)
     np.testing.assert_array_equal(got, expected)
-    assert np.abs(got - rows).max() > 0  # the rows are not stored as they are
+    assert np.abs(got - rows).max() > 0  # the rows are not stored unchanged

@@ -1,4 +1,4 @@
-"""Rows of the lists of hostile model files that need no server: a typed error that names file and field."""
+"""Hostile model files that need no server: a typed error names file and field."""
 
 import json
 import os
@@ -31,12 +31,12 @@ from tests.formats.damage import (
 
 @pytest.fixture
 def model(checkpoint: CheckpointMaker, tmp_path: Path) -> Path:
-    """A checkpoint of one's own."""
+    """A separate checkpoint."""
     return Path(shutil.copytree(checkpoint("llama"), tmp_path / "model"))
 
 
 def refusal(folder: Path) -> str:
-    """What is said when an engine and a tokenizer are made of the folder; one line."""
+    """Return the one-line error from building an engine and a tokenizer from the folder."""
     with pytest.raises(ModelError) as caught:
         read_all(folder)
     message = str(caught.value)
@@ -46,7 +46,7 @@ def refusal(folder: Path) -> str:
 
 
 def read_all(folder: Path) -> None:
-    """As a server does, but for the values of the weights."""
+    """Read the folder as a server does, except for the values of the weights."""
     model = read_model(EngineSettings(), folder)
     tokenizer = Tokenizer.load(folder)
     tokenizer.check_vocabulary(model.program.vocab_size, folder)
@@ -328,7 +328,7 @@ def test_a_name_that_is_not_a_string_is_refused(model: Path) -> None:
 
 
 def test_a_tokenizer_that_makes_the_library_panic_is_refused(model: Path) -> None:
-    """A prefix of later pieces that is longer than they are: its panic is no Exception."""
+    """A prefix that is longer than the pieces after it: its panic is not an Exception."""
     path = model / "tokenizer.json"
     tokenizer = {
         "version": "1.0",

@@ -1,4 +1,4 @@
-"""Hostile GGUF files: a typed error that names file and field."""
+"""Hostile GGUF files: a typed error names file and field."""
 
 import struct
 from pathlib import Path
@@ -23,14 +23,14 @@ TEXT, ARRAY, U32 = 8, 9, 4
 
 @pytest.fixture
 def path(checkpoint: CheckpointMaker, tmp_path: Path) -> Path:
-    """A file of one's own, which can be read."""
+    """A separate file that is valid."""
     made = write_gguf(tmp_path / "model.gguf", checkpoint("llama"))
     read_all(made)
     return made
 
 
 def read_all(path: Path) -> None:
-    """As a server does, and every tensor."""
+    """Read the file as a server does, and every tensor."""
     model = read_model(EngineSettings(), path)
     for name in model.weights:
         model.weights[name]

@@ -1,4 +1,4 @@
-"""kv_b_proj of latent attention, taken apart into the matrices of single heads."""
+"""kv_b_proj of latent attention, split into the matrices of single heads."""
 
 import dataclasses
 import math
@@ -28,7 +28,7 @@ SMALL: dict[str, Any] = {
     "num_experts_per_tok": 2,
     "n_routed_experts": 4,
 }
-SIZES = {"qk_nope_head_dim": 128, "v_head_dim": 128}  # where config.json does not say
+SIZES = {"qk_nope_head_dim": 128, "v_head_dim": 128}  # where config.json does not specify it
 NAME = "model.layers.0.self_attn.kv_b_proj"
 
 

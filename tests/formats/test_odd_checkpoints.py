@@ -1,4 +1,4 @@
-"""Files that are odd and fine: they are served as transformers and llama.cpp serve them."""
+"""Unusual but valid files: they are served as transformers and llama.cpp serve them."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ Tensors = dict[str, torch.Tensor]
 
 @pytest.fixture
 def model(checkpoint: CheckpointMaker, tmp_path: Path) -> Path:
-    """A checkpoint of one's own."""
+    """A separate checkpoint."""
     return Path(shutil.copytree(checkpoint("llama"), tmp_path / "model"))
 
 
@@ -93,7 +93,7 @@ def test_of_a_field_that_stands_twice_the_last_counts(model: Path) -> None:
 
 @pytest.mark.parametrize("head", ["tied", "own"])
 def test_a_language_model_with_the_names_of_a_whole_model(head: str, tmp_path: Path) -> None:
-    """``model.language_model.*`` under a config of the language model alone."""
+    """``model.language_model.*`` with a config of the language model alone."""
     folder = make_checkpoint(tmp_path, "gemma3", tie_word_embeddings=head == "tied")
     expected = truth(folder)
 
@@ -123,7 +123,7 @@ def test_a_model_of_several_parts_as_transformers_5_names_them(tmp_path: Path) -
 
 
 def test_blobs_may_be_a_link(model: Path, tmp_path: Path) -> None:
-    """As where the hub library's cache has its large files on another disk."""
+    """As when the hub library's cache keeps its large files on another disk."""
     disk, cache = tmp_path / "disk", tmp_path / "hub/models--org--name"
     disk.mkdir()
     snapshot = cache / "snapshots/0123"
@@ -158,7 +158,7 @@ def test_gguf_files_that_go_with_a_model_are_none(name: str, tmp_path: Path) -> 
 
 
 def test_links_in_a_folder_of_models(model: Path, tmp_path: Path) -> None:
-    """Those to models are the operator's own; those that leave a model are refused at the start."""
+    """Links to models are the operator's own; those that leave a model are refused at the start."""
     folder = tmp_path / "models"
     folder.mkdir()
     (tmp_path / "elsewhere.gguf").write_bytes(b"GGUF")

@@ -1,4 +1,4 @@
-"""GPTQ, AWQ, FP8 and MXFP4 checkpoints: exact integers where there is a kind, the values that they mean."""
+"""GPTQ, AWQ, FP8 and MXFP4 checkpoints: exact integers where a kind exists, and the exact values."""
 
 import json
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def expected_logits(plain: Path, truth: dict[str, Any], ids: list[int]) -> Any:
-    """transformers', with the values that the packed file means."""
+    """Return transformers' logits, with the values of the packed file."""
     model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
     state = {name: torch.tensor(values) for name, values in truth.items()}
     model.load_state_dict(state, strict=False)
@@ -188,7 +188,7 @@ def test_damage_is_named(plain: Path, tmp_path: Path, change: Change, said: str)
 
 
 def test_the_cache_tells_quantizations_apart(plain: Path, tmp_path: Path) -> None:
-    """The same integers mean something else where the config says something else."""
+    """The same integers have other values under another config."""
     write_gptq(plain, tmp_path / "made", 4, 32)
     before = open_checkpoint(tmp_path / "made")
     path = tmp_path / "made/config.json"

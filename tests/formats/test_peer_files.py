@@ -1,4 +1,4 @@
-"""Checkpoints that llm-compressor and GPTQModel wrote, read by Galley and by others."""
+"""Checkpoints written by llm-compressor and GPTQModel, read by Galley and by others."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ IDS = [2, 5, 14, 30, 7, 7, 19, 25, 3, 31, 12, 8, 2, 16]
 
 
 def without_inputs(folder: Path, out: Path, tensors: dict[str, Any]) -> None:
-    """The checkpoint of ``tensors`` whose inputs, keys and values stay as they are."""
+    """Write the checkpoint of ``tensors``, with unquantized inputs, keys and values."""
     out.mkdir()
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"]["kv_cache_scheme"] = None
@@ -35,7 +35,7 @@ def without_inputs(folder: Path, out: Path, tensors: dict[str, Any]) -> None:
 
 
 def transformers_logits(folder: Path) -> Floats:
-    """In float32."""
+    """Return the logits in float32."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         model(torch.tensor([IDS]))  # unpacks
@@ -102,7 +102,7 @@ def test_zero_points_of_llm_compressor(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gptqmodel-v1", "gptqmodel-v1-order", "gptqmodel-v2"])
 def test_values_of_gptqmodel(tmp_path: Path, name: str) -> None:
-    """The tool multiplies with float16; ``exact`` keeps what desc_act leaves no integers in every digit."""
+    """The tool multiplies with float16; ``exact`` keeps every digit where desc_act rules out integers."""
     with np.load(FOLDER / name / "values.npz") as arrays:
         told = {key: arrays[key] for key in arrays.files}
     weights = open_checkpoint(FOLDER / name, exact=True).weights()
@@ -120,7 +120,7 @@ def test_values_of_gptqmodel(tmp_path: Path, name: str) -> None:
 
 
 def test_files_of_gptqmodel_have_orders_and_zero_points() -> None:
-    """Else nothing above would tell them apart."""
+    """Otherwise nothing above would distinguish them."""
     tensors = {
         name: load_file(FOLDER / f"gptqmodel-{name}" / "model.safetensors")
         for name in ("v1", "v1-order", "v2")

@@ -1,4 +1,4 @@
-"""What typed weights stand for, and the logits of a model that has them."""
+"""Values of typed weights, and the logits of a model that has them."""
 
 import dataclasses
 from pathlib import Path
@@ -18,7 +18,7 @@ Floats = Any
 
 
 def values_of(weight: Weight) -> Floats:
-    """float32 [outputs, depth], by the definition of the kinds."""
+    """Return float32 [outputs, depth], by the definition of the kinds."""
     if isinstance(weight, DenseWeight):
         return to_float32(weight)
     assert isinstance(weight, IntWeight)
@@ -35,7 +35,7 @@ def values_of(weight: Weight) -> Floats:
 
 
 def galleys_logits(path: Path, ids: list[int], **settings: Any) -> Floats:
-    """In float32, by the native executor."""
+    """Return logits in float32, by the native executor."""
     floats: dict[str, Any] = {
         "activations": "float32",
         "quantize": "float32",
@@ -50,5 +50,5 @@ def galleys_logits(path: Path, ids: list[int], **settings: Any) -> Floats:
 
 
 def relative(got: Floats, expected: Floats) -> float:
-    """The greatest difference, as a share of the greatest value."""
+    """Return the greatest difference, as a share of the greatest value."""
     return float(np.abs(got - expected).max() / np.abs(expected).max())

@@ -1,4 +1,4 @@
-"""Each fuzz target on its committed corpus and on what a seeded generator makes of it, without atheris."""
+"""Each fuzz target on its committed corpus and on seeded mutations of it, without atheris."""
 
 import random
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_a_corpus_raises_no_surprise(name: str, path: Path) -> None:
 
 
 def mutant(data: bytes, source: random.Random) -> bytes:
-    """Up to four pieces of ``data`` cut out, doubled, or overwritten."""
+    """Cut out, double or overwrite up to four pieces of ``data``."""
     changed = bytearray(data)
     for _ in range(source.randrange(1, 5)):
         begin = source.randrange(len(changed) + 1)

@@ -1,4 +1,4 @@
-"""Refusals come before anything is awaited, so a busy event loop does not delay them."""
+"""Requests are refused before the first await, so a busy event loop does not delay refusals."""
 
 import asyncio
 import time
@@ -41,7 +41,7 @@ async def generation(served: ServedModel, name: str, tokens: int) -> Generation:
 
 @asynccontextmanager
 async def busy(settings: Settings) -> AsyncIterator[tuple[Registry, ServedModel]]:
-    """A model whose pace is known and which has a long text to write."""
+    """Yield a model with a known pace and a long text in progress."""
     async with open_models(settings) as models:
         served = await models.find("tiny", "generate", Caller("first"))
         until = time.monotonic() + 1.5

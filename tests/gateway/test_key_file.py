@@ -1,4 +1,4 @@
-"""The key file: what may stand in it, and what is said of the rest."""
+"""The key file: valid content, and the errors for the rest."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""Who makes room for whom, with models whose engines are not started."""
+"""Which model is evicted for which, with models whose engines are not started."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ from galley.types.model_info import OnLedger
 
 
 class Weightless(ServedModel):
-    """A model of which as many fit the memory as the class says; it is busy when it is told to be."""
+    """A model of which a fixed number fit in memory; the test sets whether it is busy."""
 
     fitting = 1
     memory_holds: set[str]
@@ -53,7 +53,7 @@ def models(*names: str, fitting: int) -> list[Weightless]:
 
 
 def run(models: list[Weightless], *asked: Weightless, most: int = 9, patience: float = 9) -> None:
-    """Ask for models one after another."""
+    """Request models one after another."""
 
     async def ask() -> None:
         loader = OnRequest(models, most=most, patience=patience)

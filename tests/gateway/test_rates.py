@@ -1,4 +1,4 @@
-"""Token buckets: what they let through, and what is left of them."""
+"""Token buckets: the requests they admit, and the remaining tokens."""
 
 import itertools
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from galley.gateway.rates import MINUTE, Bucket, LastMinute
 
 LIMITS = st.integers(1, 10_000)
-# Steps of the clock in seconds, and what is asked for after each as a share of the limit.
+# Clock steps in seconds, and the amount requested after each as a share of the limit.
 ASKED = st.lists(st.tuples(st.floats(0, 90), st.floats(0, 1)), min_size=1, max_size=60)
 
 

@@ -1,4 +1,4 @@
-"""What may stand in for an engine behind the gateway: here a cache of whole answers."""
+"""Replacements for an engine behind the gateway: here a cache of whole answers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -21,7 +21,7 @@ from tests.checkpoints import make_checkpoint
 
 
 class Remembered:
-    """The outputs of one request: of the engine, noted as they come, or as they were noted."""
+    """The outputs of one request: recorded as the engine sends them, or replayed."""
 
     def __init__(self, source: Outputs | list[Output], noted: list[Output], name: str) -> None:
         self._source, self._noted, self._name, self._next = source, noted, name, 0
@@ -45,7 +45,7 @@ class Remembered:
 
 
 class AnswerCache:
-    """Submits to an engine what was not asked before."""
+    """Submits to an engine what was not requested before."""
 
     def __init__(self, engine: Submitter) -> None:
         self._engine = engine
@@ -73,7 +73,7 @@ def cached(settings: EngineSettings, folder: str, *, max_queue: int, **hooks: An
 
 
 async def answers(settings: Settings) -> list[tuple[str, int]]:
-    """The text of each of some requests, and the steps that the engine has made by then."""
+    """Return the text of each request, and the engine's step count by then."""
     models = Registry(settings, make=cached)
     await models.start()
     try:

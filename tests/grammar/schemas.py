@@ -1,4 +1,4 @@
-"""JSON schemas as people write them, and what they say; each text that follows one is short."""
+"""Typical JSON schemas with their meaning; each text that follows one is short."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ COUNT = {"type": "integer", "minimum": 0, "maximum": 99}
 
 
 def record(**properties: Any) -> dict[str, Any]:
-    """An object that has these properties and no others."""
+    """Return an object schema with these properties and no others."""
     return {
         "type": "object",
         "properties": properties,

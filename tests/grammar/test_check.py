@@ -1,4 +1,4 @@
-"""What is refused, and that the error names what is at fault."""
+"""Refused schemas, with an error that names the cause."""
 
 import json
 from pathlib import Path
@@ -227,7 +227,7 @@ def test_what_earlier_drafts_wrote_otherwise(
     assert accepts(schema, vocabulary, *texts) == list(texts.values())
 
 
-# Valid and invalid texts of each format; most are of the JSON Schema Test Suite.
+# Valid and invalid texts of each format; most come from the JSON Schema Test Suite.
 FORMATS: dict[str, tuple[list[str], list[str]]] = {
     "hostname": (
         ["www.example.com", "a", "1host", "a--b.example", "a-b", "x" * 63, "ab-c", "abc-d"],
@@ -340,7 +340,7 @@ def test_a_vocabulary_has_to_be_there(tmp_path: Path) -> None:
 
 
 def test_tokens_with_a_role_are_not_text(tmp_path: Path) -> None:
-    """The tokenizer's own file calls the token ordinary text, its configuration calls it the text's end."""
+    """The tokenizer's file calls the token ordinary text, its configuration calls it the end of text."""
     make_tokenizer(tmp_path)
     file = tmp_path / "tokenizer.json"
     content = json.loads(file.read_text(encoding="utf-8"))

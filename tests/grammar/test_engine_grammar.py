@@ -1,4 +1,4 @@
-"""Random weights under a grammar: what comes out follows it, and nobody else notices."""
+"""Random weights under a grammar: the output follows it, and other requests are unaffected."""
 
 import json
 import re
@@ -38,7 +38,7 @@ def constrained(kind: Any, source: str, **changes: Any) -> SamplingParams:
 
 
 def schema_params(**changes: Any) -> list[SamplingParams]:
-    """One for each schema, with seeds of their own."""
+    """Return one request for each schema, with separate seeds."""
     return [
         constrained("json_schema", json.dumps(schema), seed=seed, **changes)
         for seed, schema in enumerate(SCHEMAS)
@@ -110,7 +110,7 @@ def test_grammars(llm: LLM, source: str) -> None:
 
 
 def test_a_sentencepiece_vocabulary(tmp_path: Path) -> None:
-    """Spaces written as letters, and characters spelt byte by byte."""
+    """Spaces as letters, and characters as single bytes."""
     make_checkpoint(tmp_path, vocab_size=700, eos_token_id=2, generation={"eos_token_id": 2})
     trained.sentencepiece(tmp_path)
     with LLM(tmp_path, kv_cache_tokens=8192, threads=1) as loaded:
@@ -123,7 +123,7 @@ def test_a_sentencepiece_vocabulary(tmp_path: Path) -> None:
         assert re.fullmatch(" é[a-c] ", loaded.generate([[5, 6]], spaced)[0].text)
 
 
-@pytest.mark.parametrize("guesses", ["off", "auto"])
+@pytest.mark.parametrize("draft_tokens", ["off", "auto"])
 @pytest.mark.parametrize(
     ("schema", "shape"),
     [
@@ -137,7 +137,7 @@ def test_a_sentencepiece_vocabulary(tmp_path: Path) -> None:
 def test_a_number_ends_though_the_model_wants_nothing_but_digits(
     schema: dict[str, Any], shape: str, draft_tokens: Any, llm: LLM
 ) -> None:
-    """In arrays, and where more digits than that are asked for or belong to a text."""
+    """In arrays, and where more digits are required or are part of a text."""
     assert llm.tokenizer is not None
     digits = dict.fromkeys(llm.tokenizer.encode_plain("0123456789"), 60.0)
     values = {"type": "array", "items": schema, "minItems": 2, "maxItems": 2}
@@ -186,7 +186,7 @@ def test_the_last_token_that_is_allowed_may_complete_the_text(llm: LLM) -> None:
 
 
 def test_white_space_between_tokens_is_bounded(llm: LLM) -> None:
-    """A model that would write nothing else: every token of white space has the highest bias."""
+    """A model that would otherwise write only white space: each such token has the highest bias."""
     white = [llm.tokenizer.encode(text)[0] for text in (" ", "\n", "\t")]
     params = constrained(
         "json_schema", json.dumps(record(a=COUNT)), logit_bias=dict.fromkeys(white, 100.0)
@@ -217,7 +217,7 @@ def test_a_grammar_that_fails_late_ends_the_request_with_an_error(llm: LLM) -> N
 def requests_of(
     engine: Engine, tokenizer_folder: Any, params: Sequence[SamplingParams]
 ) -> list[EngineRequest]:
-    """Prompts of several lengths, grammars checked."""
+    """Return prompts of several lengths, with checked grammars."""
     vocabulary = load_vocabulary(tokenizer_folder)
     requests = []
     for i, one in enumerate(params):
@@ -236,7 +236,7 @@ def requests_of(
 
 
 def run(engine: Engine, requests: Sequence[EngineRequest]) -> dict[str, tuple[object, ...]]:
-    """All that callers see of each text."""
+    """Return all that callers see of each text."""
     outputs: dict[str, list[Output]] = {}
     for request in requests:
         engine.add(request)
@@ -277,7 +277,7 @@ MIXED = [
 
 @pytest.fixture(scope="module")
 def alone(checkpoint: CheckpointMaker) -> dict[str, tuple[object, ...]]:
-    """What each of the requests gives when it has the engine to itself."""
+    """Return the result of each request when it has the engine to itself."""
     folder = checkpoint("llama")
     engine = load_engine(EngineSettings(threads=1, kv_cache_tokens=4096), folder)
     texts: dict[str, tuple[object, ...]] = {}
@@ -324,7 +324,7 @@ def test_neither_a_text_nor_its_neighbours_depend_on_the_batch(
 def test_guesses_change_nothing(
     wrong: bool, alone: dict[str, tuple[object, ...]], checkpoint: CheckpointMaker
 ) -> None:
-    """Right ones, and right ones followed by one that the grammar may not even allow."""
+    """The draft tokens are right, or end in ones that the grammar may not allow."""
     folder = checkpoint("llama")
     engine = load_engine(EngineSettings(threads=1, kv_cache_tokens=4096, speculation="off"), folder)
 
@@ -343,7 +343,7 @@ def test_guesses_change_nothing(
 def test_speculation_changes_nothing(
     alone: dict[str, tuple[object, ...]], checkpoint: CheckpointMaker
 ) -> None:
-    """When the same was served before, too."""
+    """The second round also drafts from the texts of the first."""
     folder = checkpoint("llama")
     engine = eager(load_engine(EngineSettings(threads=1, kv_cache_tokens=4096), folder), "auto")
     for _ in range(2):
@@ -354,7 +354,7 @@ def test_speculation_changes_nothing(
 
 
 def test_forced_tokens_take_no_steps_of_their_own(checkpoint: CheckpointMaker) -> None:
-    """Nearly all of this text is the schema's; what is not forced takes a step for each token."""
+    """Nearly all of this text is fixed by the schema; each remaining token takes a step."""
     folder = checkpoint("llama")
     schema = {
         "type": "object",
@@ -386,7 +386,7 @@ def test_forced_tokens_take_no_steps_of_their_own(checkpoint: CheckpointMaker) -
 def test_a_text_goes_on_where_an_engine_died(
     alone: dict[str, tuple[object, ...]], checkpoint: CheckpointMaker
 ) -> None:
-    """The matcher of a resubmitted request stands behind the tokens that were delivered."""
+    """The matcher of a resubmitted request is positioned after the delivered tokens."""
     folder = checkpoint("llama")
     engine = load_engine(EngineSettings(threads=1, kv_cache_tokens=4096), folder)
     for request in requests_of(engine, folder, MIXED)[::2]:

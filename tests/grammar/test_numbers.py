@@ -1,4 +1,4 @@
-"""Numbers of schemas are kept exactly or refused by name, and numbers of answers end by themselves."""
+"""Numbers in schemas are kept exactly or refused by name, and numbers in answers terminate."""
 
 import json
 import math

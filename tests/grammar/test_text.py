@@ -27,7 +27,7 @@ def test_a_space_at_the_beginning_stays(make: Callable[[Path], Path], tmp_path: 
 
 
 def test_text_that_looks_like_a_marker_is_spelled_and_is_none(tmp_path: Path) -> None:
-    """llguidance takes every added token of the shape ``<...>`` as special, whatever the file says."""
+    """llguidance treats every added token of the form ``<...>`` as special, whatever the file says."""
     folder = trained.byte_level(tmp_path)
     tokenizer = Tokenizer.load(folder)
     marker = next(token for token in tokenizer.added_tokens if token.text == "<think>")
@@ -42,7 +42,7 @@ def test_text_that_looks_like_a_marker_is_spelled_and_is_none(tmp_path: Path) ->
         assert matcher.consume_token(token), at
     assert matcher.is_accepting()
     assert b"".join(map(tokenizer.token_bytes, spelled)) == b"a <think> b"
-    # Where a grammar means the marker itself, it is the one token.
+    # Where a grammar means the marker itself, it is a single token.
     named = LLMatcher(vocabulary, LLMatcher.grammar_from_lark("start: <think>"), log_level=0)
     assert named.consume_token(marker.id)
     assert named.is_accepting()

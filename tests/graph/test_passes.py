@@ -1,4 +1,4 @@
-"""Passes change what a program costs, and no bit of what it computes."""
+"""Passes change a program's cost, and no bit of its results."""
 
 import dataclasses
 from collections import Counter
@@ -48,7 +48,7 @@ def settings_of(
 
 
 def all_logits(executor: Executor) -> list[Floats]:
-    """A ragged prefill with all rows wanted, again with some, then a decoding step."""
+    """Return the logits of a ragged prefill with all rows wanted, then with some, then of a decode step."""
     ids = [random_ids(n, n + 1) for n in LENGTHS]
     whole = ragged(
         [(list(i[:-1]), len(i) - 1) for i in ids], first_block=0, groups=executor.kv_groups
@@ -86,7 +86,7 @@ def test_no_pass_changes_a_bit(
     ran = [run_passes(program, tuple(PASSES))]
     for disabled in choices:
         if (changed := run_passes(program, disabled)) in ran:
-            continue  # not every pass finds something in every model
+            continue  # not every pass applies to every model
         ran.append(changed)
         for got, expected in zip(logits_without(disabled), plain, strict=True):
             assert np.array_equal(got.view(np.int32), expected.view(np.int32)), disabled
@@ -128,7 +128,7 @@ def test_the_last_layer_computes_wanted_rows_alone(checkpoint: CheckpointMaker) 
     assert names.count("select_rows") == 2
     selected = [op.inputs[0] for op in program.ops if op.name == "select_rows"]
     readers = program.readers()
-    # The stream of the last layer and its attention are read by nobody else.
+    # Nothing else reads the stream and the attention of the last layer.
     assert all(len(readers[b]) == 1 for b in selected[:1])
     assert program.ops[attention].output in selected
 
@@ -136,7 +136,7 @@ def test_the_last_layer_computes_wanted_rows_alone(checkpoint: CheckpointMaker) 
 def test_an_mlp_beside_attention_reads_the_rows_that_it_rounds_itself(
     checkpoint: CheckpointMaker,
 ) -> None:
-    """The last layer's MLP is for wanted rows alone; its input is selected before it is rounded."""
+    """The last layer's MLP computes wanted rows only; its input is selected before it is rounded."""
     traced_program = quantized(traced(checkpoint("cohere")), "int8", "int8")
     program = hoist_select_rows(traced_program)
     names = [op.name for op in program.ops]
@@ -173,7 +173,7 @@ def test_layers_with_and_without_bias_stay_apart() -> None:
 
     program = merge_linears(trace(describe, max_positions=8))
     merged = {op.weights["weight"]: op for op in program.ops if op.name == "linear"}
-    # "e" is the embedding, too: merged it would be kept twice.
+    # "e" is the embedding, too: merging would keep it twice.
     assert set(merged) == {("a", "f"), ("b", "c"), ("e",), ("d",)}
     assert merged["b", "c"].weights["bias"] == ("b.bias", "c.bias")
     assert merged["a", "f"].width == 12

@@ -1,4 +1,4 @@
-"""An executor of a checkpoint, and what it computes of one sequence chunk by chunk."""
+"""An executor of a checkpoint, and its results for one sequence computed in chunks."""
 
 from pathlib import Path
 from typing import Any
@@ -20,18 +20,18 @@ def executor_of(
         executor=executor,
         kv_cache_tokens=2048,
         threads=1,
-        speculation="off",  # what steps of many rows take is measured for guesses
+        speculation="off",  # step times are only measured for speculation
     )
     return load_engine(settings, folder)._executor
 
 
 def grouped(executor: Executor, tables: list[Ints]) -> tuple[Ints, ...]:
-    """The tables of one KV group, and tables with blocks of their own for each other group."""
+    """Return the tables of one KV group, and tables with separate blocks for each other group."""
     return tuple(table + 128 * g for g in range(executor.kv_groups) for table in tables)
 
 
 def run_chunks(executor: Executor, ids: list[int], chunks: list[int], first_block: int) -> Any:
-    """All logits of one sequence, computed in chunks, its KV from ``first_block`` on."""
+    """Return all logits of one sequence, computed in chunks, its KV from ``first_block`` on."""
     table = np.arange(first_block, first_block + -(-len(ids) // BLOCK_TOKENS))
     logits, begin = [], 0
     for count in chunks:

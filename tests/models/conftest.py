@@ -11,7 +11,7 @@ from tests.engines import native
 
 @pytest.fixture
 def speech(checkpoint: CheckpointMaker) -> Iterator[Callable[..., LocalEngine]]:
-    """Makes engines, which end with the test."""
+    """A function that makes engines, which are closed after the test."""
     made: list[LocalEngine] = []
 
     def make(variant: str = "whisper", **changes: Any) -> LocalEngine:

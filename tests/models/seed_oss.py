@@ -1,4 +1,4 @@
-"""A model family as a package outside of Galley, or a newcomer, would write it: Seed-OSS."""
+"""A model family as an external package or a new contributor would write it: Seed-OSS."""
 
 from dataclasses import replace
 

@@ -31,7 +31,7 @@ def truth(folder: Path) -> Any:
         folder,
         dtype=torch.float32,
         attn_implementation="eager",
-        experts_implementation="eager",  # others want whole cache lines of widths
+        experts_implementation="eager",  # others require widths of whole cache lines
     ).eval()
 
 
@@ -97,8 +97,8 @@ KINDS = frozenset({"llama", "mistral-window", "granite-hybrid", "deepseek-v3", "
 def greedy_cases() -> list[Any]:
     """Every variant on both executors.
 
-    The reference executor is slow. Its logits of every variant are compared above, and the engine is the
-    same for both executors, so that most variants run on it in ``make thorough`` alone.
+    The reference executor is slow. Its logits of every variant are compared above, and both executors share
+    the engine, so most variants run on it only in ``make thorough``.
     """
     return [
         thorough.unless(name == "cpu" or variant in KINDS, variant, name)
@@ -111,7 +111,7 @@ def greedy_cases() -> list[Any]:
 def test_greedy_tokens_agree_in_mixed_batches(
     variant: str, name: ExecutorName, checkpoint: CheckpointMaker
 ) -> None:
-    """Every combination of chunk size, prefix cache and forced preemption; of some one or two of them."""
+    """Every combination of chunk size, prefix cache and forced preemption; some with one or two of them."""
     folder = checkpoint(variant)
     shared = random_ids(3, 40)
     prompts = [random_ids(20 + n, n) for n in PROMPT_LENGTHS] + [[*shared, 7], [*shared, 8, 9]]
@@ -131,7 +131,7 @@ def test_greedy_tokens_agree_in_mixed_batches(
             state_interval=BLOCK_TOKENS,
             # 128 tokens hold the longest request alone, but never the batch of 8.
             kv_cache_tokens=128 if tight else 2048,
-            # Guesses may end requests before the batch is full, as steps' times have it.
+            # Speculation may end requests before the batch is full, depending on step times.
             speculation="off" if tight else "auto",
             threads=1,
         ) as llm:
@@ -147,9 +147,9 @@ def test_greedy_tokens_agree_in_mixed_batches(
 
 
 def greedy(model: Any, prompts: list[list[int]], texts: list[list[int]]) -> list[list[int]]:
-    """The likeliest token at each place of the texts. They are the model's own exactly if they equal these.
+    """Return the likeliest token at each place of the texts. Texts equal to these are the model's own.
 
-    One forward pass for each instead of one for each token, which takes most of the time of these tests.
+    One forward pass for each text, instead of one for each token, saves most of the time of these tests.
     """
     likeliest = []
     for prompt, text in zip(prompts, texts, strict=True):
@@ -164,7 +164,7 @@ def greedy(model: Any, prompts: list[list[int]], texts: list[list[int]]) -> list
 def test_longrope_beyond_what_was_first_trained(
     name: ExecutorName, checkpoint: CheckpointMaker
 ) -> None:
-    """A context that is longer has the long factors from the first token on, in chunks, too."""
+    """A longer context uses the long factors from the first token on, in chunks, too."""
     folder, prompts = checkpoint("phi3-longrope"), [random_ids(5, 270), random_ids(6, 300)]
     how: dict[str, Any] = {"executor": name, "kv_cache_tokens": 1024, "threads": 1}
     with LLM(folder, max_model_len=400, max_batch_tokens=64, **how) as llm:

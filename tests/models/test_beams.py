@@ -67,7 +67,7 @@ def random_prompts(*lengths: int) -> list[list[int]]:
 
 
 def best_of(outputs: list[Output], length_penalty: float) -> tuple[list[int], float]:
-    """The text and its score, as transformers' ``sequences_scores``."""
+    """Return the text and its score, as in transformers' ``sequences_scores``."""
     (output,) = outputs
     assert output.generated.scores is not None
     assert len(output.generated.scores) == len(output.tokens)
@@ -163,7 +163,7 @@ def test_nothing_depends_on_the_batch_or_on_preemption(
             assert engine.engine.stats.kv_used_blocks == 0
         for one, other in zip(alone, together, strict=True):
             assert tokens_of(one) == tokens_of(other)
-            # Guesses that were right bring several tokens in one Output.
+            # Accepted draft tokens bring several tokens in one Output.
             scores, others = (
                 [s for o in outputs for s in o.generated.scores or ()] for outputs in (one, other)
             )

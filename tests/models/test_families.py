@@ -1,4 +1,4 @@
-"""Adding a family, and what the families refuse rather than compute wrongly."""
+"""Adding a family, and configurations that families refuse rather than compute wrongly."""
 
 import json
 from pathlib import Path
@@ -121,7 +121,7 @@ def test_what_is_not_honoured_is_refused_by_name(
 
 
 def test_a_bias_that_is_not_read_is_refused(checkpoint: CheckpointMaker, tmp_path: Path) -> None:
-    """The tensors have biases, the config says that there are none."""
+    """The tensors include biases that the config denies."""
     folder = make_checkpoint(tmp_path, "granite", attention_bias=True)
     config = {**json.loads((folder / "config.json").read_text()), "attention_bias": False}
     (folder / "config.json").write_text(json.dumps(config))
@@ -135,7 +135,7 @@ def built(**config: Any) -> Program:
 
 
 def attentions(program: Program) -> list[tuple[int, float]]:
-    """Of each layer: its window, and the second angle of its rotation, which tells its base."""
+    """Return for each layer its window, and the second angle of its rotation, which identifies the base."""
     ropes = [op.attrs["inv_freq"][1] for op in program.ops if op.name == "rope"][::2]
     windows = [op.attrs["window"] for op in program.ops if op.name == "attention"]
     return list(zip(windows, ropes, strict=True))
@@ -159,7 +159,7 @@ def test_gemma_3_as_its_first_checkpoints_say_it() -> None:
 
 @pytest.mark.parametrize("executor", ["reference", "cpu"])
 def test_gemma_3_that_reads_images_answers_text(executor: Any, tmp_path: Path) -> None:
-    """A config.json as Google's: text_config leaves out what is as in every Gemma 3."""
+    """A config.json in Google's style: text_config omits the values common to every Gemma 3."""
     torch.manual_seed(0)
     text = VARIANTS["gemma3"] | {"hidden_size": 48, "intermediate_size": 88, "vocab_size": 320}
     text |= {"num_attention_heads": 8, "num_hidden_layers": 2, "tie_word_embeddings": True}
@@ -259,7 +259,7 @@ def test_pythia_as_its_checkpoints_say_it(tmp_path: Path) -> None:
 
 
 def test_command_r_turns_where_it_has_a_window() -> None:
-    """config.json of transformers 4 of R7B: a pattern instead of a list of layers."""
+    """config.json of transformers 4 for R7B: a pattern instead of a list of layers."""
     program = built(
         model_type="cohere2",
         sliding_window=512,
@@ -277,7 +277,7 @@ def test_command_r_turns_where_it_has_a_window() -> None:
 
 
 def test_olmo_3_as_its_checkpoints_say_it() -> None:
-    """config.json of transformers 4: what scales rotations is for layers without a window."""
+    """config.json of transformers 4: rotation scaling applies to layers without a window."""
     yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
     program = built(
         model_type="olmo3",

@@ -1,4 +1,4 @@
-"""gpt-oss as it is published: experts as MXFP4, stacked, outputs before inputs."""
+"""gpt-oss as published: experts in MXFP4, stacked, outputs before inputs."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.models.chunks import executor_of, run_chunks
 
 
 def published(folder: Path) -> dict[str, torch.Tensor]:
-    """A checkpoint whose experts are blocks and scales; returns the dense ones that they stand for."""
+    """Write a checkpoint whose experts are blocks and scales; return their dense values."""
     make_checkpoint(folder, "gpt-oss", hidden_size=64, intermediate_size=32)
     tensors = load_file(folder / "model.safetensors")
     dense = {}

@@ -1,4 +1,4 @@
-"""Checkpoints that say their head is the embedding, and have one: one that differs is kept."""
+"""Checkpoints that claim a tied head but contain one: a head that differs is kept."""
 
 import json
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def says_tied(folder: Path) -> Path:
 
 
 def with_head(folder: Path, make: Callable[[torch.Tensor], torch.Tensor]) -> Path:
-    """The checkpoint with a head that is made of its embedding."""
+    """Add a head computed from the embedding to the checkpoint."""
     path = folder / "model.safetensors"
     tensors = load_file(path)
     head = make(tensors[TABLE].clone()).contiguous()

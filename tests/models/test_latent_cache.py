@@ -1,4 +1,4 @@
-"""Latent attention's cache: the latent is kept once, and is rounded by itself."""
+"""Latent attention's cache: the latent is stored once, and is rounded separately."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_a_token_takes_its_latent_and_its_turned_keys(
     scales: int,
     checkpoint: CheckpointMaker,
 ) -> None:
-    """In the plan, in the ledger and in what the engine has taken."""
+    """In the plan, in the ledger and in the engine's allocation."""
     folder = checkpoint("deepseek-v2-groups")
     config = read_json(folder / "config.json")
     columns = config["kv_lora_rank"] + config["qk_rope_head_dim"]
@@ -64,7 +64,7 @@ def test_all_layers_share(variant: str, checkpoint: CheckpointMaker) -> None:
 
 
 def test_integers_round_the_latent_by_itself() -> None:
-    """An odd one with the column behind it: two columns of int4 lie in a byte."""
+    """An odd column shares a byte with the next one: two columns of int4 fit in a byte."""
     assert KVLayout(1, 576, 512, shared=True).stretches == (512, 64)
     assert KVLayout(1, 37, 27, shared=True).stretches == (28, 9)
     assert KVLayout(1, 27, 27, shared=True).stretches == (27,)
@@ -74,7 +74,7 @@ def test_integers_round_the_latent_by_itself() -> None:
 @pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
 @pytest.mark.parametrize("rank", [26, 27])
 def test_both_executors_round_alike(rank: int, kv_dtype: KVType, tmp_path: Path) -> None:
-    """What is left is a rounding that a sum's last bit tips over; a few rows go to other experts by it."""
+    """The remaining difference is rounding decided by a sum's last bit, which reroutes a few rows."""
     folder = make_checkpoint(tmp_path, "deepseek-v2", kv_lora_rank=rank)
     ids = random_ids(1, 90)
 

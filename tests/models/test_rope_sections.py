@@ -1,4 +1,4 @@
-"""Where config.json says twice how queries and keys turn, or says it oddly: as transformers resolves it."""
+"""Redundant or unusual rope settings in config.json are resolved as in transformers."""
 
 import json
 from pathlib import Path
@@ -50,13 +50,13 @@ LAYERS = {"layer_types": KINDS, "sliding_window": 8}
 
 
 def turned(config: dict[str, Any]) -> list[tuple[Any, float]]:
-    """Frequencies and scale of each layer's queries."""
+    """Return frequencies and scale of each layer's queries."""
     ops = [op for op in build_program(config).ops if op.name == "rope"]
     return [(np.array(op.attrs["inv_freq"]), op.attrs["scale"]) for op in ops[::2]]
 
 
 def truth(config: dict[str, Any], folder: Path) -> Any:
-    """transformers' rotation of the model that the file describes."""
+    """Return transformers' rotation of the model that the file describes."""
     (folder / "config.json").write_text(json.dumps(config))
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     return model.model.rotary_emb

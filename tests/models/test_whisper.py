@@ -32,7 +32,7 @@ from tests.models.whisper import (
 
 @pytest.mark.parametrize("variant", WHISPER_VARIANTS)
 def test_encoder_states_agree(variant: str, checkpoint: CheckpointMaker) -> None:
-    """The last layer norm's rows are the encoder's states."""
+    """The rows of the last layer norm are the encoder's states."""
     folder = checkpoint(variant)
     settings = EngineSettings(model=str(folder), executor="reference", threads=1)
     model = read_model(settings, folder)

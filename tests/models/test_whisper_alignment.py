@@ -50,7 +50,7 @@ from tests.models.whisper import (
 def test_without_named_heads_the_latter_half_of_the_decoder_aligns(
     checkpoint: CheckpointMaker, tmp_path: Path
 ) -> None:
-    """As openai/whisper's ``set_alignment_heads`` is left alone; unless that is more than fits a frame."""
+    """As if openai/whisper's ``set_alignment_heads`` were not called, unless that exceeds a frame."""
     folder = tmp_path / "whisper"
     shutil.copytree(checkpoint("whisper"), folder)
 
@@ -110,7 +110,7 @@ def test_alignment_heads_look_where_those_of_transformers_do(
 def test_an_alignment_is_a_request_over_a_given_text(
     name: ExecutorName, checkpoint: CheckpointMaker, speech: Callable[..., LocalEngine]
 ) -> None:
-    """In chunks, beside other requests, after a preemption: the same weights as in one call."""
+    """In chunks, together with other requests, after a preemption: the same weights as in one call."""
     executor = executor_of(checkpoint("whisper"), name=name)
     windows = [random_features(i, 80, 150 - 10 * i) for i in range(3)]
     texts = [[*PROMPT, *random_ids(i, 30 + i), EOS_TEXT] for i in range(3)]
@@ -128,7 +128,7 @@ def test_an_alignment_is_a_request_over_a_given_text(
             got = np.frombuffer(found.data, "<f4").reshape(found.tokens, found.heads, found.rows)
             alone = run(executor, [window], [text], call=partial(align, executor))
             assert np.array_equal(got, alone[:, :, : found.rows])
-        # What an aligner leaves in the cache is not all layers: nobody may share it.
+        # What an aligner leaves in the cache does not cover all layers, so it must not be shared.
         fresh = speech(prefix_cache=False, executor=name)
         again = [r for w, t in zip(windows, texts, strict=True) for r in ask(engine, w, GREEDY, t)]
         for request, answer in zip(again, answers(engine, again), strict=True):

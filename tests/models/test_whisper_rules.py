@@ -54,7 +54,7 @@ def test_generate_of_transformers_gives_the_same_tokens(
     checkpoint: CheckpointMaker,
     speech: Callable[..., LocalEngine],
 ) -> None:
-    """And the same scores and probability of no speech."""
+    """The scores and the no-speech probability are the same, too."""
     model, engine = truth(checkpoint(variant)), speech(variant)
     prompt = PROMPT[: 3 if timestamps else 4]
     rules = RULES if timestamps else msgspec.structs.replace(RULES, timestamps=None)
@@ -89,7 +89,7 @@ def test_generate_of_transformers_gives_the_same_tokens(
 def test_rules_leave_what_processors_of_transformers_leave(
     output: list[int], peak: int, sharpness: float, max_initial: int | None
 ) -> None:
-    """For any history, whether or not the rules would have let it come about."""
+    """The history is arbitrary, whether or not the rules would have allowed it."""
     row = np.random.default_rng(peak).standard_normal(VOCAB_SIZE).astype(np.float32) * sharpness
     row[peak] += 5
     begin = len(PROMPT) - 1
@@ -129,7 +129,7 @@ def test_scores_are_of_the_distribution_that_was_drawn_from(
     (before,) = answers(engine, ask(engine, features, params))[0]
     assert before.generated.logprobs
     raw = dict(before.generated.logprobs[0].top)
-    # At temperature 1, whatever the token was drawn at.
+    # At temperature 1, whatever temperature the token was drawn at.
     assert before.generated.scores == [before.generated.logprobs[0].logprob]
     allowed = SpeechRules(allowed_tokens=tuple(raw))
     (output,) = answers(engine, ask(engine, features, params, rules=allowed))[0]

@@ -1,4 +1,4 @@
-"""Asking the tiny Whisper checkpoints, and what transformers' Whisper answers: for several test modules."""
+"""Requests to the tiny Whisper checkpoints, and the answers of transformers' Whisper, for several tests."""
 
 import uuid
 from collections.abc import Callable
@@ -62,7 +62,7 @@ def truth(folder: Path) -> Any:
 
 
 def random_features(seed: int, mels: int, frames: int) -> Features:
-    """As log-mel values are spread."""
+    """Return random features with the spread of log-mel values."""
     values = np.random.default_rng(seed).uniform(-1.0, 1.5, (frames, mels))
     return values.astype(np.float32)
 
@@ -95,7 +95,7 @@ def ask_alignment(engine: LocalEngine, features: Features, prompt: list[int]) ->
 
 
 def answers(engine: LocalEngine, requests: list[EngineRequest]) -> list[list[Output]]:
-    """The outputs of each request."""
+    """Return the outputs of each request."""
     outputs: dict[str, list[Output]] = {request.id: [] for request in requests}
     for output in engine.run(requests):
         outputs[output.request_id].append(output)
@@ -109,9 +109,9 @@ def tokens_of(outputs: list[Output]) -> list[int]:
 def generated(
     model: Any, features: Features, prompt: list[int], timestamps: bool, num_beams: int = 1
 ) -> Any:
-    """By the plain generate of transformers, with the processors that Whisper's own would pick.
+    """Generate with transformers' plain generate, and the processors that Whisper's own would use.
 
-    Whisper's own cuts what it generates into segments and asks again for what follows.
+    Whisper's own generate splits the text into segments and continues after each of them.
     """
     begin, config = len(prompt), model.generation_config
     processors: list[Any] = [
@@ -120,7 +120,7 @@ def generated(
     ]
     if timestamps:
         processors.append(WhisperTimeStampLogitsProcessor(config, begin))
-    if num_beams > 1:  # as openai/whisper: log-probabilities of what the rules left
+    if num_beams > 1:  # as in openai/whisper: log-probabilities after the rules
         processors.append(LogitNormalization())
     return GenerationMixin.generate(
         model,
@@ -140,7 +140,7 @@ WINDOW_BLOCKS = 20
 
 
 def encoded(model: Any, features: Features) -> torch.Tensor:
-    """What transformers' encoder makes of a window that may be shorter than the model's."""
+    """Return transformers' encoder states of a window that may be shorter than the model's."""
     encoder = model.model.encoder
     positions = encoder.embed_positions.weight[: -(-len(features) // 2)]
     with torch.inference_mode():
@@ -176,7 +176,7 @@ def run(
     first_block: int = 0,
     call: Callable[[Batch], npt.NDArray[np.float32]] | None = None,
 ) -> npt.NDArray[np.float32]:
-    """All logits of all prompts, prompt i over window i, all in one batch; or what ``call`` gives."""
+    """Return all logits of all prompts, prompt i over window i, in one batch; or the result of ``call``."""
     rows = [-(-len(window) // 2) for window in windows]
     crosses = tuple(
         np.arange(first_block + i * WINDOW_BLOCKS, first_block + i * WINDOW_BLOCKS + blocks_for(n))
@@ -207,7 +207,7 @@ def random_ids(seed: int, length: int) -> list[int]:
 
 
 def greedy(model: Any, features: Features, prompt: list[int], count: int) -> list[int]:
-    """Plain, without Whisper's own generate and its rules."""
+    """Generate plainly, without Whisper's own generate and its rules."""
     states = encoded(model, features)
     ids = list(prompt)
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""The native kernels and executor, reachable piece by piece, and a torch truth that rounds as they do."""
+"""The native kernels and executor piece by piece, and a torch reference with the same rounding."""
 
 import dataclasses
 import os
@@ -69,7 +69,7 @@ def round_f16(values: Floats) -> Floats:
 
 
 def rounded_queries(queries: Floats, scale: float, isa: str) -> Floats:
-    """As attention that multiplies bfloat16 rounds them: AMX's are scaled first."""
+    """Round queries as attention with bfloat16 products does: AMX's are scaled first."""
     if isa != "amx":
         return round_bf16(queries)
     rounded: Floats = round_bf16(queries * np.float32(scale)) / np.float32(scale)
@@ -81,12 +81,12 @@ def input_layout(weight: _native.Packed, activations: str) -> _native.InputLayou
 
 
 def pack_as(kind: str, *parts: DenseWeight, threads: int = 1) -> _native.Packed:
-    """As the setting ``quantize`` makes matrices of dense tensors."""
+    """Round dense tensors as the setting ``quantize`` does."""
     return pack(parts, rounded_kind(kind, parts[0].shape[1]), threads=threads)
 
 
 def quantized(program: Program, quantize: str, activations: str) -> Program:
-    """The program with kinds and quantized inputs, as the native executor rewrites it before passes."""
+    """Return the program with kinds and quantized inputs, as the native executor's passes receive it."""
     kinds = plan_kinds(program, quantize)
     inputs = plan_activations(kinds, quantize, activations, isa="portable")
     return quantize_inputs(program.with_kinds(kinds), inputs)
@@ -102,9 +102,9 @@ def run_linear(
     bias: Floats | None = None,
     threads: int = 1,
 ) -> Floats:
-    """One linear layer as a program of its own; the rows come out of an exact float32 embedding.
+    """Run one linear layer; its input rows come from an exact float32 embedding.
 
-    ``x`` may be wider than the layer is deep. Where prepared rows come to lie there are NaNs.
+    ``x`` may be wider than the layer is deep. The space for prepared rows is filled with NaNs.
     """
     rows, columns = x.shape
     table = _native.Packed("float32", rows, columns)
@@ -127,7 +127,7 @@ def run_linear(
 
 
 def run_rows(runtime: _native.Runtime, program: _native.Program, rows: int, width: int) -> Floats:
-    """Token r of one sequence is row r; all rows are wanted. There is no cache."""
+    """Run the program, where token r of one sequence is row r; all rows are wanted. There is no cache."""
     out = np.full((rows, width), np.nan, dtype=np.float32)
     at = np.arange(rows)
     program.forward(at, at, np.array([0, rows]), at[:0], np.zeros(1, np.int64), at, out)
@@ -135,7 +135,7 @@ def run_rows(runtime: _native.Runtime, program: _native.Program, rows: int, widt
 
 
 def run_embed(weight: _native.Packed, rows: int, depth: int, *, isa: str) -> Floats:
-    """The first ``rows`` rows of an embedding, through select_rows into the result."""
+    """Return the first ``rows`` rows of an embedding, selected into the result."""
     width = -(-4 * depth // 64) * 64
     runtime = _native.Runtime(isa, 1, [])
     program = _native.Program(runtime, width, depth)
@@ -145,7 +145,7 @@ def run_embed(weight: _native.Packed, rows: int, depth: int, *, isa: str) -> Flo
 
 
 def program_of(folder: Path) -> Program:
-    """As an engine runs it, with its encoder and its aligner."""
+    """Return the program as an engine runs it, with its encoder and its aligner."""
     checkpoint = Checkpoint.open(folder)
     program = build_program(checkpoint.config)
     speech = read_speech(checkpoint.config, checkpoint.generation, program)
@@ -161,7 +161,7 @@ def cpu_executor(
     kv_dtype: KVType = "auto",
     threads: int = 1,
 ) -> Executor:
-    """GALLEY_CPU_ISA says which kernels."""
+    """Return an executor, whose kernels GALLEY_CPU_ISA selects."""
     settings = EngineSettings(
         model=str(folder),
         dtype=dtype,
@@ -171,16 +171,16 @@ def cpu_executor(
         quantize=quantize,
         kv_cache_tokens=4096,
         threads=threads,
-        speculation="off",  # what steps of many rows take is measured for guesses
+        speculation="off",  # step times are only measured for speculation
     )
     return load_engine(settings, folder)._executor
 
 
 class RoundingExecutor(ReferenceExecutor):
-    """The reference executor with the inputs of linear layers rounded.
+    """The reference executor with rounded inputs of linear layers.
 
     Keys and values are rounded too, head by head, as ``kv_dtype`` does, and queries as attention on ``isa``
-    rounds them beside bfloat16; so is what a window attends with, unless activations are float32.
+    rounds them for bfloat16; so are the inputs of windows' attention, unless activations are float32.
     """
 
     rounding: Callable[[torch.Tensor], torch.Tensor]
@@ -217,7 +217,7 @@ class RoundingExecutor(ReferenceExecutor):
 def round_stretches(
     rounding: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor, columns: Sequence[int]
 ) -> torch.Tensor:
-    """Rows of heads, rounded in stretches of so many columns of a head."""
+    """Round rows of heads in groups of columns within a head."""
     parts = torch.split(rows.view(-1, sum(columns)), list(columns), dim=-1)
     return torch.cat([rounding(part) for part in parts], dim=-1).view(rows.shape)
 
@@ -236,7 +236,7 @@ ROUNDING: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
 
 
 def input_rounding(activations: str, quantize: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What linear layers do to their inputs: to int8, group by group of what ``quantize`` makes."""
+    """Return the rounding of linear layers' inputs to int8, in groups that fit ``quantize``."""
 
     def grouped(x: torch.Tensor) -> torch.Tensor:
         depth = x.shape[1]
@@ -256,7 +256,7 @@ _DEQUANTIZED: Final[Mapping[str, Callable[[DenseWeight], Floats]]] = {
 
 
 def dequantized(weight: Weight, quantize: str) -> DenseWeight:
-    """What ``quantize`` makes of a dense tensor, as float32."""
+    """Return a dense tensor rounded by ``quantize``, as float32."""
     assert isinstance(weight, DenseWeight)
     return dataclasses.replace(as_weight(_DEQUANTIZED[quantize](weight)), name=weight.name)
 
@@ -270,9 +270,9 @@ def rounding_executor(
     isa: str = "",
     adapters: int = 0,
 ) -> RoundingExecutor:
-    """Torch on the dequantized weights, with 256 blocks of KV, 8 states and so many adapters.
+    """Return torch's executor on the dequantized weights, with 256 KV blocks, 8 states and adapters.
 
-    ``activations``: what the inputs of linear layers are rounded to; unless it is float32, windows'
+    ``activations``: type of the rounded inputs of linear layers; unless it is float32, windows'
     queries, keys and values are rounded to bfloat16.
     """
     checkpoint = Checkpoint.open(folder)
@@ -311,11 +311,11 @@ def rounding_executor(
 
 
 def ragged(sequences: list[tuple[list[int], int]], *, first_block: int, groups: int = 1) -> Batch:
-    """A batch that computes the last ``count`` tokens of each sequence, all rows wanted.
+    """Return a batch that computes the last ``count`` tokens of each sequence, all rows wanted.
 
     Args:
         sequences: (all token ids, count).
-        first_block: sequences take whole blocks from here on, first in all of one KV group.
+        first_block: sequences use whole blocks from here on, first all those of one KV group.
         groups: KV groups of the model.
     """
     tokens: list[int] = []

@@ -1,4 +1,4 @@
-"""What products of linear layers are compared with: float64 over the values that the layers take."""
+"""References for products of linear layers: float64 over the values that the layers use."""
 
 from typing import Any
 
@@ -16,17 +16,17 @@ def random_matrix(seed: int, rows: int, columns: int) -> Floats:
 
 
 def close(got: Floats, expected: Any, magnitude: Any) -> bool:
-    """Within the rounding of float32 sums; ``magnitude`` is the sum of the terms' sizes."""
+    """Check within the rounding of float32 sums; ``magnitude`` is the sum of the terms' sizes."""
     return bool((np.abs(got - expected) <= 1e-5 * magnitude + 1e-30).all())
 
 
 def as_taken(x: Floats, activations: str) -> Any:
-    """The float inputs that a layer multiplies."""
+    """Return the float inputs that a layer multiplies."""
     return (round_bf16(x) if activations == "bfloat16" else x).astype(np.float64)
 
 
 def expected_integer(x: Floats, weight: IntWeight, activations: str) -> tuple[Any, Any]:
-    """x, rounded to int8 group by group or as floats, times the weights; and the magnitude."""
+    """Return x, rounded to int8 by groups or as floats, times the weights; and the magnitude."""
     w = dequantize(weight)
     if activations != "int8":
         taken = as_taken(x, activations)

@@ -1,4 +1,4 @@
-"""Shapes, values and float64 truths that tests of the speech models' ops share."""
+"""Shapes, values and float64 references shared by the tests of the speech models' ops."""
 
 from dataclasses import dataclass
 
@@ -18,14 +18,14 @@ dims = st.sampled_from([1, 8, 20, 64])
 
 
 def slots_of(*widths: int) -> tuple[list[Slot], int]:
-    """Float buffers one after another, and the bytes of a row of all of them."""
+    """Return consecutive float buffers, and the bytes of a row of all of them."""
     strides = [-(-4 * width // 64) * 64 for width in widths]
     offsets = np.cumsum([0, *strides]).tolist()
     return [(at, stride, 0) for at, stride in zip(offsets, strides, strict=False)], offsets[-1]
 
 
 def exact(values: Floats) -> _native.Packed:
-    """Rows that an embedding gives back as they are."""
+    """Return rows that an embedding returns unchanged."""
     packed = _native.Packed("float32", *values.shape)
     packed.fill([(as_weight(values).data, "F32")], threads=1)
     return packed
@@ -33,7 +33,7 @@ def exact(values: Floats) -> _native.Packed:
 
 @dataclass(frozen=True)
 class Heads:
-    """Of an attention: ``group`` query heads for each of ``kv_heads``."""
+    """The shape of an attention: ``group`` query heads for each of ``kv_heads``."""
 
     kv_heads: int
     group: int
@@ -46,20 +46,20 @@ class Heads:
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        """Of queries, keys and values."""
+        """Return the columns of queries, keys and values."""
         keys = self.kv_heads * self.key_dim
         return self.group * keys, keys, self.kv_heads * self.value_dim
 
     @property
     def width(self) -> int:
-        """Of the result."""
+        """Return the columns of the result."""
         return self.kv_heads * self.group * self.value_dim
 
 
 def attend(
     heads: Heads, q: Floats, k: Floats, v: Floats, near: tuple[int, int] = (-1, -1)
 ) -> Doubles:
-    """Every row of q over rows of k and v, so many ``near`` before and after it, in float64; -1: all."""
+    """Return attention of every row of q to rows of k and v within ``near``, in float64; -1: all."""
 
     def split(x: Floats) -> Doubles:
         """[rows, kv_heads, ...]"""
@@ -77,7 +77,7 @@ def attend(
 
 
 def random_window(heads: Heads, rows: int, rng: np.random.Generator) -> Floats:
-    """Some rows far larger or smaller than the others, some all zeros."""
+    """Return rows of which some are far larger or smaller than the others, and some all zeros."""
     x = rng.standard_normal((rows, sum(heads.widths)), dtype=np.float32)
     size = rng.choice([1.0, 1.0, 1.0, 4.0, 1e-3, 0.0], (rows, 1))
     window: Floats = (x * size).astype(np.float32)

@@ -1,4 +1,4 @@
-"""What an op is told is checked against the arena when it is appended, before any step."""
+"""An op's arguments are checked against the arena when it is appended, before any step."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -29,7 +29,7 @@ ANGLES: Final = [1.0, 0.5, 0.25, 0.125]
 
 
 def ops() -> dict[str, tuple[Any, ...]]:
-    """Arguments that each op takes."""
+    """Return valid arguments of each op."""
     matrix = pack_as("int8", as_weight(np.ones((WIDTH, WIDTH), np.float32)))
     rounded = input_layout(matrix, "int8")
     expert = [(matrix, rounded)] * 2

@@ -49,7 +49,7 @@ class Shape:
 
     @property
     def stretches(self) -> tuple[int, ...]:
-        """Of a key's columns, rounded together."""
+        """Return a key's columns that are rounded together."""
         return KVLayout(1, self.key_dim, self.value_dim, shared=self.shared).stretches
 
     @property
@@ -58,19 +58,19 @@ class Shape:
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        """Of queries, keys and values."""
+        """Return the columns of queries, keys and values."""
         keys = self.kv_heads * self.key_dim
         return self.group * keys, keys, self.kv_heads * self.value_dim
 
     @property
     def width(self) -> int:
-        """Of the result."""
+        """Return the columns of the result."""
         return self.kv_heads * self.group * self.value_dim
 
 
 @dataclass
 class Attention:
-    """One attention op. Its rows come out of exact float32 embeddings: token r is row r of q, k, v."""
+    """One attention op. Its rows come from exact float32 embeddings: token r is row r of q, k and v."""
 
     shape: Shape
     rows: tuple[Floats, ...]
@@ -100,7 +100,7 @@ class Attention:
         return cls(shape, rows, program)
 
     def run(self, parts: list[tuple[int, int, int, npt.NDArray[np.int64]]]) -> Floats:
-        """Rows [first, last) of sequences, whose row 0 is token ``base`` and whose KV is in ``table``.
+        """Compute rows [first, last) of sequences; row 0 is token ``base``, and ``table`` has the KV.
 
         Args:
             parts: (base, first, last, table) for each sequence.
@@ -123,9 +123,9 @@ class Attention:
 
 
 def random_rows(shape: Shape, count: int, rng: np.random.Generator) -> tuple[Floats, ...]:
-    """Queries, keys and values; some tokens far larger or smaller than the others, some all zeros.
+    """Return queries, keys and values; some tokens are far larger or smaller than others, some all zeros.
 
-    Of shared ones a key's last column is far larger than those that are the value.
+    For shared ones a key's last column is far larger than the columns used as the value.
     """
     rows = []
     for width in shape.widths:
@@ -142,9 +142,11 @@ def random_rows(shape: Shape, count: int, rng: np.random.Generator) -> tuple[Flo
 def attend(
     shape: Shape, rows: tuple[Floats, ...], kv_type: str, chosen: npt.NDArray[np.int64], isa: str
 ) -> tuple[npt.NDArray[np.float64], float]:
-    """The chosen rows of one sequence in float64, keys and values rounded by torch, and how far off the
-    kernels may be: AMX multiplies bfloat16 with bfloat16, so queries are rounded, and each weight by up to
-    2 ** -9 of it."""
+    """Return the chosen rows of one sequence in float64, and the tolerance of the kernels.
+
+    Keys and values are rounded by torch. AMX multiplies bfloat16 with bfloat16, so queries are rounded,
+    and each weight by up to 2 ** -9 of it.
+    """
     queries, slack = rows[0][chosen], 0.0
     if (isa, kv_type) == ("amx", "bfloat16"):
         queries = rounded_queries(queries, shape.scale, isa)
@@ -173,7 +175,7 @@ def attend(
 
 
 def tables_of(lengths: list[int], rng: np.random.Generator) -> list[npt.NDArray[np.int64]]:
-    """Blocks for sequences, in no order."""
+    """Return the blocks of sequences, in random order."""
     counts = [-(-n // BLOCK_TOKENS) for n in lengths]
     return np.split(rng.permutation(POOL_BLOCKS)[: sum(counts)], np.cumsum(counts)[:-1])
 
@@ -244,7 +246,7 @@ LONG_SHAPES = (
 def test_bits_of_long_contexts_depend_on_neither_threads_nor_chunks_nor_neighbours(
     shape: Shape, isa: str, kv_type: str
 ) -> None:
-    """Four threads split the one long sequence; 40 short ones beside it leave it whole."""
+    """Four threads split the one long sequence; with 40 short ones it stays whole."""
     rng = np.random.default_rng(3)
     length, short = 1200, 40
     rows = random_rows(shape, length + short, rng)
@@ -266,7 +268,7 @@ def test_bits_of_long_contexts_depend_on_neither_threads_nor_chunks_nor_neighbou
 @pytest.mark.parametrize("exponent", [-100, -120, -124, -126, -128])
 @pytest.mark.parametrize("isa", ISAS)
 def test_a_row_alone_has_the_bits_of_the_smallest_values(isa: str, exponent: int) -> None:
-    """AMX takes denormal numbers for zeros; so does what computes a few rows in its place."""
+    """AMX treats denormal numbers as zeros; so does the code that computes a few rows in its place."""
     shape, rng = Shape(2, 4, 48, 48), np.random.default_rng(3)
     q, k, v = random_rows(shape, 100, rng)
     rows = (q, k, v * np.float32(2.0**exponent))
@@ -282,7 +284,7 @@ def test_a_row_alone_has_the_bits_of_the_smallest_values(isa: str, exponent: int
 @pytest.mark.parametrize("kv_type", KV_TYPES)
 @pytest.mark.parametrize("isa", ISAS)
 def test_what_an_evicted_block_held_does_not_show(isa: str, kv_type: str, shared: bool) -> None:
-    """Blocks are handed on uncleared: behind a sequence's end lie another's keys, even infinite ones."""
+    """Blocks are reused uncleared: after a sequence's end they hold another's keys, even infinite ones."""
     shape, rng = Shape(2, 2, 20, 18 if shared else 20, shared=shared), np.random.default_rng(1)
     rows = random_rows(shape, 64, rng)
     for part in rows:
@@ -330,7 +332,7 @@ def test_a_block_takes_the_bytes_of_its_type() -> None:
 def test_every_kv_type_agrees_with_torch(
     variant: str, isa: str, checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is left is the rounding that a sum's last bit tips over: it grows in these wild models."""
+    """The remaining difference is rounding decided by a sum's last bit, which grows in these models."""
     monkeypatch.setenv(ISA_VARIABLE, isa)
     folder, ids = checkpoint(variant), random_ids(1, 150)
     for kv_type, worst, mean in (("bfloat16", 2e-2, 1e-3), ("int8", 5e-2, 2e-3)):
@@ -354,7 +356,7 @@ Generated = list[tuple[list[int], Any]]
 def test_prefixes_chunks_and_preemption_leave_every_bit(
     variant: str, kv_type: KVType, tmp_path: Path
 ) -> None:
-    """Log-probabilities are compared as floats, not rounded: contexts of one chunk of keys and of two."""
+    """Log-probabilities are compared as floats, unrounded: contexts of one chunk of keys and of two."""
     long_context = make_checkpoint(
         tmp_path, variant, max_position_embeddings=2048, num_hidden_layers=1
     )

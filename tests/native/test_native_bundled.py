@@ -1,4 +1,4 @@
-"""What executing in integers costs the bundled model, on the text that it was never trained on."""
+"""The accuracy that integer execution costs the bundled model, on text it was never trained on."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -21,7 +21,7 @@ ITEMS_APART = 40
 
 @cache
 def conversations() -> list[tuple[list[int], list[bool]]]:
-    """Prompts with their right answers: token ids, and which of them the assistant writes."""
+    """Return prompts with their right answers: token ids, and which of them the assistant writes."""
     tokeniser = load_tokeniser(MODEL_DIR)
     items = [item for number in heldout.SETS for item in heldout.read(number)[::ITEMS_APART]]
     return [
@@ -31,7 +31,7 @@ def conversations() -> list[tuple[list[int], list[bool]]]:
 
 
 def before_answers() -> npt.NDArray[np.bool_]:
-    """The rows whose next token is the assistant's. What a caller says is drawn at random, with ties."""
+    """Return the rows whose next token is the assistant's. The caller's text is random, with ties."""
     return np.concatenate([[*written[1:], False] for _, written in conversations()])
 
 
@@ -46,7 +46,7 @@ def logits_of(executor: Executor) -> Floats:
 
 @cache
 def truth(kind: Quantize) -> Floats:
-    """torch in float32 on the same canonical weights."""
+    """Return the logits of torch in float32 on the same canonical weights."""
     return logits_of(rounding_executor(MODEL_DIR, kind))
 
 

@@ -1,4 +1,4 @@
-"""Cross-attention over what an encoder left in the cache, on every instruction set, against float64."""
+"""Cross-attention over cached encoder outputs, on every instruction set, against float64."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from tests.thorough import examples
 
 @dataclass
 class CrossContext:
-    """``cross_kv`` of windows whose features are keys and values, then ``cross_attention`` alone."""
+    """``cross_kv`` for windows whose features are keys and values, then ``cross_attention`` alone."""
 
     heads: Heads
     encoder: _native.Program
@@ -62,7 +62,7 @@ class CrossContext:
         )
 
     def run(self, sequences: list[tuple[list[int], npt.NDArray[np.int64], int]]) -> list[Floats]:
-        """For each sequence its rows.
+        """Return the rows of each sequence.
 
         Args:
             sequences: (which queries, cross table, rows of the window).
@@ -109,7 +109,7 @@ _ROUNDING: dict[str, Callable[[Any], Any]] = {"float32": lambda x: x, "bfloat16"
 def test_cross_attention(
     isa: str, heads: Heads, lengths: list[int], kv_type: str, threads: int, seed: int
 ) -> None:
-    """One to six rows of each sequence; several sequences over one window, side by side or not."""
+    """One to six rows of each sequence; several sequences over one window, adjacent or not."""
     rng = np.random.default_rng(seed)
     _, k, v = heads.widths
     windows = [random_window(heads, n, rng)[:, -(k + v) :].copy() for n in lengths]
@@ -122,7 +122,7 @@ def test_cross_attention(
     got = cross.run([(i, tables[w], lengths[w]) for i, w in zip(ids, chosen, strict=True)])
     for i, w, result in zip(ids, chosen, got, strict=True):
         keys, values = np.split(_ROUNDING[kv_type](windows[w]), [k], axis=1)
-        # AMX rounds queries and weights as well, if keys and values are rounded.
+        # AMX also rounds queries and weights, if keys and values are rounded.
         halves = (isa, kv_type) == ("amx", "bfloat16")
         q = rounded_queries(queries[i], heads.scale, isa) if halves else queries[i]
         expected = attend(heads, q, keys, values)

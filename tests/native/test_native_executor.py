@@ -1,4 +1,4 @@
-"""The whole executor, every kind of weights and instruction set, against torch on the same weights."""
+"""The whole executor, for every kind of weights and instruction set, against torch on the same weights."""
 
 import itertools
 import os
@@ -44,7 +44,7 @@ def run_all(executor: Executor, ids: list[int]) -> Floats:
 def test_every_kind_agrees_with_torch(
     variant: str, isa: str, checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is left is the rounding that a sum's last bit tips over: it grows in these wild models."""
+    """The remaining difference is rounding decided by a sum's last bit, which grows in these models."""
     monkeypatch.setenv(ISA_VARIABLE, isa)
     folder, ids = checkpoint(variant), random_ids(1, LENGTH)
     limits = {"float32": (1e-4, 1e-5), "bfloat16": (5e-2, 2e-3), "int8": (1e-1, 4e-3)}
@@ -62,7 +62,7 @@ def test_every_kind_agrees_with_torch(
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Weights as small as a trained model's, so that rounding is not amplified layer by layer."""
+    """A checkpoint with weights as small as a trained model's, so that layers do not amplify rounding."""
     return make_checkpoint(
         tmp_path_factory.mktemp("calm"),
         "llama",

@@ -1,4 +1,4 @@
-"""Models of random shapes on random ragged batches: as the reference executor, and each row as if alone."""
+"""Random models on random ragged batches equal the reference executor, and each row its result alone."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ BLOCKS: Final = 200
 
 @dataclass(frozen=True)
 class Sequence:
-    """Token ids, the rows of each step that it takes part in, and its blocks."""
+    """Token ids, the rows of each step in which it takes part, and its blocks."""
 
     ids: list[int]
     chunks: list[int]
@@ -37,8 +37,8 @@ class Sequence:
 
 @st.composite
 def configs(draw: st.DrawFn) -> dict[str, Any]:
-    """Shapes that are multiples of nothing. Where a residual stream has hardly any columns they may nearly
-    cancel, all at once, and a norm then makes last bits into large differences.
+    """Return shapes without round multiples. If a residual stream has hardly any columns, they may nearly
+    cancel, all at once, and a norm then turns last bits into large differences.
     """
     kv_heads = draw(st.integers(1, 4))
     window = draw(st.none() | st.integers(1, 600))
@@ -62,7 +62,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def requests(draw: st.DrawFn) -> list[tuple[int, int]]:
-    """Of each sequence its length, and the seed of its chunks."""
+    """Return the length of each sequence, and the seed of its chunks."""
     lengths = st.one_of(st.integers(1, 40), st.integers(1, POSITIONS))
     return draw(st.lists(st.tuples(lengths, st.integers(0, 2**32)), min_size=1, max_size=4))
 
@@ -87,7 +87,7 @@ def executor(kind: type[Any], program: Program, weights: Weights, quantize: Quan
 
 
 def sequences_of(requests: list[tuple[int, int]], vocab_size: int) -> list[Sequence]:
-    """Blocks lie anywhere, in no order."""
+    """Return the sequences, whose blocks are in random order."""
     free = iter(np.random.default_rng(len(requests)).permutation(BLOCKS).tolist())
     made = []
     for length, seed in requests:
@@ -101,7 +101,7 @@ def sequences_of(requests: list[tuple[int, int]], vocab_size: int) -> list[Seque
 
 
 def steps(sequences: list[Sequence]) -> Iterator[tuple[Batch, list[tuple[int, int]]]]:
-    """Batches that bring each sequence's next chunk, and (sequence, position) of the wanted rows."""
+    """Yield batches with each sequence's next chunk, and (sequence, position) of the wanted rows."""
     done = [0] * len(sequences)
     for number in range(max(len(one.chunks) for one in sequences)):
         tokens: list[int] = []
@@ -129,7 +129,7 @@ def steps(sequences: list[Sequence]) -> Iterator[tuple[Batch, list[tuple[int, in
 
 
 def run(made: Executor, sequences: list[Sequence]) -> dict[tuple[int, int], Floats]:
-    """The logits of all wanted rows."""
+    """Return the logits of all wanted rows."""
     rows: dict[tuple[int, int], Floats] = {}
     for batch, places in steps(sequences):
         rows |= zip(places, forward(made, batch).copy(), strict=True)
@@ -145,7 +145,7 @@ def test_logits_are_the_references(
     weights = weights_of(program, seed)
     sequences = sequences_of(requests, program.vocab_size)
     expected = run(executor(ReferenceExecutor, program, weights, "float32"), sequences)
-    # Logits are about 1 by the weights' size; of a vocabulary of two both may happen to be small.
+    # The weights' size makes logits about 1; in a vocabulary of two both may happen to be small.
     most = max([1.0, *(np.abs(row).max() for row in expected.values())])
     for isa in ISAS:
         with pytest.MonkeyPatch.context() as patch:

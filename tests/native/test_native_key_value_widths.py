@@ -51,7 +51,7 @@ class Widths:
         return tuple(100.0 ** (-2 * i / self.key_dim) for i in range(self.key_dim // 2))
 
     def project(self, g: Tracer, x: Buffer, name: str) -> tuple[Buffer, Buffer, Buffer]:
-        """Queries, keys and values."""
+        """Return queries, keys and values."""
         return (
             g.linear(x, f"{name}.q", self.heads * self.key_dim),
             g.linear(x, f"{name}.k", self.kv_heads * self.key_dim),
@@ -62,7 +62,7 @@ class Widths:
         return g.rope(x, head_dim=self.key_dim, inv_freq=self.inv_freq, scale=1.0)
 
     def program(self) -> Program:
-        """A layer of self-attention and cross-attention over an encoder of one layer."""
+        """Return a program of self-attention and cross-attention over an encoder of one layer."""
 
         def encode(g: Tracer) -> None:
             x = g.linear(g.features(MELS), "in", WIDTH)
@@ -96,12 +96,12 @@ class Widths:
         return dataclasses.replace(program, aligner=trace_effect(align, max_positions=POSITIONS))
 
     def split(self, x: torch.Tensor, heads: int) -> torch.Tensor:
-        """[heads, rows, columns of a head], KV heads repeated for the query heads that share them."""
+        """Return [heads, rows, columns of a head]; query heads that share a KV head get a copy each."""
         split = x.view(len(x), heads, -1).transpose(0, 1)
         return split.repeat_interleave(self.heads // heads, dim=0)
 
     def turn(self, x: torch.Tensor) -> torch.Tensor:
-        """Rotary embedding of [heads, rows, key_dim] at positions 0, 1, ..."""
+        """Apply rotary embedding to [heads, rows, key_dim] at positions 0, 1, ..."""
         angles = torch.arange(x.shape[1])[:, None] * torch.tensor(self.inv_freq).double()
         low, high = x.chunk(2, dim=-1)
         cos, sin = angles.cos(), angles.sin()
@@ -114,7 +114,7 @@ class Widths:
         return mixed.transpose(0, 1).flatten(1)
 
     def truth(self, w: Tensors, ids: list[int], frames: Floats) -> tuple[Floats, Floats]:
-        """Logits of all tokens, and the last head's weights in cross-attention."""
+        """Return logits of all tokens, and the last head's weights in cross-attention."""
         x = torch.from_numpy(frames).double() @ w["in"].T
         q, k, v = (x @ w[f"encoder.{role}"].T for role in "qkv")
         mixed = self.attend(
@@ -137,7 +137,7 @@ class Widths:
 
 
 def run(executor: Executor, ids: list[list[int]], windows: list[Floats]) -> tuple[Floats, Floats]:
-    """Logits and weights of all tokens; the last sequence's end has the same bits in a step of its own."""
+    """Return logits and weights of all tokens; the last sequence's end has the same bits in its own run."""
     executor.allocate_kv(100)
     starts = np.cumsum([0, *map(len, windows)])
     counts = [-(-len(window) // BLOCK_TOKENS) for window in windows]
@@ -164,7 +164,7 @@ def run(executor: Executor, ids: list[list[int]], windows: list[Floats]) -> tupl
         Widths(4, 2, 20, 12, window=30),
         Widths(3, 3, 24, 40, window=100),
         Widths(2, 2, 192, 128),
-        # The result is as wide as the keys that attention is done with, or as the values.
+        # The result is as wide as the keys used in attention, or as the values.
         Widths(4, 2, 24, 12),
         Widths(1, 1, 8, 5),
     ],

@@ -1,4 +1,4 @@
-"""int4 keys and values: both executors, what a row depends on, and columns of keys that are far wider."""
+"""int4 keys and values: both executors, independence of rows, and keys with far wider columns."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +45,7 @@ def logits_of(executor: Executor, ids: Window | list[int]) -> Any:
 
 
 def with_wide_keys(folder: Path, pairs: int, times: float) -> Path:
-    """The llama of ``make_checkpoint`` with some columns of keys wider, and those of queries narrower."""
+    """Write ``make_checkpoint``'s llama with some key columns scaled up and query columns scaled down."""
     make_checkpoint(folder, "llama", head_dim=32)
     path = folder / "model.safetensors"
     tensors = load_file(path)
@@ -59,7 +59,7 @@ def with_wide_keys(folder: Path, pairs: int, times: float) -> Path:
 
 @pytest.mark.parametrize("variant", KINDS)
 def test_both_executors_round_alike(variant: str, checkpoint: CheckpointMaker) -> None:
-    """What is left is a rounding that a sum's last bit tips over: of sixteen steps one is far."""
+    """The remaining difference is rounding decided by a sum's last bit: one of sixteen steps is far."""
     folder, ids = checkpoint(variant), random_ids(1, 90)
     expected = logits_of(executor_of(folder, INT4), ids)
     got = logits_of(executor_of(folder, INT4, "cpu"), ids)
@@ -124,7 +124,7 @@ def test_the_ledger_has_what_is_allocated(checkpoint: CheckpointMaker) -> None:
 
 
 def test_guesses_change_no_bit(checkpoint: CheckpointMaker) -> None:
-    """Wrong ones leave their keys behind, which the next step writes over."""
+    """Rejected draft tokens leave their keys behind, which the next step overwrites."""
     folder, prompt = checkpoint("llama"), random_ids(9, 40) * 3
     settings = replace(INT4, executor="cpu", speculation="off")
     wish = {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True, "logprobs": 2}

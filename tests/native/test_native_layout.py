@@ -1,4 +1,4 @@
-"""The folders of ``native/`` include each other one way, and nanobind is used in the bindings alone."""
+"""The folders of ``native/`` include each other in one direction, and only the bindings use nanobind."""
 
 import re
 from pathlib import Path

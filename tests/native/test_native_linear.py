@@ -143,7 +143,7 @@ def test_inputs_far_larger_than_the_others_of_their_group(isa: str, rows: int) -
 @pytest.mark.parametrize("activations", ["int8", "bfloat16", "float32"])
 @pytest.mark.parametrize("group", [16, 48, 272])
 def test_a_group_may_begin_in_the_middle_of_a_tile(group: int, activations: str, isa: str) -> None:
-    """A tile of the last then goes beyond the row, where its room held NaNs."""
+    """The last tile then extends past the row, into space that held NaNs."""
     for depth in (32, 70, 80, 300, 1300):
         x, w = random_matrix(1, 20, depth), random_matrix(2, 20, depth)
         weight = quantize_int4(as_weight(w), group=group, symmetric=False)
@@ -200,7 +200,7 @@ def test_a_row_has_the_same_bits_alone_and_among_any_number(
 def test_rows_of_a_long_prompt_have_the_bits_that_they_have_alone(
     kind: str, activations: str, isa: str
 ) -> None:
-    """More rows, columns and outputs than any tile, chunk or unit of work has at a time."""
+    """More rows, columns and outputs than any tile, chunk or unit of work handles at a time."""
     rows, outputs, depth = 600, 1100, 2200 if kind == "bf16" else 1300
     x = random_matrix(1, rows, depth)
     made = [pack_as(kind, as_weight(random_matrix(2, outputs, depth)))]
@@ -241,7 +241,7 @@ def test_nan_and_infinity_show_in_their_row_alone(kind: str, activations: str, i
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(("kind", "activations"), LAYERS)
 def test_what_lies_behind_a_row_is_not_read(kind: str, activations: str, isa: str) -> None:
-    """A layer may read a few columns of a wider buffer; its depth may fill no register."""
+    """A layer may read a few columns of a wider buffer, and its depth may not fill a register."""
     for depth in (69, 3):
         packed = pack_as(kind, as_weight(random_matrix(2, 20, depth)))
         x = random_matrix(1, 20, depth)

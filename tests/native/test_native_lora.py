@@ -1,4 +1,4 @@
-"""The low-rank products of adapters, of every instruction set: right, and each row's bits its own."""
+"""Low-rank products of adapters on every instruction set: correct, and bits independent of the batch."""
 
 import numpy as np
 import pytest
@@ -13,12 +13,12 @@ ROUNDED = {"float32": lambda x: x, "bf16": round_bf16, "f16": round_f16}
 
 
 def table(values: Floats) -> _native.Packed:
-    """Whose row t is the embedding of token t."""
+    """Return a packed embedding whose row t is that of token t."""
     return pack_as("float32", as_weight(values))
 
 
 class Lora:
-    """Two layers side by side in one buffer, of which adapters of two slots add to one or both."""
+    """Two adjacent layers in one buffer; adapters in two slots change one or both."""
 
     def __init__(self, isa: str, kind: str, rank: int, depth: int, widths: tuple[int, int]) -> None:
         rng = np.random.default_rng(rank * 1000 + depth)
@@ -33,9 +33,9 @@ class Lora:
         modules = [(0, 0, widths[0]), (1, widths[0], widths[1])]
         self.program.lora(modules, depth, sum(widths), y, x, y)
         self.program.select_rows(sum(widths), y, (_native.LOGITS, 4 * sum(widths), 0))
-        self.runtime.add_kv_layer(1, 1, 1, "float32")  # else steps have no tables
+        self.runtime.add_kv_layer(1, 1, 1, "float32")  # otherwise steps have no tables
         self.runtime.allocate_kv(48)
-        self.added = np.zeros((3, 48, sum(widths)))  # the last: of no adapter
+        self.added = np.zeros((3, 48, sum(widths)))  # the last one has no adapter
         for slot, module in ((0, 0), (0, 1), (1, 1)):
             columns = slice(0, widths[0]) if module == 0 else slice(widths[0], None)
             a = ROUNDED[kind](rng.standard_normal((rank, depth)).astype(np.float32))
@@ -47,7 +47,7 @@ class Lora:
             self.added[slot, :, columns] = 0.5 * product
 
     def run(self, tokens: list[int], slots: list[int]) -> Floats:
-        """A row for each token; sequences are the runs of equal slots, of up to 16 rows."""
+        """Return a row for each token; sequences are runs of equal slots, of up to 16 rows."""
         starts, positions = [0], list[int]()
         for i, slot in enumerate(slots):
             begins = not i or slot != slots[i - 1] or len(positions) - starts[-1] == 16

@@ -1,4 +1,4 @@
-"""Integer weights with float minima and with nested scales, as GGUF's types have them, against numpy."""
+"""Integer weights with float minima and with nested scales, as in GGUF's types, against numpy."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ INPUTS = ("int8", "bfloat16", "float32")
 
 
 def exactly(values: Floats, scale_type: ScaleType) -> Floats:
-    """The nearest values that the type holds."""
+    """Return the nearest values that the type can hold."""
     if scale_type == "BF16":
         return (bf16_bits(values).astype(np.uint32) << 16).view(np.float32).reshape(values.shape)
     return values.astype(np.float16).astype(np.float32) if scale_type == "F16" else values
@@ -28,7 +28,7 @@ def exactly(values: Floats, scale_type: ScaleType) -> Floats:
 def made(
     seed: int, shape: tuple[int, int], bits: int, group: int, scale_type: ScaleType, minima: bool
 ) -> IntWeight:
-    """Random integers with random scales, of both signs, and minima."""
+    """Return random integers with random scales of both signs, and minima."""
     rng = np.random.default_rng(seed)
     outputs, depth = shape
     groups = -(-depth // group)

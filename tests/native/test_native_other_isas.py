@@ -26,7 +26,7 @@ EVEX = "-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512v
 
 
 def sources(group: str) -> list[Path]:
-    """The files that ``native/CMakeLists.txt`` lists under a name."""
+    """Return the files that ``native/CMakeLists.txt`` lists under a name."""
     listed = re.search(
         rf"^set\({group} (.*?)\)", (NATIVE / "CMakeLists.txt").read_text(), re.M | re.S
     )
@@ -94,7 +94,7 @@ def test_neon_agrees_with_portable_kernels(tmp_path: Path) -> None:
 
 
 def test_avx_vnni_agrees_with_portable_kernels(tmp_path: Path) -> None:
-    """What AVX-VNNI has beside AVX2: the same text, compiled for the same registers of AVX-512 VNNI."""
+    """AVX-VNNI's additions to AVX2: the same source, compiled for the same registers of AVX-512 VNNI."""
     if "avx512vnni" not in ISAS:
         pytest.skip("this CPU has no AVX-512 VNNI, whose encoding of vpdpbusd the test runs")
     build = Build("g++", tmp_path, "avxvnni")

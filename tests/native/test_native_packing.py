@@ -19,7 +19,7 @@ from tests.thorough import examples
 TAGS: tuple[WeightType, ...] = ("F32", "BF16", "F16")
 
 # Halves of small integers make ties; the tiny ones make scales that are zero, denormal or near the
-# least that is divided by.
+# smallest divisor.
 EDGES = np.array(
     [*np.arange(-8, 8.5, 0.5), 0.0, -0.0, 1e-45, -1e-40, 1e-38, 2e-30, -1.3e-28, 65504.0, -6e-8],
     np.float32,
@@ -27,7 +27,7 @@ EDGES = np.array(
 
 
 def matrix_of(seed: int, outputs: int, depth: int, size: float, edges: float) -> Floats:
-    """Normal values of ``size``, a share of them replaced by a few edge cases."""
+    """Return normal values of ``size``, a share of them replaced by a few edge cases."""
     rng = np.random.default_rng(seed)
     normal = rng.standard_normal((outputs, depth)) * size
     few = rng.choice(EDGES, rng.integers(1, 5))
@@ -46,7 +46,7 @@ matrices = st.builds(
 
 
 def stored_as(matrix: Floats, tag: WeightType) -> DenseWeight:
-    """The checkpoint tensor that comes of rounding ``matrix`` to ``tag``."""
+    """Return the checkpoint tensor that results from rounding ``matrix`` to ``tag``."""
     raw: Any = matrix
     if tag == "F16":
         raw = matrix.astype(np.float16)
@@ -92,7 +92,7 @@ def test_every_group_with_and_without_zero_points(
 
 
 def test_half_steps_are_ties_to_even() -> None:
-    """A group whose scale is one, and each tie within its range."""
+    """The groups have a scale of one, and each tie within their range."""
     matrix = np.array([[-8.0, *np.arange(-7.5, 7.0, 0.5), 0.0, 0.0]], np.float32)
     weight = as_weight(matrix)
     truth = quantize_int4(weight)
@@ -144,7 +144,7 @@ def test_canonical_integers_pack_alike_on_any_number_of_threads(kind: str) -> No
 
 
 def test_the_group_is_the_truths() -> None:
-    """What is viewed later must be laid out as it was packed."""
+    """A view made later must have the layout in which the matrix was packed."""
     for depth in (256, 192, 96, 70, 5):
         packed = pack_as("int4", as_weight(np.ones((3, depth), np.float32)))
         group = default_group(depth)

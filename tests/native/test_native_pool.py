@@ -1,4 +1,4 @@
-"""The threads of a runtime: where they run, what they cost while there is nothing to do, and their end."""
+"""A runtime's threads: their placement, their cost when idle, and their shutdown."""
 
 import os
 import shutil
@@ -100,7 +100,7 @@ def test_too_many_threads_are_named_to_the_user(weight_cache: bool) -> None:
 
 
 def test_a_forked_child_can_use_and_drop_what_its_parent_made() -> None:
-    # At any time after a job: its threads may be about to sleep, with their mutex held.
+    # At any time after a job: its threads may be about to sleep, holding their mutex.
     done = run_python(
         "import os, time\n"
         "import numpy as np\n"
@@ -134,7 +134,7 @@ def test_the_thread_sanitizer_finds_no_race(tmp_path: Path) -> None:
     flags = ("-std=c++17", "-O1", "-g", "-fsanitize=thread", "-pthread", f"-I{native}")
     sources = (ROOT / "tests/native/pool_race.cpp", native / "system/pool.cpp")
     subprocess.run([compiler, *flags, *sources, "-o", program], check=True, timeout=120)
-    # The sanitizer's own memory has fixed addresses, which random ones of the system's may meet.
+    # The sanitizer's own memory has fixed addresses, with which the system's random ones may collide.
     done = subprocess.run(
         [setarch, "-R", program], capture_output=True, text=True, timeout=120, check=False
     )

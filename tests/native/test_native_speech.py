@@ -35,7 +35,7 @@ from tests.thorough import examples
 
 
 def run_op(x: Floats, isa: str, append: Callable[..., None]) -> Floats:
-    """``append(program, x's slot, y's slot)`` adds an op of as many columns as it reads."""
+    """Run an op that ``append(program, x's slot, y's slot)`` adds; its output is as wide as its input."""
     rows, width = x.shape
     (source, target), arena = slots_of(width, width)
     runtime = _native.Runtime(isa, 1, [])
@@ -59,7 +59,7 @@ def test_layer_norm(isa: str, rows: int, width: int, seed: int) -> None:
     centred = wide - wide.mean(1, keepdims=True)
     expected = centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5) * weight + bias
     got = run_op(x, isa, lambda p, a, b: p.layer_norm(weight, bias, 1e-5, width, None, a, b))
-    # What rounding the mean to float32 costs grows with the offset of a row.
+    # The error of rounding the mean to float32 grows with the offset of a row.
     spread = np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5)
     slack = 1e-6 * (1 + np.abs(wide).max(1, keepdims=True) / spread)
     assert (np.abs(got - expected) <= slack * (np.abs(weight) + np.abs(bias) + 1)).all()
@@ -69,7 +69,7 @@ def test_layer_norm(isa: str, rows: int, width: int, seed: int) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_gelu(isa: str) -> None:
-    """Dense over all that is not a straight line, then far beyond; a width that fills no register."""
+    """Dense where the function is not a straight line, then far beyond; no width fills a register."""
     x = np.concatenate([np.linspace(-14, 14, 20011), [-1e30, -100, -0.0, 0.0, 1e-30, 100, 1e30]])
     x = x[: len(x) // 37 * 37].reshape(-1, 37).astype(np.float32)
     got = run_op(x, isa, lambda p, a, b: p.gelu(37, None, a, b))
@@ -82,9 +82,9 @@ def test_gelu(isa: str) -> None:
 
 @dataclass
 class Encoder:
-    """An encoder of one op and, to read its result, a decoder of nothing but cross-attention.
+    """An encoder of one op and, to read its result, a decoder with only cross-attention.
 
-    Keys are points of so large a circle that a query, which is one of them, sees its row alone: exactly.
+    Keys are points on such a large circle that a query equal to one of them attends exactly to its row.
     """
 
     encoder: _native.Program
@@ -123,7 +123,7 @@ class Encoder:
         return cls(encoder, decoder, width)
 
     def run(self, windows: list[Floats], rows: list[int], width: int) -> list[Floats]:
-        """What the encoder makes of each window: ``rows`` of them, ``width`` columns."""
+        """Return the encoder's result for each window: ``rows`` of them, ``width`` columns."""
         starts = np.cumsum([0, *map(len, windows)])
         blocks = [-(-count // BLOCK_TOKENS) for count in rows]
         table_starts = np.cumsum([0, *blocks])
@@ -180,7 +180,7 @@ def encoder_attention(
     threads: int = 1,
     near: tuple[int, int] = (-1, -1),
 ) -> Encoder:
-    """Its features are q, k and v side by side; ``near``: rows that are seen before and after."""
+    """The features are q, k and v side by side; ``near``: rows that are attended to before and after."""
     q, k, v = heads.widths
     return Encoder.of(
         (q + k + v, heads.width),
@@ -203,7 +203,7 @@ def encoder_attention(
 
 
 def parts(heads: Heads, window: Floats, isa: str, exact: bool) -> list[Floats]:
-    """Queries, keys and values, unless ``exact`` as the kernels round them."""
+    """Return queries, keys and values, rounded as in the kernels unless ``exact``."""
     q, k, v = np.split(window, np.cumsum(heads.widths)[:2], axis=1)
     return (
         [q, k, v] if exact else [rounded_queries(q, heads.scale, isa), round_bf16(k), round_bf16(v)]
@@ -232,7 +232,7 @@ def test_encoder_attention(
     threads: int,
     seed: int,
 ) -> None:
-    """Products of float32; or of bfloat16 queries, keys, values and, not rounded in the truth, weights."""
+    """Products of float32, or of bfloat16 queries, keys, values and weights (the latter not in the truth)."""
     rng = np.random.default_rng(seed)
     windows = [random_window(heads, n, rng) for n in lengths]
     encoder = encoder_attention(heads, isa=isa, exact=exact, threads=threads, near=near)
@@ -258,7 +258,7 @@ def test_encoder_attention(
 def test_a_whole_window_has_the_same_bits_alone_among_others_and_on_any_threads(
     heads: Heads, exact: bool, near: tuple[int, int], isa: str
 ) -> None:
-    """Windows of infinities before it show nowhere."""
+    """Windows of infinities before it do not affect the result."""
     rng = np.random.default_rng(5)
     long, others = random_window(heads, 1499, rng), [random_window(heads, n, rng) for n in (1, 33)]
     width = heads.width

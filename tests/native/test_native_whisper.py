@@ -77,7 +77,7 @@ Placed = Callable[[str, str], tuple[Path, Program]]
 
 @pytest.fixture
 def placed(checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch) -> Placed:
-    """(variant, instruction set) -> a checkpoint and its program; executors will use that set."""
+    """Return (variant, instruction set) -> a checkpoint and its program; executors will use that set."""
 
     def place(variant: str, isa: str) -> tuple[Path, Program]:
         monkeypatch.setenv(ISA_VARIABLE, isa)
@@ -88,7 +88,7 @@ def placed(checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch) -> Plac
 
 
 class Pool:
-    """Hands out blocks, in no order."""
+    """Hands out blocks in random order."""
 
     def __init__(self, seed: int) -> None:
         self._free = np.random.default_rng(seed).permutation(BLOCKS)
@@ -108,18 +108,18 @@ def run(
     seed: int = 0,
     call: Callable[[Batch], Floats] | None = None,
 ) -> list[Floats]:
-    """Encode the windows in one step, then run the sequences side by side.
+    """Encode the windows in one step, then run the sequences in parallel.
 
     Args:
-        executor: that of ``program``.
-        program: the decoder's.
+        executor: the executor of ``program``.
+        program: the decoder's program.
         windows: [frames, mels] each.
         sequences: (window, token ids, how many of them in each step).
-        seed: of where the blocks are.
-        call: of the executor; its ``forward`` if this is None.
+        seed: determines the blocks.
+        call: method of the executor; its ``forward`` if this is None.
 
     Returns:
-        For each sequence the logits of all its tokens, or what else ``call`` gives of them.
+        For each sequence the logits of all its tokens, or what ``call`` returns for them.
     """
     assert program.encoder is not None
     pool = Pool(seed)
@@ -159,7 +159,7 @@ def run(
 
 
 def longest(program: Program) -> int:
-    """Frames of the longest window."""
+    """Return the frames of the longest window."""
     assert program.encoder is not None
     return program.encoder.max_positions
 
@@ -178,7 +178,7 @@ def random_ids(count: int, seed: int) -> list[int]:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("variant", WHISPER_VARIANTS)
 def test_every_kind_agrees_with_torch(variant: str, isa: str, placed: Placed) -> None:
-    """What is left is the rounding that a sum's last bit tips over. Windows of one frame and of all."""
+    """The remaining difference is rounding decided by a sum's last bit. Windows of one frame and of all."""
     folder, program = placed(variant, isa)
     windows = random_windows(program, [1, 17, longest(program)])
     sequences = [(w, random_ids(40, w), [4, 3, *[1] * 33]) for w in (2, 0, 1, 2)]
@@ -245,7 +245,7 @@ def test_bits_do_not_depend_on_batches_chunks_or_threads(
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("variant", WHISPER_VARIANTS)
 def test_alignment_agrees_with_torch(variant: str, isa: str, placed: Placed) -> None:
-    """For every kind of weights and of keys; whole inputs, one of one row, and more rows than a tile."""
+    """Every kind of weights and of keys; whole inputs, one of one row, and more rows than a tile."""
     folder, program = placed(variant, isa)
     assert program.encoder is not None
     windows = random_windows(program, [1, 17, longest(program)])
@@ -308,7 +308,7 @@ def test_no_pass_changes_a_bit(
     def results(disabled: tuple[str, ...]) -> tuple[Floats, Floats]:
         executor = native(folder, kind, activations, threads=2, disabled=disabled)
         logits = np.concatenate(run(executor, program, windows, sequences))
-        executor.allocate_kv(BLOCKS)  # zeros: nothing may be left that the aligner fails to write
+        executor.allocate_kv(BLOCKS)  # zeros: the aligner must write everything
         weights = run(executor, program, windows, sequences, call=partial(align, executor))
         return logits, np.concatenate(weights)
 
@@ -339,7 +339,7 @@ def test_what_the_passes_do(checkpoint: CheckpointMaker) -> None:
         "gelu_quantize": 2,
         "select_rows": 2,
     }
-    # The cache's keys and values stay apart, layer by layer.
+    # The cache's keys and values stay separate, layer by layer.
     assert encoder == {
         "features": 1,
         "im2col": 2,

@@ -1,4 +1,4 @@
-"""The core serves with torch absent: an import of it anywhere would raise in these processes."""
+"""The core serves without torch: importing it anywhere would raise in these processes."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A real Prometheus in a process of its own, that scrapes a server and evaluates deploy's rules."""
+"""A real Prometheus in a separate process that scrapes a server and evaluates deploy's rules."""
 
 import re
 import shutil
@@ -31,7 +31,7 @@ scrape_configs:
 
 
 def needed(program: str) -> str:
-    """The path of ``prometheus`` or ``promtool``; skips the test where Debian's package is missing."""
+    """Return the path of ``prometheus`` or ``promtool``; skip the test if Debian's package is missing."""
     found = shutil.which(program)
     if found is None:
         pytest.skip(f"{program} is not installed (Debian's package prometheus)")
@@ -39,21 +39,21 @@ def needed(program: str) -> str:
 
 
 def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """What promtool says."""
+    """Return promtool's output."""
     return subprocess.run(
         [needed("promtool"), *arguments], capture_output=True, text=True, timeout=60
     )
 
 
 def faster(rules: str) -> str:
-    """The same rules with every duration in seconds."""
+    """Return the same rules with every duration in seconds."""
     return re.sub(
         r"(?<=[\[ ])(1d|15m|10m|5m|2m|1m)(?=[\]\n )])", lambda match: FASTER[match[1]], rules
     )
 
 
 class Prometheus:
-    """Started on entry, killed on exit. ``rules``: the text of its rule file."""
+    """A Prometheus started on entry, killed on exit. ``rules``: the text of its rule file."""
 
     def __init__(self, folder: Path, scrapes: int, rules: str) -> None:
         (folder / "rules.yml").write_text(rules)
@@ -91,7 +91,7 @@ class Prometheus:
             return False
 
     def query(self, expression: str) -> list[Mapping[str, Any]]:
-        """The samples of an instant query."""
+        """Return the samples of an instant query."""
         url = f"http://127.0.0.1:{self._port}/api/v1/query"
         answer = httpx.get(url, params={"query": expression}).json()
         assert answer["status"] == "success", (expression, answer)
@@ -99,6 +99,6 @@ class Prometheus:
         return result
 
     def firing(self) -> set[str]:
-        """Names of the alerts that fire now."""
+        """Return the names of the firing alerts."""
         found = self.query('ALERTS{alertstate="firing"}')
         return {sample["metric"]["alertname"] for sample in found}

@@ -50,7 +50,7 @@ BODY = {"prompt": "the cat sat", "max_tokens": 200, "min_tokens": 200}
 
 @contextlib.contextmanager
 def load(server: Server, lanes: int, *, timeout: str = "60", **body: Any) -> Iterator[None]:
-    """Requests on so many lanes, one after the other on each."""
+    """Send requests on several lanes, one after another on each."""
 
     async def lane(client: httpx.AsyncClient) -> None:
         while True:
@@ -83,7 +83,7 @@ def load(server: Server, lanes: int, *, timeout: str = "60", **body: Any) -> Ite
 
 @contextlib.contextmanager
 def half_speed(engine: psutil.Process) -> Iterator[None]:
-    """The engine's process is stopped half of the time, as by a neighbour on its cores."""
+    """Stop the engine's process half of the time, as if a neighbour used its cores."""
 
     def run() -> None:
         while not stop.is_set():
@@ -103,7 +103,7 @@ def half_speed(engine: psutil.Process) -> Iterator[None]:
 
 
 def fires(prometheus: Prometheus, *names: str) -> None:
-    """Wait until all of them do."""
+    """Wait until all of them fire."""
     try:
         until(lambda: set(names) <= prometheus.firing(), 60)
     except AssertionError:
@@ -133,10 +133,10 @@ def test_each_alert_fires_when_it_is_provoked(model: Path, tmp_path: Path) -> No
     ):
         confine(server.process.pid)
         [engine] = server.children()
-        # Thrice the seats: some wait even when all that run end together.
+        # Three times the slots: some wait even when all running requests end together.
         with load(server, 12):
             time.sleep(30)
-            # All of the baselines are there, and nothing has fired.
+            # All baselines exist, and nothing has fired.
             assert prometheus.query("galley:saturated_tokens:rate5m offset 8s")
             assert not prometheus.query('last_over_time(ALERTS{alertstate="firing"}[25s])')
             with half_speed(engine):
@@ -163,7 +163,7 @@ def test_each_alert_fires_when_it_is_provoked(model: Path, tmp_path: Path) -> No
 
 @contextlib.contextmanager
 def ballast(prometheus: Prometheus, confine: Any) -> Iterator[None]:
-    """A process beside the server, in the same container, that takes nearly all that is left."""
+    """A process next to the server, in the same container, that uses nearly all remaining memory."""
     [sample] = prometheus.query("galley:memory:used_ratio")
     wanted = int((0.965 - float(sample["value"][1])) * MEMORY)
     code = f"import sys; sys.stdin.read(1); b = b'x' * {wanted}; sys.stdin.read(1)"

@@ -1,4 +1,4 @@
-"""The audit log: a chain of lines in which any change is found."""
+"""The audit log: a chain of lines in which any change is detected."""
 
 import hashlib
 import json

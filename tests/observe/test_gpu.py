@@ -1,4 +1,4 @@
-"""GPUs are told where NVML finds some, and nowhere else."""
+"""GPUs are reported where NVML finds some, and nowhere else."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ from galley.observe.metrics import Metrics
 
 
 class NvmlError(Exception):
-    """What NVML raises for a sensor that a device lacks."""
+    """NVML's error for a sensor that a device lacks."""
 
 
 def no_sensor(_: object) -> int:

@@ -1,4 +1,4 @@
-"""What the access log tells of a request, in both forms, and what it does not."""
+"""What the access log reveals about a request, in both formats, and what it does not."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ BODY = {"model": "tiny", "prompt": "xylophone quagmire", "max_tokens": 5, "ignor
 
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One that writes JSON."""
+    """A server that logs JSON."""
     log = tmp_path_factory.mktemp("server") / "log"
     with Server(
         model, log, threads=1, kv_cache_tokens=4096, log_format="json", max_queue=0, max_running=1
@@ -30,7 +30,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 
 def line_of(server: Server, request_id: str) -> dict[str, Any]:
-    """The log's line of a request."""
+    """Return the log's line of a request."""
 
     def found() -> dict[str, Any] | None:
         lines = [json.loads(line) for line in server.log.splitlines()]
@@ -42,7 +42,7 @@ def line_of(server: Server, request_id: str) -> dict[str, Any]:
 
 
 def post(server: Server, body: dict[str, Any], path: str = PLAIN, **headers: str) -> dict[str, Any]:
-    """The log's line of a request that is sent now."""
+    """Send a request and return its line in the log."""
     answer = httpx.post(server.url + path, json=body, headers=headers)
     return line_of(server, answer.headers["x-request-id"])
 
@@ -78,7 +78,7 @@ def test_a_sane_request_id_is_kept(server: Server) -> None:
     for given in ("req_1", "0b9f6f54-6d5c-4b2e-9f0a-1de5f4b6a1c7", "a" * 128):
         answer = httpx.post(server.url + PLAIN, json=BODY, headers={"X-Request-Id": given})
         assert answer.headers["x-request-id"] == given
-        # The engine's own name for the request is unique, whatever clients send.
+        # The engine's own id of the request is unique, whatever clients send.
         line = line_of(server, given)
         assert answer.json()["id"] == f"cmpl-{line['request']}"
     for odd in ("", "a b", "a" * 129, "ä", 'x"y', "x\ty"):

@@ -1,4 +1,4 @@
-"""What requests took and cost: on their receipts, in the metrics and on the clock."""
+"""The cost of requests on their receipts, in the metrics and on the clock."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ MESSAGES = [{"role": "user", "content": "the cat"}]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Of a model whose engine, and not the server, is what requests wait for."""
+    """A server whose engine, rather than the server itself, limits the requests."""
     log = tmp_path_factory.mktemp("server") / "log"
     with Server(
         "galley-demo",
@@ -41,7 +41,7 @@ def streamed(server: Server, path: str, body: dict[str, Any]) -> list[dict[str, 
 
 
 def idle(server: Server) -> dict[str, float]:
-    """The metrics, once nothing runs."""
+    """Return the metrics once nothing runs."""
     until(lambda: server.metrics()["galley_requests_running"] == 0)
     return server.metrics()
 
@@ -63,7 +63,7 @@ def test_each_answer_has_its_receipt(server: Server, path: str, asked: dict[str,
         assert usage["cost"] > 0
     assert 0 <= whole["queue_ms"] <= whole["queue_ms"] + whole["prefill_ms"] <= took
     assert whole["queue_ms"] + whole["prefill_ms"] + whole["decode_ms"] <= took
-    # A unit a second: nobody pays for more than the time that the request took.
+    # One unit per second: no request costs more than its duration.
     assert whole["cost"] <= took / 1000
     assert all(chunk["usage"] is None for chunk in others)
     assert last["choices"] == []
@@ -128,12 +128,12 @@ def test_a_thousand_receipts_add_up_to_the_counters(server: Server) -> None:
         assert gained(f"galley_{part}_seconds_count{{endpoint={PLAIN}}}") == 1000
     assert billed("cost") == pytest.approx(gained("galley_cost_total"), rel=1e-6)
     assert billed("cost") == pytest.approx(gained("galley_tenant_cost_total{tenant=}"), rel=1e-6)
-    # What the engine worked is never more than the time on the wall; how close it comes is below.
+    # The engine's work never exceeds the elapsed time; how close it comes is tested below.
     assert billed("cost") <= took * 1.001
 
 
 def test_at_saturation_the_bill_is_the_machines_price_times_its_time(server: Server) -> None:
-    """The engine has work from the arrival of the first request to the end of the last: all is paid."""
+    """The engine is busy from the first request's arrival to the last one's end: all of it is charged."""
 
     async def answered() -> tuple[float, float]:
         async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
@@ -156,7 +156,7 @@ async def _load(
     together: int,
     tokens: int = 4,
 ) -> None:
-    """Send requests, so many at a time, and collect their receipts."""
+    """Send requests at a given concurrency, and collect their receipts."""
     numbers = iter(range(requests))
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
 

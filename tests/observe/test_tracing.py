@@ -1,4 +1,4 @@
-"""Spans of requests, as a collector gets them."""
+"""Spans of requests as received by a collector."""
 
 import http.server
 import json
@@ -32,7 +32,7 @@ BODY = {
 
 
 class Collector:
-    """An OTLP collector that keeps what it gets."""
+    """An OTLP collector that keeps what it receives."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -65,7 +65,7 @@ class Collector:
                 self.spans += scope.spans
 
     def span(self, kind: str, trace: str) -> Span:
-        """The span of that name and trace, once it has come."""
+        """Wait for the span of that name and trace, and return it."""
 
         def found() -> Span | None:
             named = (s for s in self.spans if s.name == kind and s.trace_id.hex() == trace)

@@ -1,4 +1,4 @@
-"""Which executor runs, and in which types, when nobody says so; what is said when none can."""
+"""Default choice of executor and types, and the errors when none fits."""
 
 import logging
 import os
@@ -120,7 +120,7 @@ def test_a_server_without_any_executor_does_not_start(
 def in_halves(
     source: Path, target: Path, dtype: torch.dtype = torch.bfloat16, *, keep_head: bool = False
 ) -> Path:
-    """The checkpoint with matrices of two bytes an element; ``keep_head``: all but the output's."""
+    """Copy the checkpoint with matrices of two bytes per element; ``keep_head``: all but the output's."""
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     head = model.lm_head.weight.data.clone()
     model.to(dtype)

@@ -1,4 +1,4 @@
-"""Native draws against numpy's: the same tokens, whatever logits, parameters and instruction set."""
+"""Native draws equal numpy's: the same tokens for any logits, parameters and instruction set."""
 
 import math
 from typing import Any
@@ -18,7 +18,7 @@ Logits = npt.NDArray[np.float32]
 
 
 def logits_of(length: int, seed: int, spread: float, kinds: int, excluded: float) -> Logits:
-    """A row; with few ``kinds`` of value there are ties. A share is ``excluded``, but never all."""
+    """Return a row; with few ``kinds`` of value there are ties. A share is ``excluded``, but never all."""
     rng = np.random.default_rng(seed)
     row = rng.normal(0, spread, length)
     if kinds:
@@ -91,7 +91,7 @@ def test_tokens_are_those_of_numpy(
     ],
 )
 def test_a_large_vocabulary(spread: float, changes: dict[str, Any]) -> None:
-    """Flat and peaked; no multiple of anything."""
+    """Rows are flat and peaked; sizes are not round multiples."""
     row = np.random.default_rng(3).normal(0, spread, 151_937).astype(np.float32)
     parameters: dict[str, Any] = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     record = sampling_record(seed=11, **{**parameters, **changes})
@@ -103,7 +103,7 @@ def test_a_large_vocabulary(spread: float, changes: dict[str, Any]) -> None:
 
 
 def test_one_far_above_many_equals() -> None:
-    """The nucleus ends among equal logits, which come by id, and far from the best."""
+    """The nucleus ends among equal logits, which are ordered by id, far from the best."""
     row = np.full(40_000, -3.0, dtype=np.float32)
     row[777] = 9.0
     record = sampling_record(seed=5, temperature=1.0, top_k=0, top_p=0.99, min_p=0.0)
@@ -174,7 +174,7 @@ def test_weights_are_the_softmax(gaps: list[float]) -> None:
     row = -np.array([0.0, *gaps], dtype=np.float32)
     exact = np.exp(row.astype(np.float64)) * 2**WEIGHT_BITS
     assert np.abs(weights(row, row.max(), 1 / math.log(2)) - exact).max() <= 2 ** (WEIGHT_BITS - 21)
-    # What weighs little is off by as little: by its own rounding down, and by parts in a million.
+    # Small weights have small errors: their own rounding, and a few parts per million.
     error = np.abs(weights(row, row.max(), 1 / math.log(2)) - exact)
     assert (error <= 1 + 4e-6 * exact).all()
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts: which experts a row goes to, and what they make of it."""
+"""Mixtures of experts: the routing of rows, and the experts' results."""
 
 import dataclasses
 from typing import Any
@@ -25,7 +25,7 @@ EXPERTS, PER_TOKEN = 6, 3
 
 
 def described(g: Tracer, *, scaled_inputs: bool = False, **routing: Any) -> Buffer:
-    """Rows of two tables are a layer's input and its router's logits: tests choose both."""
+    """Describe a layer whose input and router logits are rows of two tables; tests choose both."""
     x = g.embed("x", vocab=VOCAB, width=HIDDEN)
     routes = g.route(g.embed("router", vocab=VOCAB, width=EXPERTS), **routing)
     names = [ExpertNames(*(f"{i}.{part}" for part in ExpertNames._fields)) for i in range(EXPERTS)]
@@ -49,7 +49,7 @@ def weights_of(program: Program, **given: Floats) -> dict[str, DenseWeight]:
 
 
 def routes_alone(**routing: Any) -> Program:
-    """The experts' numbers and weights are the logits."""
+    """A layer whose logits are the experts' numbers and weights."""
 
     def describe(g: Tracer) -> Buffer:
         routes = g.route(g.embed("router", vocab=VOCAB, width=EXPERTS), **routing)
@@ -86,14 +86,14 @@ def executor_of(
 
 
 def outputs(executor: Executor, rows: list[int]) -> Floats:
-    """What the layer makes of these rows of the tables, in one step."""
+    """Return the layer's result for these rows of the tables, in one step."""
     at = np.arange(len(rows))
     starts = np.array([0, len(rows)])
     return forward(executor, Batch(np.array(rows), at, starts, (), at)).copy()
 
 
 def chosen_by_hand(logits: Floats, bias: Floats | None, routing: dict[str, Any]) -> list[float]:
-    """One row, in double precision, an expert at a time."""
+    """Return the routing of one row in double precision, one expert at a time."""
     x = logits.astype(np.float64)
     scores = np.exp(x) / np.exp(x).sum() if routing["scores"] == "softmax" else 1 / (1 + np.exp(-x))
     keys = scores if bias is None else scores + bias
@@ -111,7 +111,7 @@ def chosen_by_hand(logits: Floats, bias: Floats | None, routing: dict[str, Any])
 @settings(max_examples=examples(30))
 @given(st.data())
 def test_routes_are_those_taken_by_hand(data: st.DataObject) -> None:
-    """Logits are few numbers, so that many are equal; all above zero, where no sums of sigmoids are."""
+    """Logits have few values, so that many are equal; all are above zero, so no sum of sigmoids is zero."""
     groups = data.draw(st.sampled_from([1, 2, 3]))
     kept = data.draw(st.integers(1, groups))
     routing: dict[str, Any] = {
@@ -124,7 +124,7 @@ def test_routes_are_those_taken_by_hand(data: st.DataObject) -> None:
         "per_token": data.draw(st.integers(1, EXPERTS // groups * kept)),
     }
     biases = st.lists(st.sampled_from([0.0, 3.0, -5.0]), min_size=EXPERTS, max_size=EXPERTS)
-    # Sums of the same scores with biases the other way round would be equal but for their rounding.
+    # Sums of the same scores with biases in the opposite order would be equal except for rounding.
     sums = kept < groups and routing["group_best"] > 1
     bias = None if sums else data.draw(st.none() | biases)
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
@@ -224,7 +224,7 @@ def test_every_kind_agrees_with_torch_on_its_values(kind: str, activations: str)
     got = outputs(native, [*range(VOCAB)])
     truth = rounding_of(program, weights, kind, activations)
     expected = outputs(truth, [*range(VOCAB)])
-    # What stays is the rounding of inputs that a sum's last bit tips over.
+    # The remaining difference is the rounding of inputs that a sum's last bit decides.
     limit = {"float32": 1e-5, "bfloat16": 1e-2, "int8": 2e-2}[activations]
     error = np.abs(got - expected) / np.abs(expected).max()
     assert error.max() <= limit

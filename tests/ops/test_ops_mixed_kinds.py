@@ -1,4 +1,4 @@
-"""Each matrix of a model may be of a kind of its own, and a reader's integers are taken as they are."""
+"""Each matrix of a model may have its own kind, and a reader's integers are used unchanged."""
 
 import hashlib
 from collections import Counter
@@ -85,7 +85,7 @@ def typed(name: str, shape: tuple[int, ...]) -> Weight:
 
 
 class Lazy(Weights):
-    """Unpacks a tensor when it is asked for, and counts how often."""
+    """Unpacks a tensor on access, and counts how often."""
 
     def __init__(self, program: Program) -> None:
         self._shapes = program.all_shapes
@@ -108,7 +108,7 @@ class Lazy(Weights):
 
 @dataclass(frozen=True)
 class Toy:
-    """A reader of a format that exists nowhere."""
+    """A reader of an invented format."""
 
     folder: Path
     tensors: Weights
@@ -155,7 +155,7 @@ def taken(checkpoint: CheckpointReader) -> Weights:
 
 
 def dequantized() -> Weights:
-    """All tensors of the toy as float32."""
+    """Return all tensors of the toy as float32."""
     dense = {}
     for name, shape in PROGRAM.all_shapes.items():
         weight = typed(name, shape)
@@ -180,7 +180,7 @@ def test_a_mixture_agrees_with_torch_over_the_dequantized_weights(
     for activations, limit in (("float32", 1e-5), ("bfloat16", 2e-2), ("auto", 5e-2)):
         executor = CpuExecutor(PROGRAM, weights, options(activations=activations))
         assert relative(logits(executor), expected) <= limit, activations
-    # What most products are taken with.
+    # The type used for most products.
     assert executor.activations == ("int8" if isa in ("amx", "avx512") else "float32")
 
 
@@ -240,14 +240,14 @@ def test_packed_integers_come_back_from_the_cache_unread(
     second, read = started()
     assert np.array_equal(first, second)
     assert not PROGRAM.matrices & set(read)
-    # Another kind of some matrices: none of theirs are taken from the file, nor what merges with them.
+    # Matrices of another kind are not read from the file, nor is what merges with them.
     other, read = started(kinds={})
     up = {f"model.layers.{i}.mlp.up_proj.weight" for i in range(2)}
     assert PROGRAM.matrices & set(read) == {*CHOSEN, *up}
     again, read = started(kinds={})
     assert np.array_equal(other, again)
     assert not PROGRAM.matrices & set(read)
-    # Where no instruction multiplies bfloat16, its matrices give the bits of float32; integers never do.
+    # Without instructions for bfloat16, its matrices give the bits of float32; integers never do.
     rounded, read = started(kinds=dict.fromkeys(CHOSEN, "int8"))
     assert set(CHOSEN) <= set(read)
     assert not np.array_equal(rounded, first)
@@ -255,7 +255,7 @@ def test_packed_integers_come_back_from_the_cache_unread(
 
 
 def test_integers_stay_what_they_are_beside_rounded_ones(tmp_path: Path) -> None:
-    """A dense matrix that becomes of the same kind as an integer one merges with it."""
+    """A dense matrix rounded to the kind of an integer one merges with it."""
     values = {name: values_of(name, shape) for name, shape in PROGRAM.all_shapes.items()}
     dense: dict[str, Weight] = {name: as_weight(v) for name, v in values.items()}
     mixed = dict(dense)

@@ -16,7 +16,7 @@ EDGES = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 1e-45, 3.4e38]
 
 
 def row_of(length: int, seed: int, kinds: int) -> Any:
-    """Random logits; the fewer ``kinds`` of value, the more ties and edges."""
+    """Return random logits; the fewer ``kinds`` of value, the more ties and edges."""
     rng = np.random.default_rng(seed)
     if kinds == 0:
         return rng.normal(0, 4, length).astype(np.float32)

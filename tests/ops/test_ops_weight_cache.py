@@ -1,4 +1,4 @@
-"""Packed weights on disk: the same bits from the file, and service whatever becomes of it."""
+"""Packed weights on disk: the same bits from the file, and uninterrupted service if it is damaged."""
 
 import dataclasses
 import logging
@@ -42,12 +42,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def model(checkpoint: CheckpointMaker, tmp_path: Path) -> Path:
-    """A checkpoint of one's own."""
+    """A separate checkpoint."""
     return Path(shutil.copytree(checkpoint("llama-mha-tied"), tmp_path / "model"))
 
 
 def logits(model: Path, kind: Quantize = "int4", **changes: Any) -> npt.NDArray[np.float32]:
-    """Of a freshly started engine, which has written its file."""
+    """Return the text of a freshly started engine, which has written its file."""
     settings = EngineSettings(model=str(model), quantize=kind, kv_cache_tokens=256, threads=2)
     executor = load_engine(dataclasses.replace(settings, **changes), model)._executor
     background.finish()
@@ -55,7 +55,7 @@ def logits(model: Path, kind: Quantize = "int4", **changes: Any) -> npt.NDArray[
 
 
 def only_file(cache: Path) -> CachedFile:
-    """Uses of it lie beside it, what its steps take, and nothing else."""
+    """Return the packed file; only a record of its uses and step times may be stored next to it."""
     (file,) = cached_files(cache)
     others = {path.suffix for path in cache.iterdir() if path != file.path}
     assert others <= {".use", ".measured"}
@@ -137,7 +137,7 @@ def test_each_kind_has_a_file_of_its_own(cache: Path, model: Path) -> None:
 
 
 def test_weights_that_were_overwritten_are_packed_anew(cache: Path, model: Path) -> None:
-    """Even if neither the size, nor the header, nor the time of modification tells."""
+    """This holds even if the size, the header and the modification time are unchanged."""
     before = logits(model)
     file = model / "model.safetensors"
     status, data = file.stat(), bytearray(file.read_bytes())
@@ -171,7 +171,7 @@ def test_equal_weights_share_a_file_wherever_they_lie(
     expected = logits(model)
     request.getfixturevalue("packing_fails")
     copy = Path(shutil.copytree(model, tmp_path / "copy"))
-    (model / "model.safetensors").chmod(0o600)  # another state, the same content
+    (model / "model.safetensors").chmod(0o600)  # a different state, the same content
     for folder in (copy, model):
         assert np.array_equal(logits(folder), expected)
     only_file(cache)
@@ -229,7 +229,7 @@ def test_a_file_that_lacks_a_matrix_is_written_again(
 @settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0, 1, exclude_max=True), bit=st.integers(-1, 7))
 def test_a_torn_file_is_mended(cache: Path, model: Path, share: float, bit: int) -> None:
-    """Cut anywhere, or a bit of the header flipped."""
+    """The file is cut anywhere, or a bit of its header is flipped."""
     expected = logits(model)
     file = only_file(cache)
     data = bytearray(file.path.read_bytes())
@@ -332,7 +332,7 @@ with LLM(sys.argv[1], quantize="int4", kv_cache_tokens=256, threads=1) as llm:
 
 def test_a_full_disk_means_uncached_service(cache: Path, model: Path) -> None:
     cache.mkdir(parents=True)
-    # What the system allows a file is as good as a full disk: the write fails in its midst.
+    # A limit on file size is as good as a full disk: the write fails in the middle.
     limit = "import resource, signal; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
     done = run(limit + GENERATE, model)
     answer, said = done.communicate()

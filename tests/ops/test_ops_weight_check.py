@@ -1,4 +1,4 @@
-"""Packed weights that change on disk: they are found, removed and packed anew."""
+"""Packed weights that change on disk are detected, removed and packed again."""
 
 import shutil
 from pathlib import Path
@@ -23,7 +23,7 @@ PROMPT = [5, 60, 200, 17, 3]
 
 @pytest.fixture
 def model(checkpoint: CheckpointMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkpoint and a cache folder of one's own."""
+    """A separate checkpoint and cache folder."""
     monkeypatch.setenv("GALLEY_CACHE_DIR", str(tmp_path / "cache"))
     return Path(shutil.copytree(checkpoint("llama-mha-tied"), tmp_path / "model"))
 

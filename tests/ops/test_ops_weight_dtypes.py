@@ -109,7 +109,7 @@ def test_a_plan_multiplies_a_type_where_the_table_says_so() -> None:
             assert peak_rate(name, machine) == (machine.tflops[types[0]] if types else 0)
             if "cpu" not in one.executors and machine.kind == "cpu":
                 assert not types
-            # What a plan of a CPU counts on is what the executor there chooses.
+            # A plan's assumptions about a CPU match the executor's choices on it.
             if machine.kind == "cpu" and types:
                 assert set(one.products_on("cpu")) <= set(one.inputs)
 

@@ -1,4 +1,4 @@
-"""A real Chromium with the server's page in it."""
+"""A real Chromium showing the server's page."""
 
 import shutil
 from collections.abc import Callable
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Browser:
-    """One window. ``microphone`` is a WAV file that it hears, again and again, once the page listens."""
+    """One window. ``microphone`` is a WAV file that it plays in a loop while the page records."""
 
     def __init__(self, *, microphone: Path | None = None, size: str = "1400,900") -> None:
         assert CHROMIUM
@@ -44,11 +44,11 @@ class Browser:
         self.driver = webdriver.Chrome(options, Service(DRIVER))
 
     def close(self) -> None:
-        """End it."""
+        """Close the browser."""
         self.driver.quit()
 
     def open(self, server: Server, panel: str = "chat") -> None:
-        """Load the page anew, without a key, and wait until it knows the models."""
+        """Reload the page, without a key, and wait until it lists the models."""
         self.driver.get(f"{server.url}/#{panel}")
         self.run("sessionStorage.clear(); localStorage.clear()")
         self.driver.get("about:blank")
@@ -56,19 +56,19 @@ class Browser:
         self.until(lambda: self.text("state") == "ready")
 
     def find(self, id: str) -> WebElement:
-        """The element with an id."""
+        """Return the element with an id."""
         return self.driver.find_element(By.ID, id)
 
     def all(self, selector: str) -> list[WebElement]:
-        """What a CSS selector finds."""
+        """Return the elements that match a CSS selector."""
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
 
     def text(self, id: str) -> str:
-        """The visible text of the element with an id."""
+        """Return the visible text of the element with an id."""
         return self.find(id).text
 
     def content(self, selector: str) -> str:
-        """All text, white space included, of the first element that a CSS selector finds."""
+        """Return all text, white space included, of the first element that matches a CSS selector."""
         return str(self.run("return document.querySelector(arguments[0]).textContent", selector))
 
     def show(self, panel: str) -> None:
@@ -77,11 +77,11 @@ class Browser:
         self.until(self.find(f"panel-{panel}").is_displayed)
 
     def run(self, script: str, *arguments: Any) -> Any:
-        """What a piece of JavaScript returns."""
+        """Return the result of a piece of JavaScript."""
         return self.driver.execute_script(script, *arguments)
 
     def run_async(self, script: str, *arguments: Any) -> Any:
-        """What the body of an async function returns; an error in it fails the test."""
+        """Return the result of an async function's body; an error in it fails the test."""
         self.driver.set_script_timeout(SECONDS)
         wrapped = (
             "const done = arguments[arguments.length - 1];"
@@ -93,16 +93,16 @@ class Browser:
         return told.get("value")
 
     def until(self, condition: Callable[[], T], seconds: float = SECONDS) -> T:
-        """The first true value."""
+        """Wait for the first true value and return it."""
         return WebDriverWait(self.driver, seconds, 0.05).until(lambda _: condition())
 
     def logged(self, kind: str) -> list[dict[str, Any]]:
-        """What a log of Chromium's has got since it was last asked for: "browser" or "performance"."""
+        """Return the new entries of a log of Chromium's: "browser" or "performance"."""
         entries: list[dict[str, Any]] = self.driver.get_log(kind)  # type: ignore[no-untyped-call]
         return entries
 
     def complaints(self) -> list[str]:
-        """What the browser has written to its console since it was last asked, but for refused requests."""
+        """Return the new messages on the browser's console, except for refused requests."""
         return [
             entry["message"]
             for entry in self.logged("browser")

@@ -21,7 +21,7 @@ KEY = "sk-page"
 
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Both bundled models, for who has the key."""
+    """A server of both bundled models that requires the key."""
     log = tmp_path_factory.mktemp("page") / "log"
     models = [f"chat={BUNDLED}", f"speech={BUNDLED_SPEECH}"]
     with Server(models, log, threads=1, api_key=KEY) as running:
@@ -30,7 +30,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example's call as WAV, which is what Chromium's microphone takes."""
+    """The example's call as WAV, the format that Chromium's microphone accepts."""
     path = tmp_path_factory.mktemp("recording") / "call.wav"
     with av.open(str(CALL)) as source, av.open(str(path), "w") as target:
         stream = target.add_stream("pcm_s16le", rate=48_000, layout="mono")
@@ -45,7 +45,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def browser(recording: Path) -> Iterator["Browser"]:
-    """A Chromium that hears the call; without one in the system, tests are skipped."""
+    """A Chromium whose microphone plays the call; tests are skipped if it is not installed."""
     browser = pytest.importorskip("tests.page.browser", reason="selenium is not installed")
     if browser.CHROMIUM is None or browser.DRIVER is None:
         pytest.skip("no Chromium: apt-get install chromium chromium-driver")

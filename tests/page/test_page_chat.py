@@ -1,4 +1,4 @@
-"""The chat in Chromium, beside what the openai SDK gets for the same question."""
+"""The chat in Chromium, compared with the openai SDK's result for the same question."""
 
 import math
 from pathlib import Path
@@ -27,7 +27,7 @@ def answered(browser: Browser) -> None:
 
 
 def rows(browser: Browser) -> list[list[str]]:
-    """Position, token, probability and time of each token in the table."""
+    """Return position, token, probability and time of each token in the table."""
     script = """
         const rows = [...document.querySelectorAll('#token-rows tr')];
         return rows.map(row => [...row.cells].map(cell => cell.textContent));

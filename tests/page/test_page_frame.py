@@ -75,7 +75,7 @@ def test_light_and_dark(signed_in: Browser, prefers: str) -> None:
 
 
 def brightness(browser: Browser) -> float:
-    """Of the ground, 0 to 255."""
+    """Return the lightness of the background, 0 to 255."""
     colour = browser.run("return getComputedStyle(document.documentElement).backgroundColor")
     red, green, blue = (float(part) for part in colour.removeprefix("rgb(").rstrip(")").split(","))
     return (red + green + blue) / 3
@@ -83,7 +83,7 @@ def brightness(browser: Browser) -> float:
 
 @pytest.fixture(scope="module")
 def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The source of axe, from npm."""
+    """Return the source of axe, from npm."""
     if shutil.which("npm") is None:
         pytest.skip("no npm to fetch axe-core with")
     folder = tmp_path_factory.mktemp("axe")
@@ -121,7 +121,7 @@ def test_nothing_is_loaded_from_elsewhere_and_nothing_breaks(
     browser: Browser, signed_in: Browser, served: Server
 ) -> None:
     for log in ("performance", "browser"):
-        browser.logged(log)  # what tests before this one left there
+        browser.logged(log)  # left by earlier tests
     signed_in.driver.refresh()
     signed_in.until(signed_in.find("chat-send").is_enabled)
     for panel in PANELS:

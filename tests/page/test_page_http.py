@@ -1,4 +1,4 @@
-"""The page's files over plain HTTP: open to all, strict about what a browser may do with them."""
+"""The page's files over plain HTTP: public, with a strict content security policy."""
 
 import re
 from pathlib import Path

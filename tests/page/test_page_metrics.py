@@ -1,4 +1,4 @@
-"""Curves and memory in Chromium while 32 streams run, and the page's reading of Prometheus' format."""
+"""Curves and memory in Chromium while 32 streams run, and the page's parser of Prometheus' format."""
 
 import re
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ def streams(signed_in: Browser, served: Server) -> Iterator[None]:
 
 
 def legend(browser: Browser, title: str) -> dict[str, str]:
-    """Name of each series of a curve -> its value now."""
+    """Return name of each series of a curve -> its value now."""
     script = """
         const title = plot => plot.querySelector('h3').textContent;
         const plot = [...document.querySelectorAll('.plot')].find(p => title(p) === arguments[0]);
@@ -61,7 +61,7 @@ def legend(browser: Browser, title: str) -> dict[str, str]:
 
 
 def value(text: str) -> float:
-    """0 where nothing is known yet."""
+    """Return the first number in a text; 0 where nothing is known yet."""
     found = re.match(r"[\d,.]+", text)
     return float(found[0].replace(",", "")) if found else 0.0
 
@@ -95,7 +95,7 @@ def test_memory_and_start_are_those_of_the_metrics(signed_in: Browser, served: S
     assert shown
     assert float(shown[1]) / (1000 if shown[2] == "ms" else 1) == pytest.approx(ready, rel=0.02)
     blocks = sum(count for name, count in samples.items() if name.startswith("galley_kv_blocks{"))
-    # In one go: the page draws the cards anew every second.
+    # In one call: the page redraws the cards every second.
     cells = signed_in.run(
         """
         return [...document.querySelectorAll("#ledger .card")]
@@ -134,7 +134,7 @@ def test_the_page_reads_metrics_as_prometheus_client_does(
 
 @pytest.mark.parametrize(
     ("share", "expected"),
-    # Buckets up to 0.1, 0.5, 1 and infinity that saw 10, 20, 10 and 0.
+    # Buckets up to 0.1, 0.5, 1 and infinity with 10, 20, 10 and 0 samples.
     [(0.25, 0.1), (0.5, 0.3), (0.75, 0.5), (0.875, 0.75)],
 )
 def test_quantiles_are_those_of_histogram_quantile(

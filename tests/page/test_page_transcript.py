@@ -1,4 +1,4 @@
-"""Recordings and the microphone in Chromium, beside what the openai SDK gets for the same call."""
+"""Recordings and the microphone in Chromium, compared with the openai SDK's result for the same call."""
 
 import difflib
 import json
@@ -66,15 +66,15 @@ def test_the_microphone_is_read_while_one_speaks(signed_in: Browser, truth: str)
     assert not signed_in.all("#said .error")
     shown = signed_in.content(".said-text").split()
     assert shown == " ".join(transcripts_received(signed_in)).split()
-    # Chromium begins somewhere in the call, and over again at its end. A machine that has other work
-    # loses pieces of the sound, the more the longer one speaks.
+    # Chromium starts somewhere in the call, and repeats it after its end. A busy machine loses parts of the
+    # sound, more of them the longer one speaks.
     heard = [word.lower() for word in shown[:8]]
     same = difflib.SequenceMatcher(None, heard, 2 * truth.lower().split(), autojunk=False)
     assert sum(block.size for block in same.get_matching_blocks()) >= 0.6 * len(heard)
 
 
 def transcripts_received(browser: Browser) -> list[str]:
-    """Of the turns that have ended in /v1/realtime since Chromium's log was last read."""
+    """Return the texts of the turns completed in /v1/realtime since Chromium's log was last read."""
     messages = [json.loads(entry["message"])["message"] for entry in browser.logged("performance")]
     events = [
         json.loads(message["params"]["response"]["payloadData"])

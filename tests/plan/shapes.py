@@ -1,4 +1,4 @@
-"""Models and a machine whose plans are known, and the command that plans."""
+"""Models and a machine with known plans, and the planning command."""
 
 import json
 from pathlib import Path
@@ -70,7 +70,7 @@ EXACT = Shares(
 
 
 def planned(tmp_path: Path, *arguments: str, config: dict[str, Any] = MIXTRAL) -> Any:
-    """Output of the command."""
+    """Return the output of the command."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
     return CliRunner().invoke(app, ["plan", str(path), *arguments])

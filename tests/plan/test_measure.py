@@ -1,4 +1,4 @@
-"""A plan held against this machine: the memory is what the kernel says, and every figure is compared."""
+"""A plan compared with this machine: the memory is the kernel's figure, and every figure is compared."""
 
 import json
 import math
@@ -12,9 +12,9 @@ from tests.cli.command import galley
 
 
 def test_memory_and_times_are_compared(tmp_path: Path) -> None:
-    """Times are not held to a bound here: they belong to a quiet machine.
+    """Times have no bound here: they need a quiet machine.
 
-    Memory is: of this small model's 60 MiB some 4 are what Python takes while it loads; no plan has those.
+    Memory has one: of this small model's 60 MiB Python uses about 4 while loading, which no plan includes.
     """
     page = tmp_path / "measured.json"
     sizes = ("--prompt", 40, "--output", 12, "--concurrency", 3)

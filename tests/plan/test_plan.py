@@ -62,7 +62,7 @@ def test_attention_is_the_sum_over_its_rows(first: int, rows: int) -> None:
     model = sizes(MISTRAL)
     [(window, size)] = model.attention.items()
     total = size * sum(min(position, window) for position in range(first, first + rows))
-    # A row sees its own token, too: half a token is what the closed form is off by.
+    # A row attends to its own token, too: the closed form is off by half a token.
     assert model.attention_operations(first, rows) == pytest.approx(total, abs=size * rows)
 
 
@@ -109,7 +109,7 @@ def test_the_engine_says_the_same_of_experts_on_disk(
     all_in_memory = ModelSizes.of(program, precision, "bfloat16")
     assert planned.weights + planned.on_disk.bytes == all_in_memory.weights
     whole = ledger_of(settings, folder)
-    # Room for the experts of a layer and a half beside as much for the KV cache.
+    # Room for the experts of one and a half layers, and as much for the KV cache.
     half = planned.on_disk.least_bytes * 3 // 2
     assert planned.on_disk.least_bytes < half < planned.on_disk.bytes
     room = whole.total - whole.experts + 2 * half
@@ -153,7 +153,7 @@ def test_a_single_request_reads_all_weights_for_each_token() -> None:
     [
         (Load(prompt=16, output=256, concurrency=1), "bandwidth"),
         (Load(prompt=2048, output=1, concurrency=1), "arithmetic"),
-        # A decode step alone waits for its bytes, but most of the time goes to prompts.
+        # A decode step alone is limited by its bytes, but most of the time is spent on prompts.
         (Load(prompt=3000, output=16, concurrency=8), "arithmetic"),
     ],
 )
@@ -211,7 +211,7 @@ def test_a_machine_that_cannot_be_planned_is_named(
 
 
 def test_the_best_buy_is_a_machine_that_galley_runs_on(tmp_path: Path) -> None:
-    """A TPU that is cheaper is named as what it is: a machine without an executor."""
+    """A cheaper TPU is reported as a machine without an executor."""
     table = tmp_path / "machines.yaml"
     row = "what: w, memory: 500, bandwidth: 900, tflops: {bfloat16: 200, int8: 400}"
     table.write_text(
@@ -257,7 +257,7 @@ def test_a_prompt_beside_others_shares_its_steps_with_them() -> None:
     load = Load(prompt=600, output=2, concurrency=101, batch_tokens=500)
     found = predict(model, MACHINE, load, EXACT)
     assert found is not None
-    # Two steps, of 400 and 200 tokens beside the 100 that others decode, each at the context of 601.
+    # Two steps, of 400 and 200 tokens plus the 100 that others decode, each at the context of 601.
     operations = 800 * model.row_operations + 201 * model.logit_operations
     moved = model.kv_bytes(400) + model.kv_bytes(600) + 200 * model.kv_bytes(601)
     assert found.joined == pytest.approx(operations / 300e12 + moved / 2e12)

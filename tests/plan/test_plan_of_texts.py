@@ -1,4 +1,4 @@
-"""Plans of models that make vectors or scores of whole texts: arithmetic, and what their engine says."""
+"""Plans of models that compute vectors or scores of whole texts: arithmetic, and the engine's figures."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""galley eval quality on checkpoints whose loss is known: none, some, and that of another model."""
+"""galley eval quality on checkpoints with a known loss: none, some, and that of another model."""
 
 import json
 import shutil

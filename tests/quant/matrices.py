@@ -1,4 +1,4 @@
-"""Matrices to round, and inputs that a few directions and columns dominate."""
+"""Matrices to quantize, and inputs dominated by a few directions and columns."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ def matrix(outputs: int = 48, depth: int = 128) -> Floats:
 
 
 def correlated(rows: int = 1024, depth: int = 128) -> Floats:
-    """Inputs of which a few directions and a few columns have most of the size."""
+    """Return inputs in which a few directions and a few columns have most of the magnitude."""
     random = np.random.default_rng(2)
     mixed = random.standard_normal((rows, depth // 4)) @ random.standard_normal((depth // 4, depth))
     inputs = mixed + 0.3 * random.standard_normal((rows, depth))

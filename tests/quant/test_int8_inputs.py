@@ -25,7 +25,7 @@ def test_the_largest_always_fits_16_bits() -> None:
     x[:, 7] = 1e5
     rounded = dynamic_int8(x, 32)
     assert np.allclose(rounded[:, 7], 1e5, rtol=1e-6)
-    # An integer stands for a 32767th of it.
+    # One unit is a 32767th of it.
     assert (np.abs(rounded - x).max(axis=1) <= 1e5 / 32767 * 0.501).all()
 
 

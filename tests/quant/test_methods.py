@@ -1,4 +1,4 @@
-"""Rounding methods on matrices whose inputs are known: each must gain what its paper says it gains."""
+"""Rounding methods on matrices with known inputs: each must gain what its paper claims."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def test_the_nearest_step_is_taken(scheme: Scheme) -> None:
     assert weight.q.min() >= low
     assert weight.q.max() <= high
     off = np.abs(dequantize(weight) - matrix())
-    # The end of the range that has a step less is half a step away, and zero points are rounded.
+    # The end of the range with one step less is half a step away, and zero points are rounded.
     assert (off <= (0.51 if scheme.bits == 8 else 1.01) * step).all()
     assert np.median(off / step) < 0.3
 
@@ -68,7 +68,7 @@ def test_gptqs_factor_is_that_of_the_inverse() -> None:
 
 
 def test_the_factor_of_many_columns_is_made_in_blocks() -> None:
-    """Of a size that neither the blocks of the factor nor those of its inverse divide."""
+    """The size is a multiple of neither the factor's blocks nor its inverse's."""
     inputs = np.random.default_rng(2).standard_normal((1500, 1100)).astype(np.float32)
     known = inputs.T @ inputs
     factor, order = factor_of(known)

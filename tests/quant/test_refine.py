@@ -1,4 +1,4 @@
-"""Integers and scales of a matrix whose inputs are known, moved closer to what their outputs should be."""
+"""Refining integers and scales of a matrix with known inputs brings its outputs closer to the target."""
 
 import numpy as np
 import pytest
@@ -80,7 +80,7 @@ def test_a_matrix_makes_up_for_what_its_inputs_have_lost() -> None:
     def error(weights: Floats) -> float:
         return float(np.square(inputs @ weights.T - wanted).sum())
 
-    # Of ridge regression, with what GPTQ adds to the diagonal, from the matrix on.
+    # For ridge regression, with GPTQ's addition to the diagonal, starting from the matrix.
     ridge = 0.01 * known.diagonal().mean() * np.eye(128)
     missed = (wanted - inputs @ matrix().T).T @ inputs
     best = matrix() + np.linalg.solve(known + ridge, missed.T.astype(np.float64)).T

@@ -1,4 +1,4 @@
-"""Round to nearest stays within half a step, and knows its edges."""
+"""Round-to-nearest stays within half a step, and handles edge cases."""
 
 import numpy as np
 import pytest

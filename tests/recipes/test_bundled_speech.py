@@ -1,4 +1,4 @@
-"""The bundled speech model: the same text under Galley and faster-whisper, and few wrong words."""
+"""The bundled speech model: the same text under Galley and faster-whisper, with few wrong words."""
 
 import functools
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ FRAMES = 800
 
 @pytest.fixture(scope="module")
 def peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[faster_whisper.WhisperModel]:
-    """faster-whisper on the converted checkpoint; its windows are 30 s unless it is told otherwise."""
+    """faster-whisper on the converted checkpoint; its windows are 30 s unless set otherwise."""
     folder = tmp_path_factory.mktemp("converted") / "model"
     files = ["tokenizer.json", "preprocessor_config.json"]
     TransformersConverter(str(SPEECH_MODEL_DIR), copy_files=files).convert(str(folder))

@@ -1,4 +1,4 @@
-"""The bundled model and what it stands on: held-out sets, recipe, checkpoint."""
+"""The bundled model and its basis: held-out sets, recipe, checkpoint."""
 
 import itertools
 import random
@@ -33,7 +33,7 @@ def test_held_out_sets_are_fixed_and_training_cannot_say_them(number: int) -> No
 
 
 def test_a_violation_would_be_found() -> None:
-    """Items made of what training draws break the promise, and are told."""
+    """Items made from training data violate the rule, and are reported."""
     source = Source(random.Random(1), held_out=False)
     names = [source.name() for _ in range(5)]
     trained = [Item(1, "ticket", [], "", (), (name,)) for name in names]
@@ -114,7 +114,7 @@ def test_processes_together_move_the_weights_as_one_does(tmp_path: Path) -> None
         weights = torch.load(work / CHECKPOINT, weights_only=True)["model"]
         moved.append({name: weights[name] - start[name] for name in start})
     for name, one in moved[0].items():
-        # Products of bfloat16 differ by batch, to 3 %; a process that learnt alone, by 55 % and more.
+        # Products of bfloat16 differ by batch, to 3 %; a process that trained alone, by 55 % and more.
         assert (moved[1][name] - one).norm() <= 0.1 * one.norm(), name
 
 
@@ -140,7 +140,7 @@ def test_the_checkpoint_is_what_transformers_makes_of_it() -> None:
 
 
 def test_most_of_set_1_is_answered_exactly() -> None:
-    """The model card has the figures; this is that nothing on the way to them is broken."""
+    """The model card has the figures; this checks that the evaluation itself works."""
     items = heldout.read(1)[::10]
     with LLM(threads=1, executor="cpu") as llm:
         outputs = llm.chat([item.messages for item in items], GREEDY)

@@ -1,4 +1,4 @@
-"""The bundled draft model: what it guesses for the bundled model, and its recipe."""
+"""The bundled draft model: its accepted tokens with the bundled model, and its recipe."""
 
 from pathlib import Path
 from typing import Any

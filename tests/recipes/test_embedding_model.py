@@ -1,4 +1,4 @@
-"""The bundled embedding model: what finds what, on texts that it was not trained on, and its recipe."""
+"""The bundled embedding model: retrieval on texts it was not trained on, and its recipe."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What the bundled speech model hears: sentences, voices, line, held-out sets and recordings."""
+"""Training data of the bundled speech model: sentences, voices, line, held-out sets and recordings."""
 
 import random
 import shutil

@@ -1,4 +1,4 @@
-"""The bundled speech model's recipe: batches, tokeniser, checkpoint, and the steps of training."""
+"""The bundled speech model's recipe: batches, tokenizer, checkpoint, and the training steps."""
 
 import functools
 import itertools
@@ -65,7 +65,7 @@ PROMPT = (START, LANGUAGE, TASK, NO_TIMESTAMPS)
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pool of 40 utterances whose speech is beeps, and a tokeniser: what a run has made first."""
+    """A pool of 40 utterances of beeps, and a tokenizer: the first outputs of a run."""
     folder = tmp_path_factory.mktemp("work")
     save_tokeniser(build_tokeniser(RECIPE, SMALL), folder, SMALL.target_positions)
     rng = random.Random(1)
@@ -150,7 +150,7 @@ def test_rows_say_what_is_heard_in_every_form_of_asking(maker: Maker, tokeniser:
             assert times == sorted(times)
             assert len(told) < batch.frames[row] / 2
     assert forms >= {"silence", "named", "unnamed", NO_TIMESTAMPS, PREVIOUS}
-    assert max(lengths) == 800  # windows as peers pad them
+    assert max(lengths) == 800  # windows padded as peers do
     assert len(lengths) > 5
 
 
@@ -162,7 +162,7 @@ def test_special_tokens_lie_where_peers_look(tokeniser: Tokenizer) -> None:
     assert token_id(tokeniser, NO_TIMESTAMPS) + 1 == time_id(tokeniser, 0.0)
     assert time_id(tokeniser, 8.0) + 1 == tokeniser.get_vocab_size() == SMALL.vocab_size
     assert token_id(tokeniser, "<|5.62|>") == time_id(tokeniser, 5.62)
-    # The first token of each is on the peers' list of what is no speech.
+    # The first token of each is on the peers' list of non-speech tokens.
     assert all(len(tokeniser.encode(symbol).ids) == 1 for symbol in (" -", " '"))
     with pytest.raises(ValueError, match="give more texts"):
         train_tokeniser(["one text"], 400, 8)
@@ -170,7 +170,7 @@ def test_special_tokens_lie_where_peers_look(tokeniser: Tokenizer) -> None:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory, tokeniser: Tokenizer) -> Path:
-    """Random weights, so large that greedy tokens differ from each other."""
+    """Random weights large enough that greedy tokens differ from each other."""
     folder = tmp_path_factory.mktemp("checkpoint")
     torch.manual_seed(4)
     model = SpeechModel(SMALL)
@@ -184,7 +184,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory, tokeniser: Tokenizer) -
 
 
 def noise(seconds: float) -> Samples:
-    """Samples that 16 bits hold exactly."""
+    """Return samples that 16 bits represent exactly."""
     drawn = np.random.default_rng(8).standard_normal(round(seconds * 16_000))
     whole: Samples = np.round(3000 * drawn).clip(-32768, 32767).astype(np.float32)
     return whole / np.float32(32768)
@@ -221,7 +221,7 @@ def test_transformers_computes_the_same(checkpoint: Path) -> None:
 def test_galley_writes_what_transformers_writes(
     checkpoint: Path, executor: ExecutorName, tmp_path: Path
 ) -> None:
-    # transformers has no windows but whole ones, so here Galley has to pad, too.
+    # transformers only has full windows, so here Galley must pad, too.
     shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)
     preprocessor = json.loads((checkpoint / "preprocessor_config.json").read_text())
     assert preprocessor.pop("padding") == "do_not_pad"
@@ -253,7 +253,7 @@ def test_galley_writes_what_transformers_writes(
     recording = encode_recording("wav", samples)
     with Transcriber(tmp_path, executor=executor, dtype="float32", threads=1) as galley:
         written = galley.transcribe(recording, options).text()
-    # Random weights write times in the midst of words, where Galley begins another segment.
+    # Random weights write timestamps inside words, where Galley starts a new segment.
     assert "".join(written.split()) == "".join(expected.split()) != ""
 
 
@@ -315,7 +315,7 @@ def test_the_rate_rises_stays_and_falls_to_zero() -> None:
 
 
 def test_heads_are_chosen_by_how_well_they_find_sentences() -> None:
-    """Two of four see where six tokens are, each of them a part of it most clearly."""
+    """Two of four heads locate six tokens, each of them most clearly for some of these."""
     rng = np.random.default_rng(0)
     maps = []
     for _ in range(5):

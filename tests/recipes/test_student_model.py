@@ -61,7 +61,7 @@ def test_the_recipe_makes_one(tmp_path: Path) -> None:
     assert first_difference(MODEL_DIR, tmp_path / "out") is None
     started = load_checkpoint(tmp_path / "work" / "young").state_dict()
     moved = load_checkpoint(tmp_path / "out").state_dict()
-    # It goes on from what it had learned by itself, in steps that are small.
+    # It continues from its own training, in small steps.
     for name, values in moved.items():
         change = (values - started[name]).norm() / started[name].norm()
         assert change < 0.2, name
@@ -100,5 +100,5 @@ def test_muon_is_that_of_torch() -> None:
             matrix.grad = gradient.clone()
             optimiser.step()
         found.append(matrix.detach() - start)
-    # That one multiplies in bfloat16.
+    # torch's Muon multiplies in bfloat16.
     assert (found[0] - found[1]).norm() < 0.02 * found[1].norm()

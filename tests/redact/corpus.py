@@ -1,6 +1,6 @@
 """A labelled corpus of calls: values from Faker, in sentences, typed and spoken, with near misses.
 
-Every value that must be found is marked in its template, so labels follow from how the text is made, not
+Every value that must be found is marked in its template, so labels follow from the construction, not
 from the rules under test.
 """
 
@@ -29,7 +29,7 @@ _ORDINALS: Final = [
 
 
 class Call(NamedTuple):
-    """A text, one turn a line, and the spans in it."""
+    """A text, one turn per line, and the spans in it."""
 
     text: str
     spans: tuple[Span, ...]
@@ -86,7 +86,7 @@ def _over_turns(spoken: str, rng: random.Random) -> str:
 
 
 class Maker:
-    """Makes values and sentences with a seed of its own."""
+    """Makes values and sentences from its own seed."""
 
     def __init__(self, seed: int) -> None:
         """Create the maker of one corpus."""

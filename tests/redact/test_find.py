@@ -96,7 +96,7 @@ Counts = tuple[Counter[str], Counter[str], Counter[str], Counter[str]]
 
 
 def covered(call: Call) -> Counts:
-    """Count by kind: values, values that are wholly covered, spans found, spans that touch a value."""
+    """Count by kind: values, values fully covered, spans found, spans that overlap a value."""
     spans = find_spans(call.text)
     hidden = {at for span in spans for at in range(span.start, span.end)}
     whole = [

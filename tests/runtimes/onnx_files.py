@@ -45,7 +45,7 @@ def _weights(name: str, *shape: int, seed: int = 0) -> Any:
 
 
 def perceptron(path: Path, *, rows: int | str = "batch", hidden: int = 64) -> Path:
-    """``x`` [rows, 30] to ``y`` [rows, 3] and ``label`` [rows]."""
+    """Write a model from ``x`` [rows, 30] to ``y`` [rows, 3] and ``label`` [rows]."""
     nodes = [
         helper.make_node("MatMul", ["x", "w1"], ["h"]),
         helper.make_node("Relu", ["h"], ["r"]),
@@ -58,7 +58,7 @@ def perceptron(path: Path, *, rows: int | str = "batch", hidden: int = 64) -> Pa
 
 
 def identities(path: Path, *, without: str = "") -> Path:
-    """An input and an output of every data type: ``in_T`` and ``out_T``, [batch, any]."""
+    """Write a model with an input and output of every data type: ``in_T`` and ``out_T``, [batch, any]."""
     types = {name: kind for name, kind in TYPES.items() if name != without}
     inputs = [_value(f"in_{name}", ["batch", f"n_{name}"], kind) for name, kind in types.items()]
     outputs = [_value(f"out_{name}", ["batch", f"n_{name}"], kind) for name, kind in types.items()]
@@ -67,14 +67,14 @@ def identities(path: Path, *, without: str = "") -> Path:
 
 
 def identity(path: Path, name: str) -> Path:
-    """``x`` to ``y``, of one data type, [batch, any]."""
+    """Write a model from ``x`` to ``y``, of one data type, [batch, any]."""
     shape = ["batch", "n"]
     node = helper.make_node("Identity", ["x"], ["y"])
     return _save(path, [node], [_value("x", shape, TYPES[name])], [_value("y", shape, TYPES[name])])
 
 
 def lookup(path: Path) -> Path:
-    """``ids`` [batch, length] to the mean of 8 vectors ``y`` [batch, 4]; other ids are an error."""
+    """Write a model from ``ids`` [batch, length] to the mean ``y`` [batch, 4] of 8 vectors; others fail."""
     nodes = [
         helper.make_node("Gather", ["table", "ids"], ["rows"]),
         helper.make_node("ReduceMean", ["rows"], ["y"], axes=[1], keepdims=0),
@@ -84,7 +84,7 @@ def lookup(path: Path) -> Path:
 
 
 def centered(path: Path) -> Path:
-    """``x`` [rows, 2] less the mean of its rows: they are no batch."""
+    """Write a model of ``x`` [rows, 2] minus the mean of its rows, which are therefore not a batch."""
     nodes = [
         helper.make_node("ReduceMean", ["x"], ["mean"], axes=[0], keepdims=1),
         helper.make_node("Sub", ["x", "mean"], ["y"]),
@@ -93,7 +93,7 @@ def centered(path: Path) -> Path:
 
 
 def sum_of_two(path: Path) -> Path:
-    """``a`` [2, any] + ``b`` [2, any] = ``sum``; the first axis is fixed."""
+    """Write a model of ``a`` [2, any] + ``b`` [2, any] = ``sum``; the first axis is fixed."""
     inputs = [_value("a", [2, "n"]), _value("b", [2, "n"])]
     return _save(
         path, [helper.make_node("Add", ["a", "b"], ["sum"])], inputs, [_value("sum", [2, "n"])]
@@ -109,7 +109,7 @@ def volumes(path: Path) -> Path:
 
 
 def a_sequence(path: Path) -> Path:
-    """An output that is a sequence of tensors."""
+    """Write a model with an output that is a sequence of tensors."""
     node = helper.make_node("SequenceConstruct", ["x"], ["all"])
     out = helper.make_tensor_sequence_value_info("all", TensorProto.FLOAT, None)
     return _save(path, [node], [_value("x", ["batch", 2])], [out])

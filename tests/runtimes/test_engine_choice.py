@@ -1,4 +1,4 @@
-"""Which engine serves a model for which none is named."""
+"""The engine chosen for a model when none is named."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def test_files_and_folders_choose_their_engine(tmp_path: Path) -> None:
     assert engine_of(str(file)) == engine_of(str(tmp_path)) == "onnx"
     (tmp_path / "tokenizer.json").write_text("{}")
     assert engine_of(str(tmp_path)) == "onnx"
-    # A checkpoint that was exported as well: its weights are Galley's own.
+    # A checkpoint that was also exported: its weights are for Galley's own engine.
     (tmp_path / "model.safetensors").touch()
     assert engine_of(str(tmp_path)) == "native"
     for other in ("", "galley-demo", "org/name", "/nowhere/at/all", "x" * 5000, "\0"):

@@ -1,4 +1,4 @@
-"""Trees and scikit-learn's estimators, trained here: answers equal to those of the library alone."""
+"""Trees and scikit-learn's estimators, trained here: results equal those of the library alone."""
 
 import pickle
 from pathlib import Path
@@ -40,7 +40,7 @@ def engine_of_file(path: Path, options: str = "", **settings: Any) -> TensorEngi
 
 
 def answers(engine: TensorEngine, x: Any, name: str = "input") -> list[dict[str, Any]]:
-    """The outputs for each row, from requests that are computed together."""
+    """Return the outputs for each row, from requests that are computed together."""
     for i in range(len(x)):
         tensors = [to_tensor(name, x[i : i + 1])]
         engine.add(predict_request(tensors, (), engine.info, request_id=f"{i:03}"))

@@ -51,7 +51,7 @@ def test_without_a_fixed_time_nothing_is_waited_for() -> None:
 
 
 def test_the_wait_ends_when_requests_cease() -> None:
-    """A burst is over: the silence since its last request says that no more is coming."""
+    """A burst is over: the silence since its last request indicates that no more will come."""
     pace, last = arrivals(0.0001), 39 * 0.0001
     wait = wait_seconds(4, costs(0.002, 0.00001), pace, last)
     assert wait == pytest.approx(0.0004)

@@ -43,7 +43,7 @@ def arrays_of(output: Output) -> Arrays:
 
 
 def steps(engine: TensorEngine) -> tuple[dict[str, Output], list[int]]:
-    """All outputs by request, and the rows of each batch."""
+    """Return all outputs by request, and the rows of each batch."""
     outputs: dict[str, Output] = {}
     rows: list[int] = []
     while engine.has_work:
@@ -283,7 +283,7 @@ def test_a_request_is_checked_against_the_model(tmp_path: Path) -> None:
 
 
 def test_a_real_model_answers_as_alone() -> None:
-    """Silero's speech detector: a recurrent state, so its first axis is time, and no batch."""
+    """Silero's speech detector has a recurrent state: its first axis is time, not a batch."""
     path = Path(vad.__file__).parent / "silero" / "silero_vad_16k_sequence.onnx"
     engine, alone = engine_of(path), onnxruntime.InferenceSession(path)
     assert engine.info.tensors is not None

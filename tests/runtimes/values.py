@@ -12,7 +12,7 @@ def dtype_of(name: str) -> Any:
 
 
 def generated(name: str, shape: tuple[int, ...], seed: int) -> Any:
-    """Any values of a data type, its limits included."""
+    """Return any values of a data type, its limits included."""
     rng, dtype = np.random.default_rng(seed), dtype_of(name)
     if name == "BYTES":
         pick = random.Random(seed)

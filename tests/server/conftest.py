@@ -1,4 +1,4 @@
-"""Tiny models, a server for each module that wants no special settings, and a call to be heard."""
+"""Fixtures for tiny models, a server with default settings, and a recorded call."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,23 +36,23 @@ def hearing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Default settings, with a KV cache that is small enough to allocate quickly.
+    """A server with default settings and a KV cache small enough to allocate quickly.
 
-    All modules that use it are of the xdist group ``default_server``: one server is started for them.
-    Modules that want other settings have a ``server`` of their own.
+    All modules that use it are in the xdist group ``default_server``, so one server serves them all.
+    Modules that need other settings define a ``server`` of their own.
     """
     with with_defaults(model, tmp_path_factory.mktemp("server")) as running:
         yield running
 
 
 def with_defaults(model: Path, folder: Path) -> Server:
-    """A server like ``server``, for a module that kills what it is made of; its log lies in ``folder``."""
+    """A server like ``server``, for a module that kills its processes; its log is in ``folder``."""
     log = folder / "log"
     return Server(model, log, kv_cache_tokens=4 * CONTEXT, threads=1, admin_key=ADMIN_KEY)
 
 
 @pytest.fixture(scope="module")
 def call() -> NDArray[np.float32]:
-    """Two turns of speech, the beginning of a third, and silence; at 16 kHz."""
+    """Two turns of speech, the start of a third, and silence; at 16 kHz."""
     samples = np.concatenate(list(Recording(CALL)))
     return np.concatenate([samples[: 15 * 16_000], SILENCE])

@@ -1,4 +1,4 @@
-"""Limits of memory as a container has them."""
+"""Memory limits as in a container."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from tests.server.serving import until
 
 @contextlib.contextmanager
 def memory_limit(limit: int) -> Iterator[Callable[[int], None]]:
-    """A function that puts a process into a control group that may take ``limit`` bytes."""
+    """A function that puts a process into a control group limited to ``limit`` bytes."""
     group = Path("/sys/fs/cgroup/memory") / f"galley-test-{os.getpid()}"
     try:
         group.mkdir()

@@ -12,7 +12,7 @@ from tests.server.serving import Server
 
 
 class KeyFile:
-    """Tenants by name; the key of each is ``sk-NAME`` if no others are given."""
+    """Tenants by name; the key of each is ``sk-NAME`` unless others are given."""
 
     def __init__(self, path: Path, **tenants: dict[str, Any]) -> None:
         self.path = path
@@ -20,7 +20,7 @@ class KeyFile:
         self.write()
 
     def write(self) -> None:
-        """Replace the file as an operator should: at once."""
+        """Replace the file atomically, as an operator should."""
         entries = [
             {"name": name, "key_sha256": [hashed(key) for key in keys_of(name, tenant)], **tenant}
             for name, tenant in self.tenants.items()
@@ -28,34 +28,34 @@ class KeyFile:
         for entry in entries:
             entry.pop("keys", None)
         new = self.path.with_suffix(".new")
-        # JSON is YAML; the reader looks for tenants at the beginning of a line.
+        # JSON is valid YAML; the reader looks for tenants at the start of a line.
         new.write_text(f"tenants: {json.dumps(entries)}\n")
         os.replace(new, self.path)
 
 
 def keys_of(name: str, tenant: dict[str, Any]) -> list[str]:
-    """All keys of a tenant."""
+    """Return all keys of a tenant."""
     keys: list[str] = tenant.get("keys", [key_of(name)])
     return keys
 
 
 def key_of(name: str) -> str:
-    """A tenant's key."""
+    """Return a tenant's key."""
     return f"sk-{name}"
 
 
 def hashed(key: str) -> str:
-    """As the file has it."""
+    """Return the hash of a key as in the file."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def bearer(key: str) -> dict[str, str]:
-    """The header that presents a key."""
+    """Return the header that presents a key."""
     return {"Authorization": f"Bearer {key}"}
 
 
 def complete(server: Server, name: str, prompt: list[int], **fields: Any) -> httpx.Response:
-    """A tenant's completion of token ids."""
+    """Send a tenant's completion request of token ids."""
     body = {"model": "tiny", "prompt": prompt, "ignore_eos": True, "temperature": 0, **fields}
     return httpx.post(
         f"{server.url}/v1/completions", json=body, headers=bearer(key_of(name)), timeout=60
@@ -63,7 +63,7 @@ def complete(server: Server, name: str, prompt: list[int], **fields: Any) -> htt
 
 
 def limits_of(server: Server, name: str) -> dict[str, str]:
-    """The headers of a tenant's limits, as any answer has them."""
+    """Return the rate-limit headers of a tenant's answer."""
     answer = httpx.get(f"{server.url}/v1/models", headers=bearer(key_of(name)))
     assert answer.status_code == 200
     prefix = "x-ratelimit-"

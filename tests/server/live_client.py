@@ -18,7 +18,7 @@ SILENCE = np.zeros(16_000, np.float32)
 
 
 class LiveClient:
-    """Connected on entry; what the server says is kept in ``events``."""
+    """A connection, opened on entry; received events are kept in ``events``."""
 
     def __init__(
         self, server: Server, query: str = "?intent=transcription", **headers: str
@@ -41,18 +41,18 @@ class LiveClient:
         self.socket.close()
 
     def send(self, type: str, **fields: Any) -> None:
-        """An event."""
+        """Send an event."""
         self.socket.send(json.dumps({"type": type, **fields}))
 
     def append(self, samples: NDArray[np.float32], block: int = 4_800) -> None:
-        """Audio in [-1, 1], at the rate of the session."""
+        """Send audio in [-1, 1], at the rate of the session."""
         pcm = np.round(samples * 32_767).astype("<i2")
         for first in range(0, len(pcm), block):
             data = base64.b64encode(pcm[first : first + block].tobytes()).decode()
             self.send("input_audio_buffer.append", audio=data)
 
     def until(self, *types: str, seconds: float = 60) -> dict[str, Any]:
-        """The next event of one of these types; an error that was not waited for fails the test."""
+        """Wait for the next event of one of these types; an unexpected error fails the test."""
         while True:
             event: dict[str, Any] = json.loads(self.socket.recv(timeout=seconds))
             self.events.append(event)
@@ -61,22 +61,22 @@ class LiveClient:
             assert event["type"] != "error", event
 
     def of(self, type: str) -> list[dict[str, Any]]:
-        """All events of a type so far."""
+        """Return all events of a type so far."""
         return [event for event in self.events if event["type"] == type]
 
     def refused(self, type: str, **fields: Any) -> dict[str, Any]:
-        """The error that an event is answered with."""
+        """Send an event and return the error that answers it."""
         self.send(type, **fields)
         return self.error()
 
     def error(self) -> dict[str, Any]:
-        """The next event, which is an error; what is wrong."""
+        """Wait for the next event, which must be an error, and return it."""
         error: dict[str, Any] = self.until("error")["error"]
         return error
 
 
 def configure(client: LiveClient, **source: Any) -> dict[str, Any]:
-    """``session.update``; the session as it is then."""
+    """Send ``session.update`` and return the resulting session."""
     client.send("session.update", session={"type": "transcription", "audio": {"input": source}})
     session: dict[str, Any] = client.until("session.updated")["session"]
     return session

@@ -1,4 +1,4 @@
-"""A greedy stream that runs beside hostile work and must not change by a byte."""
+"""A greedy stream that runs alongside hostile work and must not change by a byte."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ REQUEST: Final[dict[str, Any]] = {
 
 
 class Neighbour:
-    """Begun on entry; on a clean exit its text must be that of ``expected``, and the server healthy."""
+    """A stream started on entry; on a clean exit its text must be ``expected`` and the server healthy."""
 
     def __init__(self, server: Server, expected: str, **headers: str) -> None:
         self._server = server
@@ -47,13 +47,13 @@ class Neighbour:
             self._received += self._events
             assert self._received.pop() == "[DONE]"
             assert text_of(self._received) == self._expected
-        # The server may close, at any moment, a connection that has been idle meanwhile.
+        # The server may close a connection at any moment if it has been idle.
         with self._server.client() as client:
             assert client.get("/health").status_code == 200
 
 
 def alone(client: httpx.Client) -> str:
-    """What the neighbour says when nothing else runs."""
+    """Return the stream's text when nothing else runs."""
     answer = client.post(PATH, json=_request(client))
     assert answer.status_code == 200, answer.text
     text: str = answer.json()["choices"][0]["text"]
@@ -61,13 +61,13 @@ def alone(client: httpx.Client) -> str:
 
 
 def _request(client: httpx.Client) -> dict[str, Any]:
-    """To the first of the server's models."""
+    """Return the request, to the first of the server's models."""
     model = client.get("/v1/models").json()["data"][0]["id"]
     return REQUEST | {"model": model}
 
 
 def text_of(received: list[str]) -> str:
-    """The text of a stream's events."""
+    """Return the text of a stream's events."""
     chunks: list[dict[str, Any]] = [json.loads(event) for event in received]
     assert not any("error" in chunk for chunk in chunks), received[-1]
     return "".join(chunk["choices"][0]["text"] for chunk in chunks)

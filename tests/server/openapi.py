@@ -1,4 +1,4 @@
-"""What the server documents, and a check that its answers are as documented."""
+"""Checks the server's answers against its OpenAPI document."""
 
 import os
 import time
@@ -48,10 +48,12 @@ OF_VECTORS = [
 """As well; test_embeddings.py asks models of embeddings."""
 OF_TENSORS = [one for one in OPERATIONS if one.path.endswith(("/infer", ":predict"))]
 """As well; test_open_inference.py asks models of tensors."""
+OF_REPOSITORY = [one for one in OPERATIONS if one.path.startswith("/v2/repository/models/")]
+"""As well, with answers that need an admin key; test_model_repository.py has a repository."""
 
 
 def check_answers(server: Server, operation: Any) -> None:
-    """Random requests, good and bad, get answers that the page knows."""
+    """Send random requests, valid and invalid, and check that the document describes the answers."""
 
     @settings(
         max_examples=EXAMPLES,
@@ -78,7 +80,7 @@ def check_answers(server: Server, operation: Any) -> None:
 
 
 def _keep_short(case: Any) -> None:
-    """A random request for this model that would be served should not take long."""
+    """Limit the work of a random request that this model would accept."""
     if isinstance(case.body, dict) and "completions" in case.operation.path:
         if case.body.get("model"):
             case.body["model"] = "tiny"

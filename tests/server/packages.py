@@ -1,11 +1,11 @@
-"""Installs a test's engine as a package of anybody's would be: Galley knows it by its entry point alone."""
+"""Installs a test's engine as a third-party package: Galley finds it by its entry point alone."""
 
 from pathlib import Path
 from types import ModuleType
 
 
 def install(folder: Path, engine: ModuleType, name: str) -> str:
-    """Write a package with the engine into ``folder``; the ``PYTHONPATH`` that has it."""
+    """Write a package with the engine into ``folder``; return the ``PYTHONPATH`` that includes it."""
     assert engine.__file__ is not None
     module = f"{name}_engine"
     (folder / f"{module}.py").write_text(Path(engine.__file__).read_text())

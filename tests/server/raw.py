@@ -1,4 +1,4 @@
-"""A connection on which a test writes its own HTTP, right or wrong."""
+"""A connection on which a test writes raw HTTP, valid or not."""
 
 import socket
 from types import TracebackType
@@ -13,7 +13,7 @@ CHAT = "/v1/chat/completions"
 
 
 class Raw:
-    """Connected at once."""
+    """A connection, opened on creation."""
 
     def __init__(
         self, server: Server, timeout: float = 30, receive_buffer: int = 0, source: str = ""
@@ -38,12 +38,12 @@ class Raw:
         self.socket.close()
 
     def send(self, *lines: str, body: bytes = b"") -> Self:
-        """Whole lines, without the empty one that ends the headers, then bytes."""
+        """Send complete lines, without the empty one that ends the headers, then bytes."""
         self.socket.sendall("".join(f"{line}\r\n" for line in lines).encode() + body)
         return self
 
     def post(self, *headers: str, path: str = CHAT) -> Self:
-        """The headers of a request whose body may follow."""
+        """Send the headers of a request whose body may follow."""
         return self.send(
             f"POST {path} HTTP/1.1",
             "Host: localhost",
@@ -53,7 +53,7 @@ class Raw:
         )
 
     def send_until_refused(self, data: bytes, times: int) -> int:
-        """How often the server has taken ``data``, at most ``times``."""
+        """Return how often the server accepted ``data``, at most ``times``."""
         for sent in range(times):
             try:
                 self.socket.sendall(data)
@@ -62,7 +62,7 @@ class Raw:
         return times
 
     def rest(self) -> bytes:
-        """All up to the end of the connection, or to its reset."""
+        """Return everything up to the end or reset of the connection."""
         received = b""
         try:
             while data := self.socket.recv(65536):
@@ -72,12 +72,12 @@ class Raw:
         return received
 
     def answer(self) -> httpx.Response:
-        """The answer after which the server has closed the connection."""
+        """Return the answer, after which the server must have closed the connection."""
         return parsed(self.rest())
 
 
 def parsed(received: bytes) -> httpx.Response:
-    """An answer, without those of status 100 before it."""
+    """Return an answer, skipping responses with status 1xx before it."""
     while received.startswith(b"HTTP/1.1 100 "):
         received = received.partition(b"\r\n\r\n")[2]
     head, end, body = received.partition(b"\r\n\r\n")
@@ -88,6 +88,6 @@ def parsed(received: bytes) -> httpx.Response:
 
 
 def connections(server: Server) -> int:
-    """How many TCP connections the server has open."""
+    """Return how many TCP connections the server has open."""
     found = psutil.Process(server.process.pid).net_connections("tcp")
     return sum(connection.status != "LISTEN" for connection in found)

@@ -1,4 +1,4 @@
-"""What every refusal has in common."""
+"""Checks that every refusal shares."""
 
 import re
 from typing import Any
@@ -7,7 +7,7 @@ import httpx
 
 
 def error_of(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
-    """The error object, after checks that hold for every refusal."""
+    """Return the error object, after the checks that hold for every refusal."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/json"
     body = answer.json()

@@ -1,4 +1,4 @@
-"""A real ``galley serve`` in a process of its own, for tests to talk to."""
+"""A real ``galley serve`` process for tests."""
 
 import contextlib
 import os
@@ -24,9 +24,9 @@ T = TypeVar("T")
 
 
 class Server:
-    """Started on entry, and killed with all its children on exit.
+    """A server, started on entry and killed with all its children on exit.
 
-    Settings are flags: ``Server(folder, log, max_queue=1, api_key="k")``. Several models are a list, of
+    Settings are flags: ``Server(folder, log, max_queue=1, api_key="k")``. Several models are a list of
     ``NAME=MODEL``.
     """
 
@@ -45,7 +45,7 @@ class Server:
         self._wait = wait
         self._open_files = open_files
         self._environ = os.environ | (environ or {})
-        # A token a step, so that long answers take long however often a test has them.
+        # One token per step, so that long answers take long even if a test has cached them.
         settings = {"port": 0, "speculation": "off", **settings}
         flags = [part for name, value in settings.items() for part in _flag(name, value)]
         models = [str(model)] if isinstance(model, Path | str) else model
@@ -84,7 +84,7 @@ class Server:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
     def kill(self) -> None:
-        """End the process and its children at once."""
+        """Kill the process and its children at once."""
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in [*self.processes(), psutil.Process(self.process.pid)]:
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -92,41 +92,41 @@ class Server:
         self.process.wait()
 
     def stop(self, number: int = signal.SIGTERM, timeout: float = 30) -> int:
-        """Send a signal; the exit code."""
+        """Send a signal; return the exit code."""
         self.process.send_signal(number)
         return self.process.wait(timeout)
 
     def processes(self) -> list[psutil.Process]:
-        """Engine processes and text workers."""
+        """Return the engine processes and text workers."""
         children: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
         return children
 
     def children(self) -> list[psutil.Process]:
-        """The engine processes."""
+        """Return the engine processes."""
         others = [*self.text_workers(), *self.decoders()]
         return [process for process in self.processes() if process not in others]
 
     def text_workers(self) -> list[psutil.Process]:
-        """The processes that render chat templates and tokenise."""
+        """Return the processes that render chat templates and tokenize."""
         return [p for p in self.processes() if _runs(p, "galley.service.text_worker")]
 
     def decoders(self) -> list[psutil.Process]:
-        """The processes that decode recordings, and their forks."""
+        """Return the processes that decode recordings, and their forks."""
         return [p for p in self.processes() if _runs(p, "galley.speech.decode_worker")]
 
     def engine(self, model: str) -> psutil.Process:
-        """The engine process of one of several models."""
+        """Return the engine process of one of several models."""
         alive = [c for c in self.children() if c.status() != psutil.STATUS_ZOMBIE]
         [engine] = [child for child in alive if model in child.cmdline()]
         return engine
 
     @property
     def log(self) -> str:
-        """All that the server has written."""
+        """Return the server's log so far."""
         return self.log_path.read_text(encoding="utf-8", errors="replace")
 
     def wait_for_log(self, pattern: str) -> re.Match[str]:
-        """The first match, once there is one."""
+        """Wait for a match in the log and return the first."""
 
         def found() -> re.Match[str] | None:
             match = re.search(pattern, self.log)
@@ -139,17 +139,17 @@ class Server:
         return match
 
     def client(self, **options: Any) -> httpx.Client:
-        """A plain HTTP client."""
+        """Return a plain HTTP client."""
         return httpx.Client(base_url=self.url, timeout=60, **options)
 
     def openai(self, api_key: str = "unused") -> OpenAI:
-        """OpenAI's own client, which must see errors as they are: no retries."""
+        """Return OpenAI's client without retries, so that errors reach the test."""
         return OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=60)
 
     def metrics(self, model: str | None = None, **headers: str) -> dict[str, float]:
-        """Every sample of ``/metrics`` by its name and other labels, as in ``name{label=value}``.
+        """Return every sample of ``/metrics`` by its name and other labels, as in ``name{label=value}``.
 
-        ``model`` is the one whose samples are wanted where there are several.
+        ``model`` selects one model's samples where there are several.
         """
         page = httpx.get(f"{self.url}/metrics", headers=headers).text
         return {
@@ -161,7 +161,7 @@ class Server:
 
 
 def until(condition: Callable[[], T], seconds: float = 30) -> T:
-    """The first true value of ``condition()``; fails when there is none for so long."""
+    """Return the first true value of ``condition()``; fail if there is none within the timeout."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -170,7 +170,7 @@ def until(condition: Callable[[], T], seconds: float = 30) -> T:
 
 
 def events(response: httpx.Response) -> Iterator[str]:
-    """The data of each server-sent event."""
+    """Yield the data of each server-sent event."""
     for line in response.iter_lines():
         if line:
             assert line.startswith("data: "), line
@@ -180,7 +180,7 @@ def events(response: httpx.Response) -> Iterator[str]:
 def _runs(process: psutil.Process, module: str) -> bool:
     try:
         return module in process.cmdline()
-    except psutil.Error:  # it has just ended
+    except psutil.Error:  # the process has just ended
         return False
 
 

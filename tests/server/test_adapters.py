@@ -1,4 +1,4 @@
-"""LoRA adapters of a real server: loaded while it serves, named, unloaded, and kept through a crash."""
+"""LoRA adapters on a real server: loading while it serves, naming, unloading, and recovery from a crash."""
 
 import concurrent.futures
 import signal
@@ -100,7 +100,7 @@ def test_adapters_are_named_listed_loaded_and_unloaded(server: Server, folder: P
     assert error_of(ask(server, "b"), 404)["code"] == "model_not_found"
     assert error_of(unload(server, "b"), 404)["code"] == "model_not_found"
     assert error_of(unload(server, "tiny"), 404)["code"] == "model_not_found"
-    # Another adapter of that name is another adapter.
+    # A different adapter under the same name is a different adapter.
     assert load(server, "b", folder / "c").status_code == 200
     assert tokens(ask(server, "b")) not in (plain, second)
     assert unload(server, "b").status_code == 200

@@ -1,4 +1,4 @@
-"""A protocol is added by a file and a line: ``shout.py`` has both."""
+"""A protocol is added with one file and one line, as ``shout.py`` does."""
 
 import json
 from collections.abc import Iterator

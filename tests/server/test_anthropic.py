@@ -1,4 +1,4 @@
-"""Anthropic's Messages API, as its SDK asks and reads."""
+"""Anthropic's Messages API, through its own SDK."""
 
 import json
 from collections.abc import Iterator
@@ -194,7 +194,7 @@ def test_adaptive_thinking_is_told_as_it_is_asked_for(
 
 
 def test_an_assistants_last_turn_is_continued(server: Server) -> None:
-    """It goes on where the turn ends: the same text, asked for in two pieces, is the same."""
+    """The answer continues the turn: the same text requested in two parts is the same."""
     plain = post(server, max_tokens=30, temperature=0).json()
     whole = plain["content"][0]["text"]
     begun = whole[:-8]
@@ -208,7 +208,7 @@ def test_an_assistants_last_turn_is_continued(server: Server) -> None:
     assert counted["input_tokens"] == usage["input_tokens"] + usage["cache_read_input_tokens"]
     bare = httpx.post(f"{server.url}{PATH}/count_tokens", json={"messages": ASKED}, headers=key)
     assert counted["input_tokens"] > bare.json()["input_tokens"]
-    # Its tokens may be other ones that spell the same text, so a random model may go on differently.
+    # The tokens may differ although they spell the same text, so a random model may continue differently.
     assert answer["content"][0]["text"]
 
 

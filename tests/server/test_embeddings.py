@@ -1,4 +1,4 @@
-"""Embeddings, rerank and score over HTTP, as clients ask for them."""
+"""Embeddings, rerank and score over HTTP, as clients request them."""
 
 import base64
 import json
@@ -99,7 +99,7 @@ def test_prompts_come_before_texts_by_their_name(client: OpenAI, http: httpx.Cli
 
 
 def test_more_texts_than_the_queue_holds_are_answered_in_order(http: httpx.Client) -> None:
-    """And large ones, which a text worker tokenises."""
+    """Large inputs too, which a text worker tokenizes."""
     texts = [f"line {i} " + "cat " * (i % 60) for i in range(700)]
     body = {"model": "vectors", "input": texts, "encoding_format": "base64"}
     data = http.post("/v1/embeddings", json=body).json()["data"]
@@ -153,7 +153,7 @@ def test_rerank(path: str, http: httpx.Client, folders: dict[str, Any]) -> None:
 
 
 def scores_of(http: httpx.Client, documents: list[Any], **asked: Any) -> list[float]:
-    """By the documents' order."""
+    """Return the scores in the order of the documents."""
     body = {"model": "ranks", "query": QUERY, "documents": documents, **asked}
     answer = http.post("/v1/rerank", json=body)
     assert answer.status_code == 200, answer.text
@@ -185,7 +185,7 @@ def test_documents_are_cut_as_cohere_and_jina_cut_them(
     tokenizer = AutoTokenizer.from_pretrained(folders["ranks"])
     [ids] = ids_of(folders["ranks"], LONG)
     nine = tokenizer.decode(ids[1:10])
-    for documents in ([LONG, "cat"], [LONG] * 60):  # a text worker tokenises the latter
+    for documents in ([LONG, "cat"], [LONG] * 60):  # a text worker tokenizes the latter
         cut = [nine if text == LONG else text for text in documents]
         assert scores_of(http, documents, max_tokens_per_doc=9) == scores_of(http, cut)
     whole = scores_of(http, [LONG], truncate_prompt_tokens=-1)
@@ -209,7 +209,7 @@ def test_answers_say_what_coheres_say(http: httpx.Client) -> None:
 def test_score_is_a_rerankers_or_the_cosine_of_vectors(http: httpx.Client, client: OpenAI) -> None:
     ranked = http.post("/v1/rerank", json={"query": QUERY, "documents": TEXTS}).json()["results"]
     body = {"text_1": QUERY, "text_2": TEXTS}
-    scores = http.post("/v1/score", json=body).json()["data"]  # the reranker, as none is named
+    scores = http.post("/v1/score", json=body).json()["data"]  # the reranker, as no model is named
     assert {one["index"]: one["relevance_score"] for one in ranked} == {
         one["index"]: one["score"] for one in scores
     }
@@ -225,7 +225,7 @@ def test_ollamas_client(server: Server, client: OpenAI) -> None:
     answer = asked.embed(model="vectors:latest", input=TEXTS)
     assert [list(v) for v in answer.embeddings] == [one.embedding for one in vectors]
     assert answer.prompt_eval_count
-    assert len(asked.embed(model="vectors", input=LONG).embeddings) == 1  # cut, by default
+    assert len(asked.embed(model="vectors", input=LONG).embeddings) == 1  # truncated, by default
     with pytest.raises(ollama.ResponseError, match="truncate"):
         asked.embed(model="vectors", input=LONG, truncate=False)
     assert asked.show("vectors").capabilities == ["embedding"]
@@ -310,7 +310,7 @@ GOOD: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("operation", OF_VECTORS, ids=lambda operation: operation.label)
 def test_answers_are_as_documented(operation: Any, http: httpx.Client) -> None:
-    good = {"model": "vectors", "prompt": "a"}  # as the older one of Ollama's two has it
+    good = {"model": "vectors", "prompt": "a"}  # as in the older of Ollama's two routes
     if operation.path != "/api/embeddings":
         good = GOOD[operation.path.rpartition("/")[2]]
     answer = http.post(operation.path, json=good)

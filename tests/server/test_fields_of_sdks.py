@@ -1,4 +1,4 @@
-"""Every field that the SDKs know is taken, or refused on purpose: a newer SDK shows what is new."""
+"""Every field of the SDKs is honoured or deliberately refused; a newer SDK shows what is new."""
 
 from typing import Any
 

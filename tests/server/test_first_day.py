@@ -1,4 +1,4 @@
-"""The first hour with a server: a core install, curl, no model's name, no network."""
+"""First use of a server: a core install, curl, no model name, no network."""
 
 import json
 import re
@@ -67,7 +67,7 @@ def test_curl_need_not_say_that_it_sends_json(server: Server) -> None:
 
 
 def test_a_web_page_must_declare_json(server: Server) -> None:
-    """Of this machine: pages of others are refused altogether."""
+    """The request comes from a page on this machine: other pages are refused altogether."""
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     with server.client() as http:
         for header, value in (("Origin", server.url), ("Sec-Fetch-Site", "same-origin")):

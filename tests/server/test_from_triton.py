@@ -1,4 +1,4 @@
-"""Each command of docs/how-to/from-triton.md, run: Triton's client gets an answer."""
+"""Every command of docs/how-to/from-triton.md is run, and Triton's client gets an answer."""
 
 import re
 import shlex
@@ -21,7 +21,7 @@ COMMANDS = re.findall(r"\| `(galley serve .*?)` \|", PAGE.read_text(encoding="ut
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A working folder with the models that the page names."""
+    """A working folder with the models named on the page."""
     monkeypatch.chdir(tmp_path)
     x = np.random.default_rng(0).random((50, 30))
     trees = xgboost.train({"nthread": 1, "max_depth": 2}, xgboost.DMatrix(x, x[:, 0]), 3)

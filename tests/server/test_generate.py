@@ -34,7 +34,7 @@ def events(response: httpx.Response) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def text(server: Server) -> str:
-    """The text by OpenAI's own client."""
+    """Return the text that OpenAI's own client receives."""
     answer = server.openai().completions.create(
         model="chat", prompt=PROMPT, max_tokens=12, temperature=0
     )
@@ -45,8 +45,8 @@ def text(server: Server) -> str:
 def test_a_text_is_that_of_a_completion(server: Server, text: str) -> None:
     frame = {"model_name": "chat", "model_version": "1"}
     for body in (
-        {"text_input": PROMPT, "parameters": GREEDY},  # as vLLM's backend has it
-        {"text_input": PROMPT, **GREEDY, "stop_words": ""},  # as TensorRT-LLM's has it
+        {"text_input": PROMPT, "parameters": GREEDY},  # as in vLLM's backend
+        {"text_input": PROMPT, **GREEDY, "stop_words": ""},  # as in TensorRT-LLM's
     ):
         assert ask(server, body).json() == {**frame, "text_output": text}
     body = {"text_input": PROMPT, "id": "7", "exclude_input_in_output": False, **GREEDY}

@@ -1,4 +1,4 @@
-"""HTTP/1.1 between a socket and an ASGI app: framing, order, and what an app or a client does wrong."""
+"""HTTP/1.1 between a socket and an ASGI app: framing, order, and errors of the app or the client."""
 
 import asyncio
 import itertools
@@ -70,7 +70,7 @@ async def serving(app: App, **limits: Any) -> AsyncIterator[Connect]:
 
 
 def exchanged(app: App, data: bytes, *, eof: bool = False, **limits: Any) -> bytes:
-    """All that a client receives that sends ``data``, until the server closes the connection."""
+    """Return everything a client receives that sends ``data``, until the server closes the connection."""
 
     async def exchange() -> bytes:
         async with serving(app, **limits) as connect:
@@ -85,7 +85,7 @@ def exchanged(app: App, data: bytes, *, eof: bool = False, **limits: Any) -> byt
 
 
 def responses(data: bytes, *methods: str) -> list[tuple[h11.Response, bytes]]:
-    """The responses in ``data``, read by a strict client that sent requests with these methods."""
+    """Return the responses in ``data``, parsed by a strict client that sent requests with these methods."""
     client = h11.Connection(h11.CLIENT)
     client.receive_data(data)
     found: list[tuple[h11.Response, bytes]] = []
@@ -211,7 +211,7 @@ async def give_up(scope: Any, receive: Any, send: Any) -> None:
 
 
 async def split_response(scope: Any, receive: Any, send: Any) -> None:
-    """Send a header that would be two."""
+    """Send a header that would be split in two."""
     await answer(send, b"", (b"x-evil", b"a\r\nset-cookie: b"))
 
 
@@ -309,7 +309,7 @@ def test_a_body_of_another_length_is_not_a_whole_response(sent: bytes) -> None:
 
 
 def test_a_response_before_the_body_is_read_to_its_end() -> None:
-    """The connection is not reset while the client still sends what nobody wants."""
+    """The connection is not reset while the client is still sending an unwanted body."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await answer(send, b"no thanks", (b"connection", b"close"))
@@ -367,7 +367,7 @@ def test_a_body_that_is_not_received_is_not_read() -> None:
 
 
 class Requests:
-    """Collects what a reader reads."""
+    """Collects the events of a reader."""
 
     def __init__(self) -> None:
         self.found: list[tuple[Head, bytes, bool]] = []

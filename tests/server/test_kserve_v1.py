@@ -1,4 +1,4 @@
-"""KServe's protocol, version 1, from a server of trees and networks."""
+"""KServe's protocol, version 1, on a server of tree models and neural networks."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A model repository in Triton's layout, served: versions, and loading without a restart."""
+"""A served model repository in Triton's layout: versions, and loading without a restart."""
 
 import shutil
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ dynamic_batching { max_queue_delay_microseconds: 1000 }
 
 
 def version(repository: Path, name: str, number: int) -> None:
-    """Versions of the model differ in their hidden size, and so in their outputs."""
+    """The versions of the model differ in their hidden size, and so in their outputs."""
     folder = repository / name / str(number)
     folder.mkdir(parents=True)
     onnx_files.perceptron(folder / "model.onnx", hidden=16 * number)

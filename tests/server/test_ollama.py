@@ -1,4 +1,4 @@
-"""Ollama's API, as its client asks and reads."""
+"""Ollama's API, through its own client."""
 
 import json
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ ASKED: Any = [{"role": "user", "content": "Who sat on the mat?"}]
 RECORDED = [
     request
     for request in json.loads((RECORDINGS / "langchain-ollama.json").read_text())["requests"]
-    if request["path"] != "/api/embed"  # test_embeddings.py has it
+    if request["path"] != "/api/embed"  # covered by test_embeddings.py
 ]
 GREEDY = {"temperature": 0.0, "num_predict": 40}
 
@@ -66,7 +66,7 @@ def test_a_conversation_whole_and_in_pieces(client: ollama.Client, server: Serve
     assert "".join(piece.message.content or "" for piece in pieces) == answer.message.content
     assert [piece.done for piece in pieces] == [False] * (len(pieces) - 1) + [True]
     assert len(pieces) > 1
-    # Without a word about it, answers are streamed.
+    # Answers are streamed unless the request says otherwise.
     body = {"model": "calling", "messages": ASKED, "options": GREEDY}
     lines = [
         json.loads(line)
@@ -166,7 +166,7 @@ def test_options_that_ask_nothing_of_this_server_are_warned_of_at_most(
 ) -> None:
     asked = {"messages": ASKED} if path == "/api/chat" else {"prompt": "x"}
     options = {**options, "num_predict": 1}
-    for given in (asked, {}):  # an answer, and a word that the model is loaded
+    for given in (asked, {}):  # an answer, and a report that the model is loaded
         body = {"model": "calling", "stream": stream, "options": options, **given}
         answer = httpx.post(server.url + path, json=body)
         assert answer.status_code == 200, answer.text

@@ -1,4 +1,4 @@
-"""Further names of models, as Ollama's client makes them of a Modelfile's content."""
+"""Aliases of models, as Ollama's client creates them from a Modelfile."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -56,12 +56,12 @@ def test_a_name_of_its_own_has_a_system_prompt_and_parameters(
     expected = client.chat("calling", SYSTEM + ASKED, options=PARAMETERS)
     assert client.chat("terse:latest", ASKED).message.content == expected.message.content
     assert client.chat("terse", ASKED).eval_count == 5
-    # What a request says wins.
+    # Values in a request take precedence.
     assert client.chat("terse", ASKED, options={"num_predict": 3}).eval_count == 3
     own: Any = [{"role": "system", "content": "Be kind."}]
     kind = client.chat("calling", own + ASKED, options=PARAMETERS)
     assert client.chat("terse", own + ASKED).prompt_eval_count == kind.prompt_eval_count
-    # Other protocols know the name, too.
+    # Other protocols know the alias, too.
     with server.openai() as openai:
         answer = openai.chat.completions.create(model="terse", messages=ASKED)
         assert answer.choices[0].message.content == expected.message.content

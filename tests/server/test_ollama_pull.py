@@ -1,4 +1,4 @@
-"""Models that Ollama's client has downloaded, and removed; from a real hub on loopback."""
+"""Models downloaded and removed by Ollama's client, from a real hub on loopback."""
 
 import threading
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def server(model: Path, home: Path, hub: Hub) -> Iterator[Server]:
     }
     KeyFile(home / "keys.yaml", boss={"admin": True}, ada={})
     models = ["tiny=" + str(model), "far=acme/far/a.gguf"]
-    # No engine is needed, and the second model's file is not at the hub yet.
+    # No engine is needed, and the second model's file is not on the hub yet.
     flags: Any = {"load_on_request": True, "api_key_file": home / "keys.yaml"}
     with Server(models, home / "log", environ=environ, **flags) as running:
         yield running
@@ -67,7 +67,7 @@ def test_a_model_is_pulled_with_its_progress_and_deleted(boss: ollama.Client, ho
     assert completed[-1] == told[-1].total == SIZE
     assert len({line.digest for line in told}) == 1
     assert stored(home) == WANTED
-    # It is there: nothing is downloaded, and that is success, too.
+    # The model is present: nothing is downloaded, which is also a success.
     assert boss.pull("acme/tiny").status == "success"
     assert boss.delete("acme/tiny").status == "success"
     assert not stored(home)
@@ -122,12 +122,12 @@ def test_who_hangs_up_stops_the_download(server: Server, boss: ollama.Client, hu
     hub.hold = threading.Event()
     asked: Any = {"json": {"model": "acme/tiny"}, "headers": bearer(key_of("boss"))}
     with httpx.stream("POST", f"{server.url}/api/pull", **asked) as answer:
-        lines = answer.iter_lines()  # held: a generator that is collected hangs up by itself
+        lines = answer.iter_lines()  # a collected generator would disconnect
         next(lines)
         until(lambda: "model.safetensors" in hub.fetched())
     server.wait_for_log(r"POST /api/pull 499")
     hub.hold.set()
     hub.hold = None
     assert boss.pull("acme/tiny").status == "success"
-    # Had the first not been stopped, the second would have found the file.
+    # If the first one had not been stopped, the second would have found the file.
     assert hub.fetched().count("model.safetensors") == 2

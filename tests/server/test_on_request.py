@@ -1,4 +1,4 @@
-"""Models that are loaded with the requests for them: a folder of three, two of which may be loaded."""
+"""Models loaded on request: a folder of three, two of which may be loaded at a time."""
 
 import concurrent.futures
 import json
@@ -82,7 +82,7 @@ def test_requests_for_a_loading_model_wait_for_one_load(server: Server) -> None:
 
 @contextmanager
 def held(server: Server, model: str) -> Iterator[Iterator[Any]]:
-    """A stream of the model that has begun and gets no further: its engine is stopped."""
+    """Start a stream of the model that cannot progress: its engine is stopped."""
     with server.openai() as client:
         stream = client.completions.create(
             model=model,
@@ -105,7 +105,7 @@ def held(server: Server, model: str) -> Iterator[Iterator[Any]]:
 def test_the_least_recently_used_makes_room_and_streams_go_on(server: Server) -> None:
     with held(server, "a") as pieces:
         assert ask(server, "b").status_code == 200
-        # a was asked for first, but has a request: b makes room.
+        # a was used first, but has a request in flight, so b is evicted.
         assert ask(server, "c").status_code == 200
         now = states(server)
         assert (now["a"], now["b"], now["c"]) == ("loaded", "unloaded", "loaded")

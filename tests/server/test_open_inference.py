@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over HTTP, with Triton's own clients, from a server of ONNX models."""
+"""The Open Inference Protocol over HTTP, with Triton's own clients, on a server of ONNX models."""
 
 import asyncio
 import json

@@ -236,7 +236,7 @@ def test_bytes_that_are_no_messages(client: Any, channel: Any) -> None:
 
 
 def test_messages_over_the_limit(channel: Any, client: Any) -> None:
-    """Also one that is small as it is sent."""
+    """This includes a request that is small on the wire."""
     call = channel.unary_unary(INFER)
     for compression in (grpc.Compression.NoCompression, grpc.Compression.Gzip):
         with pytest.raises(grpc.RpcError) as error:

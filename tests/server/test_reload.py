@@ -1,4 +1,4 @@
-"""A model's files are loaded again while it is served: no request fails or is answered by a mixture."""
+"""A model's files are reloaded while it is served: no request fails or mixes two versions."""
 
 import shutil
 import signal
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.xdist_group("server_reload")
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of the same name that says something else."""
+    """A model of the same name with different answers."""
     folder = tmp_path_factory.mktemp("other") / "tiny"
     folder.mkdir()
     return make_checkpoint(folder, seed=7, max_position_embeddings=CONTEXT)
@@ -29,7 +29,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(model: Path, tmp_path: Path) -> Path:
-    """The files that are served, and change."""
+    """The model files that are served and replaced."""
     return Path(shutil.copytree(model, tmp_path / "tiny"))
 
 
@@ -81,7 +81,7 @@ def test_new_files_are_served_and_no_request_fails(
             hup(server)
             until(lambda: "is served from the new files" in server.log)
         after = alone(client)
-        until(lambda: after in texts)  # a thread may still be at what it asked of the old files
+        until(lambda: after in texts)  # a thread may still be reading the old files
         over.set()
         for thread in threads:
             thread.join()
@@ -120,7 +120,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def test_settings_that_changed_take_effect_or_are_named(folder: Path, config: Path) -> None:
-    """Of the engine: by a new one beside the old. Of the server: at once, or named as taking a restart."""
+    """Engine settings change with a new engine, server settings at once; others are reported."""
     log = config.with_name("log")
     with Server(folder, log, config=config, threads=1) as server, server.client() as client:
         before = alone(client)
@@ -164,7 +164,7 @@ def test_a_settings_file_with_a_mistake_changes_nothing(
 
 
 def test_a_model_may_change_its_tokenizer(server: Server, folder: Path, other: Path) -> None:
-    """Chats are answered by tokenizer, template and engine of the same load."""
+    """The tokenizer, template and engine of a chat come from the same load."""
     body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
     with server.client() as client:
         first = client.post("/tokenize", json={"messages": body["messages"]}).json()

@@ -1,4 +1,4 @@
-"""Answers that a real server gives again: in every protocol, to their tenant, for as long as they hold."""
+"""Cached answers of a real server: in every protocol, for their tenant only, until they expire."""
 
 import asyncio
 import shutil
@@ -54,7 +54,7 @@ _numbers = iter(range(5, 1000))
 
 @pytest.fixture
 def prompt() -> list[int]:
-    """Token ids that no other test has."""
+    """Return token ids that no other test uses."""
     return [7, 8, 9, next(_numbers)]
 
 
@@ -77,13 +77,13 @@ def text_of(answer: httpx.Response) -> str:
 
 
 def did(answer: httpx.Response) -> str:
-    """What the cache did."""
+    """Return the cache's action for this answer, from its header."""
     assert answer.status_code == 200, answer.text
     return answer.headers["x-galley-cache"]
 
 
 def steps(server: Server) -> float:
-    """The steps of the engine, once it has nothing to do."""
+    """Return the engine's step count once it is idle."""
 
     def metrics() -> dict[str, float]:
         return server.metrics("tiny", **bearer(key_of("one")))
@@ -381,7 +381,7 @@ def test_transcripts_are_stored_by_recording(hearing: Path, tmp_path: Path) -> N
         assert server.metrics()["galley_engine_steps_total"] == before
         for name in ("text", "segments", "duration", "language"):
             assert again.json()[name] == first.json()[name], name
-        # Other forms of the same transcript need no other.
+        # Other formats of the same transcript share it.
         for form in ("text", "srt", "vtt", "json"):
             assert did(ask(server, response_format=form)) == "hit"
         streamed = ask(server, response_format="json", stream="true")
@@ -422,7 +422,7 @@ def test_what_is_saved_is_counted(server: Server, prompt: list[int]) -> None:
     prompts, generated, seconds, cost = (new - old for new, old in zip(after, before, strict=True))
     assert (prompts, generated) == (len(prompt), 10)
     assert seconds > 0
-    # 3,600 an hour is 1 a second.
+    # 3,600 per hour is 1 per second.
     assert cost == pytest.approx(seconds)
 
 
@@ -448,7 +448,7 @@ def test_answers_outlast_the_server_and_end_with_the_model(model: Path, tmp_path
         again = ask(server)
         assert did(again) == "hit"
         assert again.json()["choices"] == first.json()["choices"]
-        # The template writes another prompt.
+        # The template renders a different prompt.
         other = (folder / "chat_template.jinja").exists()
         config = folder / ("chat_template.jinja" if other else "tokenizer_config.json")
         text = config.read_text()

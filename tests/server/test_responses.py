@@ -1,4 +1,4 @@
-"""OpenAI's Responses API, as its SDK asks and reads."""
+"""OpenAI's Responses API, through its own SDK."""
 
 import json
 from collections.abc import Iterator
@@ -220,7 +220,7 @@ SPACED: Any = {"type": "namespace", "name": "agents", "tools": [{**TOOL, "name":
 
 
 def test_functions_of_a_namespace_are_called_by_it(client: OpenAI) -> None:
-    """As Codex brings its own; what a call says of the namespace is sent back with it."""
+    """As Codex declares them; the namespace in a call is sent back with it."""
     tools: Any = [SPACED, {"type": "web_search", "external_web_access": False}]
     asked: dict[str, Any] = {"model": "calling", "tools": tools, "parallel_tool_calls": False}
     answer = client.responses.create(
@@ -235,7 +235,7 @@ def test_functions_of_a_namespace_are_called_by_it(client: OpenAI) -> None:
 
 
 def test_truncation_leaves_out_as_few_first_turns_as_it_must(client: OpenAI) -> None:
-    """Of a context of 4,096 tokens; an answer of a tool goes with its call."""
+    """The context has 4,096 tokens; a tool's output is dropped together with its call."""
     head: Any = {"role": "developer", "content": "Be brief."}
     turns: list[list[Any]] = [
         [
@@ -266,7 +266,7 @@ def test_truncation_leaves_out_as_few_first_turns_as_it_must(client: OpenAI) -> 
     assert same.usage
     assert cut.usage.input_tokens == same.usage.input_tokens
     assert cut.output_text == same.output_text
-    # A conversation that fits stays whole, and a last turn that does not is refused.
+    # A conversation that fits stays whole, and a last turn that does not fit is refused.
     short = client.responses.create(input=[head, last], truncation="auto", **options)
     assert short.output_text == client.responses.create(input=[head, last], **options).output_text
     whole: Any = [{"role": "user", "content": "the cat sat on the mat " * 800}]

@@ -1,4 +1,4 @@
-"""A GGUF file behind the API: the answers go on when a damaged one takes its place."""
+"""A GGUF file behind the API: serving continues when a damaged file replaces it."""
 
 import json
 from collections.abc import Iterator

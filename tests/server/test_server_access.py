@@ -1,4 +1,4 @@
-"""The last resort: a bug answers 500 and tells nothing."""
+"""The fallback for bugs: the answer is 500 and reveals nothing."""
 
 import asyncio
 import logging

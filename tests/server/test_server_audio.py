@@ -1,4 +1,4 @@
-"""OpenAI's own client transcribes, in every output format; what is wrong with a form is named."""
+"""OpenAI's own client transcribes in every output format; errors in a form name the field."""
 
 import io
 import itertools
@@ -48,13 +48,13 @@ def client(server: Server) -> OpenAI:
 
 @pytest.fixture(scope="module")
 def speech() -> bytes:
-    """Three seconds of it."""
+    """Return three seconds of the recording."""
     return encode("wav", np.concatenate(list(Recording(CALL)))[32_000:80_000])
 
 
 @pytest.fixture(scope="module")
 def expected(hearing: Path, speech: bytes) -> str:
-    """What the library makes of it."""
+    """Return the library's transcript."""
     with Transcriber(hearing, threads=1) as transcriber:
         return transcriber.transcribe(speech, TranscribeOptions(language="en")).text()
 
@@ -167,7 +167,7 @@ def test_what_speech_detection_cannot_do_is_named(
 def test_a_chunking_strategy_says_how_speech_is_found(
     client: OpenAI, hearing: Path, server: Server, speech: bytes
 ) -> None:
-    """As the SDK writes the object in a form, and as JSON."""
+    """The object as the SDK encodes it in a form, and as JSON."""
     found = SpeechOptions(threshold=0.4, min_silence_ms=300, pad_ms=150, lead_ms=200)
     with Transcriber(hearing, threads=1) as transcriber:
         options = TranscribeOptions(language="en", speech=found)
@@ -269,7 +269,7 @@ def test_translations(client: OpenAI, speech: bytes) -> None:
 
 
 def samples_of(recording: bytes) -> bytes:
-    """What follows a WAV file's header."""
+    """Return what follows a WAV file's header."""
     return recording.partition(b"data")[2][4:]
 
 
@@ -310,7 +310,7 @@ def test_a_track_is_heard(client: OpenAI, speech: bytes, expected: str) -> None:
 
 
 def test_channels_are_heard_one_by_one(client: OpenAI, speech: bytes, expected: str) -> None:
-    """One speaks on the left, then the other on the right; then the right is silent."""
+    """One speaker on the left, then the other on the right; then the right channel is silent."""
     voice = np.frombuffer(samples_of(speech), "<i2")
     pause = np.zeros_like(voice)
     left, right = np.concatenate([voice, pause]), np.concatenate([pause, voice])
@@ -351,14 +351,14 @@ def test_channels_are_heard_one_by_one(client: OpenAI, speech: bytes, expected: 
 
 @pytest.mark.parametrize("kind", ["mp3", "flac", "ogg", "m4a", "webm"])
 def test_every_format_is_heard(kind: str, client: OpenAI) -> None:
-    """Silence: 200 and an empty text, whatever it is stored as."""
+    """Silence gives 200 and an empty text, whatever its format."""
     rate = 16_000 if kind == "flac" else 48_000 if kind in ("ogg", "webm") else 44_100
     data = encode(kind, np.zeros(5 * rate, np.float32))
     answer = client.audio.transcriptions.create(model="hearing", file=(f"call.{kind}", data))
     assert answer.text == ""
 
 
-# What must be refused.
+# Inputs that must be refused.
 
 
 def _nan() -> bytes:
@@ -496,7 +496,7 @@ def test_a_speech_model_refuses_text(client: OpenAI) -> None:
 
 
 def test_an_error_on_the_way_ends_a_stream(server: Server) -> None:
-    """What is found out later comes as an event: the status line is gone by then."""
+    """Errors found later are sent as an event, since the status line has already been sent."""
     samples = np.concatenate(list(Recording(CALL)))
     broken = np.concatenate([samples, samples, samples[:100_000], [np.nan]]).astype(np.float32)
     data = encode("wav-float-16", broken)
@@ -516,7 +516,7 @@ def test_answers_are_as_documented(operation: Any, server: Server, speech: bytes
     with server.client() as client:
         answer = client.post(operation.path, files={"file": ("a.wav", speech)})
     assert answer.status_code == 200
-    answer.request.read()  # the validator looks at it
+    answer.request.read()  # checked by the validator
     operation.validate_response(answer)
 
 

@@ -1,4 +1,4 @@
-"""Keys, Host headers and what a public address needs."""
+"""Keys, Host headers and the requirements of a public address."""
 
 import gc
 import socket
@@ -43,7 +43,7 @@ def locked(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 
 def routes() -> list[tuple[str, str]]:
-    """Method and path of everything that the application answers."""
+    """Return method and path of every route."""
     app = create_app(Registry(Settings()), tenants=Tenants({}))
     described = [
         (method.upper(), path)
@@ -76,7 +76,7 @@ def test_every_route_asks_for_a_key(locked: Server, method: str, path: str) -> N
         assert answer.status_code == 401
         assert answer.headers["www-authenticate"] == "Bearer"
         error = answer.json()["error"]
-        # The forms of Ollama, of the Open Inference Protocol and of KServe: a text.
+        # In Ollama's, the Open Inference Protocol's and KServe's format the error is a text.
         of_tensors = path.startswith("/v2") or path.endswith(":predict")
         if path.startswith("/api/") or (of_tensors and path != "/v2/rerank"):
             assert "API key" in error

@@ -1,4 +1,4 @@
-"""What ``deploy/`` says of Galley is so: metrics, settings, routes; and a real Prometheus agrees."""
+"""What ``deploy/`` says of Galley is true: metrics, settings, routes; checked with a real Prometheus."""
 
 import json
 import re
@@ -56,7 +56,7 @@ def server(
 
 
 def use(server: Server) -> None:
-    """A request of each kind."""
+    """Send a request of each kind."""
     plain = {"model": "chat", "prompt": "the cat sat", "max_tokens": 20, "ignore_eos": True}
     chat = {"model": "chat", "messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
     assert httpx.post(f"{server.url}/v1/completions", json=plain).status_code == 200
@@ -150,7 +150,7 @@ def test_the_image_must_be_set_and_a_claim_of_one_node_is_not_rolled() -> None:
     claim = read[KUBERNETES / "base/claim.yaml"]["spec"]
     assert claim["accessModes"] == ["ReadWriteOnce"]
     assert deployment["strategy"]["type"] == "Recreate"
-    # What the component replaces by its place in the list is the claim.
+    # The component replaces a volume by its position in the list; that volume must be the claim.
     assert deployment["template"]["spec"]["volumes"][1]["persistentVolumeClaim"]
 
 

@@ -1,4 +1,4 @@
-"""An engine that Galley knows nothing of, from a package, behind the same server, service and library."""
+"""A third-party engine from a package, behind the same server, service and library."""
 
 import json
 import subprocess
@@ -48,7 +48,7 @@ def text_of(server: Server, ids: list[int]) -> str:
 
 
 def streamed(server: Server, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The text of a streamed completion, and its last event."""
+    """Return the text of a streamed completion, and its last event."""
     parts: list[dict[str, Any]] = []
     with server.client() as client, client.stream("POST", PLAIN, json=body) as answer:
         parts += [json.loads(event) for event in events(answer) if event != "[DONE]"]
@@ -74,7 +74,7 @@ def test_chat_answers_with_the_conversation(server: Server) -> None:
 
 
 def test_a_stream_of_several_tokens_an_output(server: Server) -> None:
-    """Two, or three, tokens come at once: text, stop strings and usage count each of them."""
+    """Two or three tokens arrive at once: text, stop strings and usage count each of them."""
     body = {"model": "tiny", "prompt": IDS, "max_tokens": 50, "stream": True}
     options = {"stream_options": {"include_usage": True}}
     whole, last = streamed(server, body | options)
@@ -159,7 +159,7 @@ def test_the_library_runs_it_too(model: Path, package: str) -> None:
 
 
 def test_an_engine_reads_its_own_options(model: Path, package: str) -> None:
-    """And refuses those that it does not have."""
+    """The engine also refuses options that it does not have."""
     script = (
         "from galley import LLM, SamplingParams\n"
         "from galley.errors import SettingsError\n"
@@ -205,7 +205,11 @@ def test_unknown_engines_are_refused_with_what_there_is(
     path = install(broken, toy_engine, "echo")
     (broken / "echo_engine.py").write_text("import a_missing_package")
     for name, environ, says in (
-        ("other", package, "unknown engine 'other'; engines: native, onnx, echo"),
+        (
+            "other",
+            package,
+            "unknown engine 'other'; engines: native, onnx, xgboost, lightgbm, sklearn, echo",
+        ),
         ("echo", path, "engine 'echo' .* cannot be imported: No module named 'a_missing_package'"),
     ):
         log = tmp_path / f"{name}.log"

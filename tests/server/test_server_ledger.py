@@ -1,4 +1,4 @@
-"""What `galley serve` says before it loads: the ledger; and what it refuses, with what would help."""
+"""The memory ledger that `galley serve` prints before loading, and its refusals with remedies."""
 
 import json
 import math
@@ -41,7 +41,7 @@ BILLION: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def billion(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of 1.8 GB of bfloat16 zeros, in a file that takes no room on disk."""
+    """A checkpoint of 1.8 GB of bfloat16 zeros, in a sparse file that uses no disk space."""
     folder = tmp_path_factory.mktemp("billion")
     (folder / "config.json").write_text(json.dumps(BILLION))
     make_tokenizer(folder)
@@ -66,7 +66,7 @@ def test_one_ledger_and_one_ready(model: Path, tmp_path: Path) -> None:
     assert "1 threads" in before
     assert f"{4 * CONTEXT:,} tokens of " in before
     assert "available" in after.splitlines()[0]
-    # Nothing is loaded before the ledger is out.
+    # Nothing is loaded before the ledger is printed.
     assert " load " not in before
     assert " load " in after
     fitting = re.search(r"at a time +(.*)", log)
@@ -80,12 +80,12 @@ def test_one_ledger_and_one_ready(model: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(params=["container", "ulimit -v"])
 def limited(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]:
-    """Called in a process that begins, limits its memory: too little for bfloat16, enough for int4."""
+    """Limit the memory of a starting process: too little for bfloat16, enough for int4."""
     if request.param == "container":
         with memory_limit(GIB) as admit:
             yield lambda: admit(0)
     else:
-        limit = 3 * GIB  # of addresses: the mapped checkpoint and the libraries count, too
+        limit = 3 * GIB  # of addresses: mapped files count, too
         yield lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
@@ -107,7 +107,7 @@ def test_what_does_not_fit_is_refused_before_it_is_loaded(
 
 
 def _goes_on(command: list[str], limited: Callable[[], None]) -> None:
-    """The server's ledger fits: it begins to load."""
+    """The server's ledger fits, so it starts to load."""
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -130,7 +130,7 @@ def test_several_models_are_not_promised_the_same_memory(model: Path, tmp_path: 
     command = [sys.executable, "-m", "galley", "serve", *copies, "--port", "0", "--threads", "1"]
     with memory_limit(GIB) as admit:
         done = subprocess.run(
-            [*command, "--kv-cache-tokens", "1000000"],  # 427 MiB: each fits 1 GiB by itself
+            [*command, "--kv-cache-tokens", "1000000"],  # 427 MiB: each alone fits in 1 GiB
             capture_output=True,
             text=True,
             timeout=60,
@@ -139,4 +139,4 @@ def test_several_models_are_not_promised_the_same_memory(model: Path, tmp_path: 
         )
     assert done.returncode == 1, done.stderr
     assert re.search(r"(one|two) does not fit in memory: it needs 6\d\d", done.stderr), done.stderr
-    assert done.stdout.count("in all") == 1  # the ledger of the other
+    assert done.stdout.count("in all") == 1  # the ledger of the other model

@@ -1,4 +1,4 @@
-"""Start, drain, stop; and what happens to requests whose client goes away."""
+"""Start, drain and stop, and the requests of clients that disconnect."""
 
 import asyncio
 import contextlib
@@ -77,7 +77,7 @@ def test_a_signal_drains(model: Path, tmp_path: Path, number: int) -> None:
         with httpx.stream("POST", server.url + PLAIN, json=body, timeout=60) as stream:
             data = events(stream)
             next(data)
-            engine.suspend()  # or the stream might end before all has been asked
+            engine.suspend()  # or the stream might end before all requests are sent
             server.process.send_signal(number)
             server.wait_for_log("draining")
             refused = httpx.post(server.url + PLAIN, json=LONG)
@@ -139,7 +139,7 @@ def test_a_signal_during_the_start_stops_it(model: Path, tmp_path: Path) -> None
 
 
 def test_a_signal_during_a_download_stops_it(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as hub:  # takes connections and never answers
+    with socket.create_server(("127.0.0.1", 0)) as hub:  # accepts connections and never answers
         environ = {
             "HF_ENDPOINT": f"http://127.0.0.1:{hub.getsockname()[1]}",
             "HF_HOME": str(tmp_path),
@@ -177,7 +177,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def sent(server: Server, path: str, body: dict[str, Any]) -> Iterator[None]:
-    """A client that sends its request, reads nothing, and hangs up at the end of the block."""
+    """A client that sends its request, reads nothing, and disconnects at the end of the block."""
     content = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", server.port)) as connection:

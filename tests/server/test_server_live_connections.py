@@ -1,4 +1,4 @@
-"""Connections of live audio: which handshakes are refused and how, and how a connection ends."""
+"""Connections of live audio: refused handshakes, and how a connection ends."""
 
 import json
 import signal
@@ -31,7 +31,7 @@ def server(hearing: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def denied(server: Server, query: str = "?intent=transcription", **headers: str) -> tuple[int, Any]:
-    """Status and error of a handshake that fails."""
+    """Return status and error of a failed handshake."""
     with pytest.raises(InvalidStatus) as refused, LiveClient(server, query, **headers):
         pass
     response = refused.value.response
@@ -116,7 +116,7 @@ def test_a_server_whose_extra_is_broken_says_how_to_get_it(hearing: Path, tmp_pa
     assert "pip install 'galley-inference[speech]'" in error["message"]
 
 
-# How it ends.
+# How a connection ends.
 
 
 def test_a_client_that_is_cut_off_leaves_nothing_behind(
@@ -152,7 +152,7 @@ def test_what_was_heard_is_counted(server: Server, call: NDArray[np.float32]) ->
 def test_a_drain_lets_what_was_heard_come_to_its_end(
     hearing: Path, tmp_path: Path, call: NDArray[np.float32]
 ) -> None:
-    # Nobody is cut off by a busy machine.
+    # A busy machine must not close a connection.
     server = Server(hearing, tmp_path / "log", threads=1, drain_seconds=600)
     with server, LiveClient(server) as client:
         client.until("session.created")

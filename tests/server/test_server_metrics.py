@@ -54,7 +54,7 @@ def test_every_metric_is_there_and_counts(server: Server) -> None:
     ):
         assert gained(f"galley_{name}_count{{endpoint={PLAIN}}}") == 2
         assert gained(f"galley_{name}_sum{{endpoint={PLAIN}}}") > 0
-    # Not as many as tokens: those of several steps may come at once.
+    # There may be fewer than tokens: those of several steps may arrive at once.
     assert gained("galley_inter_token_seconds_count") <= 12
     assert gained("galley_batch_sequences_sum") == gained("galley_engine_steps_total")
     computed = gained("galley_prefill_tokens_total") + gained("galley_decode_tokens_total")
@@ -63,7 +63,7 @@ def test_every_metric_is_there_and_counts(server: Server) -> None:
     phases = ("schedule", "execute", "sample", "emit")
     spent = [gained(f"galley_step_seconds_total{{phase={phase}}}") for phase in phases]
     assert min(spent) > 0
-    # The rest of it is between two steps, and on a busy machine that may be most.
+    # The rest is spent between steps, and on a busy machine that may be most of it.
     assert sum(spent) <= gained("galley_engine_busy_seconds_total")
     assert gained(f"galley_request_outcomes_total{{endpoint={PLAIN},outcome=ok}}") == 2
     assert gained(f"galley_request_outcomes_total{{endpoint={PLAIN},outcome=client_error}}") == 1
@@ -87,7 +87,7 @@ def test_every_metric_is_there_and_counts(server: Server) -> None:
 
 
 class Engine:
-    """An engine as the metrics see it: snapshots that somebody else makes."""
+    """An engine as seen by the metrics: its snapshots are supplied by the test."""
 
     stats = EngineStats()
     restarts = 0
@@ -101,9 +101,9 @@ def test_counters_survive_engine_restarts() -> None:
     snapshots = [
         (EngineStats(steps=5, preemptions=1), 0),
         (EngineStats(steps=9, preemptions=1), 0),
-        (EngineStats(steps=9, preemptions=1), 1),  # dead, its last snapshot still there
+        (EngineStats(steps=9, preemptions=1), 1),  # the engine is dead, its last snapshot remains
         (EngineStats(steps=3, preemptions=2), 1),
-        (EngineStats(steps=30, preemptions=2), 2),  # a new one that got further unseen
+        (EngineStats(steps=30, preemptions=2), 2),  # a new engine, already further
     ]
     engine, metrics = Engine(), Metrics()
     metrics.model("m", engine)

@@ -1,4 +1,4 @@
-"""A language model and a speech model in one server, asked by OpenAI's own client."""
+"""A language model and a speech model in one server, used through OpenAI's own client."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def hearing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pair(model: Path, hearing: Path) -> list[str]:
-    """The arguments of ``galley serve``."""
+    """Return the arguments of ``galley serve``."""
     return [f"chat={model}", "chat.kv_cache_tokens=16384", f"speech={hearing}"]
 
 
@@ -57,7 +57,7 @@ def recording() -> bytes:
 
 @pytest.fixture(scope="module")
 def transcript(hearing: Path, recording: bytes) -> str:
-    """What the library makes of the recording, alone."""
+    """Return the library's transcript of the recording alone."""
     with Transcriber(hearing, threads=1) as transcriber:
         return transcriber.transcribe(recording, TranscribeOptions(language="en")).text()
 
@@ -67,9 +67,9 @@ def nothing() -> None:
 
 
 def said(client: OpenAI, seed: int, *, midway: Callable[[], object] = nothing) -> str:
-    """A streamed answer of the language model; ``midway`` is called at its first piece.
+    """Return a streamed answer of the language model; ``midway`` is called at its first piece.
 
-    Not later: what comes while the server is busy is one piece, so an answer may have few of them.
+    Not later: tokens that arrive while the server is busy form one piece, so an answer may have few pieces.
     """
     stream = client.completions.create(
         model="chat",
@@ -89,7 +89,7 @@ def said(client: OpenAI, seed: int, *, midway: Callable[[], object] = nothing) -
 
 
 def heard(client: OpenAI, recording: bytes, *, midway: Callable[[], object] = nothing) -> str:
-    """A streamed transcript; ``midway`` is called at its first segment."""
+    """Return a streamed transcript; ``midway`` is called at its first segment."""
     stream = client.audio.transcriptions.create(
         model="speech", file=("call.wav", recording), language="en", stream=True
     )
@@ -193,7 +193,7 @@ def test_unknown_models_and_models_for_other_tasks_are_refused(
 def test_an_error_of_routing_names_the_model_that_was_asked_for(
     server: Server, path: str, body: dict[str, Any], task: str, named: str | None
 ) -> None:
-    """No model of the server does the task, so any of them could be blamed."""
+    """No model of the server supports the task, so the error cannot single one out."""
     answer = httpx.post(f"{server.url}{path}", json=body | ({"model": named} if named else {}))
     error = answer.json()["error"]
     message = error if isinstance(error, str) else error["message"]
@@ -204,7 +204,7 @@ def test_an_error_of_routing_names_the_model_that_was_asked_for(
         assert answer.status_code == 400
         if named is not None:
             assert f"The model {named!r} cannot {task}; it can" in message
-        elif path != "/api/embed":  # whose document asks for a name
+        elif path != "/api/embed":  # whose documentation requires a name
             assert f"No model of this server can {task}; it has 'chat', 'speech'" in message
 
 
@@ -217,7 +217,7 @@ def test_live_audio_beside_a_chat(server: Server, client: OpenAI) -> None:
     with ThreadPoolExecutor(1) as pool:
         for beside in (False, True):
             text = pool.submit(said, client, 7) if beside else None
-            with LiveClient(server) as live:  # without a name, so the only one that hears
+            with LiveClient(server) as live:  # no name is given, so the only speech model is used
                 live.until("session.created")
                 live.send("session.update", session=session)
                 live.append(samples)
@@ -230,7 +230,7 @@ def test_live_audio_beside_a_chat(server: Server, client: OpenAI) -> None:
 def test_killing_one_engine_changes_nobody_s_answer(
     victim: str, pair: list[str], tmp_path: Path, recording: bytes, transcript: str
 ) -> None:
-    """In the midst of both: the other's goes on, the victim's is taken up again."""
+    """The engine dies amid both streams: the other model's continues, the victim's is resumed."""
     other = {"chat": "speech", "speech": "chat"}[victim]
     with Server(pair, tmp_path / "log", threads=1) as server:
         client = server.openai()
@@ -254,7 +254,7 @@ def test_killing_one_engine_changes_nobody_s_answer(
 def test_a_signal_drains_both(
     pair: list[str], tmp_path: Path, recording: bytes, transcript: str
 ) -> None:
-    # Nobody is cut off by a busy machine.
+    # A busy machine must not close a connection.
     server = Server(pair, tmp_path / "log", threads=1, drain_seconds=600)
     with server, server.client() as plain:
         engines = server.children()
@@ -272,7 +272,7 @@ def test_a_signal_drains_both(
             deltas = [next(spoken)]
             next(written)
             for engine in engines:
-                engine.suspend()  # or all might end before the signal is there
+                engine.suspend()  # or all might end before the signal arrives
             server.process.send_signal(signal.SIGTERM)
             server.wait_for_log("draining")
             assert httpx.get(f"{server.url}/ready").json() == {"status": "draining"}

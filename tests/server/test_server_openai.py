@@ -1,4 +1,4 @@
-"""OpenAI's own client as the judge: every parameter, streaming and not."""
+"""OpenAI's own client as the reference: every parameter, streaming and not."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ def text(client: OpenAI, content: str = "hello", **parameters: Any) -> str:
 
 
 def tokens(client: OpenAI, **parameters: Any) -> list[str]:
-    """The generated tokens, exactly, as bytes in hexadecimal."""
+    """Return the exact bytes of the generated tokens, in hexadecimal."""
     logprobs = ask(client, logprobs=True, **parameters).choices[0].logprobs
     assert logprobs is not None
     assert logprobs.content is not None

@@ -1,4 +1,4 @@
-"""The OpenAPI document against the server: what it promises is what comes."""
+"""The server's answers match its OpenAPI document."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Live audio over a real WebSocket: a plain client's and the openai SDK's; and what must be refused how."""
+"""Live audio over a real WebSocket, from a plain client and the openai SDK; and what must be refused."""
 
 import base64
 import json
@@ -152,7 +152,7 @@ def test_settings_stay_until_they_are_changed(client: LiveClient) -> None:
 
 @pytest.mark.parametrize("flat", [False, True])
 def test_a_session_as_openais_examples_set_it_is_taken(flat: bool, client: LiveClient) -> None:
-    """What does not hold here is missing in the session that the server tells of."""
+    """Settings that do not apply here are absent from the reported session."""
     turns = {
         "type": "server_vad",
         "threshold": 0.5,
@@ -241,7 +241,7 @@ def test_what_was_heard_is_final_before_a_silent_client_is_left(
 def test_a_session_lasts_as_long_as_audio_arrives(
     hearing: Path, tmp_path: Path, call: NDArray[np.float32]
 ) -> None:
-    """The idle limit is not one of length; six minutes of audio, mostly silence, are one stream."""
+    """The idle limit is not a length limit; six minutes of audio, mostly silence, are one stream."""
     minutes = np.zeros(6 * 60 * 16_000, np.float32)
     minutes[-len(call) :] = call
     with (
@@ -318,7 +318,7 @@ def test_the_openai_sdk_is_a_client(server: Server) -> None:
                 break
 
 
-# What must be refused, with the connection going on.
+# Events that must be refused while the connection stays open.
 
 NESTED: list[tuple[dict[str, Any], str]] = [
     ({"type": "transcription", "tools": []}, "session.tools"),

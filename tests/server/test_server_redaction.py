@@ -1,4 +1,4 @@
-"""A server that redacts: the number that was said is in no answer, event, log or metric."""
+"""A redacting server: the spoken number appears in no answer, event, log or metric."""
 
 import json
 import re
@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,7 +52,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def test_no_answer_has_the_number(server: Server, call: Path) -> None:
-    forms = [
+    forms: list[dict[str, Any]] = [
         {"response_format": "json"},
         {"response_format": "text"},
         {"response_format": "srt"},

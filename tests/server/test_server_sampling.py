@@ -1,4 +1,4 @@
-"""How requests ask for text, in the combinations that meet each other: choices, ends, penalties, turns."""
+"""Request parameters in combination: choices, ends, penalties, turns."""
 
 import json
 import threading
@@ -40,7 +40,7 @@ def texts(http: httpx.Client, **fields: Any) -> list[str]:
 
 
 def streamed(http: httpx.Client, **fields: Any) -> dict[int, tuple[str, str]]:
-    """Choice -> its text and why it ended."""
+    """Return choice -> its text and finish reason."""
     body = {"model": "tiny", "prompt": PROMPT, "stream": True, **fields}
     text: dict[int, str] = {}
     ends: dict[int, str] = {}
@@ -89,7 +89,7 @@ def test_stop_strings_are_not_looked_for_in_the_first_tokens(
 def test_a_stop_string_that_is_complete_behind_the_first_tokens_ends_the_text(
     http: httpx.Client, min_tokens: int
 ) -> None:
-    """Also where it begins within them, and only there."""
+    """This includes a stop that begins within them, and only there."""
     choice = complete(http, logprobs=0, **GREEDY)["choices"][0]
     text, offsets = choice["text"], choice["logprobs"]["text_offset"]
     edge = offsets[min_tokens]
@@ -158,7 +158,7 @@ def test_every_choice_echoes_the_prompt_and_its_scores(http: httpx.Client, strea
 
 @pytest.fixture(scope="module")
 def narrow(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One sequence runs, three may wait; no wait makes up for a level of priority."""
+    """One sequence runs, three may wait; no amount of waiting makes up for a priority level."""
     sizes: dict[str, Any] = {"kv_cache_tokens": CONTEXT, "max_running": 1, "max_queue": 3}
     log = tmp_path_factory.mktemp("narrow") / "log"
     with Server(model, log, threads=1, priority_steps=10**6, **sizes) as running:
@@ -166,7 +166,7 @@ def narrow(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 
 class Waiting:
-    """Requests that wait behind one that would run for long; leaving lets them go."""
+    """Keep requests waiting behind a long one; leaving the block cancels them."""
 
     def __init__(self, server: Server, *priorities: int) -> None:
         self._server = server
@@ -213,7 +213,7 @@ class Waiting:
 def test_a_lower_priority_number_overtakes(narrow: Server) -> None:
     with Waiting(narrow, 0, 1, -5) as waiting:
         pass
-    # The log has a line for each request as it ends.
+    # The log has a line for each finished request.
     until(lambda: all(f"id={name}" in narrow.log for name in waiting.ids.values()))
     log = narrow.log
     assert sorted(waiting.ids, key=lambda place: log.index(f"id={waiting.ids[place]}")) == [2, 0, 1]
@@ -227,7 +227,7 @@ def test_a_full_queue_says_when_to_come_back(narrow: Server) -> None:
     assert answer.headers["retry-after"].isdecimal()
     assert int(answer.headers["retry-after"]) >= 1
     assert answer.json()["error"]["code"] == "queue_full"
-    assert len(waiting.ids) == 3  # what was admitted is not hurt
+    assert len(waiting.ids) == 3  # the admitted request is unaffected
 
 
 # --- the model's own defaults ---------------------------------------------------------------------

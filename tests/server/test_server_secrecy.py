@@ -1,4 +1,4 @@
-"""What must not be written down: keys, prompts, answers and recordings, whatever the log level."""
+"""Keys, prompts, answers and recordings must not be logged, whatever the log level."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""Speculation as clients and operators see it."""
+"""Speculation as seen by clients and operators."""
 
 from collections.abc import Iterator
 
@@ -31,7 +31,7 @@ def server(
 
 
 def test_guesses_are_counted_and_on_the_receipt(server: Server) -> None:
-    """An answer that was given before is known; only where guessing was not turned off."""
+    """An earlier answer provides draft tokens, unless speculation is off."""
     before = server.metrics()
     body = {
         "model": "tiny",

@@ -1,4 +1,4 @@
-"""Responses that are stored: conversations that go on from them, and what may be asked of them."""
+"""Stored responses: conversations that continue from them, and the requests on them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -66,7 +66,7 @@ def test_a_conversation_goes_on_as_if_all_of_it_were_sent_again(ada: OpenAI) -> 
     assert sent_again.usage
     assert went_on.usage.input_tokens == sent_again.usage.input_tokens
     assert went_on.previous_response_id == first.id
-    # A stream is stored when it is told to be complete.
+    # A stream is stored once it is complete.
     events = list(ada.responses.create(stream=True, previous_response_id=went_on.id, **then))
     streamed: Any = events[-1].response
     assert ada.responses.retrieve(streamed.id).output_text == streamed.output_text
@@ -106,7 +106,7 @@ def test_what_is_stored_is_the_tenants_until_it_is_deleted(server: Server, ada: 
     assert private.store is False
     with pytest.raises(openai.NotFoundError):
         ada.responses.retrieve(private.id)
-    # What is larger than the store says itself that it is not there.
+    # A response larger than the store reports itself that it is not stored.
     large = ada.responses.create(input="Who?", store=True, metadata={"a": "x" * 20_000}, **GREEDY)
     assert large.store is False
 
@@ -159,7 +159,7 @@ def test_the_store_stays_within_its_bounds_and_the_oldest_makes_room(
         assert len(there) <= most
         assert sum(size for _, size in there.values()) <= most_bytes
         assert all(now - made < 40 for made, _ in there.values())
-        # Of each tenant the latest are there: what is gone is older than what is not.
+        # The latest of each tenant are kept: what is evicted is older than what is not.
         for owner in "abc":
             order = [key in there for key in times if key[0] == owner]
             assert order == sorted(order)

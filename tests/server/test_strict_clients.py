@@ -1,4 +1,4 @@
-"""Every route's answers and events as the vendors' SDKs read them when they let nothing wrong pass."""
+"""Every route's answers and events, validated strictly by the vendors' SDKs."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -78,7 +78,7 @@ def test_chat(openai: OpenAI, fields: dict[str, Any]) -> None:
 
 def test_completions(openai: OpenAI) -> None:
     asked: dict[str, Any] = {"model": "chat", "prompt": "the cat", "max_tokens": 4, "logprobs": 2}
-    # Chunks have no finish_reason before the last, with OpenAI as here, though its document says otherwise.
+    # Only the last chunk has a finish_reason, as with OpenAI's server, though its document says otherwise.
     assert openai.completions.create(**asked).usage
 
 

@@ -1,4 +1,4 @@
-"""Structured output as clients ask for it: the openai SDK's fields, and vLLM's."""
+"""Structured output as clients request it: the openai SDK's fields, and vLLM's."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""An engine of tensors, which has no vocabulary, behind the server and the gateway."""
+"""A tensor engine, which has no vocabulary, behind the server and the gateway."""
 
 import array
 import asyncio
@@ -32,7 +32,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder without a tokenizer, or any other file of Galley's."""
+    """A folder without a tokenizer or any of Galley's other files."""
     return tmp_path_factory.mktemp("weights")
 
 

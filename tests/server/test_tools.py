@@ -1,4 +1,4 @@
-"""Calls of tools through the server, as the openai SDK asks for them and reads them."""
+"""Tool calls through the server, as the openai SDK sends and reads them."""
 
 import json
 from collections.abc import Iterator
@@ -83,7 +83,7 @@ CALL = r'Hm\. <tool_call>\n\{"name": "get_weather", "arguments": \{"city": "(Par
 
 
 def test_a_call_in_the_answer_is_no_part_of_its_text(client: OpenAI) -> None:
-    """With tools, what has to be of a certain form may be a call instead; so there are several choices."""
+    """With tools, constrained output may be a call instead, so there are several choices."""
     options: dict[str, Any] = {
         "model": "calling",
         "messages": MESSAGES,
@@ -125,7 +125,7 @@ def test_a_call_that_cannot_be_read_is_text_with_a_warning(http: httpx.Client) -
 
 @pytest.mark.parametrize("limit", [30, 40, 50])
 def test_a_call_that_is_cut_off_is_told_once(client: OpenAI, limit: int) -> None:
-    """A stream has told the call when it breaks off; an answer as a whole has its text instead."""
+    """A stream that breaks off has already sent the call; a whole answer has its text instead."""
     named = {"type": "function", "function": {"name": "get_weather"}}
     asked: dict[str, Any] = {
         "model": "calling",
@@ -143,7 +143,7 @@ def test_a_call_that_is_cut_off_is_told_once(client: OpenAI, limit: int) -> None
     [(name, arguments)] = streamed_calls
     assert name == "get_weather"
     assert text.endswith(arguments)
-    # And what a stream told may be sent back.
+    # And what was streamed may be sent back.
     call = {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
     said = {"role": "assistant", "content": streamed_text, "tool_calls": [call]}
     answered = {"role": "tool", "tool_call_id": "1", "content": "21"}
@@ -286,7 +286,7 @@ def test_arguments_that_are_no_json_object_go_to_the_template(
 
 @pytest.mark.parametrize("choice", ["required", "get_weather"])
 def test_a_call_that_must_come_comes_from_any_model(client: OpenAI, choice: str) -> None:
-    """The weights are random: nothing but the grammar makes calls of what they write."""
+    """The weights are random: only the grammar turns their output into calls."""
     named = {"type": "function", "function": {"name": choice}}
     options: dict[str, Any] = {
         "model": "calling",
@@ -320,7 +320,7 @@ Parts = tuple[str | None, str, list[tuple[str, str]], str]
 
 
 def answers(client: OpenAI, *, stream: bool, **options: Any) -> list[Parts]:
-    """The choices of an answer, whole or put together of a stream's chunks."""
+    """Return the choices of an answer, whole or assembled from a stream's chunks."""
     made: Any = client.chat.completions.create(stream=stream, **options)
     if not stream:
         return [
@@ -404,7 +404,7 @@ def test_thinking_is_counted(http: httpx.Client) -> None:
     fields = {**THINKING, "max_thinking_tokens": 7, "max_tokens": 20, "ignore_eos": True}
     usage = post(http, **fields).json()["usage"]
     assert usage["completion_tokens"] == 20
-    # The end is a token of thinking, too.
+    # The end token is part of the reasoning, too.
     assert usage["completion_tokens_details"] == {"reasoning_tokens": 8}
     none = {"chat_template_kwargs": {"enable_thinking": False}}
     usage = post(http, **none).json()["usage"]

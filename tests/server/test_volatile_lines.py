@@ -1,4 +1,4 @@
-"""A client's line that changes with every request, and the tokens that come from the prefix cache."""
+"""A prompt line that changes with every request, and the tokens that come from the prefix cache."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +19,7 @@ WAYS = ("keep", "move", "drop")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One checkpoint under the name of each way."""
+    """One checkpoint, under a name for each setting."""
     folder = tmp_path_factory.mktemp("models") / "calling"
     make_calling(folder, max_position_embeddings=4096)
     models = [part for how in WAYS for part in (f"{how}={folder}", f"{how}.volatile_lines={how}")]
@@ -29,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def usage(server: Server, how: str, number: int) -> Any:
-    """Of the request ``number`` of a conversation, as Claude Code asks it."""
+    """Return request ``number`` of a conversation, as Claude Code sends it."""
     head = f"x-anthropic-billing-header: cc_version=2.1.9; cch={number:05d};"
     turns = [
         {"role": role, "content": f"Turn {n} of what is said."}

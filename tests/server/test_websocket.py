@@ -1,4 +1,4 @@
-"""A socket whose client does not read, does not send, or is gone."""
+"""A socket whose client does not read, does not send, or has disconnected."""
 
 import asyncio
 from typing import Any

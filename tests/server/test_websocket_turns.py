@@ -1,4 +1,4 @@
-"""How much of what comes over a WebSocket is worked on before others have a turn."""
+"""How much WebSocket input is processed before other tasks get a turn."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ HANDSHAKE = b"\r\n".join(
 
 
 def frames(kind: str) -> Iterator[Frame]:
-    """So many of one kind, then a message."""
+    """Yield many frames of one kind, then a message."""
     if kind == "empty parts":
         yield Frame(OP_TEXT, b"", fin=False)
     for _ in range(FRAMES):
@@ -48,7 +48,7 @@ def frames(kind: str) -> Iterator[Frame]:
 
 
 async def flooded(data: bytes, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Frames and messages in each round of the loop, until the message "end" has come."""
+    """Count frames and messages in each round of the event loop, until the message "end" arrives."""
     over = asyncio.Event()
     read: list[Frame] = []
     messages: list[Any] = []
@@ -88,7 +88,7 @@ async def flooded(data: bytes, monkeypatch: pytest.MonkeyPatch) -> list[tuple[in
 
 
 def flood(port: int, data: bytes) -> None:
-    """Send everything at once, and read what comes until the server hangs up."""
+    """Send everything at once, and read until the server disconnects."""
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(HANDSHAKE)
         assert client.recv(12) == b"HTTP/1.1 101"

@@ -1,4 +1,4 @@
-"""An engine that is not Galley's: answers a prompt with its own tokens, over and over, a few in a step."""
+"""A third-party engine that answers a prompt with its own tokens, repeated, a few per step."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -24,7 +24,7 @@ class EchoOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class EchoEngine:
-    """Brings up to ``tokens_per_step`` tokens of each request in a step."""
+    """An engine that generates up to ``tokens_per_step`` tokens of each request in a step."""
 
     def __init__(self, info: ModelInfo, closed: Path, options: EchoOptions) -> None:
         self._options = options

@@ -1,4 +1,4 @@
-"""An engine of tensors, without a vocabulary: ``y`` is twice ``x``, for all waiting requests in a step."""
+"""A tensor engine without a vocabulary: ``y`` is twice ``x``, for all waiting requests in one step."""
 
 from collections.abc import Iterable
 from pathlib import Path

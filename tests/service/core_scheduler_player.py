@@ -1,6 +1,6 @@
 """A process that takes turns: ``core_scheduler_player.py FILE PLACE FOLDER NAME SECONDS PIECES KIND``.
 
-Its clock is its own: a piece of work takes SECONDS on it, whatever the load of the machine.
+It has a simulated clock: a piece of work takes SECONDS on it, whatever the load of the machine.
 """
 
 import os
@@ -13,7 +13,7 @@ from galley.service.core_scheduler import CoreScheduler
 
 
 def main() -> None:
-    """Compute so many pieces; exit code 3 if somebody else does at the same time."""
+    """Compute pieces of work; exit with 3 if another process computes at the same time."""
     file, place, folder, name, seconds, pieces, kind = sys.argv[1:]
     spent = 0.0
     cores = CoreScheduler(int(file), int(place), clock=lambda: spent)
@@ -36,7 +36,7 @@ def main() -> None:
             alone.touch(exist_ok=False)
         except FileExistsError:
             sys.exit(3)
-        time.sleep(0.008)  # time for the others to come and wait
+        time.sleep(0.008)  # time for the others to arrive and wait
         alone.unlink()
         spent += float(seconds)
     cores.release()

@@ -1,4 +1,4 @@
-"""Admission in a model of an engine: so many seats, each of which does a token in so long."""
+"""Admission, tested on a model of an engine: a number of slots with a fixed time per token."""
 
 import math
 
@@ -21,7 +21,7 @@ def asked(name: str, output: int = 50, **fields: object) -> EngineRequest:
 
 
 class Model:
-    """First come, first served; a seat works through a sequence's tokens at its part of the pace."""
+    """First come, first served; a slot works through a sequence's tokens at its share of the pace."""
 
     def __init__(self, max_queue: int = 1000) -> None:
         self.admission = Admission(SEATS, max_queue)
@@ -157,7 +157,7 @@ def test_nobody_waits_for_a_later_priority() -> None:
 
 
 def test_long_limits_do_not_frighten_anybody_when_answers_are_short() -> None:
-    """Most requests leave max_tokens to the context and end long before."""
+    """Most requests leave max_tokens at the context's length and end long before."""
     model = measured()
     claims = [
         model.admission.add(asked(str(i), output=100_000), now=model.now) for i in range(2 * SEATS)
@@ -168,7 +168,7 @@ def test_long_limits_do_not_frighten_anybody_when_answers_are_short() -> None:
 
 
 def predictions(model: Model, requests: list[EngineRequest]) -> list[float]:
-    """By bisection of the deadline that is refused."""
+    """Return the shortest accepted deadline, by bisection."""
     found = []
     for request in requests:
         low, high = 0.0, 10_000.0

@@ -48,7 +48,7 @@ def request(client: EngineClient, name: str, tokens: int) -> EngineRequest:
 
 
 def poisonous(request: EngineRequest) -> EngineRequest:
-    """With a token that no caller gets past expand(); the engine's embedding dies of it."""
+    """Replace the prompt by a token that expand() never lets through; it kills the engine."""
     payload = msgspec.structs.replace(generated(request), prompt=[10**6])
     return msgspec.structs.replace(request, payload=payload)
 
@@ -90,7 +90,7 @@ def test_the_queue_is_bounded_and_nothing_admitted_is_hurt(checkpoint: Checkpoin
             assert 1.0 <= refused.value.retry_after <= 60.0
             results = await asyncio.gather(*map(drain, streams))
             assert [sum(len(o.tokens) for o in r) for r in results] == [60] * 4
-            # All of them or none: three do not fit behind two.
+            # All or none are accepted: three do not fit after two.
             two = client.submit_all([request(client, f"s{i}", 60) for i in range(2)])
             with pytest.raises(QueueFull):
                 client.submit_all([request(client, f"t{i}", 1) for i in range(3)])
@@ -154,7 +154,7 @@ def test_a_poisonous_request_fails_alone(checkpoint: CheckpointMaker) -> None:
 
 
 def test_hanging_up_on_a_dying_engine_blames_nobody_else(checkpoint: CheckpointMaker) -> None:
-    """The caller of what kills the engine goes away while it is retried, or just after."""
+    """The client leaves while its request, which kills the engine, is retried, or just after."""
 
     async def run(wait_for_death: bool) -> None:
         folder = checkpoint("llama")
@@ -219,7 +219,7 @@ def test_the_engine_is_not_told_the_keys(
 
 
 def test_a_killed_engine_is_nobodys_fault(checkpoint: CheckpointMaker) -> None:
-    """Kill after kill, each as soon as an engine is ready: the streams still get their text."""
+    """Repeated kills, each as soon as an engine is ready: the streams still complete their text."""
 
     async def run() -> None:
         folder = checkpoint("llama")
@@ -244,7 +244,7 @@ def test_a_killed_engine_is_nobodys_fault(checkpoint: CheckpointMaker) -> None:
 
 
 def test_states_are_made_again_after_a_kill(checkpoint: CheckpointMaker) -> None:
-    """A recurrent model's: what was delivered goes on as it would have."""
+    """A recurrent model: the delivered text continues as it would have without the kill."""
 
     async def run() -> None:
         folder = checkpoint("granite-hybrid")

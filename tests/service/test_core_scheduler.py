@@ -1,4 +1,4 @@
-"""Taking turns, with real processes: one at a time, fair by time, live audio first, and safe from kills."""
+"""Turns on the cores, with real processes: exclusive, fair by time, live audio first, robust to kills."""
 
 import itertools
 import os
@@ -25,7 +25,7 @@ ENGINES = 3
 
 @pytest.fixture
 def file() -> Iterator[int]:
-    """What the engines of a test share."""
+    """The file shared by a test's engines."""
     file = core_scheduler_file(ENGINES)
     yield file
     os.close(file)
@@ -33,7 +33,7 @@ def file() -> Iterator[int]:
 
 @pytest.fixture
 def start(file: int, tmp_path: Path) -> Iterator[Start]:
-    """``start(name, seconds, pieces)`` starts an engine that needs the cores for so many pieces of work."""
+    """``start(name, seconds, pieces)`` starts an engine that needs the cores for its pieces of work."""
     places = itertools.count()
     with ExitStack() as stack:
 
@@ -53,7 +53,7 @@ def start(file: int, tmp_path: Path) -> Iterator[Start]:
 
 
 def turns(folder: Path) -> list[tuple[str, float]]:
-    """Who computed, and for how long, in order."""
+    """Return which engine computed, and for how long, in order."""
     log = folder / "log"
     lines = log.read_text().splitlines() if log.exists() else []
     return [(name, float(seconds)) for name, seconds in map(str.split, lines)]
@@ -64,13 +64,13 @@ def count(folder: Path, name: str) -> int:
 
 
 def waiting(file: int) -> list[bool]:
-    """Which engines' accounts say that they wait for the cores; those are the last third of the file."""
+    """Return for each engine whether it waits for the cores; that is the last third of the file."""
     accounts = memoryview(os.pread(file, os.fstat(file).st_size, 0)).cast("d")
     return [bool(waits) for waits in accounts[-ENGINES:]]
 
 
 def shares(folder: Path) -> dict[str, float]:
-    """Seconds of each, from the first turn of the last to come to the last of the first to go."""
+    """Return each engine's seconds from the last engine's first turn to the first engine's last turn."""
     log = turns(folder)
     names = [name for name, _ in log]
     begin = max(names.index(name) for name in set(names))
@@ -87,7 +87,7 @@ def test_one_at_a_time_and_everybody_comes_to_an_end(start: Start, tmp_path: Pat
 
 
 def test_long_pieces_get_no_more_than_short_ones(start: Start, tmp_path: Path) -> None:
-    """By turns alone the long ones would have thirteen times as much."""
+    """If turns merely alternated, the long ones would get thirteen times as much."""
     start("short", 0.003)
     until(lambda: count(tmp_path, "short") > 0)
     assert start("long", 0.040, 25).wait(120) == 0
@@ -110,9 +110,9 @@ def test_long_pieces_get_no_more_beside_two(start: Start, tmp_path: Path, third:
 
 
 def test_who_was_held_up_owes_little(start: Start, tmp_path: Path) -> None:
-    """A minute in an op is no computing: the process was stopped, or the machine."""
+    """A minute in an op is not computing: the process or the machine was suspended."""
     start("short", 0.003)
-    until(lambda: count(tmp_path, "short") > 0)  # or the other is gone before it comes
+    until(lambda: count(tmp_path, "short") > 0)  # or the other is gone before it arrives
     assert start("held-up", 60.0, 3).wait(120) == 0
     assert shares(tmp_path)["short"] < 2 * (MOST_OWED + 0.1)
 
@@ -153,7 +153,7 @@ def test_a_killed_engine_leaves_nothing_behind(
 
 
 def test_who_died_waiting_is_not_waited_for(start: Start, file: int, tmp_path: Path) -> None:
-    """Its account says for ever that it waits, with its turn unused; the next one owes half a second."""
+    """Its account shows it waiting for ever, with its turn unused; the next one owes half a second."""
     holder = start("holder", 0.001, kind="stuck")
     until(lambda: count(tmp_path, "holder"), 60)
     waiter = start("waiter", 0.001)

@@ -1,4 +1,4 @@
-"""The pace is what was done in busy time, whatever lies between."""
+"""The pace is work per busy time, whatever idle time lies between."""
 
 import pytest
 from hypothesis import given
@@ -28,7 +28,7 @@ def test_idle_time_does_not_count(spans: list[tuple[float, int, float]]) -> None
             pace.worked(tokens, now)
             pace.set_busy(False, now)
             now += idle if pauses else 0.0
-            pace.worked(1000, now)  # by a batch that was not full: says nothing
+            pace.worked(1000, now)  # from a batch that was not full: not informative
     assert with_pauses.tokens_per_second == pytest.approx(without.tokens_per_second)
 
 
@@ -46,7 +46,7 @@ def test_the_pace_lies_between_the_slowest_and_the_fastest(
         now += idle
     assert pace.tokens_per_second is not None
     rates = [tokens / busy for busy, tokens, _ in spans]
-    # Tokens count from when they are done, a span at most after they were begun.
+    # Tokens count once they are done, at most a span after they were started.
     slack = 2 ** (5.0 / HALF_LIFE)
     assert min(rates) / slack <= pace.tokens_per_second <= max(rates) * slack
 

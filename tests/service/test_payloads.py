@@ -1,4 +1,4 @@
-"""Requests and Outputs of each kind: what crosses to the engine, and what a new one is sent."""
+"""Requests and Outputs of each kind across the process boundary, and their replay to a new engine."""
 
 import msgspec
 import pytest

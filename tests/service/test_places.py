@@ -1,4 +1,4 @@
-"""Places that tenants share: who has few comes before who has many, and none is idle."""
+"""Slots shared by tenants: those with few come before those with many, and none stays idle."""
 
 import random
 

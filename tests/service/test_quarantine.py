@@ -1,4 +1,4 @@
-"""Who is sent when, and who is blamed: any order of events, against the rules of ``quarantine.py``."""
+"""Which requests are sent and which are blamed: any order of events, against ``quarantine.py``'s rules."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ from tests.thorough import examples
 
 
 class QuarantineMachine(RuleBasedStateMachine):
-    """``held`` is what the engine has; ``poison`` kills any engine that holds it alone, retried."""
+    """A model of the engine with the requests ``held``; ``poison`` kills any engine that retries it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class QuarantineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.ready)
     @rule()
     def hang_up(self) -> None:
-        """The socket has closed; how the process ended is not known yet."""
+        """The socket has closed; the exit status of the process is not known yet."""
         self.quarantine.engine_away()
         self.ready, self.dying = False, True
 
@@ -86,7 +86,7 @@ class QuarantineMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_is_forgotten(self) -> None:
-        """With an engine there and no retry under way, it has everything that lives."""
+        """With an engine available and no retry under way, all live requests are sent."""
         assert self.held <= self.live
         if self.ready and self.quarantine.retried is None and not self.quarantine.settling:
             assert self.held == self.live

@@ -1,4 +1,4 @@
-"""Kill -9 at a real server: the engine under load, then the server itself."""
+"""Kill -9 on a real server: the engine under load, then the server itself."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ def folder(checkpoint: CheckpointMaker) -> Path:
 
 
 def body(i: int) -> dict[str, Any]:
-    """Half of the streams are greedy, half sampled with a seed; prompts differ in length."""
+    """Half of the streams are greedy, half sampled with a seed; prompt lengths differ."""
     sampled = {"temperature": 1.0, "seed": i, "top_p": 0.95} if i % 2 else {"temperature": 0}
     return {
         "model": "llama0",
@@ -42,7 +42,7 @@ def body(i: int) -> dict[str, Any]:
 
 
 async def stream(client: httpx.AsyncClient, request: dict[str, Any], seen: list[int]) -> list[Any]:
-    """Everything in the chunks but id and time. Counts tokens in ``seen``."""
+    """Return everything in the chunks except id and time. Counts tokens in ``seen``."""
     chunks = []
     async with client.stream("POST", "/v1/completions", json=request) as response:
         assert response.status_code == 200, await response.aread()
@@ -64,7 +64,7 @@ def tokens_in(chunk: Any) -> int:
 async def all_streams(
     server: Server, model: str, *, kill_after: list[int], speculation: str = "auto"
 ) -> list[list[Any]]:
-    """Runs the streams; kills the engine each time that many tokens have arrived in all."""
+    """Run the streams; kill the engine each time this many tokens have arrived in total."""
     seen = [0]
 
     async def killer() -> None:
@@ -93,13 +93,13 @@ def text_of(chunks: list[Any]) -> tuple[str, list[Any], list[Any], Any]:
         "".join(choice["text"] for choice in choices),
         [value for entry in logprobs for value in entry["token_logprobs"]],
         [choice["finish_reason"] for choice in choices if choice["finish_reason"]],
-        # Not the cached ones: a request that comes again finds its own prompt in the cache.
+        # Cached tokens are excluded: a resubmitted request finds its own prompt in the cache.
         (usage["prompt_tokens"], usage["completion_tokens"]),
     )
 
 
 def test_streams_survive_the_engine(folder: Path, tmp_path: Path) -> None:
-    """While it guesses what was served before, too; the texts are those without guesses."""
+    """Speculation drafts from earlier answers, too; the texts equal those without it."""
     log = tmp_path / "log"
     with Server(folder, log, threads=1, kv_cache_tokens=8192, speculation="auto") as server:
         model = folder.name

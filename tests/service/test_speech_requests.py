@@ -1,4 +1,4 @@
-"""Windows of audio across the process boundary, and through the death of an engine."""
+"""Windows of audio across the process boundary, and through an engine's death."""
 
 import asyncio
 import os
@@ -47,7 +47,7 @@ def requests_for(info: ModelInfo) -> list[EngineRequest]:
 
 
 def heard(outputs: list[Output]) -> tuple[list[int], list[float], list[float], list[Alignment]]:
-    """Tokens, scores, probabilities of no speech and alignments, all that came."""
+    """Return everything received: tokens, scores, no-speech probabilities and alignments."""
     tokens = [token for output in outputs for token in output.tokens]
     scores = [score for output in outputs for score in output.generated.scores or []]
     silences = [o.generated.no_speech_prob for o in outputs]

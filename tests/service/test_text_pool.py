@@ -1,4 +1,4 @@
-"""Jobs of text workers, whoever leaves, stops or kills."""
+"""Jobs of text workers when clients leave or workers stop or die."""
 
 import asyncio
 import json
@@ -68,7 +68,7 @@ async def _encoded_after_a_death(folder: Path, number: signal.Signals) -> Any:
 
 @pytest.mark.parametrize("content", ["§" * 10, "§" * 1000])
 def test_a_tokenizer_that_explodes_while_it_loads_is_refused(tmp_path: Path, content: str) -> None:
-    """A normaliser runs over the added tokens then."""
+    """A normalizer also runs over the added tokens then."""
     make_tokenizer(tmp_path)
     path = tmp_path / "tokenizer.json"
     file = json.loads(path.read_text(encoding="utf-8"))
@@ -92,7 +92,7 @@ async def _loaded(lane: Lane) -> None:
 
 @pytest.fixture(scope="module")
 def exploding(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer that makes megabytes of "§", and of its token."""
+    """Return a tokenizer that makes megabytes of "§", and of its token."""
     folder = tmp_path_factory.mktemp("exploding")
     make_tokenizer(folder)
     path = folder / "tokenizer.json"

@@ -1,4 +1,4 @@
-"""Who has a turn next, where one job runs at a time."""
+"""Which job gets the next turn, where one job runs at a time."""
 
 import asyncio
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ MIB = 2**20
 
 
 class Clock:
-    """Each job takes as many seconds as it says."""
+    """A simulated clock: each job takes its declared number of seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -24,7 +24,7 @@ class Clock:
 async def order(
     jobs: Iterable[tuple[str, int, float]], weights: dict[str, float] | None = None
 ) -> list[tuple[str, int]]:
-    """In which order jobs (tenant, size, seconds) that wait together have their turns."""
+    """Return the order in which waiting jobs (tenant, size, seconds) get their turns."""
     clock, done = Clock(), list[tuple[str, int]]()
     turns = Turns(10, clock=clock)
 
@@ -103,7 +103,7 @@ async def _nobody_waits_for_long() -> None:
     with pytest.raises(QueueFull, match="the queue is full"):
         await turns.wait(100 * MIB)
     turns.pass_on()
-    await turns.wait(100 * MIB)  # alone it is taken
+    await turns.wait(100 * MIB)  # alone it is accepted
 
 
 def test_who_fills_the_room_makes_room_for_another() -> None:

@@ -1,4 +1,4 @@
-"""What nobody reads is bounded, and it is the stream with most that pays."""
+"""Unread output is bounded, and the stream with the most of it is closed."""
 
 import asyncio
 

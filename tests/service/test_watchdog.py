@@ -1,4 +1,4 @@
-"""Silence, long steps and idleness are told apart."""
+"""Silence, long steps and idleness are distinguished."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from galley.service.watchdog import Watchdog
 def test_idle_engines_are_well() -> None:
     dog = Watchdog(10, 100)
     assert all(dog.verdict(now, working=False) == "well" for now in range(1000))
-    # Work that comes after a long silence begins a new one.
+    # Work that arrives after a long silence starts a new one.
     assert dog.verdict(1000, working=True) == "well"
     assert dog.verdict(1008.5, working=True) == "well"
     assert dog.verdict(1009.5, working=True) == "stalled"

@@ -1,4 +1,4 @@
-"""Where guesses come from."""
+"""The sources of draft tokens."""
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 
 
 def by_hand(tokens: list[int], most: int) -> tuple[list[int], int]:
-    """What follows the latest earlier occurrence of the longest n-gram that has one."""
+    """Return what follows the latest earlier occurrence of the longest n-gram that has one."""
     for length in prompt_lookup.LENGTHS:
         for place in range(len(tokens) - 1, length - 1, -1):
             if tokens[place - length : place] == tokens[-length:]:
@@ -33,7 +33,7 @@ def by_hand(tokens: list[int], most: int) -> tuple[list[int], int]:
 
 @given(tokens=TEXTS, cuts=st.sets(st.integers(1, 60)), most=st.integers(1, 12))
 def test_prompt_lookup_finds_what_followed(tokens: list[int], cuts: set[int], most: int) -> None:
-    """However the sequence grew."""
+    """The result does not depend on how the sequence grew."""
     follower = PromptLookup().follow(SALT, None)
     for end in sorted(cuts | {len(tokens)}):
         known = tokens[:end]
@@ -49,7 +49,7 @@ def test_prompt_lookup_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         tokens.append(i)
         follower.propose(tokens, 4)
         assert len(follower._places) <= 3 * 32  # type: ignore[attr-defined]
-    assert follower.propose([*tokens, 2, 3], 4).tokens == ()  # forgotten
+    assert follower.propose([*tokens, 2, 3], 4).tokens == ()  # evicted
     assert follower.propose([*tokens, 2, 3, 496, 497], 2).tokens == [498, 499]
 
 
@@ -61,7 +61,7 @@ def test_recent_texts_stay_within_their_bound_and_tenant(
     for i, (tokens, salt) in enumerate(texts):
         offset = 0 if salt == SALT else 10
         recent.remember(salt, [token + offset for token in tokens], len(tokens) // 2)
-        if i % 3:  # texts are indexed when somebody looks
+        if i % 3:  # texts are indexed at the first lookup
             recent.follow(salt, None).propose(tokens, 4)
         assert recent.tokens <= 50
         entries = sum(map(len, recent._places.values()))

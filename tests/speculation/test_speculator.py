@@ -1,4 +1,4 @@
-"""How many guesses are worth their rows."""
+"""How many draft tokens are worth their rows."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ CHEAP = {1: 1.0, 64: 2.0}
 
 
 class Known:
-    """Guesses ``right`` tokens of a text that counts upwards, and then wrong ones."""
+    """Proposes ``right`` tokens of a text that counts upwards, and then wrong ones."""
 
     def __init__(self, name: str = "known", match: int = 8) -> None:
         self.name = name
@@ -49,7 +49,7 @@ class Decoding:
         self.texts = [[0] for _ in range(sequences)]
 
     def step(self, **fields: Any) -> list[int]:
-        """How many guesses were verified for each."""
+        """Return how many draft tokens were verified for each sequence."""
         requests = [
             DraftRequest(g, text, 99) for g, text in zip(self.drafts, self.texts, strict=True)
         ]
@@ -154,7 +154,7 @@ def test_steps_that_take_longer_than_measured_are_believed() -> None:
         costs.observe(1, 3, 3.0)
     assert costs.factor(1) == pytest.approx(3.0, rel=0.15)
     assert one.speculator.least(1, 1) > 3 * cheap
-    for _ in range(2000):  # without guesses it is tried again some time
+    for _ in range(2000):  # after steps without draft tokens it is tried again
         costs.observe(1, 0, 1.0)
     assert costs.factor(1) == pytest.approx(1.0, abs=0.01)
     assert costs.factor(8) == 1.0
@@ -169,7 +169,7 @@ def test_what_each_step_takes_beside_the_model_makes_guesses_cheaper() -> None:
     assert costs.plain(1) == pytest.approx(5.0, rel=0.01)
     assert costs.with_drafts(1, 1, 2) == pytest.approx(7.0, rel=0.01)
     assert one.speculator.least(1, 1) < 0.3
-    for _ in range(200):  # and a machine that is faster than it was
+    for _ in range(200):  # and a machine that is faster than before
         costs.observe(1, 0, 0.5)
     assert costs.plain(1) == pytest.approx(0.5, rel=0.01)
 

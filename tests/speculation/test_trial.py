@@ -1,4 +1,4 @@
-"""Looking for guesses is given up where it costs more than it brings, and tried again."""
+"""Drafting is suspended where it costs more than it gains, and tried again later."""
 
 import random
 
@@ -8,7 +8,7 @@ from galley.speculation.trial import Trial
 
 
 def share(looking: float, steps: int, *, trial: Trial, resting: float = 100.0) -> float:
-    """Of the steps, how many looked, where each way has such a pace, give or take a tenth."""
+    """Return the share of steps that drafted, for the given paces with and without, within a tenth."""
     rng = random.Random(0)
     looked = 0
     for _ in range(steps):

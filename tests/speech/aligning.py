@@ -1,4 +1,4 @@
-"""What an engine answers to a request to align words that end at given times."""
+"""The engine's answer to a request to align words that end at given times."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -18,7 +18,7 @@ ROWS: Final = 200
 
 
 def heard(request: EngineRequest, tokenizer: Tokenizer, ends: Sequence[float]) -> Output:
-    """The engine's answer to an alignment of words that end so many seconds into the chunk."""
+    """Return the engine's answer for words that end at these seconds into the chunk."""
     prompt = aligned(request).prompt
     text = prompt[len(START) : -1]
     weights = np.full((len(prompt), 1, ROWS), 0.001, np.float32)

@@ -1,4 +1,4 @@
-"""A tiny speech model's description, and outputs as its engine would give them."""
+"""A tiny speech model's description, and outputs in the engine's form."""
 
 from collections.abc import Callable
 
@@ -50,7 +50,7 @@ def model_info() -> ModelInfo:
 
 
 def place(request: EngineRequest) -> float:
-    """Where in the recording the chunk starts, in seconds."""
+    """Return where in the recording the chunk starts, in seconds."""
     assert isinstance(request.payload, Transcribe | Align)
     audio = request.payload.encoder_input
     return float(np.frombuffer(audio.data, "<f4")[0]) / RATE
@@ -63,7 +63,7 @@ def at(seconds: float) -> int:
 def says(
     tokenizer: Tokenizer, *parts: str | float, score: float = -0.1, silence: float = 0.0
 ) -> Output:
-    """Text and timestamps as the engine gives them."""
+    """Return text and timestamps in the engine's form."""
     tokens: list[int] = []
     for part in parts:
         tokens += tokenizer.encode_plain(part) if isinstance(part, str) else [at(part)]

@@ -1,4 +1,4 @@
-"""Small files that want much: of time, of memory, or of output. They are made byte by byte."""
+"""Small files that demand much time, memory or output, assembled byte by byte."""
 
 import struct
 from collections.abc import Callable, Iterable
@@ -15,7 +15,7 @@ def _crc(data: bytes, bits: int, polynomial: int) -> int:
 
 
 def flac(frames: Iterable[tuple[int, int]]) -> bytes:
-    """A FLAC file of silent frames (RFC 9639): for each, its samples and the rate that it says it has."""
+    """Return a FLAC file of silent frames (RFC 9639), each given by its samples and its declared rate."""
     sizes = struct.pack(">HH", 16, 65_535) + bytes(6)
     stream = sizes + struct.pack(">Q", 16_000 << 44 | 15 << 36) + bytes(16)
     head = b"fLaC\x80" + struct.pack(">I", len(stream))[1:] + stream
@@ -23,10 +23,10 @@ def flac(frames: Iterable[tuple[int, int]]) -> bytes:
 
 
 def _frame(number: int, samples: int, rate: int) -> bytes:
-    # Both in sixteen bits behind the header; mono, 16 bits; the number coded as UTF-8 codes it.
+    # Both as 16 bits after the header; mono, 16 bits; the number in UTF-8's coding.
     head = b"\xff\xf8\x7d\x08" + chr(number).encode() + struct.pack(">HH", samples - 1, rate)
     head += bytes([_crc(head, 8, 0x107)])
-    whole = head + b"\0\0\0"  # one constant subframe, of zero
+    whole = head + b"\0\0\0"  # one constant subframe of zeros
     return whole + struct.pack(">H", _crc(whole, 16, 0x18005))
 
 
@@ -47,7 +47,7 @@ _MATRIX: Final = _u32(0x10000, 0, 0, 0, 0x10000, 0, 0, 0, 0x40000000)
 
 
 def _track(number: int, *, samples: int, size: int, each: int, offset: int) -> bytes:
-    """A track of PCM (ISO/IEC 14496-12): so many samples of ``size`` bytes that last ``each`` a frame."""
+    """Return a track of PCM (ISO/IEC 14496-12): samples of ``size`` bytes that last ``each`` per frame."""
     entry = _box(
         b"sowt", bytes(6) + b"\0\1" + bytes(8) + struct.pack(">4HI", 1, 16, 0, 0, 16_000 << 16)
     )
@@ -85,7 +85,7 @@ def _mp4(
 
 
 def mp4(tracks: int, samples: int = 8_000) -> bytes:
-    """A sound MP4 file: half a second of silence, which all the tracks share."""
+    """Return a valid MP4 file: half a second of silence, shared by all tracks."""
 
     def at(offset: int) -> bytes:
         return _mp4(
@@ -97,7 +97,7 @@ def mp4(tracks: int, samples: int = 8_000) -> bytes:
 
 
 def sample_sizes(tracks: int, samples: int) -> bytes:
-    """An MP4 whose tracks say that they have so many samples, in a table of one number (``stsz``)."""
+    """Return an MP4 whose tracks claim many samples, in a table of one number (``stsz``)."""
     made = (
         _track(n + 1, samples=samples, size=4097, each=1024, offset=4000) for n in range(tracks)
     )
@@ -105,7 +105,7 @@ def sample_sizes(tracks: int, samples: int) -> bytes:
 
 
 def runs(fragments: int, samples: int) -> bytes:
-    """An MP4 whose fragments say that they have so many samples each (``trun``)."""
+    """Return an MP4 whose fragments each claim many samples (``trun``)."""
     every = _box(b"mvex", _full(b"trex", _u32(1, 1, 1, 2, 0)))
     fragment = [
         _box(

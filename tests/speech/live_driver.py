@@ -1,4 +1,4 @@
-"""Plays a stream to a live session, with a detector and an engine that know what is said when."""
+"""Plays a stream to a live session, with a detector and an engine that know its content."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ ENGLISH = LiveOptions(language="en")
 
 @dataclass(frozen=True)
 class Word:
-    """What is said from one sample to another."""
+    """A word, spoken from one sample to another."""
 
     text: str
     start: int
@@ -35,7 +35,7 @@ class Word:
 
 
 class Places(LogMel):
-    """Features that say where in the stream the audio lies: samples are their own positions."""
+    """Features that encode the audio's position in the stream: samples are their own positions."""
 
     def __init__(self) -> None:
         self.chunk_samples = INPUT_SAMPLES
@@ -48,7 +48,7 @@ class Places(LogMel):
 
 @dataclass
 class Said:
-    """A detector that knows who speaks when."""
+    """A detector that knows when there is speech."""
 
     words: Sequence[Word]
     position: int = 0
@@ -68,21 +68,21 @@ class Said:
 
 
 def audio_range(request: EngineRequest) -> tuple[int, int]:
-    """First sample, and the one beyond the last."""
+    """Return the first sample, and the one past the last."""
     audio = spoken(request).encoder_input
     values = np.frombuffer(audio.data, "<f4").reshape(2, tiny.MELS)
     return int(values[0, 0]), int(values[1, 0])
 
 
 def given_text(request: EngineRequest, tokenizer: Tokenizer) -> str:
-    """What the decoder is to go on from."""
+    """Return the text that the decoder should continue."""
     begin = spoken(request).prompt.index(token_id("<|notimestamps|>")) + 1
     return tokenizer.decode(spoken(request).prompt[begin:])
 
 
 @dataclass
 class Listener:
-    """An engine that hears every whole word of its audio, none of them twice."""
+    """An engine that recognizes every whole word of its audio, each once."""
 
     tokenizer: Tokenizer
     words: Sequence[Word]
@@ -101,7 +101,7 @@ class Listener:
 
 
 class Driver:
-    """A session and an engine that takes its time: so many blocks of audio for each answer."""
+    """A session and a slow engine: each answer takes several blocks of audio."""
 
     def __init__(
         self,
@@ -127,14 +127,14 @@ class Driver:
         self._left = 0
 
     def play(self, seconds: float) -> None:
-        """So much more of the stream."""
+        """Feed more of the stream."""
         for _ in range(round(seconds * RATE / BLOCK)):
             self.session.feed(np.arange(self._place, self._place + BLOCK, dtype=np.float32))
             self._place += BLOCK
             self._step()
 
     def drain(self) -> None:
-        """Until the engine has nothing to do."""
+        """Run until the engine is idle."""
         while self._running or not self.session.idle:
             self._step()
         self.events += self.session.events()
@@ -153,7 +153,7 @@ class Driver:
         return [event for event in self.events if isinstance(event, kinds)]
 
     def texts(self) -> list[str]:
-        """Of completed turns, which must be all that was told of them."""
+        """Return the text of completed turns, which must equal the deltas sent for them."""
         told: dict[int, str] = {}
         completed = []
         for event in self.events:
@@ -166,7 +166,7 @@ class Driver:
 
 
 def speech(*parts: str | float, length: float = 0.35, gap: float = 0.0) -> list[Word]:
-    """Words of one length, one after another; a number is a pause in seconds."""
+    """Return consecutive words of equal length; a number is a pause in seconds."""
     words: list[Word] = []
     at = 0.5
     for part in parts:

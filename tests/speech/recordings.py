@@ -1,4 +1,4 @@
-"""A recorded call, and recordings made here in every format."""
+"""A recorded call, and generated recordings in every format."""
 
 import io
 from collections.abc import Iterator, Sequence
@@ -47,7 +47,7 @@ def tone(
 
 
 def encode(kind: str, *channels: NDArray[np.float32]) -> bytes:
-    """The bytes of a file with these channels, which have the rate that ``kind`` is encoded at."""
+    """Return a file with these channels, at the sample rate of ``kind``."""
     container_format, codec, rate = CODECS[kind]
     layout = "mono" if len(channels) == 1 else "stereo"
     file = io.BytesIO()
@@ -83,8 +83,8 @@ class Track(NamedTuple):
     """One audio track of a film.
 
     Attributes:
-        parts: for each its begin in seconds, and its samples, float32 ``[channels, samples]``.
-        layout: FFmpeg's name of the channels' places.
+        parts: start in seconds and samples, float32 ``[channels, samples]``, of each part.
+        layout: FFmpeg's name of the channel layout.
         default: whether the file marks it as its default.
     """
 
@@ -94,7 +94,7 @@ class Track(NamedTuple):
 
 
 def film(container_format: str, *tracks: Track, video: float = 0.0, codec: str = "aac") -> bytes:
-    """The bytes of a file with these tracks, at 48 kHz, and so many seconds of video."""
+    """Return a file with these tracks, at 48 kHz, and this many seconds of video."""
     file = io.BytesIO()
     with av.open(file, "w", format=container_format) as container:
         packets: list[Any] = []
@@ -124,7 +124,7 @@ def _sound(container: OutputContainer, track: Track, codec: str) -> Iterator[Any
     if track.default:
         stream.disposition = Disposition.default
     format_ = stream.codec_context.format.name
-    # A codec context that is flushed takes no more; all parts are of one, at their times.
+    # A flushed codec context accepts no more input, so all parts use one context, with their timestamps.
     for start, channels in track.parts:
         frame = AudioFrame.from_ndarray(channels, format="fltp", layout=track.layout)
         frame.sample_rate = rate

@@ -1,4 +1,4 @@
-"""Runs a transcription session on chunks, with an engine that gives prepared answers."""
+"""Runs a transcription session on chunks, with prepared engine answers."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from tests.speech.answers import RATE, Answer, model_info
 
 
 class Driver:
-    """A session, and an engine that gives ``answer`` to each request."""
+    """A session, and an engine that returns ``answer`` for each request."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Driver:
         while not self.session.idle:
             requests = self.session.requests()
             self.asked += requests
-            # The last is answered first: order is the session's business.
+            # Answer the last one first: the session must restore the order.
             for request in reversed(requests):
                 self.session.take(self.answer(request))
             segments += self.session.segments()
@@ -48,7 +48,7 @@ class Driver:
 
 
 def chunk(start: float, end: float, overlap: float = 0.0, speech: float = 1.0) -> AudioChunk:
-    """A chunk that holds ``speech`` seconds of speech at its beginning, and then silence."""
+    """Return a chunk with ``speech`` seconds of speech at its start, then silence."""
     tail = round((end - start - speech) * RATE)
     segment = SpeechSegment(
         round(start * RATE), round(end * RATE), round(overlap * RATE), tail=tail

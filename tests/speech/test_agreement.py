@@ -1,4 +1,4 @@
-"""What two transcripts in a row agree on is final, and where the head of an utterance ends in its text."""
+"""Text on which two consecutive transcripts agree is final; where an utterance's head ends in its text."""
 
 import pytest
 from hypothesis import given
@@ -8,7 +8,7 @@ from galley.speech.agreement import LocalAgreement, align_head, split
 
 
 def heard(*texts: str, language: str = "en") -> tuple[list[str], LocalAgreement]:
-    """What each transcript made final."""
+    """Return the text that each transcript made final."""
     agreement = LocalAgreement()
     return [agreement.update(text, language) for text in texts], agreement
 

@@ -1,4 +1,4 @@
-"""When tokens are said, against transformers' own functions, and openai/whisper's way of using them."""
+"""Token times, compared with transformers' functions and with openai/whisper's use of them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ ROW_SECONDS = 0.02
 
 
 def warped(matrix: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Where each token begins, by transformers' functions."""
+    """Return where each token starts, by transformers' functions."""
     tokens, rows = _dynamic_time_warping(-matrix.astype(np.float64))
     jumps = np.pad(np.diff(tokens), (1, 0), constant_values=1).astype(bool)
     first: NDArray[np.int64] = rows[jumps]
@@ -38,7 +38,7 @@ def warped(matrix: NDArray[np.float32]) -> NDArray[np.int64]:
     "shape", [(1, 1), (1, 9), (9, 1), (2, 2), (5, 30), (30, 5), (12, 12), (40, 200)]
 )
 def test_the_way_is_transformers(shape: tuple[int, int]) -> None:
-    """Also where several ways are equally good."""
+    """This includes inputs with several equally good paths."""
     for seed in range(4):
         matrix = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
         for belongs in (matrix, np.round(matrix)):
@@ -60,7 +60,7 @@ def test_what_all_tokens_share_says_nothing() -> None:
 
 
 def test_token_times_are_those_of_openai_whisper() -> None:
-    """``find_alignment``, line by line."""
+    """The expected times come from ``find_alignment``, line by line."""
     rng = np.random.default_rng(0)
     weights = torch.from_numpy(rng.random((3, 4 + 12 + 1, 200), dtype=np.float32)).softmax(-1)
     data = weights.permute(1, 0, 2).contiguous().numpy().tobytes()
@@ -87,7 +87,7 @@ def engine(folder: Path, request: pytest.FixtureRequest) -> Iterator[LocalEngine
 
 
 def generated(model: Any, features: NDArray[np.float32], count: int) -> Any:
-    """So many tokens of text, as transformers generates them."""
+    """Return ``count`` tokens of text, as transformers generates them."""
     not_text = [i for i in range(model.config.vocab_size) if i >= tiny.TEXT_TOKENS]
     with torch.inference_mode():
         return GenerationMixin.generate(
@@ -108,7 +108,10 @@ def generated(model: Any, features: NDArray[np.float32], count: int) -> Any:
 def test_token_times_are_those_of_transformers(
     frames: int, folder: Path, engine: LocalEngine
 ) -> None:
-    """Of what it generates. It judges weights without the prompt's, and takes them one token later."""
+    """The text is what transformers generates.
+
+    It judges weights without the prompt's, and uses them one token later.
+    """
     model = WhisperForConditionalGeneration.from_pretrained(folder, attn_implementation="eager")
     heads = model.generation_config.alignment_heads
     for seed in range(3):

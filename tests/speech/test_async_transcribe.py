@@ -1,4 +1,4 @@
-"""A recording's transcription through the engine process holds no more for a long recording."""
+"""Transcribing through the engine process keeps no more memory for a longer recording."""
 
 import asyncio
 import gc
@@ -23,7 +23,7 @@ IN_FLIGHT = 4
 
 
 class Chunks:
-    """As many as a long recording has."""
+    """As many chunks as a long recording has."""
 
     def __init__(self) -> None:
         self.given = 0
@@ -42,7 +42,7 @@ class Chunks:
 
 
 class Stream:
-    """One request and its answer; known to ``living`` for as long as anybody holds it."""
+    """A request and its answer; ``living`` contains it as long as it is referenced."""
 
     def __init__(self, request: EngineRequest, output: Output) -> None:
         self._request = request
@@ -93,7 +93,7 @@ def test_what_is_done_is_let_go(tokenizer: Tokenizer) -> None:
     async def run() -> int:
         return len([s async for s in transcribe_async(engine, session, chunks)])  # type: ignore[arg-type]
 
-    gc.freeze()  # else each collection also looks at all that other tests have imported
+    gc.freeze()  # otherwise each collection also scans everything that other tests imported
     try:
         assert asyncio.run(run()) == CHUNKS
     finally:

@@ -1,4 +1,4 @@
-"""Every format is read, blockwise and bounded; what cannot be read is refused by name."""
+"""Every format is decoded in bounded blocks; what cannot be decoded is refused by name."""
 
 import io
 import math
@@ -21,7 +21,7 @@ def read(recording: Recording) -> NDArray[np.float32]:
 
 
 def loudest(samples: NDArray[np.float32], second: int = 1) -> dict[int, float]:
-    """The two strongest whole frequencies of one second: Hz -> peak."""
+    """Return the two strongest whole frequencies of one second: Hz -> peak."""
     spectrum = np.abs(np.fft.rfft(samples[second * SAMPLE_RATE :][:SAMPLE_RATE])) / (
         SAMPLE_RATE / 2
     )
@@ -56,7 +56,7 @@ def test_a_path_an_open_file_and_bytes_are_the_same(kind: str, tmp_path: Path) -
 
 
 def test_resampling_keeps_what_fits_and_removes_what_does_not() -> None:
-    """8 kHz telephone comes up; 10 kHz of a 48 kHz file would fold to 6 kHz if it stayed."""
+    """Audio at 8 kHz is upsampled; 10 kHz in a 48 kHz file would alias to 6 kHz if not filtered out."""
     up = read(Recording(encode("wav-telephone", tone(3, 8_000))))
     assert loudest(up)[440] == pytest.approx(0.5, rel=0.01)
     down = read(Recording(encode("wav-float", tone(3, 48_000, hertz=10_000))))
@@ -103,7 +103,7 @@ def test_silence_stays_silent_when_loudness_is_evened_out() -> None:
     assert not np.concatenate(list(normalized(silent, SAMPLE_RATE))).any()
 
 
-# What cannot be read.
+# Files that cannot be decoded.
 
 
 def wav(
@@ -118,7 +118,7 @@ def wav(
 
 
 def wav_of(tag: int, bits: int, extension: bytes = b"") -> bytes:
-    """A second of WAV with a format tag and a sample width of one's choice."""
+    """Return a second of WAV with the given format tag and sample width."""
     form = struct.pack("<HHIIHH", tag, 1, 16_000, 2000 * bits, bits // 8, bits) + extension
     samples = tone(1, 16_000).tobytes() if bits == 32 else SECOND
     return (
@@ -211,7 +211,7 @@ def test_the_extensible_header_is_read(subformat: int, bits: int) -> None:
     np.testing.assert_allclose(read(Recording(data)), tone(1, 16_000), atol=1e-4)
 
 
-# Damage that is passed over.
+# Damage that is skipped.
 
 
 @pytest.mark.parametrize("kind", ["wav", "mp3", "flac", "ogg", "aac", "webm"])
@@ -250,7 +250,7 @@ def test_a_recording_that_states_too_great_a_length_is_refused_before_it_is_deco
 
 
 def test_one_that_states_none_is_cut_at_the_limit() -> None:
-    """Half an hour of zeros in kilobytes, from an encoder that wrote no length."""
+    """The file holds half an hour of zeros in kilobytes, from an encoder that wrote no length."""
     data = bytearray(encode("flac", np.zeros(1800 * 16_000, np.float32)))
     assert len(data) < 1_000_000
     total_samples = slice(21, 26)  # STREAMINFO's last 36 bits before the checksum (RFC 9639, 8.2)

@@ -1,4 +1,4 @@
-"""Every format is what other libraries read."""
+"""Other libraries can parse every caption format."""
 
 import html
 import io

@@ -1,4 +1,4 @@
-"""Chunks hold all speech once, in order, within the limit, however the recording comes in."""
+"""Chunks contain all speech once, in order, within the limit, however the input is split into blocks."""
 
 import itertools
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ PAD = 100 * 16
 
 
 class Given:
-    """A detector whose probabilities are known beforehand."""
+    """A detector with given probabilities."""
 
     def __init__(self, probabilities: NDArray[np.float32]) -> None:
         self._probabilities = probabilities
@@ -42,7 +42,7 @@ class Given:
 
 @st.composite
 def recordings(draw: st.DrawFn) -> tuple[NDArray[np.float32], int]:
-    """(probability of each frame, samples): runs of speech, doubt and silence of any length."""
+    """Return (probability of each frame, samples): runs of speech, doubt and silence of any length."""
     levels = st.sampled_from([0.0, 0.2, 0.4, 0.45, 0.6, 1.0])
     runs = draw(st.lists(st.tuples(levels, st.integers(1, 120)), max_size=30))
     frames = np.repeat([level for level, _ in runs], [length for _, length in runs])
@@ -53,7 +53,7 @@ def recordings(draw: st.DrawFn) -> tuple[NDArray[np.float32], int]:
 def cut(
     recording: tuple[NDArray[np.float32], int], limit: float, block: int = RATE
 ) -> list[AudioChunk]:
-    """Chunks of samples that are their own places, so that it can be seen what each holds."""
+    """Cut samples that are their own positions, so that the content of each chunk is visible."""
     probabilities, length = recording
     places = np.arange(length, dtype=np.float32)
     blocks = (places[first : first + block] for first in range(0, length, block))
@@ -65,8 +65,10 @@ def all_segments(found: list[AudioChunk]) -> Iterator[SpeechSegment]:
 
 
 def speech_frames(probabilities: NDArray[np.float32]) -> Iterator[tuple[int, int]]:
-    """Frames (first, beyond the last) of speech that no rule may drop: at 0.5 or more for over 100 ms,
-    also if the last of them is not whole."""
+    """Yield frames (first, past the last) of speech that no rule may drop.
+
+    They are at 0.5 or more for over 100 ms, even if the last of them is incomplete.
+    """
     for speech, run in itertools.groupby(enumerate(probabilities), key=lambda at: at[1] >= 0.5):
         frames = [frame for frame, _ in run]
         if speech and (len(frames) - 1) * VAD_FRAME >= 100 * 16:
@@ -124,7 +126,7 @@ def test_times_in_a_chunk_lead_back_to_the_recording(
 
 
 def levels(*runs: tuple[float, float]) -> tuple[NDArray[np.float32], int]:
-    """(probability, seconds), ..."""
+    """Return the probabilities of frames and the number of samples, for runs of (probability, seconds)."""
     frames = [
         np.full(round(seconds * RATE / VAD_FRAME), level, np.float32) for level, seconds in runs
     ]
@@ -193,7 +195,7 @@ def test_options_out_of_range_are_named(values: dict[str, Any], param: str) -> N
         (1.9, 2.0),  # before the second segment
         (2.4, 2.0),  # where its speech begins
         (2.6, 2.0),  # in its first word
-        (3.0, 3.0),  # behind that
+        (3.0, 3.0),  # after that
         (3.9, None),  # too little is left
     ],
 )

@@ -1,4 +1,4 @@
-"""Recordings are decoded in a fork of a process of their own, within a budget, and leave nothing behind."""
+"""Recordings are decoded in a fork of a separate process, within a budget, and leave nothing behind."""
 
 import gzip
 import io
@@ -58,7 +58,7 @@ def test_arguments_and_warnings_pass_the_wall(decoder: Decoder) -> None:
 
 @contextmanager
 def sources(data: bytes, folder: Path) -> Iterator[list[Any]]:
-    """Paths, bytes and open files of every kind that hold ``data``."""
+    """Yield all sources of ``data``: a path, bytes and every kind of open file."""
     path, packed = folder / "call", folder / "packed"
     path.write_bytes(data)
     packed.write_bytes(gzip.compress(data))
@@ -144,7 +144,7 @@ def test_a_file_of_many_tracks_is_read_and_its_memory_given_back(decoder: Decode
 
 
 def test_long_audio_earns_its_time() -> None:
-    """More than is granted in the beginning."""
+    """The recording needs more than the initial grant."""
     long = np.zeros(800 * SAMPLE_RATE, np.float32)
     with Decoder(seconds=0.1) as short:
         assert sum(map(len, short.open(encode("flac", long)))) == len(long)
@@ -161,7 +161,7 @@ def test_a_recording_that_is_closed_early_ends_its_fork(decoder: Decoder) -> Non
 
 
 def test_a_fork_waits_while_nobody_takes_its_samples(decoder: Decoder) -> None:
-    """What has been decoded ahead is bounded by the socket, whatever the recording's length."""
+    """The socket bounds what is decoded ahead, whatever the recording's length."""
     recording = decoder.open(encode("flac", np.zeros(100 * SAMPLE_RATE, np.float32)))
     [worker] = [psutil.Process(pid) for pid in decoder.pids]
     [fork] = worker.children()

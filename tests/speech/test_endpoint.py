@@ -1,4 +1,4 @@
-"""Speech starts when it has lasted for a moment, and stops when nobody has spoken for long enough."""
+"""Speech starts once it has lasted a moment, and stops after a long enough silence."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +12,7 @@ PADDING = 2 * VAD_FRAME
 
 
 def boundaries(probabilities: list[float]) -> list[tuple[int, Boundary]]:
-    """Each with the samples that had been looked at."""
+    """Return each event with the number of samples processed by then."""
     endpointer = Endpointer(OPTIONS)
     found = ((endpointer.feed(probability), endpointer.position) for probability in probabilities)
     return [(position, boundary) for boundary, position in found if boundary is not None]

@@ -1,4 +1,4 @@
-"""Error rates count words that differ, and nothing else."""
+"""Error rates count differing words, and nothing else."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def test_case_and_punctuation_are_no_errors() -> None:
 
 
 def test_errors_are_counted_over_all_words() -> None:
-    """One word wrong, one missing, one too many, of 8; jiwer's own definition."""
+    """One word wrong, one missing, one extra, of 8; jiwer's own definition."""
     scores = score(
         [
             heard("one two three four", "one too three"),

@@ -1,4 +1,4 @@
-"""Features are transformers' own, for every number of bands and length of input."""
+"""Features equal transformers' own, for every number of bands and input length."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ SHAPES = [(80, 30), (128, 30), (80, 8), (128, 5), (40, 1)]
 
 
 def voice(seconds: float, seed: int = 0) -> NDArray[np.float32]:
-    """Harmonics of a gliding pitch that come and go, in noise: as rough as speech."""
+    """Return harmonics of a gliding pitch that come and go, in noise: as irregular as speech."""
     rng = np.random.default_rng(seed)
     time = np.arange(round(seconds * 16_000)) / 16_000
     phase = 2 * np.pi * np.cumsum(120 + 40 * np.sin(3 * time)) / 16_000

@@ -1,4 +1,4 @@
-"""The sound of films and odd files: at its time, from the right track, heard whatever its channels."""
+"""Sound of films and unusual files: at the right time, from the right track, in any channel layout."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ CONTAINERS = {
 
 
 def sounding(recording: Recording) -> list[tuple[float, float]]:
-    """Where the recording can be heard: begin and end in seconds."""
+    """Return where the recording is audible: start and end in seconds."""
     samples = np.concatenate(list(recording))
     window = SAMPLE_RATE // 100
     loud = np.abs(samples[: len(samples) // window * window]).reshape(-1, window).max(axis=1) > 0.05
@@ -135,7 +135,7 @@ def test_the_subwoofer_has_no_speech() -> None:
 def test_channels_in_opposite_phase_are_heard(
     layout: str, signs: list[int], balance: float
 ) -> None:
-    """A microphone wired the wrong way round: the mean of its channels is next to nothing."""
+    """A microphone wired with reversed polarity: the mean of its channels is next to nothing."""
     wave = tone(4, RATE)
     channels = np.stack([wave * (s if s > 0 else s * balance) for s in signs]).astype(np.float32)
     samples = np.concatenate(
@@ -203,7 +203,7 @@ def test_a_recording_of_silence_alone_is_told() -> None:
 
 @pytest.mark.parametrize("channels", [1, 2])
 def test_what_comes_before_an_end_that_cannot_be_read_is_kept(channels: int) -> None:
-    """FFmpeg reads no chain of Ogg files whose second has other channels than the first."""
+    """FFmpeg does not read chained Ogg files whose second link has a different channel count."""
     first = encode("ogg", tone(3, RATE))
     second = encode("ogg", *[tone(2, RATE)] * channels)
     recording = Recording(first + second, name="chain.ogg")

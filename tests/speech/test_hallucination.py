@@ -1,4 +1,4 @@
-"""Invented text in silence is found as openai/whisper finds it, left out, and its audio decoded again."""
+"""Hallucinated text in silence is detected as in openai/whisper, dropped, and its audio decoded again."""
 
 import msgspec
 import pytest
@@ -16,7 +16,7 @@ from tests.speech.session_driver import Driver, chunk
 
 
 def said(start: float, end: float, *, probability: float = 0.9) -> list[Word]:
-    """Two words of equal length."""
+    """Return two words of equal length."""
     middle = (start + end) / 2
     return [Word(" a", start, middle, probability), Word(" b", middle, end, probability)]
 
@@ -36,17 +36,17 @@ SPEECH = said(0.2, 1.2)
         ([SPEECH, said(8.0, 9.0)], None),
         # At the start: decoded again from where the text seemed to begin.
         ([invented(5.0, 6.0)], Cut(0, 5.0)),
-        # After speech and before silence, and between two silences.
+        # Between speech and silence, and between two silences.
         ([SPEECH, invented(8.0, 9.0)], Cut(1, 8.0)),
         ([SPEECH, invented(8.0, 9.0), said(15.0, 16.0)], Cut(1, 8.0)),
-        # Speech follows at once, or lies before it at once.
+        # Speech follows immediately, or precedes it immediately.
         ([SPEECH, invented(8.0, 9.0), said(9.2, 10.0)], None),
         ([said(4.5, 7.9), invented(8.0, 9.0), said(15.0, 16.0)], None),
-        # What follows is invented, too.
+        # What follows is hallucinated, too.
         ([SPEECH, invented(8.0, 9.0), invented(9.2, 10.0)], Cut(1, 8.0)),
         # Little audio is left: nothing is decoded again.
         ([SPEECH, invented(18.0, 19.5)], Cut(1, None)),
-        # Words that are too short or too long are as unlikely as improbable ones.
+        # Words that are too short or too long count as unlikely, like improbable ones.
         ([SPEECH, said(8.0, 8.02)], Cut(1, 8.0)),
         ([SPEECH, said(8.0, 14.0)], Cut(1, 8.0)),
     ],
@@ -67,7 +67,7 @@ def test_silence_before_the_input_counts() -> None:
 
 
 def test_a_session_leaves_it_out_and_decodes_the_audio_again(tokenizer: Tokenizer) -> None:
-    """Four seconds: speech, an invented phrase, and what is really said there."""
+    """The audio has four seconds: speech, a hallucinated phrase, and the words really spoken there."""
     first = says(tokenizer, 0.0, " hello there", 1.0, 2.6, " thanks bye", 3.6)
     tokens = first.generated.tokens
     doubtful = tokens.index(at(2.6))

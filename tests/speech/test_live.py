@@ -1,4 +1,4 @@
-"""Turns of a live stream and their text: what is final, what is interim, and when a turn ends."""
+"""Turns of a live stream and their text: final and interim text, and when a turn ends."""
 
 import numpy as np
 import pytest
@@ -98,7 +98,7 @@ def test_a_turn_that_is_committed_by_hand_has_all_its_utterances(tokenizer: Toke
     [completed] = driver.of(Completed)
     assert isinstance(completed, Completed)
     assert completed.seconds == pytest.approx(3.5)
-    for _ in range(3):  # nothing is kept of what brings nothing
+    for _ in range(3):  # audio without any text is not kept
         driver.session.feed(np.empty(0, np.float32))
         with pytest.raises(RequestError, match="0 ms of audio"):
             driver.session.commit()

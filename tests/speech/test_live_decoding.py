@@ -1,4 +1,4 @@
-"""What a live session asks the engine for: audio, prompts, temperatures, and where long speech is cut."""
+"""A live session's requests to the engine: audio, prompts, temperatures, and the cuts of long speech."""
 
 import msgspec
 import pytest
@@ -57,7 +57,7 @@ def test_what_was_cut_is_interim_no_more(tokenizer: Tokenizer) -> None:
 
 def test_further_temperatures_decode_the_same_audio(tokenizer: Tokenizer) -> None:
     counted = [f"w{n}" for n in range(40)]
-    # Each pause is longer than those before, so more audio has a better place to cut.
+    # Each pause is longer than the earlier ones, so more audio has a better place to cut.
     parts = [part for n, word in enumerate(counted) for part in (word, 0.03 + 0.007 * n)]
     words = speech(*parts, length=0.2)
     listener = Listener(tokenizer, words)
@@ -73,7 +73,7 @@ def test_further_temperatures_decode_the_same_audio(tokenizer: Tokenizer) -> Non
         worse = msgspec.structs.replace(output.generated, scores=[-3.0] * len(output.tokens))
         return msgspec.structs.replace(output, result=worse)
 
-    # What is final leaves no room for more, and the utterance grows while its head is tried.
+    # The final text leaves no room for more, and the utterance grows while its head is decoded.
     driver = Driver(tokenizer, words, answer, delay=8, context=64)
     driver.play(18)
     driver.drain()
@@ -179,7 +179,7 @@ def test_the_language_is_detected_once(tokenizer: Tokenizer) -> None:
 
     driver = Driver(tokenizer, words, answer, LiveOptions())
     driver.play(2)
-    driver.session.configure(LiveOptions(interval_ms=300))  # other settings leave it alone
+    driver.session.configure(LiveOptions(interval_ms=300))  # the language stays
     assert driver.session.language == "de"
     driver.play(3)
     assert driver.texts() == ["ja nein doch vielleicht", "gut"]

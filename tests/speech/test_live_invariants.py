@@ -1,4 +1,4 @@
-"""Whatever the engine says: final text stays, no word is lost or doubled, memory does not grow."""
+"""Whatever the engine returns: final text stays, no word is lost or doubled, memory does not grow."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ from tests.thorough import examples
 
 @st.composite
 def streams(draw: st.DrawFn) -> tuple[list[Word], float]:
-    """Words with pauses of any length between them, and how long it takes."""
+    """Return words with pauses of any length between them, and the total duration."""
     parts: list[str | float] = []
     for _ in range(draw(st.integers(1, 6))):
         count = draw(st.integers(1, 14))
@@ -53,7 +53,7 @@ def test_what_is_final_is_never_taken_back(
     random: "np.random.RandomState",
     slow: int,
 ) -> None:
-    """Whatever it mishears, however slow it is: a turn's text is its deltas, joined, and it ends."""
+    """However wrong or slow the engine is, a turn's text is its joined deltas, and the turn ends."""
     words, seconds = stream
     driver = Driver(tokenizer, words, delay=slow)
     driver.listener.mishears = lambda word: word if random.random() < 0.7 else "hm,"
@@ -70,7 +70,7 @@ def test_what_is_final_is_never_taken_back(
 def test_every_word_is_there_once(
     tokenizer: Tokenizer, stream: tuple[list[Word], float], slow: int
 ) -> None:
-    """With an engine that hears well: whatever the pauses, turns together have all words in order."""
+    """With an accurate engine and any pauses, the turns together have all words in order."""
     words, seconds = stream
     words = [Word(f"{word.text}{n}", word.start, word.end) for n, word in enumerate(words)]
     driver = Driver(tokenizer, words, delay=slow)
@@ -80,7 +80,7 @@ def test_every_word_is_there_once(
 
 
 def test_memory_does_not_grow_with_hours(tokenizer: Tokenizer) -> None:
-    """An hour of talk: what is kept is one encoder input and what the engine has not answered yet."""
+    """An hour of talk: memory holds one encoder input and what the engine has not answered yet."""
     sentence: list[str | float] = [
         "one two three four five six seven eight nine ten",
         0.3,

@@ -1,4 +1,4 @@
-"""A live stream whose engine is behind, full, or gone."""
+"""A live stream whose engine is slow, full, or gone."""
 
 import asyncio
 import math
@@ -26,14 +26,14 @@ SECOND = bytes(2 * 16_000)
 
 
 class Blank(Places):
-    """Features that say nothing."""
+    """Empty features."""
 
     def __call__(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
         return np.zeros((4, 16), np.float32)
 
 
 class Talk:
-    """A detector that hears somebody all the time."""
+    """A detector that always reports speech."""
 
     def feed(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
         return np.full(len(samples) // VAD_FRAME, 0.9, np.float32)
@@ -43,7 +43,7 @@ class Talk:
 
 
 class Engine:
-    """Answers with one word, after it has refused so many requests; or never."""
+    """An engine that answers with one word, after refusing several requests; or never."""
 
     def __init__(self, tokenizer: Tokenizer, *, full: int = 0, answers: bool = True) -> None:
         self._tokenizer = tokenizer
@@ -65,7 +65,7 @@ class Engine:
 
 
 class Answer:
-    """What the engine says to one request; None is nothing, for ever."""
+    """The engine's answer to one request; None for no answer, ever."""
 
     def __init__(self, engine: Engine, output: Output | None) -> None:
         self._engine = engine
@@ -93,7 +93,7 @@ def stream_of(engine: Any, tokenizer: Tokenizer) -> tuple[LiveStream, list[LiveE
 
 
 def run(stream: LiveStream, work: Coroutine[Any, Any, None]) -> None:
-    """``work``, while the stream keeps its engine busy."""
+    """Run ``work`` while the stream keeps its engine busy."""
 
     async def both() -> None:
         await stream.configure("s16le", 16_000, LiveOptions(language="en"))

@@ -1,4 +1,4 @@
-"""Overlapping chunks are joined without a word lost or doubled."""
+"""Overlapping chunks are joined without losing or doubling a word."""
 
 from typing import NamedTuple
 
@@ -32,13 +32,13 @@ class Overlapped(NamedTuple):
 
 @st.composite
 def overlapped(draw: st.DrawFn) -> Overlapped:
-    """Words of two chunks, with rough times, halves of words at the cut, and other punctuation."""
+    """Return words of two chunks, with rough times, half words at the cut, and other punctuation."""
     lengths = draw(st.lists(st.floats(0.2, 0.6), min_size=24, max_size=40))
     said: list[Word] = []
     end = 0.0
     for i, length in enumerate(lengths):
         name = draw(st.sampled_from(["no", "yes", "the", "account", "please"]))
-        # A word may come again, but a phrase of three does not.
+        # A single word may repeat, but not a phrase of three.
         said.append(Word(f" {name}{i % 3}", end, end + length))
         end += length
     cut = draw(st.floats(end * 0.6, end * 0.8))

@@ -1,4 +1,4 @@
-"""Rules judge as faster-whisper's generate_with_fallback does, and refuse values out of range."""
+"""Rules decide like faster-whisper's generate_with_fallback, and refuse values out of range."""
 
 import inspect
 import math
@@ -46,7 +46,7 @@ def test_judgement_is_faster_whispers(
     least: float | None,
     limit: float | None,
 ) -> None:
-    """The expectation is its code (transcribe.py of version 1.2.1), with its two ifs in one place."""
+    """The expected result is its code (transcribe.py of version 1.2.1), with its two ifs in one place."""
     needs_fallback = False
     if most is not None and compression_ratio > most:
         needs_fallback = True
@@ -62,7 +62,7 @@ def test_judgement_is_faster_whispers(
     )
     attempt = Attempt((), (avg_logprob,), 0.0, compression_ratio, no_speech_prob)
     assert attempt.is_silence(rules) == should_skip
-    # What will be skipped is not tried again, where theirs may be.
+    # Text that will be skipped is not decoded again, where theirs may be.
     assert attempt.is_good(rules) == (should_skip or not needs_fallback)
 
 

@@ -1,4 +1,4 @@
-"""Bytes as they come in from a live stream: as FFmpeg decodes them, however they are parted."""
+"""PCM of a live stream, decoded as FFmpeg does, however it is split."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""What a published Whisper hears in people's recordings: nothing that was said is lost, or said twice."""
+"""A published Whisper on people's recordings: no speech is lost or transcribed twice."""
 
 from collections.abc import Iterator
 
@@ -60,13 +60,13 @@ def test_what_is_said_after_silence_is_heard(
 def test_a_talk_cut_anywhere_keeps_its_words(
     transcriber: Transcriber, jfk: Samples, cut: float
 ) -> None:
-    """Three times the same 22 words; the third time the end is cut off."""
+    """The same 22 words three times; the third time the end is cut off."""
     talk = np.concatenate([jfk, jfk, jfk])[: round(cut * RATE)]
     got = heard(transcriber, talk)
     whole = SAID * 3
     best = min(range(2 * len(SAID), len(whole) + 1), key=lambda n: real.errors(whole[:n], got))
     assert real.errors(whole[:best], got) <= 2
-    # Of the last eleven seconds as many are here as without the words before.
+    # The last eleven seconds have as much text as without the words before.
     alone = heard(transcriber, talk[22 * RATE :])
     assert abs(len(got) - 2 * len(SAID) - len(alone)) <= 2
 
@@ -115,7 +115,7 @@ def test_quiet_speech_is_heard_word_for_word(
 
 
 def test_live_audio_and_files_agree(transcriber: Transcriber, jfk: Samples) -> None:
-    """Of a turn that the client commits, which is heard in one, as a file is."""
+    """A turn that the client commits is decoded as a whole, like a file."""
     live = transcriber.live(LiveOptions(commit_turns=False, interval_ms=5_000))
     for first in range(0, len(jfk), RATE):
         live.feed(jfk[first : first + RATE])
@@ -126,7 +126,7 @@ def test_live_audio_and_files_agree(transcriber: Transcriber, jfk: Samples) -> N
 def test_each_turn_of_live_audio_is_heard_as_a_file_of_it_is(
     transcriber: Transcriber, jfk: Samples
 ) -> None:
-    """Of turns that half a second of silence ends: what the model hears in one depends on where it ends."""
+    """Half a second of silence ends a turn, and the transcript depends on where turns end."""
     talk = jfk[: 5 * RATE]
     live = transcriber.live(LiveOptions(interval_ms=5_000))
     events = [

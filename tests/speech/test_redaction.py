@@ -1,4 +1,4 @@
-"""Redaction of transcripts: text, words, token ids and audio follow one list of spans."""
+"""Redaction of transcripts: text, words, token ids and audio use one list of spans."""
 
 import wave
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from galley.speech.results import Segment, Word
 
 
 def segment(text: str, start: float = 0.0, *, aligned: bool = True) -> Segment:
-    """A segment of one second a word."""
+    """Return a segment of one second per word."""
     words = [
         Word(f" {word}", start + at, start + at + 1, 0.9 if aligned else None)
         for at, word in enumerate(text.split())

@@ -1,4 +1,4 @@
-"""A recording's chunks go through an engine that says what it is told, and come out as its transcript."""
+"""A recording's chunks go through an engine with prepared answers and become its transcript."""
 
 import itertools
 from collections.abc import Iterator
@@ -121,7 +121,7 @@ def test_each_chunks_language_is_detected_where_several_are_spoken(tokenizer: To
     segments = driver.run([chunk(start, start + 4) for start in spoken_at])
     assert [segment.language for segment in segments] == ["de", "en", "de"]
     assert driver.session.language in ("de", "en")
-    # All are detected at once, and each transcript is in its chunk's language.
+    # All languages are detected at once, and each transcript is in its chunk's language.
     assert [spoken(request).prompt for request in driver.asked[:3]] == [[SOT]] * 3
     for request in driver.asked[3:]:
         assert spoken(request).prompt == [
@@ -171,7 +171,7 @@ def test_a_bad_transcript_is_tried_again_hotter(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     ("scores", "kept"),
     [
-        ((-0.1, -2.0, -3.0), " no" * 30),  # said over and over; the others are nonsense
+        ((-0.1, -2.0, -3.0), " no" * 30),  # repeated over and over; the others are nonsense
         ((-2.5, -1.5, -3.0), " second"),
         ((-2.5, -4.3, -2.0), " third"),
     ],
@@ -209,7 +209,7 @@ def test_of_the_texts_sampled_at_a_temperature_the_likeliest_counts(tokenizer: T
 def test_text_that_ran_away_gives_way_to_any_that_ended(
     score: float, text: str, tokenizer: Tokenizer
 ) -> None:
-    """Of the samples at one temperature as of the attempts; each repetition is likelier than the last."""
+    """Samples at one temperature compete like attempts; each repetition is likelier than the last."""
 
     def ran_away(request: EngineRequest) -> Output:
         loop = says(tokenizer, 0.0, " s" * 100, score=-0.1)
@@ -227,7 +227,7 @@ def test_text_that_ran_away_gives_way_to_any_that_ended(
     options = TranscribeOptions(language="en", rules=rules)
     [segment] = Driver(tokenizer, options, answer).run([chunk(0, 4)])
     assert segment.text == text
-    # Where all did, it stays: nothing is known to be better.
+    # If all attempts repeat, the text stays: no better one is known.
     [segment] = Driver(tokenizer, options, ran_away).run([chunk(0, 4)])
     assert segment.text.startswith(" s s s")
 
@@ -262,7 +262,7 @@ def test_overlapping_chunks_are_joined(tokenizer: Tokenizer) -> None:
     }
     driver = Driver(tokenizer, ENGLISH, lambda r: to(r, texts[place(r)]))
     segments = driver.run([chunk(0, 4), chunk(3, 7, overlap=1.0)])
-    # They agree on nothing but the time; words that were cut in half are left out.
+    # They agree only on the time; words cut in half are dropped.
     assert "".join(segment.text for segment in segments) == " one two three four five six seven"
     for segment in segments:
         assert tokenizer.decode(segment.tokens) == segment.text
@@ -366,7 +366,7 @@ def test_what_the_model_does_not_know_is_refused(tokenizer: Tokenizer) -> None:
 
 
 def segment_cases() -> Iterator[tuple[list[str | float], list[tuple[float, float, str]]]]:
-    """(what the model says, what it means); after openai/whisper's transcribe.py."""
+    """Yield (the model's output, its meaning); after openai/whisper's transcribe.py."""
     yield [0.0, " a", 1.0, 1.0, " b", 2.0], [(0.0, 1.0, " a"), (1.0, 2.0, " b")]
     yield [0.0, " a", 1.0, 1.4, " b"], [(0.0, 1.0, " a"), (1.4, 3.0, " b")]
     yield [" a"], [(0.0, 3.0, " a")]

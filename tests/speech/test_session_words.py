@@ -1,4 +1,4 @@
-"""Word times of a recording: one more request a chunk, and the recording's times in any chunk."""
+"""Word times of a recording: one extra request per chunk, with times relative to the recording."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ WORDS = TranscribeOptions(language="en", word_timestamps=True)
 def answering(
     tokenizer: Tokenizer, texts: Mapping[float, Output], ends: Mapping[float, Sequence[float]]
 ) -> Answer:
-    """``texts`` and ``ends`` of words by where the chunk starts."""
+    """Run the session; ``texts`` and ``ends`` of words are keyed by the chunk's start."""
 
     def answer(request: EngineRequest) -> Output:
         if isinstance(request.payload, Align):
@@ -41,7 +41,7 @@ def told(segment: Segment) -> list[tuple[str, float, float]]:
 
 
 def check(segments: Sequence[Segment]) -> None:
-    """In order, in their segments, and all of the text."""
+    """Check that words are in order, in their segments, and make up all of the text."""
     words: list[Word] = []
     for segment in segments:
         assert segment.words is not None
@@ -73,7 +73,7 @@ def test_words_have_the_recordings_times(tokenizer: Tokenizer) -> None:
 
 
 def test_one_request_more_for_each_chunk(tokenizer: Tokenizer) -> None:
-    """Over the same chunk, without what was said before."""
+    """The request covers the same chunk, without previous text."""
     texts = {start: says(tokenizer, 0.0, f" at {start:.0f}", 1.0) for start in (0.0, 10.0)}
     rules = QualityRules(condition_on_previous_text=True)
     options = TranscribeOptions(language="en", word_timestamps=True, prompt="names", rules=rules)
@@ -87,7 +87,7 @@ def test_one_request_more_for_each_chunk(tokenizer: Tokenizer) -> None:
         said = tokenizer.encode_plain(f" at {start:.0f}")
         assert aligned(words).prompt == [*START, *said, EOT]
         assert aligned(words).encoder_input == spoken(text).encoder_input
-    # What conditions the next chunk is the text: it does not wait for times.
+    # The text conditions the next chunk, which does not wait for word times.
     assert [isinstance(r.payload, Align) for r in driver.asked] == [False, True, False, True]
 
 
@@ -103,7 +103,7 @@ def test_no_word_lies_in_a_silence_that_was_left_out(tokenizer: Tokenizer) -> No
     joined = AudioChunk(segments, np.zeros(4 * RATE, np.float32))
     texts = {1.0: says(tokenizer, 0.0, " one two three four", 4.0)}
     for ends, expected in (
-        # The third word begins a little before the second segment, or ends a little after the first.
+        # The third word starts slightly before the second segment, or ends slightly after the first.
         ((0.5, 1.8, 2.6, 3.0), [(1.0, 1.5), (1.5, 2.8), (30.0, 30.6), (30.6, 31.0)]),
         ((0.5, 1.2, 2.2, 3.0), [(1.0, 1.5), (1.5, 2.2), (2.2, 3.0), (30.2, 31.0)]),
     ):
@@ -114,7 +114,7 @@ def test_no_word_lies_in_a_silence_that_was_left_out(tokenizer: Tokenizer) -> No
 
 
 def test_the_first_word_begins_with_the_speech(tokenizer: Tokenizer) -> None:
-    """Not with what is kept from before it; 64 ms of that are the detector's doubt."""
+    """It does not start in the audio kept before it; 64 ms of that are the detector's doubt."""
     speech = SpeechSegment(10 * RATE, 14 * RATE, lead=RATE // 4)
     texts = {10.0: says(tokenizer, 0.0, " one two", 4.0)}
     for ends, expected in (
@@ -132,7 +132,7 @@ def test_overlapping_chunks_are_joined_by_the_times_of_their_words(tokenizer: To
         0.0: says(tokenizer, 0.0, " one two three four fi", 4.0),
         3.0: says(tokenizer, 0.0, " four five six", 4.0),
     }
-    # Both heard "four", the second a little later: what follows it does not begin before it ends.
+    # Both chunks contain "four", the second slightly later: the next word does not start before its end.
     ends = {0.0: (1.0, 2.0, 3.1, 3.8, 4.0), 3.0: (0.74, 1.4, 2.0)}
     driver = Driver(tokenizer, WORDS, answering(tokenizer, texts, ends))
     segments = driver.run([chunk(0, 4), chunk(3, 7, overlap=1.0)])

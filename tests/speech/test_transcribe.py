@@ -1,4 +1,4 @@
-"""galley.Transcriber on a tiny checkpoint: transformers' own text, in order, for any recording."""
+"""galley.Transcriber on a tiny checkpoint: the same text as transformers, in order, for any recording."""
 
 import dataclasses
 import itertools
@@ -62,7 +62,7 @@ def told(segments: list[Segment]) -> list[tuple[float, float, str]]:
 def truth(
     folder: Path, samples: NDArray[np.float32], prompt: str, timestamps: bool, beams: int
 ) -> list[int]:
-    """Tokens that transformers generates for one chunk; its own loop over chunks is left out."""
+    """Return the tokens that transformers generates for one chunk, without its own loop over chunks."""
     model = WhisperForConditionalGeneration.from_pretrained(folder, attn_implementation="eager")
     features = LogMel(tiny.MELS, tiny.INPUT_SECONDS)(samples)
     prefix = [tiny.token_id(f"<|{name}|>") for name in prompt.split()]
@@ -115,11 +115,11 @@ def test_a_chunks_text_is_transformers_own(
     )
     first_time = tiny.token_id("<|0.00|>")
     if timestamps and expected[-1] != tiny.token_id("<|endoftext|>"):
-        # Cut off at the limit: what follows the last timestamp is asked for again.
+        # Cut off at the limit: the audio after the last timestamp is decoded again.
         last = max(i for i, token in enumerate(expected) if token >= first_time)
         expected = expected[: last + 1]
     tokenizer = Tokenizer.load(folder)
-    # Segments without a letter are left out.
+    # Segments without a letter are dropped.
     spelt = {t for t in range(tiny.TEXT_TOKENS) if any(map(str.isalnum, tokenizer.decode([t])))}
     words = [token for token in expected if token in spelt]
     tokens = [token for segment in segments for token in segment.tokens if token in spelt]
@@ -195,7 +195,7 @@ def test_long_speech_without_a_pause_is_cut_and_joined(transcriber: Transcriber)
     starts = [segment.start for segment in segments]
     assert len(starts) > 2
     assert starts == sorted(starts)
-    # All of the 20 s count as speech, and 4 s fit the encoder: there is text in each part of the recording.
+    # All 20 s count as speech, and 4 s fit the encoder, so each part of the recording has text.
     assert {int(start // 4) for start in starts} >= set(range(5))
 
 
@@ -203,7 +203,7 @@ def test_long_speech_without_a_pause_is_cut_and_joined(transcriber: Transcriber)
 def test_words_are_in_order_in_their_segments(
     speech: SpeechOptions | None, folder: Path, transcriber: Transcriber
 ) -> None:
-    """Chunks cut at pauses, and overlapped; the same on both executors."""
+    """Chunks cut at pauses, and overlapping ones; the same on both executors."""
     plain = TranscribeOptions(language="en", rules=GREEDY, speech=speech)
     options = dataclasses.replace(plain, word_timestamps=True)
     segments = list(transcriber.transcribe(CALL, options))
@@ -276,7 +276,7 @@ def test_what_is_not_a_recording_is_refused(transcriber: Transcriber) -> None:
         with pytest.raises(RequestError, match=message) as caught:
             transcriber.transcribe(source, **arguments)
         assert caught.value.param == param
-    with pytest.raises(AudioError, match="no audio"):
+    with pytest.raises(AudioError, match="no decodable audio"):
         list(transcriber.transcribe(silence[:0], ENGLISH))
 
 
@@ -292,7 +292,7 @@ def test_a_model_says_where_it_was_unsure() -> None:
         known = bundled.transcribe(ROOT / "examples/call.opus")
         assert "My account number is 51541141." in known.text()
         assert known.info.warnings == ()
-        other = bundled.transcribe(CALL)  # of another telephone line
+        other = bundled.transcribe(CALL)  # of a different telephone line
         assert other.text()
         [warning] = other.info.warnings
         assert "has low confidence from 2.0 s (0." in warning

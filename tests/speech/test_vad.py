@@ -1,4 +1,4 @@
-"""The detector finds the speech that Silero's own package finds, in blocks of any size."""
+"""The detector finds the same speech as Silero's own package, in blocks of any size."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def test_speech_is_where_silero_finds_it(
     probabilities = np.concatenate([stream.feed(call), stream.finish()])
     segmenter = SpeechSegmenter(options, limit=10**9, overlap=0)
     segments = segmenter.feed(probabilities) + segmenter.finish(len(call))
-    # FFmpeg's Opus decoder may differ in the last bits from one version to the next.
+    # FFmpeg's Opus decoder may differ in the last bits between versions.
     found = np.array([(segment.start, segment.end) for segment in segments])
     np.testing.assert_allclose(found, expected, atol=VAD_FRAME)
 
@@ -123,7 +123,7 @@ def test_silence_and_faint_noise_are_no_speech(detector: SpeechDetector) -> None
 def test_padding_before_speech_may_differ_from_padding_after_it(
     detector: SpeechDetector, call: NDArray[np.float32]
 ) -> None:
-    """The padding before begins no earlier than the previous segment's end."""
+    """The padding before a segment starts no earlier than the previous segment's end."""
 
     def found(options: SpeechOptions) -> list[tuple[int, int, int, int]]:
         chunks = chunk_audio([call], 30, options, detector.stream(), pack=False)

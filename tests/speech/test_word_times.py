@@ -1,4 +1,4 @@
-"""Words of a text and when they are said; the splitting is transformers' own."""
+"""Words of a text and their times; the splitting equals transformers' own."""
 
 import itertools
 import math
@@ -68,7 +68,7 @@ def test_a_text_that_ends_in_half_a_character_keeps_its_tokens(tokenizer: Tokeni
 def timed(
     text: str, lasts: Sequence[float], tokenizer: Tokenizer, start: float = 0.0, end: float = 60.0
 ) -> list[tuple[str, float, float]]:
-    """``lasts``: seconds that each of the words and marks has, shared by its tokens."""
+    """Return the words; ``lasts`` is the duration of each word or mark, shared by its tokens."""
     said = piece(text, tokenizer, start, end)
     times = [0.0]
     for (_, count), seconds in zip(

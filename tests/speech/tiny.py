@@ -1,4 +1,4 @@
-"""Tiny random Whisper checkpoints with a tokeniser of their own, written by transformers."""
+"""Tiny random Whisper checkpoints with their own tokenizer, written by transformers."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ TIMES: Final = [f"<|{step * 0.02:.2f}|>" for step in range(INPUT_SECONDS * 50 + 
 
 
 def make_tokenizer() -> Tokenizer:
-    """Byte-level BPE, then control tokens, then timestamps."""
+    """Return a byte-level BPE tokenizer, followed by control tokens and timestamps."""
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
@@ -43,18 +43,18 @@ def make_tokenizer() -> Tokenizer:
     inner.train_from_iterator(CORPUS, trainer)
     assert inner.get_vocab_size() == TEXT_TOKENS
     inner.add_special_tokens(CONTROL)
-    # As in the hub's checkpoints, where timestamps are added tokens and no special ones.
+    # As in the hub's checkpoints, where timestamps are added tokens but not special ones.
     inner.add_tokens(TIMES)
     return inner
 
 
 def token_id(name: str) -> int:
-    """Of a control token or a timestamp."""
+    """Return the id of a control token or a timestamp."""
     return TEXT_TOKENS + [*CONTROL, *TIMES].index(name)
 
 
 def generation_config() -> dict[str, Any]:
-    """What the hub's checkpoints say of decoding."""
+    """Return the decoding settings of the hub's checkpoints."""
     return {
         "decoder_start_token_id": token_id("<|startoftranscript|>"),
         "eos_token_id": token_id("<|endoftext|>"),
@@ -73,7 +73,7 @@ def generation_config() -> dict[str, Any]:
 
 
 def write_text_side(folder: Path) -> Path:
-    """The tokeniser and what goes with it, without weights."""
+    """Write the tokenizer and its related files, without weights."""
     make_tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
     (folder / "generation_config.json").write_text(json.dumps(generation_config()))
@@ -84,7 +84,7 @@ def write_text_side(folder: Path) -> Path:
 
 
 def make_whisper(folder: Path, *, seed: int = 0) -> Path:
-    """A whole checkpoint. Weights are wide enough that greedy text is not one token over and over."""
+    """Write a whole checkpoint. Weights are large enough that greedy text is not one repeated token."""
     import torch
     from transformers import WhisperConfig, WhisperForConditionalGeneration
 

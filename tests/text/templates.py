@@ -1,4 +1,4 @@
-"""Chat templates as published checkpoints carry them."""
+"""Chat templates from published checkpoints."""
 # ruff: noqa: E501
 
 LLAMA3 = (

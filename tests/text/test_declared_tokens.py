@@ -1,4 +1,4 @@
-"""Tokens that stand beside tokenizer.json, in every file that transformers reads them from."""
+"""Tokens declared outside tokenizer.json, in every file from which transformers reads them."""
 
 import json
 from pathlib import Path
@@ -95,7 +95,7 @@ def test_tokens_are_those_of_transformers(kind: str, name: str, tmp_path: Path) 
 def test_additional_special_tokens_of_the_map_are_special(
     listed: Any, added: dict[str, Any], tmp_path: Path
 ) -> None:
-    """As in transformers 4, which wrote such files; 5 takes them for texts, or for ordinary tokens."""
+    """As in transformers 4, which wrote such files; 5 reads them as texts, or as ordinary tokens."""
     files = {MAP: {"additional_special_tokens": [listed, "<|more|>"]}, **added}
     tokenizer = Tokenizer.load(write(trained.byte_level(tmp_path), files))
     ids = tokenizer.encode("<|tool|><|more|>", add_special_tokens=False)
@@ -135,7 +135,7 @@ def test_a_grammar_knows_the_tokens_too(tmp_path: Path) -> None:
 
 
 def test_added_tokens_may_lie_beyond_the_embedding(tmp_path: Path) -> None:
-    """As in Gemma 3's models of text."""
+    """As in Gemma 3's text models."""
     folder = write(trained.byte_level(tmp_path), DECLARED["decoder"])
     tokenizer = Tokenizer.load(folder)
     [tool] = tokenizer.encode("<|tool|>", add_special_tokens=False)

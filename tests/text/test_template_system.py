@@ -1,4 +1,4 @@
-"""System messages behind others, and the last message continued, by templates of each kind."""
+"""System messages after other messages, and continuing the last message, for each kind of template."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Chat templates with tools: what they are told, in the form that each expects."""
+"""Chat templates with tools: the tools' descriptions, in the form that each template expects."""
 
 import json
 from pathlib import Path
@@ -113,7 +113,7 @@ def test_calls_are_written_as_each_template_expects_them(
 def test_arguments_that_are_no_json_object_are_written_as_they_are(
     tokenizer: Tokenizer, form: str, cut: str
 ) -> None:
-    """A template that writes each argument by itself is told of one."""
+    """A template that writes each argument separately gets a call with one."""
     whole = "{{ c.function | tojson }}"
     source = (
         "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.name }}:"
@@ -128,7 +128,7 @@ def test_arguments_that_are_no_json_object_are_written_as_they_are(
         "whole": json.dumps(function, ensure_ascii=False),
     }
     assert text == "get_weather:" + expected.get(form, cut)
-    # And a call beside it that is whole is what it always was.
+    # A complete call next to it is unchanged.
     both = rendered(source, tokenizer, history(call(cut), call()))
     assert both.startswith(text)
     assert both.removeprefix(text) == rendered(source, tokenizer, history(call()))

@@ -14,7 +14,7 @@ HARD = "😀👩‍👩‍👧e\u0301é你☃\x00 \n\ufffd"
 
 
 def id_lists() -> st.SearchStrategy[list[int]]:
-    """Any ids at all: special, unknown, bytes that are no UTF-8."""
+    """Any ids: special ones, unknown ones, bytes that are not UTF-8."""
     return st.lists(st.integers(0, 700) | st.integers(0, 270), max_size=60)
 
 

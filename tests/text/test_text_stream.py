@@ -187,7 +187,7 @@ def test_describe(byte_level: Tokenizer) -> None:
 
 def test_a_stream_for_a_request_hides_what_ends_it(byte_level: Tokenizer) -> None:
     ids = ids_of(byte_level, "the cat")
-    end = 7  # text of its own, where it does not end the sequence
+    end = 7  # a text of its own, where it does not end the sequence
     for params, ends, shown in (
         (SamplingParams(), (end,), False),
         (SamplingParams(ignore_eos=True), (end,), True),

@@ -56,7 +56,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def expected(truth: Any, messages: Messages, **options: Any) -> list[int]:
-    """What transformers makes of it."""
+    """Return transformers' token ids of the conversation."""
     ids: list[int] = truth.apply_chat_template(messages, return_dict=False, **options)
     return ids
 
@@ -158,7 +158,7 @@ def test_private_use_characters_of_a_message_survive(
 
 
 def test_whole_word_vocabularies_do_not_smuggle(tmp_path: Path) -> None:
-    """With ignore_merges a word that is in the vocabulary is one id, the special ones too."""
+    """With ignore_merges a word in the vocabulary is one id, special ones included."""
     trained.byte_level(tmp_path, ignore_merges=True)
     trained.update_config(tmp_path, chat_template=templates.CHATML)
     tokenizer, template = Tokenizer.load(tmp_path), ChatTemplate.load(tmp_path)
@@ -362,7 +362,7 @@ def test_a_damaged_template_file_is_named(tmp_path: Path) -> None:
 
 
 def test_the_tools_of_templates(byte_level: Tokenizer) -> None:
-    """What transformers adds to Jinja: tojson without HTML escapes, today's date."""
+    """transformers' additions to Jinja: tojson without HTML escapes, today's date."""
     source = (
         "{{ {'b': '<é>', 'a': 1} | tojson }} {{ [1] | tojson(indent=1) }} "
         "{{ strftime_now('%Y') | length }}{% for i in [1, 2] %}{% continue %}{% endfor %}"

@@ -156,7 +156,7 @@ def test_plain_text_names_no_token(tokenizer: Tokenizer) -> None:
         for text in (token.text, f"a{token.text}b", f" {token.text} {token.text}"):
             ids = tokenizer.encode_plain(text)
             assert not added.intersection(ids), (text, ids)
-            # Metaspace writes no second space before a text that begins with one.
+            # Metaspace does not add a second space to a text that starts with one.
             assert tokenizer.decode(ids) in (text, text.removeprefix(" "))
 
 
@@ -167,7 +167,7 @@ def test_plain_text_names_no_token(tokenizer: Tokenizer) -> None:
 def test_token_bytes_add_up_to_the_text(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode_plain(text)
     whole = b"".join(map(tokenizer.token_bytes, ids)).decode()
-    # A SentencePiece vocabulary writes a space before the first word.
+    # A SentencePiece vocabulary adds a space before the first word.
     assert whole.removeprefix("" if tokenizer.byte_level else " ") == tokenizer.decode(ids)
 
 
@@ -207,7 +207,7 @@ def test_only_what_is_too_long_is_refused_by_its_beginning(tokenizer: Tokenizer,
             refused = False
         count = len(tokenizer.encode(whole))
         assert not refused or count > 50
-        # Where a token is less than eight characters, everything beyond the beginning is refused.
+        # Where a token is under eight characters, everything beyond the limit is refused.
         assert refused or len(whole) <= 800 or count < len(whole) / 8
 
 
@@ -269,7 +269,7 @@ def test_a_decoder_that_cannot_be_streamed_is_refused(tmp_path: Path, decoder: A
     if decoder is not None:
         inner.decoder = decoder
     trained.write(tmp_path, inner, {})
-    tokenizer = Tokenizer.load(tmp_path)  # who writes no text needs none
+    tokenizer = Tokenizer.load(tmp_path)  # a decoder that writes no text needs none
     with pytest.raises(UnsupportedModel, match="decoder"):
         tokenizer.check_streamable(tmp_path)
 

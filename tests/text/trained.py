@@ -1,4 +1,4 @@
-"""Small tokenisers of the kinds that checkpoints come with, trained on the spot."""
+"""Small tokenizers of the kinds found in checkpoints, trained on the spot."""
 
 import json
 from collections.abc import Callable
@@ -50,7 +50,7 @@ BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 class Split(NamedTuple):
-    """How texts are split before pairs are merged: by a pattern, or GPT-2's; after NFC; around digits."""
+    """How texts are split before merging pairs: by a pattern, or GPT-2's; after NFC; around digits."""
 
     pattern: str | None = None
     nfc: bool = False
@@ -70,7 +70,7 @@ SPLITS = {
 
 
 def byte_level(folder: Path, *, ignore_merges: bool = False, split: Split | None = None) -> Path:
-    """As Llama 3 and Qwen have it; Llama 3's ``ignore_merges`` takes whole words from the vocabulary."""
+    """As in Llama 3 and Qwen; Llama 3's ``ignore_merges`` uses whole words from the vocabulary."""
     split = split or Split(LLAMA3_SPLIT, nfc=True, ignore_merges=ignore_merges)
     inner = Tokenizer(models.BPE())
     if split.nfc:
@@ -99,18 +99,18 @@ def byte_level(folder: Path, *, ignore_merges: bool = False, split: Split | None
     def edit(file: dict[str, Any]) -> None:
         file["model"]["ignore_merges"] = split.ignore_merges
 
-    eos = {"__type": "AddedToken", "content": "<|eot_id|>", "special": True}  # older files' way
+    eos = {"__type": "AddedToken", "content": "<|eot_id|>", "special": True}  # the older style
     config = {"bos_token": "<|begin_of_text|>", "eos_token": eos}
     return write(folder, inner, config, edit)
 
 
 def sentencepiece(folder: Path, *, legacy: bool = True, complete: bool = False) -> Path:
-    """As Llama 2 and Mistral have it: byte fallback, and a space before the first word.
+    """As in Llama 2 and Mistral: byte fallback, and a space before the first word.
 
     Args:
-        legacy: the space comes from a normaliser, before each text between special tokens; otherwise
-            from the pre-tokeniser, at the start only.
-        complete: all pairs that make a piece are merged, as in tokenisers that were SentencePiece's.
+        legacy: a normalizer adds the space, before each text between special tokens; otherwise
+            the pre-tokenizer does, at the start only.
+        complete: all pairs that make a piece are merged, as in tokenizers converted from SentencePiece.
     """
     inner = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     if legacy:
@@ -162,7 +162,7 @@ def write(
     config: dict[str, Any],
     edit: Callable[[dict[str, Any]], None] = lambda file: None,
 ) -> Path:
-    """``tokenizer.json`` and ``tokenizer_config.json``, such that transformers reads them as they are."""
+    """Write ``tokenizer.json`` and ``tokenizer_config.json``, which transformers reads unchanged."""
     folder.mkdir(parents=True, exist_ok=True)
     file = json.loads(inner.to_str())
     edit(file)
@@ -179,5 +179,5 @@ def update_config(folder: Path, **changes: Any) -> None:
 
 
 def token_id(tokenizer: text.Tokenizer, piece: str) -> int:
-    """The id of the token that the vocabulary spells so."""
+    """Return the id of the token with this spelling in the vocabulary."""
     return next(token for token in range(tokenizer.vocab_size) if tokenizer.piece(token) == piece)

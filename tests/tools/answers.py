@@ -1,4 +1,4 @@
-"""Answers taken apart, in a form that can be compared: ids are drawn, so they are left out."""
+"""Parsed answers in a comparable form: ids are random, so they are left out."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -35,24 +35,24 @@ TOOLS = (WEATHER, CLOCK)
 def new_parser(
     name: str, *, tools: Sequence[Tool] = TOOLS, thinking: str | None = None, **options: Any
 ) -> Parser:
-    """A parser of the format."""
+    """Return a parser of the format."""
     if name != "harmony":
         options["thinking"] = THINKING[thinking] if thinking else None
     return FORMATS[name].parser(tools, **options)
 
 
 def events_of(parser: Parser, chunks: Iterable[str]) -> list[Event]:
-    """All events of an answer that comes in pieces."""
+    """Return all events of an answer that arrives in pieces."""
     events = [event for chunk in chunks for event in parser.feed(chunk)]
     return events + parser.finish()
 
 
 def parts(answer: Answer) -> Parts:
-    """The answer without what is drawn."""
+    """Return the answer without its random parts."""
     calls = [(call.name, json.loads(call.arguments)) for call in answer.calls]
     return answer.text, answer.reasoning, calls, answer.warnings
 
 
 def read(name: str, chunks: Iterable[str], **options: Any) -> Parts:
-    """What a parser of the format makes of an answer."""
+    """Return a parser's result for an answer in the format."""
     return parts(whole(events_of(new_parser(name, **options), chunks)))

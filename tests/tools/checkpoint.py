@@ -1,4 +1,4 @@
-"""A random model whose chat template knows tools and thinking, as Qwen's does."""
+"""A random model whose chat template supports tools and thinking, as Qwen's does."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ You may call: {% for tool in tools %}{{ tool | tojson }}
 
 
 def make_calling(folder: Path, **changes: Any) -> Path:
-    """Write a random Llama with this chat template, and tokens for the beginning and end of thinking."""
+    """Write a random Llama with this chat template, and tokens for the start and end of thinking."""
     folder.mkdir(exist_ok=True)
     make_checkpoint(folder, vocab_size=VOCAB_SIZE + 2, **changes)
     (folder / "chat_template.jinja").write_text(TEMPLATE)

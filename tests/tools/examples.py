@@ -1,4 +1,4 @@
-"""Answers as each format's published template and its peers' tests have them, and what is in them."""
+"""Answers from each format's published template and its peers' tests, with their parsed content."""
 
 # ruff: noqa: RUF001 - DeepSeek's tokens are spelled with these characters
 

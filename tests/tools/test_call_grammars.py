@@ -1,4 +1,4 @@
-"""Grammars of calls: random texts that follow one are read as calls that satisfy the tools' schemas."""
+"""Grammars of calls: random texts that follow one are parsed as calls that satisfy the tools' schemas."""
 
 import json
 import re
@@ -71,7 +71,7 @@ class Model:
         self.vocabulary: LLTokenizer = load_vocabulary(folder)
 
     def random_ids(self, grammar: Grammar, seed: int) -> tuple[list[int], bool]:
-        """Tokens that follow the grammar, and end soon where they can; whether they have ended."""
+        """Return tokens that follow the grammar and end soon where possible, and whether they have ended."""
         compiled = check(grammar, self.vocabulary, "tools")
         matcher = LLMatcher(self.vocabulary, compiled.source, log_level=0, limits=LIMITS)
         rng = np.random.default_rng(seed)
@@ -87,7 +87,7 @@ class Model:
                 if rng.random() < 0.3 or len(allowed) == 1:
                     break
                 allowed = allowed[allowed != eos]
-            # Short values: what closes something is taken rather than what goes on.
+            # Short values: closing tokens are preferred.
             ends = [t for t in allowed if set(self.tokenizer.token_text(int(t))) & set('"}])>')]
             token = int(rng.choice(ends if ends and rng.random() < 0.5 else allowed))
             ids.append(token)
@@ -95,13 +95,13 @@ class Model:
         return ids, matcher.is_stopped() or matcher.is_accepting()
 
     def accepts(self, grammar: Grammar, ids: list[int]) -> bool:
-        """Whether the tokens follow the grammar, to its end."""
+        """Return whether the tokens follow the grammar, to its end."""
         compiled = check(grammar, self.vocabulary, "tools").source
         matcher = LLMatcher(self.vocabulary, compiled, log_level=0, limits=LIMITS)
         return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
 
     def spelled(self, *texts: str | tuple[str]) -> list[int]:
-        """Ids of texts one after another; only one in a tuple may be a marker's token."""
+        """Return the ids of consecutive texts; only a tuple may contain a marker's token."""
         ids: list[int] = []
         for text in texts:
             if isinstance(text, tuple):
@@ -112,7 +112,7 @@ class Model:
 
 
 def templates(name: str) -> list[str]:
-    """Texts of chat templates that make a difference to how calls are written."""
+    """Return texts of chat templates that affect how calls are written."""
     return {
         "mistral": ["[TOOL_CALLS]", "[TOOL_CALLS][ARGS]"],
         "deepseek": ["```json", ""],
@@ -130,7 +130,7 @@ def form(name: str, template: str = "", thinking: str | None = None) -> ChatForm
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Model]:
-    """Markers as text, and as special tokens."""
+    """Return a model with the markers as text, and one with them as special tokens."""
     every = dict.fromkeys(marker for known in FORMATS.values() for marker in known.parser.MARKERS)
     markers = (*every, *THINKING["think"], *THINKING["mistral"])
     return {
@@ -152,7 +152,7 @@ def answer_of(
     thinking: Thinking = "over",
     answer: Grammar | None = None,
 ) -> Any:
-    """A random answer, or None if it came to no end."""
+    """Return a random answer, or None if it did not end."""
     grammar = grammar_of(asked, format_, model.tokenizer, thinking, answer)
     assert grammar is not None
     ids, ended = model.random_ids(grammar, seed)
@@ -162,7 +162,7 @@ def answer_of(
 def read(
     model: Model, format_: ChatFormat, asked: Conversation, ids: list[int], thinking: Thinking
 ) -> Answer:
-    """The answer that is made of tokens, which come two at a time."""
+    """Return the answer parsed from tokens, which arrive two at a time."""
     parser = format_.parser(
         asked.offered,
         parallel=asked.parallel,
@@ -271,7 +271,7 @@ def test_a_thought_ends_with_its_token_and_not_with_its_spelling(
     grammar = grammar_of(conversation(), format_, model.tokenizer, "begun", either)
     assert grammar is not None
     assert model.accepts(grammar, ids)
-    # Where the marker is no token, its text is all there is to go by.
+    # Where the marker is not a token, its text decides.
     plain = read(models[False], format_, asked, models[False].spelled("a</think>7"), "begun")
     assert parts(plain) == ("7", "a", [], [])
 
@@ -283,7 +283,7 @@ MARKED = [x for x in EXAMPLES if x.answer.count(FORMATS[x.format].parser.MARKERS
 def test_a_spelled_call_is_text_and_a_call_behind_it_is_none_of_its_text(
     models: dict[bool, Model], example: Example
 ) -> None:
-    """The example's answer, with its markers as tokens, behind the same in ordinary tokens."""
+    """The example's answer with its markers as tokens, after the same in ordinary tokens."""
     model = models[True]
     format_ = form(example.format, thinking=example.thinking)
     asked = conversation(WEATHER, CLOCK)

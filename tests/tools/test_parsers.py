@@ -1,4 +1,4 @@
-"""Each format's parser: published examples, however they are divided; and answers of all kinds."""
+"""Each format's parser: published examples in any division; and answers of all kinds."""
 
 import json
 import random
@@ -44,7 +44,7 @@ def test_published_examples_in_every_split(example: Example) -> None:
     "example", [x for x in EXAMPLES if x.calls and '{"arguments"' not in x.answer]
 )
 def test_arguments_come_as_they_are_written(example: Example) -> None:
-    """Some of a call's arguments are there before all of them are, and none before the name."""
+    """Some of a call's arguments arrive before all of them do, and none before the name."""
     options: dict[str, Any] = {"thinking": example.thinking} if example.thinking else {}
     parser = new_parser(example.format, **options)
     seen: list[tuple[int, Any]] = []
@@ -155,7 +155,7 @@ def test_no_answer_raises_and_none_depends_on_its_pieces(name: str, data: st.Dat
 
 
 def _merged(events: list[Any]) -> list[tuple[Any, ...]]:
-    """The events with adjacent pieces of a kind put together, and without ids."""
+    """Return the events with adjacent pieces of a kind merged, and without ids."""
     merged: list[tuple[Any, ...]] = []
     for event in events:
         match event:
@@ -307,7 +307,7 @@ BEGINNINGS = (
 
 @BY_FORMAT
 def test_each_character_is_examined_a_bounded_number_of_times(name: str) -> None:
-    """Counted, not timed: what is waiting to be looked at stays short while an answer comes."""
+    """Counted, not timed: the text that waits to be parsed stays short while an answer arrives."""
     for filling in ("x", " ", "<", '{"a":', "[", "\n"):
         for prefix in BEGINNINGS:
             parser = new_parser(name)

@@ -1,4 +1,4 @@
-"""What a conversation asks of a model's chat template."""
+"""A conversation's requirements on a model's chat template."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Lines that change with every request, and what of a prompt is shared in spite of them."""
+"""Lines that change with every request, and the part of a prompt shared in spite of them."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def test_a_volatile_line_goes_where_the_setting_says(prompt: str, rest: list[Any
     assert settle(given, "drop") == [system(RULES), *rest]
     moved = settle(given, "move")
     assert [m for m in moved if m != system(HEAD)] == [system(RULES), *rest]
-    # What the answer continues stays the last.
+    # The message that the answer continues stays last.
     assert moved.index(system(HEAD)) == len(rest) + (rest[-1] == USER)
 
 

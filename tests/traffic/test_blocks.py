@@ -1,4 +1,4 @@
-"""Hashes keep which prefixes are shared, and nothing else; prompts that grow are sessions."""
+"""Hashes preserve which prefixes are shared, and nothing else; growing prompts are sessions."""
 
 import random
 

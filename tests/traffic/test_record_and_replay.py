@@ -1,4 +1,4 @@
-"""The traffic of a real server is recorded without its texts, and replayed as it was."""
+"""The traffic of a real server is recorded without its texts, and replayed unchanged."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ SETTINGS: dict[str, Any] = {"threads": 1, "kv_cache_tokens": 8192}
 
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The record of sessions whose turns extend each other."""
+    """Return the record of sessions whose turns extend each other."""
     folder = tmp_path_factory.mktemp("record")
     own = random.Random(0)
     with Server(MODEL, folder / "log", record=folder / "record", **SETTINGS) as server:

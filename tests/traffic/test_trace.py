@@ -1,4 +1,4 @@
-"""Traces in every form that is read, and the form that is written."""
+"""Traces in every readable form, and the form that is written."""
 
 import json
 from pathlib import Path

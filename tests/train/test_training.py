@@ -1,4 +1,4 @@
-"""Distillation and quantisation-aware training on tiny models: what is written, resumed, lost, refused."""
+"""Distillation and quantization-aware training on tiny models: output, resuming, losses, refusals."""
 
 import filecmp
 import json
@@ -115,7 +115,7 @@ def test_an_interrupted_run_goes_on_and_writes_the_same(folder: Path, tmp_path: 
 def test_the_trained_loss_is_the_served_loss(
     checkpoint: CheckpointMaker, tmp_path: Path, scheme: Scheme | None, quantize: Any
 ) -> None:
-    """Of the model that the reference executor makes of the checkpoint: the same logits within rounding."""
+    """The reference executor's model of the checkpoint has the same logits within rounding."""
     teacher = read(checkpoint("llama-mha-tied"))
     bits = "int4" if scheme and scheme.bits == 4 else "int8"
     student = qat_student(teacher, bits if scheme else quantize, scheme=scheme)
@@ -162,7 +162,7 @@ def test_layers_of_the_teacher(tmp_path: Path) -> None:
 
 
 def test_a_model_that_exists_learns_from_one_with_more_rows(tmp_path: Path) -> None:
-    """As those of a family often have it: the same tokens, but another padding of the embedding."""
+    """As in many families: the same tokens, but another padding of the embedding."""
     teacher = read(make_checkpoint(tmp_path / "teacher", "llama", vocab_size=352))
     folder = make_checkpoint(tmp_path / "small", "qwen2", seed=5)
     student, out = from_model(read(folder), teacher), tmp_path / "out"
@@ -269,7 +269,7 @@ def test_the_commands(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         for only in ((), ("--answers-only",))
     )
     losses = [float(told.split("loss ")[1].split()[0]) for told in (whole, own)]
-    assert losses[0] != losses[1]  # before the first step, of other tokens
+    assert losses[0] != losses[1]  # before the first step, on other tokens
     told = command("distill", folder, tmp_path / "on", data, "--student-model", folder, *few)
     assert "same likeliest token" in told
     with pytest.raises(SettingsError, match="--answers-only needs data"):

@@ -1,4 +1,4 @@
-"""Small runs of training, without progress."""
+"""Small training runs, without progress output."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,6 +39,6 @@ def run(
 
 
 def served(folder: Path, text: Sequence[int], settings: EngineSettings = EXACT) -> Any:
-    """Logits of the reference executor."""
+    """Return the logits of the reference executor."""
     with TeacherForced(settings, folder, longest=len(text)) as forced:
         return np.concatenate([logits.copy() for _, logits in forced.logits(text)])

@@ -1,4 +1,4 @@
-"""What callers say: the wordings of training, and those of held-out set 2, which it never uses."""
+"""Callers' sentences: the wordings for training, and the unseen wordings of held-out set 2."""
 
 from __future__ import annotations
 

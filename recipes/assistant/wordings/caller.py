@@ -1,4 +1,4 @@
-"""What callers say in training about everything but their problem. `grammar.py` has the grammar."""
+"""Training wordings about everything but the caller's problem. For the grammar see `grammar.py`."""
 
 from __future__ import annotations
 

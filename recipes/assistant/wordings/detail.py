@@ -1,4 +1,4 @@
-"""What callers say in training about amounts, dates and urgency. `grammar.py` has the grammar."""
+"""Training wordings about amounts, dates and urgency. For the grammar see `grammar.py`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Callers' sentences as clauses of a small grammar.
 
-`[a|b|]` means one of the alternatives (the last one here is empty, and alternatives may nest);
+`[a|b|]` means one of the alternatives (the last one here is empty; alternatives may nest);
 `{slot}` is filled by the generator. A clause is a sentence without its capital and full stop.
 """
 

@@ -1,7 +1,7 @@
-"""What callers say in held-out set 2: written before any training, never used in training.
+"""Wordings of held-out set 2: written before any training, never used in training.
 
-Same grammar as `wordings.py`. `heldout.disjointness` proves that no clause here can be produced by
-a training clause.
+The grammar is that of `grammar.py`. `heldout.disjointness` checks that training clauses cannot
+produce any clause here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What callers say in training about their problem, by intent. The grammar is `grammar.py`'s."""
+"""Training wordings about callers' problems, by intent. For the grammar see `grammar.py`."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def request_key(identity: bytes, request: EngineRequest, *, shared_draws: bool =
 
     Args:
         identity: the model's.
-        request: a request for a text or a vector, with its tenant's fields.
+        request: a request for a text, a vector or tensors, with its tenant's fields.
         shared_draws: whether requests share one random text; otherwise it is one of the request's seed.
     """
     payload, bias = request.payload, list[tuple[int, float]]()

@@ -39,7 +39,7 @@ class Counts(Protocol):
     """Counts what the cache does for one model."""
 
     def looked_up(self, result: str) -> None:
-        """Count a text or vector by "hit", "shared", "miss" or "bypass"."""
+        """Count an engine request or recording by "hit", "shared", "miss" or "bypass"."""
 
     def saved(self, *, prompt: int, generated: int, seconds: float) -> None:
         """Count tokens that were not computed and the engine time that they would have taken."""

@@ -38,7 +38,8 @@ _GATHERING_SECONDS: Final = 0.002
 class Engine:
     """Runs the model's requests step by step.
 
-    Not thread-safe: one thread adds, aborts and steps. Requests come from ``requests.expand``.
+    Not thread-safe: one thread adds, aborts and steps. Requests come from :mod:`galley.service.requests`
+    or, for speech models, :mod:`galley.service.speech_requests`.
     """
 
     def __init__(

@@ -73,7 +73,7 @@ def create_app(
     open_paths = OPEN_PATHS | ({"/metrics"} if settings.metrics_without_key else frozenset())
     if settings.page:
         open_paths |= page_files.PATHS
-    # The first one sees a request first, except for the access log.
+    # A request passes these in order, after the access log.
     middleware: list[Middleware] = []
     if settings.host in LOOPBACK_HOSTS:
         middleware.append(

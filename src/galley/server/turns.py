@@ -8,7 +8,7 @@ class Turn(Protocol):
     """Something that needs a little of the loop's time."""
 
     def take_turn(self) -> None:
-        """Do so little work that nobody notices, and ask for another turn if more is to be done."""
+        """Do a short piece of work, and request another turn if there is more to do."""
 
 
 class Turns:

@@ -62,7 +62,8 @@ class Generate(Payload, frozen=True, kw_only=True, tag="generate"):
 
     Attributes:
         prompt: token ids, at least one.
-        sampling: resolved; ``seed`` and ``max_tokens`` are set; others look for ``stop`` strings.
+        sampling: resolved; ``seed`` and ``max_tokens`` are set. The engine ignores ``stop`` strings, which
+            :mod:`galley.text.stream` finds.
         output: tokens already delivered, when a request is resubmitted to a new engine.
     """
 

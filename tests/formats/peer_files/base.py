@@ -1,4 +1,4 @@
-"""What peers' tools are given: a tiny random Llama, and random tokens to calibrate with."""
+"""Inputs for peers' tools: a tiny random Llama, and random tokens to calibrate with."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ VOCAB, CONTEXT, TEXTS, GROUP = 32, 32, 16, 32
 
 
 def write_base(folder: Path) -> None:
-    """A model of one layer in bf16, and the tokenizer that the tool asks for."""
+    """Write a model of one layer in bf16, and the tokenizer that the tool requires."""
     torch.manual_seed(3)
     config = LlamaConfig(
         vocab_size=VOCAB,
@@ -33,7 +33,7 @@ def write_base(folder: Path) -> None:
 
 
 def random_texts() -> list[list[int]]:
-    """Tokens to calibrate with."""
+    """Return tokens to calibrate with."""
     draw = torch.Generator().manual_seed(5)
     ids: list[list[int]] = torch.randint(2, VOCAB, (TEXTS, CONTEXT), generator=draw).tolist()
     return ids

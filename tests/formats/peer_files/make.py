@@ -3,7 +3,7 @@
     pip install torch==2.13.0 llmcompressor==0.14.0.1
     python -m tests.formats.peer_files.make FOLDER
 
-The tool is not installed with the tests: what it wrote is kept beside this file.
+The tool is not installed with the tests: its output is kept next to this file.
 """
 
 import sys
@@ -24,24 +24,24 @@ HEAD = ["lm_head"]
 
 
 def texts() -> Any:
-    """As the tool wants them."""
+    """Return the tokens in the tool's format."""
     mask = [[1] * CONTEXT] * TEXTS
     return Dataset.from_dict({"input_ids": random_texts(), "attention_mask": mask})
 
 
 def integers(bits: int, *, grouped: bool = False, **more: Any) -> Any:
-    """Weights of a scale for each group of columns, or each row."""
+    """Return the scheme of weights with a scale for each group of columns, or each row."""
     size = {"strategy": "group", "group_size": GROUP} if grouped else {"strategy": "channel"}
     return QuantizationArgs(num_bits=bits, type="int", **size, **more)
 
 
 def inputs(kind: str, *, symmetric: bool = True) -> Any:
-    """Inputs with a static scale."""
+    """Return the scheme of inputs with a static scale."""
     return QuantizationArgs(num_bits=8, type=kind, strategy="tensor", symmetric=symmetric)
 
 
 def groups(*schemes: tuple[str, Any, Any]) -> Any:
-    """Targets, weights, inputs."""
+    """Return ``config_groups`` of targets, weights and inputs."""
     return {
         f"group_{i}": QuantizationScheme(
             targets=[target], weights=weights, input_activations=activations
@@ -51,7 +51,7 @@ def groups(*schemes: tuple[str, Any, Any]) -> Any:
 
 
 def recipes() -> dict[str, Any]:
-    """Name of a checkpoint -> how it is quantised."""
+    """Return name of a checkpoint -> how it is quantized."""
     four = integers(4, grouped=True, symmetric=False)
     ordered = integers(4, grouped=True, symmetric=False, actorder="weight")
     floats = QuantizationArgs(num_bits=8, type="float", strategy="channel", symmetric=True)
@@ -79,7 +79,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     base = folder / "base"
     write_base(base)
-    if not torch.accelerator.is_available():  # AWQ pins its cache on any machine
+    if not torch.accelerator.is_available():  # AWQ keeps its cache in pinned memory on any machine
         torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[method-assign]
     for name, recipe in recipes().items():
         model = oneshot(

@@ -1,8 +1,8 @@
 """Makes the GGUF files in `gguf/`: tiny random models, converted by llama.cpp, and transformers' logits.
 
-llama.cpp 0c1e57098, as it lies in the source distribution of llama-cpp-python 0.3.36 (`vendor/llama.cpp`),
-which `make fixtures FIXTURES=llama.cpp` unpacks. The converter knows published tokenizers by what they
-make of a text; the one here is called what it is, `gpt-2`.
+llama.cpp 0c1e57098, as in the source distribution of llama-cpp-python 0.3.36 (`vendor/llama.cpp`),
+which `make fixtures FIXTURES=llama.cpp` unpacks. The converter identifies published tokenizers by how they
+encode a text; the one here has its true name, `gpt-2`.
 
 llama.cpp's own logits of these files, all tensors and its cache in float32, were those of transformers
 within 3e-6 of the greatest (Gemma's within 6e-4, StarCoder2's within 3e-4: its GELU is a table of float16),
@@ -34,7 +34,7 @@ PIECES = ("gemma", "phi3", "mixtral")
 
 
 def write_model(folder: Path, variant: str) -> Any:
-    """A checkpoint in bf16. Returns the model of its values, in float32."""
+    """Write a checkpoint in bf16. Returns the model with its values, in float32."""
     torch.manual_seed(7)
     config = AutoConfig.for_model(**{**SHAPE, **VARIANTS[variant]})
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
@@ -50,14 +50,14 @@ def write_model(folder: Path, variant: str) -> Any:
         pack_experts(folder, model)
     if variant == "granite4":  # as published checkpoints have it
         edit(folder / "config.json", layer_types=["attention"] * 2)
-    if variant == "cohere2":  # the converter asks for it, published checkpoints have it
+    if variant == "cohere2":  # required by the converter; published checkpoints have it
         edit(folder / "config.json", rotary_pct=1.0)
     write_tokenizer(folder, variant)
     return model.eval()
 
 
 def pack_experts(folder: Path, model: Any) -> None:
-    """Random MXFP4 blocks in place of the experts' matrices."""
+    """Replace the experts' matrices by random MXFP4 blocks."""
     path = folder / "model.safetensors"
     tensors = load_file(path)
     draw = torch.Generator().manual_seed(11)
@@ -80,7 +80,7 @@ def edit(path: Path, **changes: Any) -> None:
 
 
 def write_tokenizer(folder: Path, variant: str) -> None:
-    """Of bytes, or of SentencePiece's pieces."""
+    """Write a tokenizer of bytes, or of SentencePiece's pieces."""
     if variant.startswith(PIECES):
         model = io.BytesIO()
         sentencepiece.SentencePieceTrainer.train(
@@ -95,7 +95,7 @@ def write_tokenizer(folder: Path, variant: str) -> None:
         (folder / "tokenizer.model").write_bytes(model.getvalue())
         return
     make_tokenizer(folder)
-    if variant == "glm4":  # the converter asks for its tokens
+    if variant == "glm4":  # the converter requires its tokens
         for path in (folder / "tokenizer.json", folder / "tokenizer_config.json"):
             text = path.read_text()
             text = text.replace("<|end|>", "<|endoftext|>").replace("<|im_start|>", "<|user|>")
@@ -103,7 +103,7 @@ def write_tokenizer(folder: Path, variant: str) -> None:
 
 
 def convert(folder: Path, out: Path) -> None:
-    """As convert_hf_to_gguf.py does with --outtype bf16."""
+    """Convert as convert_hf_to_gguf.py does with --outtype bf16."""
     hparams = conversion.ModelBase.load_hparams(folder, False)
     name = conversion.get_model_architecture(hparams, conversion.ModelType.TEXT)
     kind = conversion.get_model_class(name)

@@ -3,7 +3,7 @@
     pip install gptqmodel==7.7.0 torch==2.14.1 transformers==5.24.0
     GPTQMODEL_CPU_WORKERS=2 python -m tests.formats.peer_files.make_gptqmodel FOLDER
 
-The tool is not installed with the tests. Kept are what it wrote, and the values that it multiplies with.
+The tool is not installed with the tests. Kept are its output, and the values that it multiplies with.
 """
 
 import sys
@@ -25,12 +25,12 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def texts() -> list[dict[str, list[int]]]:
-    """As the tool wants them."""
+    """Return the texts in the tool's format."""
     return [{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in random_texts()]
 
 
 def write_values(folder: Path) -> None:
-    """The matrices as the tool multiplies with them, [outputs, inputs], beside the checkpoint."""
+    """Save the matrices as the tool multiplies with them, [outputs, inputs], next to the checkpoint."""
     loaded = GPTQModel.load(str(folder), device="cpu", backend=BACKEND.TORCH, dtype=torch.float16)
     values = {
         f"{name}.weight": module.dequantize_weight().T.numpy()

@@ -1,7 +1,7 @@
-"""Makes `peft/`: adapters of a tiny random Llama as PEFT saves them, and the logits that it has with each.
+"""Makes `peft/`: adapters of a tiny random Llama as PEFT saves them, and the model's logits with each.
 
-Every field of PEFT's configuration is in `adapter_config.json`, so what a release adds shows when the files
-are made again (`make fixtures`).
+Every field of PEFT's configuration is in `adapter_config.json`, so additions in a release show when the
+files are regenerated (`make fixtures`).
 """
 
 import sys
@@ -19,7 +19,7 @@ VOCAB = 48
 
 
 def base() -> Any:
-    """The same weights, each time."""
+    """Return the model with the same weights each time."""
     torch.manual_seed(3)
     config = LlamaConfig(
         vocab_size=VOCAB,
@@ -38,7 +38,7 @@ def base() -> Any:
 
 
 def train(model: Any) -> None:
-    """Random factors, as training would leave them, in what PEFT trains."""
+    """Fill the parameters that PEFT trains with random factors, as after training."""
     draw = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""Makes `sentences/`: tiny models as sentence-transformers saves them, and what it makes of texts."""
+"""Makes `sentences/`: tiny models saved by sentence-transformers, and its results for some texts."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ from tests.formats.peer_files.sentence_models import EMBEDDERS, RERANKERS, SIZES
 
 
 def cased(folder: Path) -> None:
-    """A tokenizer that leaves capital letters as they are."""
+    """Make the folder's tokenizer keep capital letters."""
     path = folder / "tokenizer.json"
     content = json.loads(path.read_text())
     content["normalizer"]["lowercase"] = False
@@ -25,7 +25,7 @@ def cased(folder: Path) -> None:
 
 
 def embedder(base: Path, how: dict[str, Any]) -> Any:
-    """The model that an entry of EMBEDDERS describes."""
+    """Return the model that an entry of EMBEDDERS describes."""
     make_model(base, "bert", **SIZES)
     if how.get("cased"):
         cased(base)

@@ -1,7 +1,7 @@
-"""Where the kernels' tests run: in Triton's interpreter, or on the GPU that GALLEY_TEST_DEVICE names.
+"""The device of the kernels' tests: Triton's interpreter, or the GPU that GALLEY_TEST_DEVICE names.
 
-Imported before anything of ``galley.ops.triton``, which cannot be imported without triton.
-``tests/conftest.py`` has Triton interpret.
+Import it before anything of ``galley.ops.triton``, which cannot be imported without triton.
+``tests/conftest.py`` makes Triton interpret.
 """
 
 import os
@@ -30,6 +30,6 @@ def device() -> Device:
 
 
 def error(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Of all together, beside the norm of what is wanted; NaN is none that passes."""
+    """Return the error's norm over all rows, relative to that of ``wanted``; NaN never passes."""
     difference = got.double().cpu() - wanted.double().cpu()
     return float(difference.norm() / wanted.double().norm())

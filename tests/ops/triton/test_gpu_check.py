@@ -1,4 +1,4 @@
-"""What ``make gpu-check`` writes is a file of benchmarks/results."""
+"""``make gpu-check`` writes a valid file of benchmarks/results."""
 
 import json
 from pathlib import Path

@@ -56,7 +56,7 @@ def executor_with(folder: Path, adapters: list[Adapter], executor: ExecutorName)
 
 
 def batch_of(sequences: list[int], slots: list[int] | None = None) -> Batch:
-    """Whole texts, of up to two blocks each."""
+    """Return whole texts, of up to two blocks each."""
     lengths = [LENGTHS[s] for s in sequences]
     starts = np.cumsum([0, *lengths])
     own = [SLOTS[s] for s in sequences] if slots is None else slots
@@ -77,9 +77,9 @@ def test_logits_are_those_of_the_reference_executor(folder: Path, adapters: list
     plain = forward(made, batch_of([0, 1, 2, 3], [-1] * 4)).copy()
     assert np.array_equal(plain[20], got[20])  # the sequence without an adapter
     assert np.linalg.norm(plain - wanted) > 0.05 * np.linalg.norm(wanted)
-    # The bits of a row are the same alone; those of an emptied slot are of no adapter.
+    # The bits of a row are the same alone; rows of an emptied slot have no adapter.
     assert np.array_equal(forward(made, batch_of([1])), got[1:20])
-    # Single rows are a graph on a GPU.
+    # Single rows run as a graph on a GPU.
     assert np.array_equal(forward(made, batch_of([0, 2])), got[[0, 20]])
     made.set_adapter(1, None)
     assert np.array_equal(forward(made, batch_of([0, 1, 2, 3]))[1:20], plain[1:20])

@@ -1,4 +1,4 @@
-"""Attention over paged keys and values against a plain softmax, whatever shares a launch."""
+"""Attention over paged keys and values against a plain softmax, whatever else is in a launch."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ LENGTHS = ((1, 270), (19, 40), (1, 3), (7, 0), (1, 129))
 
 
 class Case:
-    """Sequences of random queries, keys and values, in blocks in no order."""
+    """Sequences of random queries, keys and values, in blocks in random order."""
 
     def __init__(
         self, dtype: torch.dtype, *, heads: int = 4, kv_heads: int = 2, key_dim: int = 20,
@@ -65,7 +65,7 @@ class Case:
         self.op = Op("attention", (0, 1, 2), (3,), (heads * value_dim,), {}, attrs)
 
     def run(self, chosen: list[int], last: int = 0) -> list[torch.Tensor]:
-        """Of some sequences, of which ``last`` rows at most are computed if it is given."""
+        """Return the attention of some sequences, limited to the ``last`` rows of each if given."""
         rows = [self.rows[s][-last:] for s in chosen]
         ends = [sum(LENGTHS[s]) for s in chosen]
         counts = [len(part) for part in rows]
@@ -133,7 +133,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(name: str) -> None:
         case = Case(dtype, **CASES[name])
         together = case.run([0, 1, 2, 3, 4])
         for sequence in (0, 1, 3):
-            # The last row of a prompt as if it decoded: its stretches are programs of their own.
+            # Compute the last row of a prompt as if decoding: each of its stretches is a separate program.
             [alone] = case.run([sequence], last=1)
             assert torch.equal(alone[0], together[sequence][-1])
         assert torch.equal(case.run([1, 0])[0], together[1])

@@ -1,4 +1,4 @@
-"""Models of vectors on the GPU executor: the reference executor's vectors, and bits of a text alone."""
+"""Embedding models on the GPU executor: the reference executor's vectors, the same bits in any batch."""
 
 from pathlib import Path
 

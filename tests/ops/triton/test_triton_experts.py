@@ -1,4 +1,4 @@
-"""Experts: which ones a row goes to, their products and sums, against torch; bits alone and together."""
+"""Experts: routing, products and sums, against torch; the same bits alone and together."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def test_rows_go_to_the_experts_of_the_reference(name: str) -> None:
     random = torch.Generator().manual_seed(experts)
     bias = torch.randn(experts, generator=random) if attrs.pop("bias", False) else None
     logits = torch.randn(19, experts, generator=random)
-    logits[3, 7] = logits[3, 2] = logits[3].max()  # of equal ones the first
+    logits[3, 7] = logits[3, 2] = logits[3].max()  # the first of equal ones
     wanted = route(logits, attrs, bias)
     out = torch.full(wanted.shape, torch.nan, device=DEVICE)
     Route(attrs, None if bias is None else bias.to(DEVICE))(logits.to(DEVICE), out)
@@ -62,7 +62,7 @@ def test_every_choice_is_in_one_tile_of_its_expert(choices: int) -> None:
 
 
 class Case:
-    """A layer of random experts of one kind, and what its matrices stand for."""
+    """A layer of random experts of one kind, and the values of its matrices."""
 
     def __init__(self, kind: str, dtype: torch.dtype, **attrs: Any) -> None:
         biased = attrs.pop("biased", False)
@@ -122,7 +122,7 @@ class Case:
 
 
 def choices(rows: int, experts: int = EXPERTS) -> torch.Tensor:
-    """Routes of which the last expert is nobody's."""
+    """Return routes in which no row uses the last expert."""
     random = torch.Generator().manual_seed(rows)
     chosen = torch.stack([torch.randperm(experts - 1, generator=random)[:2] for _ in range(rows)])
     return torch.cat([chosen.float(), torch.rand(rows, 2, generator=random)], dim=1)

@@ -1,4 +1,4 @@
-"""Products and gathered rows of every kind of matrix, against float64 products of what they stand for."""
+"""Products and gathered rows of every kind of matrix, against float64 products of their values."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def matrix(
     gated: bool = False,
     biased: bool = False,
 ) -> tuple[Matrix, torch.Tensor, torch.Tensor]:
-    """(a random matrix, the values that it stands for, its bias), the former packed in two parts."""
+    """Return (a random matrix packed in two parts, its values, its bias)."""
     random = np.random.default_rng(outputs * 1000 + depth)
     parts = [outputs // 2, outputs - outputs // 2]
     bias = [random.standard_normal(n).astype(np.float32) for n in parts] if biased else []
@@ -135,7 +135,7 @@ def test_gated_products_are_silu_of_the_first_half_times_the_second(kind: str) -
 def test_a_row_has_the_same_bits_alone_and_among_any_number(
     kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where its columns are summed in stretches, by one program or by several."""
+    """This includes sums of columns in stretches, by one program or by several."""
     monkeypatch.setattr(matrices, "_LEAST_STRETCH", 256)
     monkeypatch.setattr(matrices, "APART_ROWS", 3)
     made, values, _ = matrix(kind, 50, 1100, dtype)
@@ -158,7 +158,7 @@ def test_a_matrix_may_be_dequantised_as_a_whole(kind: str, monkeypatch: pytest.M
     monkeypatch.setattr(matrices, "WHOLE_ROWS", 1)
     whole = product(made, x)
     assert error(whole, in_tiles) <= ERRORS[dtype]
-    # The interpreter adds up a tile of columns as numpy does, and tiles of dense matrices are others.
+    # The interpreter sums a tile of columns as numpy does, and dense matrices have other tiles.
     assert torch.equal(whole, in_tiles) or not ON_GPU
 
 

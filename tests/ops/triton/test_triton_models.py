@@ -57,7 +57,7 @@ def test_greedy_tokens_are_those_of_transformers(variant: str, checkpoint: Check
         folder,
         dtype=torch.float32,
         attn_implementation="eager",
-        experts_implementation="eager",  # others want whole cache lines of widths
+        experts_implementation="eager",  # others require widths of whole cache lines
     ).eval()
     for prompt, text in zip(PROMPTS, got, strict=True):
         with torch.inference_mode():
@@ -99,7 +99,7 @@ def test_logits_are_those_of_the_reference_executor(
 def test_experts_and_latents_have_the_reference_executor_s_logits(
     variant: str, both: dict[str, Any], most: float, checkpoint: CheckpointMaker
 ) -> None:
-    """Experts with biases and clamped, or with scaled inputs; a latent with two scales."""
+    """Experts with biases and clamping, or with scaled inputs; a latent with two scales."""
     folder, ids = checkpoint(variant), random_ids(1, 20)
     wanted = run_chunks(executor_of(folder, "reference", **both), ids, [20], first_block=2)
     made = executor_of(folder, "gpu", **both, activations="float32")
@@ -112,7 +112,7 @@ BITS = ["llama-mqa-odd", "gemma2", *(["mixtral", "deepseek-v2"] if ON_GPU else [
 
 @pytest.mark.parametrize("variant", BITS)
 def test_bits_do_not_depend_on_chunks(variant: str, checkpoint: CheckpointMaker) -> None:
-    """A step of one row is a graph on a GPU, and has attention of its own everywhere."""
+    """A step of one row is a graph on a GPU, and uses separate attention kernels everywhere."""
     made = executor_of(checkpoint(variant), "gpu", dtype="bfloat16" if ON_GPU else "float32")
     ids = random_ids(1, 40)
     whole = run_chunks(made, ids, [40], first_block=5)

@@ -83,7 +83,7 @@ def test_norms_of_sums(width: int, groups: int, mean: bool) -> None:
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("adjacent", [False, True])
 def test_keys_are_turned_and_written_where_the_table_says(adjacent: bool, int8: bool) -> None:
-    """Two rows of one sequence, one that is none, and one of another sequence."""
+    """Two rows of one sequence, one padding row, and one of another sequence."""
     heads, kv_heads, dim, pairs = 3, 1, 20, 8
     q, k, v = random(4, heads * dim), random(4, dim, seed=1), random(4, dim, seed=2)
     angle = torch.outer(torch.tensor([15.0, 16.0, 0.0, 3.0]), 0.3 ** torch.arange(pairs))

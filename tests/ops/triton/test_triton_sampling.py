@@ -1,4 +1,4 @@
-"""Tokens drawn on the device are those that ``galley.ops.draws`` draws from the same logits."""
+"""Tokens drawn on the device equal those that ``galley.ops.draws`` draws from the same logits."""
 
 import numpy as np
 
@@ -22,7 +22,7 @@ def record(
 def test_draws_on_the_device_are_the_specified_ones() -> None:
     rows = 9
     logits = np.random.default_rng(0).standard_normal((rows, 2500)).astype(np.float32) * 4
-    logits[3, 40] = logits[3, 1700] = logits[3].max() + 1  # equals: the lower id
+    logits[3, 40] = logits[3, 1700] = logits[3].max() + 1  # on ties the lower id
     logits[4] = -np.inf
     logits[5, 17] = np.nan
     logits[6, :2400] = -np.inf
@@ -43,7 +43,7 @@ def test_draws_on_the_device_are_the_specified_ones() -> None:
 
 
 def test_a_seed_draws_the_distribution() -> None:
-    """Of two tokens, one three times as likely."""
+    """Two tokens, one three times as likely."""
     logits = torch.tensor([[np.log(3.0), 0.0]], device=DEVICE)
     sampler, drawn = Sampler(device()), 0
     for position in range(40):
@@ -69,7 +69,7 @@ CUTS: dict[str, dict[str, float]] = {
 
 
 def test_draws_by_top_k_and_top_p_are_the_specified_ones() -> None:
-    """Of all kinds in one step, each at several positions."""
+    """All kinds of sampling in one step, each at several positions."""
     logits = np.random.default_rng(1).standard_normal((len(CUTS), 2500)).astype(np.float32) * 3
     logits[1] = np.round(logits[1])
     logits[5, :2400] = -np.inf

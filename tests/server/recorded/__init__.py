@@ -1,4 +1,4 @@
-"""What clients sent, word for word; each file names the client and its version."""
+"""Recorded requests of clients, verbatim; each file names the client and its version."""
 
 from pathlib import Path
 from typing import Final

@@ -1,4 +1,4 @@
-"""Alongside every test of this folder a greedy stream runs that must not change by a byte."""
+"""A greedy stream runs alongside every test of this folder and must not change by a byte."""
 
 from collections.abc import Iterator
 
@@ -17,12 +17,12 @@ def http(server: Server) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def expected(http: httpx.Client) -> str:
-    """What the neighbour's stream says when it is alone."""
+    """The text of the neighbour's stream when it runs alone."""
     return alone(http)
 
 
 @pytest.fixture(autouse=True)
 def neighbour(server: Server, expected: str) -> Iterator[Neighbour]:
-    """Modules whose tests stop the server override it."""
+    """Run the stream alongside a test; modules whose tests stop the server override this fixture."""
     with Neighbour(server, expected) as running:
         yield running

@@ -1,4 +1,4 @@
-"""A server with a language model, whose neighbour streams, and a speech model; and what is sent to it."""
+"""A server with a language model, used by the neighbouring stream, and a speech model; and its inputs."""
 
 import struct
 from pathlib import Path
@@ -14,7 +14,7 @@ MOST_SECONDS: Final = 60
 
 
 def media_server(model: Path, hearing: Path, folder: Path, **settings: Any) -> Server:
-    """A server of both models with small limits, to be entered; its log lies in ``folder``."""
+    """Return a server of both models with small limits, to be entered; its log is in ``folder``."""
     models = [f"chat={model}", "chat.kv_cache_tokens=16384", f"speech={hearing}"]
     limits = {"max_audio_bytes": MOST_BYTES, "max_audio_seconds": MOST_SECONDS}
     return Server(models, folder / "log", threads=1, **(limits | settings))
@@ -23,7 +23,7 @@ def media_server(model: Path, hearing: Path, folder: Path, **settings: Any) -> S
 def transcribe(
     http: httpx.Client, data: bytes, name: str = "call.wav", **fields: str
 ) -> httpx.Response:
-    """What the server answers to a recording."""
+    """Return the server's answer to a recording."""
     return http.post(
         TRANSCRIPTIONS, files={"file": (name, data)}, data={"model": "speech"} | fields
     )
@@ -38,7 +38,7 @@ def wav(
     announced: int | None = None,
     extension: bytes = b"",
 ) -> bytes:
-    """A mono WAV file whose header may lie."""
+    """Return a mono WAV file; its header need not match its content."""
     form = struct.pack("<HHIIHH", tag, 1, rate, bits // 8 * rate % 2**32, bits // 8, bits)
     form += extension
     size = len(samples) if announced is None else announced

@@ -1,4 +1,4 @@
-"""Bodies and places that clients send or ask for by mistake or on purpose, before a field is looked at."""
+"""Malformed bodies and wrong paths, accidental or deliberate, refused before any field is read."""
 
 import json
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ JSON = {"Content-Type": "application/json"}
 
 @dataclass(frozen=True)
 class Case:
-    """Raw bytes of a body."""
+    """A request with the raw bytes of its body."""
 
     name: str
     body: bytes
@@ -57,12 +57,12 @@ each_path = pytest.mark.parametrize("path", [CHAT, "/tokenize"])
 
 
 def each(cases: list[Case]) -> pytest.MarkDecorator:
-    """A test for each of them."""
+    """Return a test for each of them."""
     return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
 
 
 def check_refused(http: httpx.Client, path: str, case: Case) -> None:
-    """400, and the error says why."""
+    """Check that the answer is 400 and that the error says why."""
     error = error_of(http.post(path, content=case.body, headers=JSON))
     assert error["type"] == "invalid_request_error"
     assert case.says in error["message"]
@@ -71,7 +71,7 @@ def check_refused(http: httpx.Client, path: str, case: Case) -> None:
 @each_path
 @each(NO_REQUESTS)
 def test_bodies_that_are_not_requests_are_400(http: httpx.Client, path: str, case: Case) -> None:
-    """The error says what came instead of an object."""
+    """The error says what was received instead of an object."""
     check_refused(http, path, case)
 
 

@@ -1,4 +1,4 @@
-"""Fields that no model can honour: an error that names the field, and nobody else notices."""
+"""Fields that no model can honour: the error names the field, and other requests are unaffected."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ def case_id(value: Any) -> str:
 
 
 def refused(both: Changes = (), *, chat: Changes = (), plain: Changes = ()) -> pytest.MarkDecorator:
-    """A test for each change to a request and the field that its error names."""
+    """Return a test for each change to a request and the field that its error names."""
     cases = [(CHAT, *case) for case in (*both, *chat)] + [
         (PLAIN, *case) for case in (*both, *plain)
     ]
@@ -34,7 +34,7 @@ def refused(both: Changes = (), *, chat: Changes = (), plain: Changes = ()) -> p
 
 
 def check(http: httpx.Client, path: str, changes: dict[str, Any], param: str) -> None:
-    """400, and the error names the field."""
+    """Check that the answer is 400 and that the error names the field."""
     minimal: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
     if path == PLAIN:
         minimal = {"prompt": "x"}
@@ -45,7 +45,7 @@ def check(http: httpx.Client, path: str, changes: dict[str, Any], param: str) ->
 
 
 def one(content: Any) -> dict[str, Any]:
-    """A conversation of one message."""
+    """Return a conversation of one message."""
     return {"messages": [{"role": "user", "content": content}]}
 
 

@@ -1,4 +1,4 @@
-"""Prompts that are odd, too long or full of control tokens, and sampling at the edge of its ranges."""
+"""Prompts that are unusual, too long or full of control tokens, and sampling at the limits."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The machine's time of day jumps, by days, while requests with deadlines run."""
+"""The wall clock jumps by days while requests with deadlines run."""
 
 import os
 import struct
@@ -33,7 +33,7 @@ def jump_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(
     model: Path, jump_file: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    """All its processes read a time of day that jumps."""
+    """A server whose processes read a wall clock that jumps."""
     folder = tmp_path_factory.mktemp("server")
     compiler = (sysconfig.get_config_var("CC") or "cc").split()
     subprocess.run([*compiler, "-shared", "-fPIC", "-o", folder / "clock.so", SOURCE], check=True)

@@ -1,4 +1,4 @@
-"""Many connections that do nothing, and many streams of which half are cut."""
+"""Many idle connections, and many streams of which half are cut."""
 
 import asyncio
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ IDLE, STREAMS = 1500, 100
 
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """It inherits the limit on open files, which its own connections need, too."""
+    """A server that inherits the raised limit of open files, which this process needs, too."""
     if not allow_open_files(IDLE + STREAMS):
         pytest.skip("the limit on open files is too low")
     log = tmp_path_factory.mktemp("server") / "log"

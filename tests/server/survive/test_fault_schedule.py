@@ -17,7 +17,7 @@ pytestmark = pytest.mark.xdist_group("server_fault_schedule")
 
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Its own: engines are killed."""
+    """A separate server: its engines are killed."""
     with with_defaults(model, tmp_path_factory.mktemp("fault_schedule")) as running:
         yield running
 
@@ -26,7 +26,7 @@ SECONDS = 12.0
 
 
 def seed_with_kills(least: int) -> int:
-    """The first seed whose short schedule has so many kills."""
+    """Return the first seed whose short schedule has this many kills."""
     return next(
         seed
         for seed in range(1000)

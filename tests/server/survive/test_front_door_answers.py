@@ -1,4 +1,4 @@
-"""Answers that are not read, read slowly, or larger than anything else."""
+"""Answers that are not read, are read slowly, or are very large."""
 
 import json
 import threading
@@ -24,7 +24,7 @@ LONG = ASKED | {"n": 16, "logprobs": 20, "max_tokens": 1900}
 
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that waits two seconds for a client to take something."""
+    """A server that waits two seconds for a client to read."""
     log = tmp_path_factory.mktemp("server") / "log"
     with Server(
         model, log, kv_cache_tokens=4 * CONTEXT, threads=1, send_timeout=2, max_queue=400
@@ -33,13 +33,13 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 
 def given_up(server: Server) -> float:
-    """Sequences of which nobody wanted the rest, or nobody read what there was."""
+    """Return the number of sequences cancelled because the client left or did not read."""
     metrics = server.metrics()
     return sum(metrics.get(f"{FINISHED}{reason}}}", 0) for reason in ("cancelled", "error"))
 
 
 def clients_of(server: Server) -> set[int]:
-    """The ports of those that are connected."""
+    """Return the ports of the connected clients."""
     found = psutil.Process(server.process.pid).net_connections("tcp")
     return {connection.raddr.port for connection in found if connection.raddr}
 
@@ -84,7 +84,7 @@ def test_a_stream_that_is_read_slowly_goes_on(server: Server) -> None:
 
 
 def test_an_answer_that_nobody_reads_is_ended(server: Server) -> None:
-    """It is complete: only the connection is left to be ended."""
+    """The answer is complete: only the connection remains to be closed."""
     with Raw(server, receive_buffer=4096) as client:
         port = client.socket.getsockname()[1]
         ask(client, LONG | {"max_tokens": 1000})

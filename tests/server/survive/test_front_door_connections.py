@@ -1,4 +1,4 @@
-"""More connections than there may be, or than there are descriptors; and what a drain does with them."""
+"""Connections beyond the limits of the server or of file descriptors, and how a drain treats them."""
 
 import resource
 import signal
@@ -22,7 +22,7 @@ OTHERS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that may open few files: 48 connections are what that leaves."""
+    """A server with a low limit of open files, which leaves room for 48 connections."""
     log = tmp_path_factory.mktemp("server") / "log"
     with Server(
         model,
@@ -41,7 +41,7 @@ def test_more_connections_than_descriptors_are_refused(server: Server) -> None:
     with ExitStack() as stack:
         for number in range(240):
             last = stack.enter_context(Raw(server, source=OTHERS[number % 3]))
-        # Connections are accepted in their order: when the last one is answered or ended, all have been.
+        # Connections are accepted in order: once the last is answered or closed, all have been accepted.
         with suppress(OSError):
             last.send("GET /health HTTP/1.1", "Host: localhost", "Connection: close", "")
         last.rest()

@@ -1,4 +1,4 @@
-"""Compressed bodies: decoded within the limits, or refused by name."""
+"""Compressed bodies: decoded within the limits, or refused with the encoding named."""
 
 import gzip
 import json
@@ -24,7 +24,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 def raw(data: bytes) -> bytes:
-    """Deflate without zlib's frame, as some clients send it."""
+    """Return raw deflate data without zlib's framing, as some clients send it."""
     packer = zlib.compressobj(wbits=-15)
     return packer.compress(data) + packer.flush()
 
@@ -140,7 +140,7 @@ def test_what_unfolds_beyond_the_limit_is_not_unfolded(
     body = packed(content)
     http.post(
         path, content=body, headers=headers
-    )  # has the server import what such a request needs
+    )  # makes the server import what such a request needs
     before = process.memory_info().rss
     error = error_of(http.post(path, content=body, headers=headers), 413)
     assert error["code"] == "request_too_large"

@@ -28,13 +28,13 @@ PAGE = "https://app.example.com"
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate of localhost, and its key."""
+    """A certificate for localhost, and its key."""
     folder = tmp_path_factory.mktemp("tls")
     return certificate(folder, "localhost")
 
 
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    """Made by openssl, signed by itself."""
+    """Create a self-signed certificate with openssl."""
     cert, key = folder / f"{name}.pem", folder / f"{name}.key"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
     command += ["-nodes", "-days", "2", "-subj", f"/CN={name}", "-addext"]
@@ -44,18 +44,18 @@ def certificate(folder: Path, name: str) -> tuple[Path, Path]:
 
 
 class TlsServer(Server):
-    """Its clients trust its certificate."""
+    """A server whose clients trust its certificate."""
 
     cert: Path
 
     def client(self, **options: object) -> httpx.Client:
-        """A client that speaks TLS."""
+        """Return a client that speaks TLS."""
         context = ssl.create_default_context(cafile=str(self.cert))
         url = f"https://127.0.0.1:{self.port}"
         return httpx.Client(base_url=url, timeout=60, verify=context, **options)  # type: ignore[arg-type]
 
     def wait_for_log(self, pattern: str) -> re.Match[str]:
-        """As of any server, but for the scheme."""
+        """Wait as for any server, but for an https URL."""
         return super().wait_for_log(pattern.replace("http:", "https:"))
 
 
@@ -63,7 +63,7 @@ class TlsServer(Server):
 def server(
     model: Path, pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TlsServer]:
-    """One that speaks TLS and lets the pages of one origin use it."""
+    """A server that speaks TLS and allows the pages of one origin."""
     log = tmp_path_factory.mktemp("server") / "log"
     cert, key = pair
     running = TlsServer(
@@ -90,7 +90,7 @@ def http(server: TlsServer) -> Iterator[httpx.Client]:
 
 @pytest.fixture(autouse=True)
 def neighbour(server: TlsServer, expected: str) -> Iterator[Neighbour]:
-    """With the key."""
+    """Run the stream with the key of the server."""
     with Neighbour(server, expected, Authorization="Bearer secret") as running:
         yield running
 

@@ -1,4 +1,4 @@
-"""What a page in a browser on this machine can have that browser send here, on a bind without keys."""
+"""Requests that a web page can make a browser on this machine send to a server bound without keys."""
 
 from collections.abc import Iterator
 from pathlib import Path

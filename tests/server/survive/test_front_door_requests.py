@@ -1,4 +1,4 @@
-"""Headers and bodies that are too large, too slow, never complete, or no HTTP."""
+"""Headers and bodies that are too large, too slow, incomplete, or not HTTP."""
 
 import json
 import re
@@ -23,7 +23,7 @@ JSON = {"Content-Type": "application/json"}
 
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server without patience."""
+    """A server with short timeouts."""
     log = tmp_path_factory.mktemp("server") / "log"
     with Server(
         model,
@@ -39,7 +39,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 
 def resident(server: Server) -> int:
-    """Bytes of memory that the server's process has."""
+    """Return the resident memory of the server's process in bytes."""
     size: int = psutil.Process(server.process.pid).memory_info().rss
     return size
 
@@ -103,7 +103,7 @@ def test_a_body_that_trickles_times_out(server: Server, length: str) -> None:
 
 
 def trickle(client: Raw, data: bytes) -> None:
-    """Send ``data`` ten times a second until the server has had enough."""
+    """Send ``data`` ten times a second until the server closes the connection."""
     deadline = time.monotonic() + 30
     client.socket.setblocking(False)
     while time.monotonic() < deadline:
@@ -135,7 +135,7 @@ def test_connections_that_say_nothing_are_ended(server: Server) -> None:
         for client in (silent, half, unfinished):
             error_of(client.answer(), 408)
         assert kept.rest().startswith(b"HTTP/1.1 200 ")
-    until(lambda: connections(server) <= 2)  # the neighbour's and the fixture's
+    until(lambda: connections(server) <= 2)  # the connections of the neighbour and of the fixture
 
 
 def test_unfinished_bodies_are_bounded_in_total(server: Server) -> None:

@@ -1,4 +1,4 @@
-"""Requests that wish for another protocol, and WebSockets whose clients misuse what they got."""
+"""Requests for a protocol upgrade, and clients that misuse an open WebSocket."""
 
 import json
 import re
@@ -31,7 +31,7 @@ TOKENIZE = json.dumps({"model": "tiny", "prompt": "the dog"}).encode()
 def server(
     model: Path, hearing: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    """A server without patience for headers and for clients that do not read."""
+    """A server with short timeouts for headers and for clients that do not read."""
     log = tmp_path_factory.mktemp("server") / "log"
     models = [f"tiny={model}", f"hearing={hearing}", f"tiny.kv_cache_tokens={4 * CONTEXT}"]
     with Server(
@@ -95,7 +95,7 @@ def test_a_handshake_may_have_long_headers(server: Server) -> None:
 @pytest.mark.parametrize("protocol", ["h2c", "TLS/1.3", "websocket, h2c", "x"])
 @pytest.mark.parametrize("how", ["at once", "later", "chunked"])
 def test_a_wish_for_another_protocol_is_ignored(server: Server, protocol: str, how: str) -> None:
-    """As curl --http2 and Java's HttpClient send it with every request."""
+    """curl --http2 and Java's HttpClient send such headers with every request."""
     body = TOKENIZE
     framing = f"Content-Length: {len(body)}"
     if how == "chunked":
@@ -152,7 +152,7 @@ def test_a_body_behind_an_upgrade_is_no_request(server: Server) -> None:
 
 def test_pongs_that_are_not_read_are_bounded(server: Server) -> None:
     process = psutil.Process(server.process.pid)
-    with LiveClient(server) as client:  # the first one has the server import what a session needs
+    with LiveClient(server) as client:  # the first session makes the server import what it needs
         client.until("session.created", "transcription_session.created")
     before, open_ = process.memory_info().rss, connections(server)
     ping = Frame(OP_PING, b"p" * 125).serialize(mask=True)
@@ -165,7 +165,7 @@ def test_pongs_that_are_not_read_are_bounded(server: Server) -> None:
 
 @pytest.mark.parametrize("frames", [[b"{}"] * 2_000, [b"{", b"}"] * 500], ids=["whole", "parts"])
 def test_each_of_many_messages_is_answered(server: Server, frames: list[bytes]) -> None:
-    """They are too small to be worth anything, and the stream beside them goes on."""
+    """The messages are too small to be useful, and the neighbouring stream continues."""
     with LiveClient(server) as client:
         client.until("session.created", "transcription_session.created")
         messages = frames if b"{}" in frames else [frames[i : i + 2] for i in range(0, 1000, 2)]

@@ -1,4 +1,4 @@
-"""What comes over a WebSocket and is no message: a close code says so, and the connection is not reset."""
+"""Invalid WebSocket frames: a close code reports the error, and the connection is not reset."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ MOST = 100_000
 def server(
     model: Path, hearing: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    """A server whose messages are small."""
+    """A server with a low limit on the size of messages."""
     log = tmp_path_factory.mktemp("server") / "log"
     models = [f"tiny={model}", f"hearing={hearing}", f"tiny.kv_cache_tokens={4 * CONTEXT}"]
     with Server(models, log, threads=1, max_body_bytes=MOST) as running:
@@ -47,7 +47,7 @@ def test_malformed_websocket_messages_close_the_connection(
 
 
 def exchange(client: LiveClient, data: bytes | list[bytes]) -> None:
-    """Send a message, or the fragments of one, and wait for another."""
+    """Send a message or its fragments, and wait for the answer."""
     client.socket.send(data, text=True)
     client.socket.recv(timeout=30)
 

@@ -1,4 +1,4 @@
-"""Bad inputs 7, 8, 20, 47 and 48: keys, and what must never leave the request that it came with."""
+"""Bad inputs 7, 8, 20, 47 and 48: keys, and data that must never leak from one request into another."""
 
 import re
 import subprocess
@@ -118,7 +118,7 @@ def test_a_websocket_without_a_key_is_one_line_and_no_error(server: Server) -> N
 
 
 def _lines_of(log: str, what: str, count: int) -> list[str]:
-    """Those with ``what`` in them, once there are so many."""
+    """Return the lines that contain ``what`` once there are ``count`` of them, else none."""
     found = [line for line in log.splitlines() if what in line]
     assert len(found) <= count
     return found if len(found) == count else []
@@ -163,7 +163,7 @@ def test_another_tenants_prefix_is_not_shared(server: Server) -> None:
     hits = "galley_prefix_cache_hit_tokens_total"
 
     def cached(tenant: str, **fields: str) -> int:
-        """Tokens that the engine has not computed again: by the answer and by the engine's count."""
+        """Return the cached tokens that the answer reports, checked against the engine's count."""
         before = server.metrics("tiny", **bearer(key_of("first")))[hits]
         answer = complete(server, tenant, [7] * 160, max_tokens=1, **fields)
         after = server.metrics("tiny", **bearer(key_of("first")))[hits]

@@ -1,4 +1,4 @@
-"""Small recordings that want much cost a decoder's fork and a 400; the server and everybody else go on."""
+"""Small recordings that are expensive to decode: a fork dies, the answer is 400, others continue."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +31,7 @@ def server(
 
 
 def decoder_of(server: Server) -> psutil.Process:
-    """The process whose forks decode."""
+    """Return the process whose forks decode."""
     [found] = [p for p in server.decoders() if p.ppid() == server.process.pid]
     return found
 

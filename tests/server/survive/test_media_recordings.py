@@ -1,4 +1,4 @@
-"""Recordings that are broken, that lie, or that name other places: refused, or read as far as they go."""
+"""Damaged, falsely labelled or misdirected recordings are refused, or decoded as far as possible."""
 
 import socket
 import struct
@@ -40,7 +40,7 @@ def server(
 
 @pytest.fixture(scope="module")
 def speech() -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    """Eight seconds of it, at 16 kHz."""
+    """Return eight seconds of the recording, at 16 kHz."""
     return np.concatenate(list(Recording(CALL)))[: 8 * 16_000]
 
 
@@ -49,7 +49,7 @@ def speech() -> np.ndarray[tuple[int], np.dtype[np.float32]]:
 
 @pytest.fixture
 def watched() -> Iterator[socket.socket]:
-    """A listener on loopback that nobody may connect to."""
+    """A listener on loopback that must receive no connection."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener
         listener.setblocking(False)
@@ -98,7 +98,7 @@ def nan() -> bytes:
 
 
 def flac_of_zeros(seconds: int, *, stated: int) -> bytes:
-    """``stated``: samples in the header, 0 for an unknown length (STREAMINFO: RFC 9639, 8.2)."""
+    """Return a FLAC file; ``stated`` is the header's sample count, 0 if unknown (RFC 9639, 8.2)."""
     data = bytearray(encode("flac", np.zeros(seconds * 16_000, np.float32)))
     data[21] = data[21] & 0xF0 | stated >> 32
     data[22:26] = struct.pack(">I", stated & 0xFFFFFFFF)
@@ -133,7 +133,7 @@ def test_silence_is_an_empty_text(http: httpx.Client) -> None:
 
 
 def warnings_of(answer: httpx.Response, seconds: float) -> list[str]:
-    """What the transcript of about so many seconds warns of."""
+    """Return the warnings of a transcript of about this many seconds."""
     assert answer.status_code == 200, answer.text
     page = answer.json()
     assert page["duration"] == pytest.approx(seconds, abs=0.6)
@@ -157,7 +157,7 @@ def test_a_recording_cut_in_the_middle_is_transcribed_with_a_warning(
 
 def test_a_header_with_a_false_length_is_harmless(http: httpx.Client) -> None:
     answer = transcribe(http, wav(SECOND, announced=10**8), response_format="verbose_json")
-    warning, _ = warnings_of(answer, 1)  # the other: a tone is no speech
+    warning, _ = warnings_of(answer, 1)  # the other warning: a tone is not speech
     assert "declares 100000000 bytes of samples, but 32000 follow" in warning
 
 
@@ -179,7 +179,7 @@ CORPUS = Path(__file__).parents[3] / "fuzz" / "corpus" / "audio"
     ("name", "status"), [("aac-7.1", 200), ("ogg-7.1", 200), ("aac-35-channels", 400)]
 )
 def test_channels_that_ended_the_process(http: httpx.Client, name: str, status: int) -> None:
-    """PyAV's own conversion reads beyond a frame's planes (found by fuzzing)."""
+    """PyAV's own conversion reads past the end of a frame's planes (found by fuzzing)."""
     assert transcribe(http, (CORPUS / name).read_bytes(), name).status_code == status
 
 
@@ -217,4 +217,4 @@ def test_the_extensible_header_works(http: httpx.Client, guid: bytes, bits: int)
         extension=struct.pack("<HHI", 22, bits, 4) + guid,
     )
     [warning] = warnings_of(transcribe(http, data, response_format="verbose_json"), 1)
-    assert "no speech was found in 1.0 s" in warning  # and nothing is said of the header
+    assert "no speech was found in 1.0 s" in warning  # and there is no warning about the header

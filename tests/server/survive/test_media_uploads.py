@@ -1,4 +1,4 @@
-"""Uploads and live audio leave nothing behind, are bounded together, and outlive a bad temporary folder."""
+"""Uploads and live audio leave no files, share one bound, and survive a broken temporary folder."""
 
 import os
 import subprocess
@@ -45,7 +45,7 @@ def server(
 
 
 def hang_up(server: Server, path: str, head: bytes) -> None:
-    """Send the beginning of an upload, and go."""
+    """Send the beginning of an upload, then disconnect."""
     with httpx.Client(base_url=server.url, timeout=2) as client, pytest.raises(ZeroDivisionError):
         client.post(path, content=_then_fail(head), headers={"Content-Type": FORM})
 
@@ -64,7 +64,7 @@ def _then_fail(head: bytes) -> Iterator[bytes]:
 
 def test_uploads_leave_no_descriptor_behind(server: Server, http: httpx.Client) -> None:
     process = psutil.Process(server.process.pid)
-    assert transcribe(http, LARGE).status_code == 200  # what is loaded once is loaded now
+    assert transcribe(http, LARGE).status_code == 200  # load now what is loaded only once
     before = process.num_fds()
     for _ in range(3):
         assert transcribe(http, LARGE).status_code == 200
@@ -77,10 +77,10 @@ def test_uploads_leave_no_descriptor_behind(server: Server, http: httpx.Client) 
 
 
 def taken(server: Server, folder: Path) -> list[int]:
-    """Bytes of each upload that the server keeps in ``folder`` at present; its files have no name there."""
+    """Return the bytes of each upload that the server keeps in ``folder``; its files are unlinked."""
     sizes = []
     for number in Path(f"/proc/{server.process.pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed meanwhile
+        with suppress(FileNotFoundError):  # closed in the meantime
             if number.readlink().is_relative_to(folder):
                 sizes.append(number.stat().st_size)
     return sizes
@@ -89,7 +89,7 @@ def taken(server: Server, folder: Path) -> list[int]:
 def test_uploads_in_progress_are_bounded_together(
     server: Server, http: httpx.Client, folder: Path
 ) -> None:
-    """Each is within its limit; the fourth finds no room, and the first three go on."""
+    """Each is within its limit; the fourth does not fit, and the first three continue."""
     halves = [threading.Event() for _ in range(3)]
     ended = threading.Event()
     statuses: list[int] = []
@@ -109,7 +109,7 @@ def test_uploads_in_progress_are_bounded_together(
     for thread in threads:
         thread.start()
     assert all(half.wait(30) for half in halves)
-    # Else the fourth may be taken before the third. A file's last bytes may be in a buffer.
+    # Otherwise the fourth may be accepted before the third. A file's last bytes may still be buffered.
     until(lambda: sum(size > len(HEAD) - 20_000 for size in taken(server, folder)) == 3)
 
     def refused() -> httpx.Response | None:
@@ -182,7 +182,7 @@ def test_a_full_file_system_harms_nobody(
 
 
 def test_speech_writes_nothing_and_calls_nobody(tmp_path: Path) -> None:
-    """Speech detection in a process of its own, whose home and caches are empty."""
+    """Speech detection runs in a separate process with an empty home and empty caches."""
     work = (
         "import numpy as np\n"
         "from galley.speech.vad import SpeechDetector\n"
@@ -202,7 +202,7 @@ def test_speech_writes_nothing_and_calls_nobody(tmp_path: Path) -> None:
 
 
 def test_live_audio_faster_than_the_engine_is_not_buffered(server: Server) -> None:
-    """With an engine that stands still the server stops reading, whatever is sent."""
+    """While the engine is stopped the server stops reading, whatever is sent."""
     call = np.concatenate(list(Recording(CALL)))
     process = psutil.Process(server.process.pid)
     with LiveClient(server, "?intent=transcription&model=speech") as client:

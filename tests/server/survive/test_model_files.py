@@ -1,4 +1,4 @@
-"""Model files that cannot be used: who serves goes on, who starts ends with one clear error."""
+"""Unusable model files: a running server continues, a starting one exits with one clear error."""
 
 import json
 import os
@@ -27,7 +27,7 @@ MOST_BYTES = 2**28
 
 @pytest.fixture(scope="module")
 def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files that are served, and spoilt by each test."""
+    """The model files that are served and corrupted by each test."""
     return Path(shutil.copytree(model, tmp_path_factory.mktemp("served") / "tiny"))
 
 
@@ -42,7 +42,7 @@ def server(served: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 @pytest.fixture
 def folder(model: Path, served: Path) -> Iterator[Path]:
-    """The served folder, whole before and after each test."""
+    """The served folder, intact before and after each test."""
     yield served
     shutil.rmtree(served)
     shutil.copytree(model, served)
@@ -199,14 +199,14 @@ def test_a_start_without_memory_says_what_is_missing(folder: Path, space: int, s
 
 
 def start(folder: Path, address_space: int = resource.RLIM_INFINITY) -> tuple[int, str]:
-    """The exit code of a server that cannot start, and what it wrote."""
+    """Return the exit code of a server that cannot start, and its output."""
     done = subprocess.run(
         [sys.executable, "-m", "galley", "serve", str(folder), "--port", "0", "--threads", "1"],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "2"},  # each of numpy's threads takes address space
+        env={**os.environ, "OMP_NUM_THREADS": "2"},  # each of numpy's threads uses address space
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space)),
     )
     return done.returncode, done.stderr
@@ -214,7 +214,7 @@ def start(folder: Path, address_space: int = resource.RLIM_INFINITY) -> tuple[in
 
 @pytest.fixture
 def packed(model: Path, tmp_path: Path) -> tuple[str, bytearray, Path]:
-    """What a model says, and its packed weights on disk, kept by an earlier start."""
+    """Return a model's answer, and its packed weights on disk from an earlier start."""
     with packing_server(model, tmp_path) as server, server.client() as client:
         text = alone(client)
         path = until(lambda: next((tmp_path / "cache").rglob("*.packed"), None))
@@ -243,7 +243,7 @@ def test_packed_weights_that_changed_while_stopped_are_found(
 def test_packed_weights_that_change_while_served_are_found(
     model: Path, tmp_path: Path, packed: tuple[str, bytearray, Path]
 ) -> None:
-    """No number comes of them; the engine starts again and goes on with every stream."""
+    """The model produces no valid number; the engine restarts and continues every stream."""
     text, data, path = packed
     with packing_server(model, tmp_path) as server, server.client() as client:
         with path.open("r+b") as file:

@@ -1,4 +1,4 @@
-"""Engines that stop, hang or die while they start, and memory that runs out."""
+"""Engines that stop, hang or die during start-up, and memory that runs out."""
 
 import signal
 import subprocess
@@ -24,7 +24,7 @@ LONG = {"model": "tiny", "prompt": "the cat", "max_tokens": 3000, "ignore_eos": 
 
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Impatient with its engine."""
+    """A server with short engine timeouts."""
     log = tmp_path_factory.mktemp("server") / "log"
     settings = {"stall_seconds": 0.5, "step_timeout": 4.0, "threads": 1}
     with Server(model, log, kv_cache_tokens=4 * CONTEXT, **settings) as running:  # type: ignore[arg-type]
@@ -76,7 +76,7 @@ def test_an_engine_that_hangs_is_replaced_and_its_streams_go_on(server: Server) 
 
 
 def test_memory_near_the_limit_of_the_container_is_refused(model: Path, tmp_path: Path) -> None:
-    """A neighbour in the container takes nearly all of it: what runs goes on, nothing new is taken."""
+    """Another process takes nearly all memory: running work continues, new work is refused."""
     limit = 1500 * MIB
     log = tmp_path / "log"
     settings = {"kv_cache_tokens": 4 * CONTEXT, "threads": 1}

@@ -1,4 +1,4 @@
-"""More than the server can do: who waits, who is refused, and how soon."""
+"""Overload: which requests wait, which are refused, and how soon."""
 
 import json
 import statistics
@@ -27,7 +27,7 @@ WITHIN = "x-request-timeout"
 
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The neighbour has one of two seats."""
+    """A server with two slots, one of which the neighbour uses."""
     log = tmp_path_factory.mktemp("overload") / "log"
     limits: dict[str, Any] = {"max_running": SEATS, "max_queue": QUEUE}
     with Server(model, log, threads=1, kv_cache_tokens=8 * CONTEXT, **limits) as running:
@@ -40,7 +40,7 @@ def asking(server: Server, tokens: int, **headers: str) -> httpx.Response:
 
 
 def burst(server: Server, count: int, tokens: int) -> list[tuple[httpx.Response, float]]:
-    """Answers, and the seconds that each took."""
+    """Send ``count`` requests at once; return the answers and the seconds each took."""
 
     def timed(_: int) -> tuple[httpx.Response, float]:
         began = time.monotonic()
@@ -63,7 +63,7 @@ def idle_but_for_the_neighbour(server: Server) -> bool:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_deadline_that_passes_in_the_queue_is_504(server: Server, stream: bool) -> None:
-    """Nobody has finished yet, so nobody can say that it will be late."""
+    """Nothing has finished yet, so no request can be predicted to be late."""
     long = BODY | {"max_tokens": 15_000, "stream": True}
     with server.client() as client:
         blockers = [
@@ -108,7 +108,7 @@ def test_who_cannot_be_served_in_time_is_refused_at_once(server: Server) -> None
             error = error_of(answer, 429)
             assert "expected in" in error["message"]
             assert int(answer.headers["retry-after"]) >= 1
-        # On one of two cores that others compute on; by itself it takes two milliseconds.
+        # The server shares two cores with other work; on an idle machine this takes two milliseconds.
         assert statistics.median(seconds) < 0.2
     until(lambda: idle_but_for_the_neighbour(server))
 
@@ -129,7 +129,7 @@ def test_a_full_queue_is_refused_and_what_was_admitted_goes_on(server: Server) -
 def test_a_burst_after_idling_gets_a_retry_time(server: Server) -> None:
     burst(server, SEATS + QUEUE, tokens=600)
     until(lambda: idle(server))
-    time.sleep(8)  # ten times what the burst takes: idle time must not count
+    time.sleep(8)  # ten times the burst's duration: idle time must not count
     began = time.monotonic()
     answers = burst(server, SEATS + QUEUE + 6, tokens=600)
     took = time.monotonic() - began

@@ -1,4 +1,4 @@
-"""Grammars that cannot be honoured: an error in time, and no other request notices."""
+"""Grammars that cannot be honoured: a prompt error, and other requests are unaffected."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ CYCLE = "start: r0\n" + "".join(
 
 
 def ask(http: httpx.Client, **fields: Any) -> httpx.Response:
-    """The answer, which the client waits a minute for at most."""
+    """Return the answer; the client waits at most a minute."""
     body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 8}
     return http.post(CHAT, json=body | fields)
 

@@ -1,4 +1,4 @@
-"""Each limit of a tenant, by OpenAI's own client; the key file changes while streams run."""
+"""Each limit of a tenant, through OpenAI's own client; the key file changes while streams run."""
 
 import os
 import re
@@ -185,7 +185,7 @@ def test_one_with_many_requests_does_not_delay_one_with_two(server: Server) -> N
         next(received)
         for _ in range(2):
             assert complete(server, "light", [5] * 30, max_tokens=30).status_code == 200
-        # 64 of the heavy one's came before, for four seats; in order of arrival all would end first.
+        # 64 requests of the heavy tenant came first, for four slots; in arrival order all would end first.
         usage = httpx.get(f"{server.url}/admin/tenants", headers=bearer("sk-operator")).json()
         [state] = [tenant for tenant in usage["tenants"] if tenant["name"] == "heavy"]
         assert state["running"] == 1
@@ -281,7 +281,7 @@ def test_admin_routes_have_a_key_of_their_own(server: Server) -> None:
         assert tenants["single"]["concurrency"] == 1
         assert tenants["free"]["requests"]["last_minute"] > 0
         assert tenants["thrifty"]["tokens"]["limit"] == 600
-    # It is none of the API's; only Prometheus may come with it.
+    # The operator's key is not valid for the API; only Prometheus may use it.
     assert httpx.get(f"{server.url}/v1/models", headers=bearer("sk-operator")).status_code == 401
     assert httpx.get(f"{server.url}/metrics", headers=bearer("sk-operator")).status_code == 200
     assert complete(server, "boss", [5], max_tokens=1).status_code == 200
@@ -295,7 +295,7 @@ def test_without_an_admin_key_the_admin_routes_are_off(model: Path, tmp_path: Pa
 
 
 def test_a_tenant_that_fills_all_places_leaves_another_its_own(server: Server) -> None:
-    """There are 260."""
+    """There are 260 places."""
 
     def ask_little() -> str:
         answer = complete(server, "light", [5, 6], max_tokens=4)

@@ -1,4 +1,4 @@
-"""Texts of megabytes: bounded memory, and nobody's short request waits for them."""
+"""Texts of several megabytes: memory is bounded, and short requests do not wait for them."""
 
 import shutil
 import signal
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.xdist_group("server_text_sizes")
 
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Its own: its memory is measured, and text workers are killed."""
+    """A separate server: its memory is measured, and text workers are killed."""
     with with_defaults(model, tmp_path_factory.mktemp("text_sizes")) as running:
         yield running
 
@@ -43,7 +43,7 @@ def chat(http: httpx.Client) -> httpx.Response:
 
 
 def memory(server: Server) -> int:
-    """Of all of the server's processes, in bytes."""
+    """Return the memory of all of the server's processes, in bytes."""
     total = 0
     for process in [psutil.Process(server.process.pid), *server.processes()]:
         try:
@@ -56,7 +56,7 @@ def memory(server: Server) -> int:
 def beside(
     server: Server, http: httpx.Client, body: dict[str, Any], times: int
 ) -> list[httpx.Response]:
-    """Answers of ``/tokenize`` to ``times`` clients at once; chat beside them is quick, memory bounded."""
+    """Send ``/tokenize`` from ``times`` clients at once; chat stays responsive and memory bounded."""
     before, highest = memory(server), 0
     assert chat(http).status_code == 200
     with ThreadPoolExecutor(times) as pool, server.client() as other:
@@ -86,10 +86,10 @@ def test_accepted_large_texts_wait_for_each_other(server: Server, http: httpx.Cl
     taken = [answer.json()["count"] for answer in answers if answer.status_code == 200]
     assert len(set(taken)) == 1
     for answer in answers:
-        if answer.status_code != 200:  # on a busy machine not all get their turn in time
+        if answer.status_code != 200:  # on a busy machine some do not get their turn in time
             error_of(answer, 429)
             assert int(answer.headers["retry-after"]) >= 1
-    # What the work took is given back.
+    # The memory used by the work is released.
     assert all(worker.memory_info().rss < 150 * MIB for worker in server.text_workers())
 
 
@@ -108,7 +108,7 @@ def test_a_killed_text_worker_harms_nobody(server: Server, http: httpx.Client) -
     assert len(workers) >= 2
     used = {worker: worker.cpu_times().user for worker in workers}
     asking.start()
-    # One of them is in the midst of it.
+    # One of them is being worked on.
     until(lambda: any(worker.cpu_times().user > used[worker] + 0.1 for worker in workers))
     for worker in workers:
         worker.kill()
@@ -119,11 +119,11 @@ def test_a_killed_text_worker_harms_nobody(server: Server, http: httpx.Client) -
 
 
 class TestAlone:
-    """A server of its own, whose budget is small."""
+    """Tests with a separate server, whose budget is small."""
 
     @pytest.fixture(autouse=True)
     def neighbour(self) -> None:
-        """Nobody runs beside it."""
+        """No neighbouring stream runs."""
 
     def test_a_text_over_the_budget_is_refused(self, model: Path, tmp_path: Path) -> None:
         limit = 64 * MIB
@@ -161,13 +161,13 @@ class TestAlone:
             assert int(score.read_text()) == 1000
 
     def test_files_that_changed_wait_for_the_reload(self, model: Path, tmp_path: Path) -> None:
-        """A worker that starts meanwhile would tokenise for another model than the engine's."""
+        """A worker started in the meantime would tokenize for a different model than the engine's."""
         folder = shutil.copytree(model, tmp_path / "tiny")
         with Server(folder, tmp_path / "log", threads=1) as server, server.client() as http:
             before = http.post("/tokenize", json={"prompt": words(200_000)}).json()
             server.text_workers()[-1].kill()
             (folder / "README.md").write_text("another version", encoding="utf-8")
-            # The worker for conversations lives, and does what the killed one would have done.
+            # The worker for conversations is alive, and does the killed one's work.
             assert chat(http).status_code == 200
             assert http.post("/tokenize", json={"prompt": words(200_000)}).json() == before
             for worker in server.text_workers():

@@ -1,4 +1,4 @@
-"""Chat templates that loop, grow or reach for what is not theirs: one request's error, nobody else's."""
+"""Chat templates that loop, grow or access forbidden attributes fail only their own request."""
 
 import re
 import shutil
@@ -61,7 +61,7 @@ HOSTILE: dict[str, tuple[str, str]] = {
 
 
 def branches() -> str:
-    """A template that does what the first message names, and else what it should."""
+    """Return a template that does what the first message names, and otherwise behaves."""
     return "".join(
         f"{{% if messages[0].content == '{name}' %}}{source}{{% endif %}}"
         for name, (source, _) in HOSTILE.items()
@@ -96,7 +96,7 @@ def ask(http: httpx.Client, content: str) -> httpx.Response:
 
 
 def memory(server: Server) -> int:
-    """Of the server's process and the text workers, in bytes."""
+    """Return the memory of the server's process and the text workers, in bytes."""
     total = 0
     for process in [psutil.Process(server.process.pid), *server.text_workers()]:
         try:
@@ -107,7 +107,7 @@ def memory(server: Server) -> int:
 
 
 class Highest:
-    """The most memory while the block runs."""
+    """Record the peak memory while the block runs."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -132,7 +132,7 @@ class Highest:
 def test_a_template_has_a_budget_of_time_and_memory(
     server: Server, http: httpx.Client, name: str
 ) -> None:
-    assert ask(http, "hello").status_code == 200  # starts a worker, if there is none
+    assert ask(http, "hello").status_code == 200  # starts a worker if there is none
     before = memory(server)
     answers: list[httpx.Response] = []
     hanging = threading.Thread(target=lambda: answers.append(ask(http, name)))
@@ -176,7 +176,7 @@ def test_a_looping_template_delays_no_completion(http: httpx.Client, server: Ser
 
 
 def test_special_tokens_in_content_stay_text(http: httpx.Client) -> None:
-    """In the worker as in the server's own process."""
+    """The result is the same in the worker as in the server's own process."""
 
     def ids(**what: Any) -> list[int]:
         tokens: list[int] = http.post("/tokenize", json=what).json()["tokens"]
@@ -207,11 +207,11 @@ def test_odd_text_is_served(http: httpx.Client, text: str, times: int) -> None:
 
 
 class TestAlone:
-    """Servers of their own, which end."""
+    """Tests with separate servers, which exit."""
 
     @pytest.fixture(autouse=True)
     def neighbour(self) -> None:
-        """Nobody runs beside them."""
+        """No neighbouring stream runs."""
 
     @pytest.mark.parametrize("killed", [False, True])
     def test_a_server_stops_despite_a_hanging_template(

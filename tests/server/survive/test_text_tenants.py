@@ -1,4 +1,4 @@
-"""Text work of tenants who compete: slow schemas of one do not keep another from its turn."""
+"""Competing tenants' text work: one tenant's slow schemas do not delay another's."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -76,7 +76,7 @@ def test_one_tenants_slow_schemas_leave_another_its_turn(server: Server) -> None
         assert large.status_code == 200, large.text
         errors = [error_of(one.result()) for one in sent]
         assert all("longer than 3 s" in error["message"] for error in errors)
-        # What is known to take too long is refused again without work.
+        # A schema known to take too long is refused again without work.
         done = server.log.count("its job was guided_json")
         assert error_of(constrained(heavy, slow("1"))) == errors[1]
         assert server.log.count("its job was guided_json") == done

@@ -1,4 +1,4 @@
-"""Tokenizers whose steps explode, loop or panic, and text workers that are stopped or killed while idle."""
+"""Tokenizers whose steps explode, loop or panic, and text workers stopped or killed while idle."""
 
 import json
 import re
@@ -27,7 +27,7 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "explodes": (f"x {GROWS}", "more memory|longer than 2 s"),
     "explodes in a text": (
         "hello " * 100 + GROWS + " world" * 100,
-        "more memory|longer than 2 s",  # whichever is used up first
+        "more memory|longer than 2 s",  # whichever limit is reached first
     ),
     "loops": ((LOOPS * 20 + " ") * 700 + "x", "longer than 2 s"),
     "panics": (PANICS * 40 + "b", "tokenizer failed on this text"),
@@ -45,7 +45,7 @@ def expression(pattern: str) -> dict[str, Any]:
 
 
 def spoil(folder: Path) -> None:
-    """A tokenizer that is hostile to the texts above and leaves all others alone."""
+    """Make a tokenizer hostile to the texts above and leave all others alone."""
     path = folder / "tokenizer.json"
     content = json.loads(path.read_text(encoding="utf-8"))
     grow = {"type": "Replace", "pattern": {"String": GROWS}, "content": GROWS * 10}
@@ -79,7 +79,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 
 def requests(text: str) -> dict[str, tuple[str, dict[str, Any]]]:
-    """A name, a path and a body for each way that a text comes in."""
+    """Return a name, a path and a body for each way in which a text is received."""
     messages = [{"role": "user", "content": text}]
     few = {"model": "tiny", "max_tokens": 2}
     return {
@@ -114,7 +114,7 @@ def test_a_tokenizer_has_a_budget_for_a_short_text(
 
 
 def ask(http: httpx.Client, route: str) -> Any:
-    """The answer to a greeting: always the same."""
+    """Return the answer to a greeting, which must not change."""
     path, body = requests("hello")[route]
     answer = http.post(path, json=body | {"temperature": 0})
     assert answer.status_code == 200, answer.text
@@ -157,7 +157,7 @@ def test_a_text_worker_that_died_while_it_was_idle_is_no_requests_fault(
 def test_a_speech_model_whose_tokenizer_has_steps_of_its_own_is_not_served(
     hearing: Path, tmp_path: Path
 ) -> None:
-    """Its texts are encoded in the server's process, between two pieces of audio."""
+    """Prompts of live sessions are encoded in the server's process, between two pieces of audio."""
     folder = shutil.copytree(hearing, tmp_path / "hearing")
     path = folder / "tokenizer.json"
     content = json.loads(path.read_text(encoding="utf-8"))
