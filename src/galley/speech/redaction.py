@@ -87,7 +87,8 @@ class Redactor:
         spans = find_spans(text, self.kinds, self._names)
         final = offset + ends[count - 1]
         # A segment in which a span begins waits for the rest of it.
-        whole, cut = count, None
+        whole = count
+        cut: Span | None = None
         while count and any(span.start < final < span.end for span in spans):
             count -= 1
             final = offset + (ends[count - 1] if count else 0)

@@ -102,7 +102,10 @@ class Recorder:
         if self._thread.is_alive():
             self._lines.put(None)
             self._thread.join()
-            self._file.close()
+            try:
+                self._file.close()
+            except OSError as error:
+                log.warning("the end of the record cannot be written: %s", error)
         if self._lost:
             log.warning("the record lacks %d requests: the disk was too slow", self._lost)
             self._lost = 0
