@@ -141,5 +141,5 @@ def test_damaged_and_absent_files_are_refused(folder: Path, shapes: Any) -> None
     (folder / "adapter_config.json").write_text("[]")
     assert "is not a JSON object" in refusal(folder, shapes)
     (folder / "adapter_config.json").unlink()
-    with pytest.raises(ModelError, match=r"adapter_config.json: there is none"):
+    with pytest.raises(ModelError, match=r"adapter_config.json: it does not exist"):
         adapter_digest(folder)

@@ -71,7 +71,7 @@ def test_events_may_come_in_pieces_and_several_at_once() -> None:
     [
         ([b"HTTP/1.1 429 No\r\nContent-Length: 4\r\n\r\nbusy"], "http 429", "busy"),
         ([HEAD, piece("a"), part(b"")], "stream without end", ""),
-        ([HEAD, DONE], "no text", "without any"),
+        ([HEAD, DONE], "no text", "ended without text"),
         ([HEAD, event(error={"message": "broke"}), DONE], "error in the stream", "broke"),
         ([HEAD, part(b"data: {oh\n\n"), DONE], "unreadable answer", "{oh"),
         ([b"SSH-2.0-OpenSSH\r\n\r\n"], "no HTTP", ""),

@@ -160,7 +160,7 @@ def damaged(data: bytes, how: str) -> bytes:
         ("truncated", "left|truncated"),
         ("trailing", "trailing data"),
         ("version", "neither"),
-        ("count", "at most"),
+        ("count", "more than the supported"),
         ("shape", "decoder/embeddings/weight"),
         ("type", "element type 9"),
         ("missing", "missing"),

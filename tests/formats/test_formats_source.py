@@ -174,7 +174,7 @@ def test_a_cut_connection_goes_on_where_it_was(tmp_path: Path, hub: Hub) -> None
 def test_a_failed_download_keeps_what_is_complete(tmp_path: Path, hub: Hub) -> None:
     hub.cuts = 10**6
     text, _ = resolve(tmp_path, hub.url)
-    assert "the download of acme/tiny broke off" in str(text)
+    assert "the download of acme/tiny was interrupted" in str(text)
     offline, _ = resolve(tmp_path, hub.url, HF_HUB_OFFLINE="1")
     assert "not complete in the cache" in str(offline)
 
@@ -192,7 +192,7 @@ def test_a_failed_download_keeps_what_is_complete(tmp_path: Path, hub: Hub) -> N
     ("model", "call", "message"),
     [
         ("acme/none", "", "the hub has no model acme/none, or it is private"),
-        ("acme/gated", "", "acme/gated is gated: accept its terms"),
+        ("acme/gated", "", "acme/gated is gated; accept its terms"),
         ("acme/tiny", ", revision='v9'", "acme/tiny has no revision 'v9'"),
         ("acme/broken", "", "the hub cannot be reached"),
     ],
@@ -284,7 +284,7 @@ def test_a_gguf_file_of_several_is_removed_alone(
     [
         (("pull", "no-such"), "'no-such' is not a hub id"),
         (("pull", "acme/none"), "the hub has no model acme/none"),
-        (("rm", "galley-demo"), "galley-demo comes with Galley"),
+        (("rm", "galley-demo"), "galley-demo is bundled with Galley"),
     ],
 )
 def test_what_cannot_be_done_is_said(

@@ -213,7 +213,7 @@ def test_the_instruction_set_can_be_forced() -> None:
     assert choose_isa({ISA_VARIABLE: ""}) == ISAS[0]
     for isa in ISAS:
         assert choose_isa({ISA_VARIABLE: isa}) == isa
-    with pytest.raises(SettingsError, match=r"GALLEY_CPU_ISA: 'neon' .* supports .*portable"):
+    with pytest.raises(SettingsError, match=r"GALLEY_CPU_ISA is 'neon', .* supported: .*portable"):
         choose_isa({ISA_VARIABLE: "neon"})
 
 
@@ -238,7 +238,9 @@ def test_what_an_executor_cannot_do_is_refused(checkpoint: CheckpointMaker) -> N
         )
         with pytest.raises(SettingsError, match=message):
             LLM(folder, quantize=kind, activations=activations, executor="cpu")
-    with pytest.raises(SettingsError, match="threads must be at most 1024, got 2000"):
+    with pytest.raises(
+        SettingsError, match="threads must be at least 1 and at most 1024, got 2000"
+    ):
         LLM(folder, threads=2000)
     with pytest.raises(SettingsError, match=r"activations is 'int8', .*'float32'.*executor 'cpu'"):
         LLM(folder, quantize="int8", activations="int8", executor="reference")

@@ -338,7 +338,7 @@ def test_a_full_disk_means_uncached_service(cache: Path, model: Path) -> None:
     answer, said = done.communicate()
     assert done.returncode == 0, said
     assert answer.startswith("[")
-    assert said.count("cannot be stored in") == 1
+    assert said.count("cannot store packed weights in") == 1
     assert "File too large" in said
     assert {path.suffix for path in cache.iterdir()} <= {".measured"}
 

@@ -107,6 +107,11 @@ def test_a_model_is_unloaded_and_loaded(client: Any, server: Server) -> None:
     assert client.is_server_ready()
     assert not client.is_model_ready("fraud")
     assert len(server.children()) == processes - 2
+    listed = {
+        model["id"]: model["state"] for model in httpx.get(f"{server.url}/v1/models").json()["data"]
+    }
+    assert listed["fraud"] == "unloaded"
+    assert set(listed.values()) == {"unloaded", "loaded"}
     with pytest.raises(InferenceServerException, match="'fraud' is not loaded: unloaded"):
         infer(client)
     client.load_model("fraud", headers=ADMIN)

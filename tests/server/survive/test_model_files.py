@@ -127,7 +127,7 @@ def template(source: str) -> Callable[[Path], None]:
 
 
 DAMAGE = [
-    pytest.param(pickle, "safetensors only", id="pickle"),
+    pytest.param(pickle, "Galley reads safetensors", id="pickle"),
     pytest.param(code, "auto_map", id="code"),
     pytest.param(long_header, WEIGHTS, id="header"),
     pytest.param(cut, WEIGHTS, id="cut"),

@@ -76,7 +76,8 @@ def card(models: Registry, served: ServedModel) -> ModelCard:
         EngineNotReady: the server is starting, and the model is not loaded yet.
         EngineFailed: the model's engine failed permanently, and it is not loaded on request.
     """
-    if served.on_request and (not served.is_loaded or served.state == "failed"):
+    on_request = served.on_request and (not served.is_loaded or served.state == "failed")
+    if on_request or served.withdrawn is not None:
         state: ModelState = "loading" if models.is_loading(served) else "unloaded"
         return {
             "id": served.name,
