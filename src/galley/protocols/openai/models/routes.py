@@ -78,7 +78,8 @@ def card(models: Registry, served: ServedModel) -> ModelCard:
     """
     on_request = served.on_request and (not served.is_loaded or served.state == "failed")
     if on_request or served.withdrawn is not None:
-        state: ModelState = "loading" if models.is_loading(served) else "unloaded"
+        loading = served.withdrawn is None and models.is_loading(served)
+        state: ModelState = "loading" if loading else "unloaded"
         return {
             "id": served.name,
             "object": "model",
