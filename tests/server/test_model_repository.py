@@ -100,6 +100,12 @@ def test_changes_need_the_admins_key(client: Any, server: Server) -> None:
         operation.validate_response(answer)
 
 
+def states(server: Server) -> dict[str, str]:
+    """The models that OpenAI's API lists, and their states."""
+    models = httpx.get(f"{server.url}/v1/models").json()["data"]
+    return {model["id"]: model["state"] for model in models}
+
+
 def test_a_model_is_unloaded_and_loaded(client: Any, server: Server) -> None:
     processes = len(server.children())
     client.unload_model("fraud", headers=ADMIN)
@@ -107,16 +113,13 @@ def test_a_model_is_unloaded_and_loaded(client: Any, server: Server) -> None:
     assert client.is_server_ready()
     assert not client.is_model_ready("fraud")
     assert len(server.children()) == processes - 2
-    listed = {
-        model["id"]: model["state"] for model in httpx.get(f"{server.url}/v1/models").json()["data"]
-    }
-    assert listed["fraud"] == "unloaded"
-    assert set(listed.values()) == {"unloaded", "loaded"}
+    assert states(server) == {"fraud": "unloaded", "fraud:1": "unloaded"}
     with pytest.raises(InferenceServerException, match="'fraud' is not loaded: unloaded"):
         infer(client)
     client.load_model("fraud", headers=ADMIN)
     assert infer(client).as_numpy("y").shape == (1, 3)
     assert index(client) == {("fraud", "1", "READY"), ("fraud", "2", "READY")}
+    assert states(server) == {"fraud": "loaded", "fraud:1": "loaded"}
 
 
 def test_new_versions_and_models_are_loaded_while_requests_run(
