@@ -6,6 +6,7 @@ The files are fixed: `python -m recipes.assistant.heldout` writes them again, by
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 import re
@@ -47,7 +48,8 @@ def write(folder: Path = DATA_DIR) -> None:
             json.dumps({f.name: getattr(item, f.name) for f in fields(Item)}, ensure_ascii=False)
             for item in make(number)
         )
-        path(number, folder).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        text = "\n".join(lines) + "\n"
+        path(number, folder).write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def violations(items: list[Item]) -> list[str]:

@@ -85,7 +85,7 @@ def limited(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]:
         with memory_limit(GIB) as admit:
             yield lambda: admit(0)
     else:
-        limit = 3 * GIB  # of addresses: mapped files count, too
+        limit = 3 * GIB + GIB // 4  # of addresses: mapped files count, too
         yield lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 

@@ -440,7 +440,7 @@ def test_an_answer_is_taken_back_as_it_was_received(client: OpenAI) -> None:
 
 def test_only_automatic_chunking_is_accepted() -> None:
     asked = validate(TranscriptionRequest, {"chunking_strategy": "auto"}, text=True)
-    assert asked == TranscriptionRequest()
+    assert asked.options() == TranscriptionRequest().options()
     with pytest.raises(RequestError) as refused:
         validate(TranscriptionRequest, {"chunking_strategy": "server_vad"}, text=True)
     assert refused.value.param == "chunking_strategy"

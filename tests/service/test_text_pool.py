@@ -121,7 +121,7 @@ def test_every_kind_of_text_work_has_a_budget(exploding: Path, ask: Ask, param: 
         settings = Settings(text_bytes=2**27, text_seconds=60.0)
         pool = TextPool(settings, "tiny", exploding, unchanged=lambda: True)
         try:
-            with pytest.raises(RequestError, match="more memory") as refused:
+            with pytest.raises(RequestError, match="the available memory") as refused:
                 await ask(pool.of(), "§")
             assert refused.value.param == param
             await ask(pool.of(), "b")

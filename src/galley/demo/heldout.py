@@ -6,6 +6,7 @@ a fixed file; the recipe (`recipes/assistant` in the source) creates both and pr
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,7 @@ class Item:
 
 def path(number: int, folder: Path = DATA_DIR) -> Path:
     """Return the path of a set's file."""
-    return folder / f"heldout_{number}.jsonl"
+    return folder / f"heldout_{number}.jsonl.gz"
 
 
 def read(number: int, folder: Path = DATA_DIR) -> list[Item]:
@@ -50,7 +51,7 @@ def read(number: int, folder: Path = DATA_DIR) -> list[Item]:
         ValueError: a line has an unknown task.
     """
     items = []
-    for line in path(number, folder).read_text(encoding="utf-8").splitlines():
+    for line in gzip.decompress(path(number, folder).read_bytes()).decode().splitlines():
         raw: dict[str, Any] = json.loads(line)
         if raw["task"] not in get_args(Task):
             raise ValueError(f"unknown task {raw['task']!r} in {path(number, folder)}")
