@@ -24,7 +24,7 @@ SECONDS = 2
 MIB = 2**20
 
 SLOW = "takes longer than 2 s"
-LARGE = "more memory"
+LARGE = "the available memory"
 REFUSED = "chat template refuses"
 HOSTILE: dict[str, tuple[str, str]] = {
     "repeat": ("{{ 'a' * (10 ** 10) }}", LARGE),

@@ -24,10 +24,10 @@ SECONDS = 2
 
 GROWS, LOOPS, PANICS = "§", "¤", "¶"
 HOSTILE: dict[str, tuple[str, str]] = {
-    "explodes": (f"x {GROWS}", "more memory|longer than 2 s"),
+    "explodes": (f"x {GROWS}", "the available memory|longer than 2 s"),
     "explodes in a text": (
         "hello " * 100 + GROWS + " world" * 100,
-        "more memory|longer than 2 s",  # whichever limit is reached first
+        "the available memory|longer than 2 s",  # whichever limit is reached first
     ),
     "loops": ((LOOPS * 20 + " ") * 700 + "x", "longer than 2 s"),
     "panics": (PANICS * 40 + "b", "tokenizer failed on this text"),
