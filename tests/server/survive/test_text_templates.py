@@ -40,7 +40,7 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "list": ("{{ ([0] * (10 ** 9)) | length }}", LARGE),
     "nested": (
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-        "steps|longer than 2 s",
+        "loop iterations|longer than 2 s",
     ),
     "silent": (
         "{{ (['a'] * 9000000) | map('upper') | map('lower') | map('upper') | unique | sort | list }}"
