@@ -122,9 +122,7 @@ def draw_kernel(
 
 
 @triton.jit
-def _kept(
-    sorted_ptr, draw, column, vocab, most, scale, reach, top_k,
-):  # fmt: skip
+def _kept(sorted_ptr, draw, column, vocab, most, scale, reach, top_k):
     """The weights of the sorted logits at ``column``, 0 from the ``top_k``-th on if that is not 0."""
     inside = column < tl.where(top_k > 0, top_k, vocab)
     x = tl.load(sorted_ptr + draw.to(tl.int64) * vocab + column, mask=inside, other=float("-inf"))
@@ -146,8 +144,8 @@ def sorted_sum_kernel(
 
 @triton.jit
 def sorted_draw_kernel(
-    sorted_ptr, id_ptr, greatest_ptr, scale_ptr, reach_ptr, seed_ptr, position_ptr, top_k_ptr, top_p_ptr, sum_ptr, token_ptr,
-    vocab, blocks, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    sorted_ptr, id_ptr, greatest_ptr, scale_ptr, reach_ptr, seed_ptr, position_ptr, top_k_ptr, top_p_ptr, sum_ptr,
+    token_ptr, vocab, blocks, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """The token on which the noise falls, of a draw by top-k or top-p. Programs: (draw,).
 
