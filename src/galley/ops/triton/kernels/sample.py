@@ -41,7 +41,7 @@ def choose_kernel(most_ptr, first_ptr, greatest_ptr, token_ptr, blocks, BLOCKS: 
 
 @triton.jit
 def _weights(x, inside, most, scale, reach):
-    """What logits weigh beside the greatest, in whole numbers; see ``galley.ops.draws.weights``."""
+    """The weights of logits relative to the greatest, in whole numbers; see ``galley.ops.draws.weights``."""
     bar = tl.maximum((most.to(tl.float64) + reach).to(tl.float32), -3.4028234663852886e38)
     exponent = tl.maximum((x - most) * scale, -31.0)
     # Round to the nearest integer, ties to even.
@@ -97,7 +97,7 @@ def draw_kernel(
     logits_ptr, row_ptr, greatest_ptr, scale_ptr, reach_ptr, seed_ptr, position_ptr, sum_ptr, token_ptr, stride, vocab,
     blocks, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """The token on which the noise falls, where the draw is no greedy one. Programs: (draw,)."""
+    """The token on which the noise falls, where the draw is not greedy. Programs: (draw,)."""
     draw = tl.program_id(0)
     scale = tl.load(scale_ptr + draw)
     if scale == 0.0:
