@@ -33,6 +33,7 @@ from galley.models.registry import build_program
 from galley.ops.executor import Batch
 from galley.ops.triton.adapters import Adapters
 from galley.ops.triton.attention import Cache, EncoderAttention, key_stride, rows_of_tiles
+from galley.ops.triton.parts import Parts
 from galley.ops.triton.sampler import Draws
 from galley.ops.triton.step_batch import Staging, shape_of, tiles_of
 from galley.ops.triton.steps import Steps
@@ -204,18 +205,13 @@ def _step(
     program = run_passes(program.with_kinds(kinds))
     device = Device("meta", capability)
     adapters = Adapters(program, 4, 16, torch.bfloat16, device) if adapted else None
-    steps = Steps(
-        program,
-        _Zeros(program, wanted),
-        torch.bfloat16,
-        device,
-        int8_kv=False,
-        adapters=adapters,
-    )
+    weights = _Zeros(program, wanted)
+    parts = Parts(program, weights, torch.bfloat16, device, int8_kv=False, adapters=adapters)
+    steps = Steps(parts)
     for kv in program.kv:
         size = (8, kv.kv_heads, 16, key_stride(kv))
         keys = torch.empty(size, dtype=torch.bfloat16, device="meta")
-        steps.caches.append(Cache(keys, keys, keys, keys))
+        parts.caches.append(Cache(keys, keys, keys, keys))
     count = 1 if rows < 0 else rows
     each = -rows if rows < 0 else 1
     batch = Batch(

@@ -24,10 +24,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Triton reads this when it is first imported, by whichever test does.
 if "GALLEY_TEST_DEVICE" not in os.environ:
     os.environ["TRITON_INTERPRET"] = "1"
-# Triton's interpreter multiplies with OpenBLAS, whose AVX2 kernels give a row different bits at a different
-# position in a matrix. These kernels do not.
-if platform.machine() == "x86_64":
-    os.environ.setdefault("OPENBLAS_CORETYPE", "Sandybridge")
+    # The interpreter multiplies with numpy's OpenBLAS, whose AVX2 kernels give a row different bits at a
+    # different position in a matrix. Those for Sandy Bridge do not, so that what tests compare is the order
+    # of sums in Galley's kernels. OpenBLAS reads this when numpy is first imported, which is later.
+    if platform.machine() == "x86_64":
+        os.environ.setdefault("OPENBLAS_CORETYPE", "Sandybridge")
 # An HTTP client loads all of the machine's CA certificates when it is created, and hundreds are; tests of
 # TLS name the certificate to trust.
 os.environ |= {"SSL_CERT_FILE": "", "SSL_CERT_DIR": os.devnull}

@@ -386,19 +386,19 @@ class FewStatesMachine(EngineMachine):
     state_slots = 2
 
 
-class GuessMachine(EngineMachine):
+class DraftMachine(EngineMachine):
     """The same with right and wrong draft tokens for every sequence that has caught up."""
 
     draft_tokens = True
 
 
-class GuessSpeechMachine(GuessMachine):
+class DraftSpeechMachine(DraftMachine):
     """Draft tokens together with encoder inputs, and with beam searches, which verify none."""
 
     speech = True
 
 
-class GuessWindowMachine(GuessMachine):
+class DraftWindowMachine(DraftMachine):
     """Draft tokens together with windows and chunks."""
 
     blocks = 4 * BLOCKS

@@ -16,11 +16,11 @@ from galley.types import BLOCK_TOKENS, blocks_for
 from tests.engine.machine import (
     BLOCKS,
     PRIORITY_STEPS,
+    DraftMachine,
+    DraftSpeechMachine,
+    DraftWindowMachine,
     EngineMachine,
     FewStatesMachine,
-    GuessMachine,
-    GuessSpeechMachine,
-    GuessWindowMachine,
     SlidingMachine,
     SpeculationMachine,
     SpeechMachine,
@@ -41,12 +41,12 @@ TestStateMachine = StateMachine.TestCase
 TestStateMachine.settings = settings(max_examples=examples(60), stateful_step_count=40)
 TestFewStatesMachine = FewStatesMachine.TestCase
 TestFewStatesMachine.settings = settings(max_examples=examples(50), stateful_step_count=40)
-TestGuessMachine = GuessMachine.TestCase
-TestGuessMachine.settings = settings(max_examples=examples(60), stateful_step_count=40)
-TestGuessSpeechMachine = GuessSpeechMachine.TestCase
-TestGuessSpeechMachine.settings = settings(max_examples=examples(60), stateful_step_count=40)
-TestGuessWindowMachine = GuessWindowMachine.TestCase
-TestGuessWindowMachine.settings = settings(max_examples=examples(60), stateful_step_count=40)
+TestDraftMachine = DraftMachine.TestCase
+TestDraftMachine.settings = settings(max_examples=examples(60), stateful_step_count=40)
+TestDraftSpeechMachine = DraftSpeechMachine.TestCase
+TestDraftSpeechMachine.settings = settings(max_examples=examples(60), stateful_step_count=40)
+TestDraftWindowMachine = DraftWindowMachine.TestCase
+TestDraftWindowMachine.settings = settings(max_examples=examples(60), stateful_step_count=40)
 TestSpeculationMachine = SpeculationMachine.TestCase
 TestSpeculationMachine.settings = settings(max_examples=examples(60), stateful_step_count=40)
 

@@ -44,8 +44,8 @@ def test_random_blocks(name: str) -> None:
 
 @pytest.mark.parametrize("name", [kind for kind in BLOCK_KINDS if kind != "MXFP4"])
 def test_what_llama_cpp_packed_has_the_values_that_it_finds_itself(name: str) -> None:
-    files = np.load(PACKED)
-    rows, data, expected = files["rows"], files[name], files[f"{name}-values"]
+    with np.load(PACKED) as files:
+        rows, data, expected = files["rows"], files[name], files[f"{name}-values"]
     weight = weight_of("w", TYPES[gguf.GGMLQuantizationType[name]], rows.shape, data.reshape(-1))
     assert isinstance(weight, IntWeight)
     got = dequantize(weight)

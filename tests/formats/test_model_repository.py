@@ -98,6 +98,11 @@ def test_without_a_batch_shapes_are_whole(repository: Path) -> None:
         ("max_batch_size: -1", CheckpointError, "max_batch_size: is -1"),
         ("instance_group { count: 2 }", CheckpointError, "a model has one instance"),
         ("instance_group { kind: KIND_GPU }", CheckpointError, "a model has one instance"),
+        (
+            'platform: "onnxruntime_onnx" backend: "fil"',
+            CheckpointError,
+            "backend: is 'fil', but platform is 'onnxruntime_onnx'",
+        ),
         ('platform: "tensorrt_plan"', UnsupportedModel, "'tensorrt_plan' is not supported"),
         ('name: "other"', CheckpointError, "name: is 'other', but the folder is 'fraud'"),
         ("version_policy { specific { versions: 7 } }", CheckpointError, "there is no version 7"),

@@ -123,7 +123,7 @@ def test_the_ledger_has_what_is_allocated(checkpoint: CheckpointMaker) -> None:
         assert ledger.kv == block * engine.stats.kv_total_blocks
 
 
-def test_guesses_change_no_bit(checkpoint: CheckpointMaker) -> None:
+def test_draft_tokens_change_no_bit(checkpoint: CheckpointMaker) -> None:
     """Rejected draft tokens leave their keys behind, which the next step overwrites."""
     folder, prompt = checkpoint("llama"), random_ids(9, 40) * 3
     settings = replace(INT4, executor="cpu", speculation="off")

@@ -47,7 +47,7 @@ def model(checkpoint: CheckpointMaker, tmp_path: Path) -> Path:
 
 
 def logits(model: Path, kind: Quantize = "int4", **changes: Any) -> npt.NDArray[np.float32]:
-    """Return the text of a freshly started engine, which has written its file."""
+    """Return the logits of a freshly started engine, which has written its file."""
     settings = EngineSettings(model=str(model), quantize=kind, kv_cache_tokens=256, threads=2)
     executor = load_engine(dataclasses.replace(settings, **changes), model)._executor
     background.finish()

@@ -72,9 +72,8 @@ def prepare(model: Model, name: str, *, nearest_tokenizer: bool = False) -> ToGG
     if differs and not nearest_tokenizer:
         raise UnsupportedModel(
             f"{folder}: llama.cpp has no equivalent of this tokenizer: {differs}. --nearest-tokenizer "
-            "writes "
-            "the most similar one, with which llama.cpp tokenizes some texts differently; Galley uses the "
-            "original, which is written as well"
+            "writes the most similar one, with which llama.cpp tokenizes some texts differently; Galley "
+            "uses the original, which is written as well"
         )
     if differs:
         notes += (f"llama.cpp tokenizes some texts differently: {differs}",)

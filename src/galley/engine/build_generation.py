@@ -170,10 +170,10 @@ def _speculation(
     program = model.program
     proposers = proposers_of(settings)
     most = min(settings.logit_rows, kv.max_model_len, kv.tokens)
-    nobody = not proposers and draft_model is None
+    unused = not proposers and draft_model is None
     if proposers and program.states:
         log.info("speculation is off: recurrent layers cannot undo rejected draft tokens")
-    if nobody or program.states or most < MEASURED_ROWS[1]:
+    if unused or program.states or most < MEASURED_ROWS[1]:
         return EngineSpeculation()
     groups = len(program.kv_groups)
     measured = measured_steps(

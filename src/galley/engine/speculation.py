@@ -64,7 +64,7 @@ class EngineSpeculation:
             self._draft_model.take_encoded([w.sequence for w in plan if w.encodes], rows)
 
     def propose_drafts(self, plan: list[Work], budget: int) -> list[tuple[int, tuple[int, ...]]]:
-        """Return draft tokens for a plan: see :data:`galley.engine.scheduler.Guess`."""
+        """Return draft tokens for a plan: see :data:`galley.engine.scheduler.ProposeDrafts`."""
         speculator = self._speculator
         if speculator is None:
             return []

@@ -52,7 +52,7 @@ class Checkpoint:
         if not folder.is_dir():
             if is_file_of_engine(folder):
                 raise UnsupportedModel(
-                    f"{folder} is a model of tensors, which galley serve serves; this is for checkpoints"
+                    f"{folder} is a model of tensors; serve it with galley serve, or give a checkpoint"
                 )
             raise ModelNotFound(f"model folder {folder} does not exist")
         config = read_json(folder / "config.json")

@@ -115,8 +115,7 @@ def _packed_integers(
     if outputs != len(words) or not fitting:
         raise packed.wrong(
             f"has {list(words.shape)} words for {[outputs, depth]} integers, which does not match "
-            "num_bits of "
-            "the config"
+            "num_bits of the config"
         )
     scale = stored.take(f"{name}.weight_scale")
     scheme = _fitting(fitting, "int", scale, depth)

@@ -104,8 +104,7 @@ class CTranslate2Checkpoint:
         if file.spec != _SPEC:
             raise UnsupportedModel(
                 f"{file.path}: is a CTranslate2 model of type {file.spec}; only {_SPEC} is supported. "
-                "Use the "
-                "checkpoint that it was converted from"
+                "Use the checkpoint that it was converted from"
             )
         config = _config(file)
         generation = _generation(folder, config["vocab_size"])

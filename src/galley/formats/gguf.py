@@ -112,8 +112,7 @@ def _read_split(path: Path) -> Iterator[GGUFFile]:
         if said != [index, len(paths)] and (len(paths) > 1 or said[1] not in (None, 0, 1)):
             raise CheckpointError(
                 f"is part {said[0]} of {said[1]} by its metadata, but {index} of {len(paths)} by its "
-                "name; restore "
-                "the names that the files were split with",
+                "name; restore the names that the files were split with",
                 file=str(part),
                 field="split.no",
             )

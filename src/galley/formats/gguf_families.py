@@ -152,9 +152,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
             **_CHOSEN,
         },
         flags={"attention_bias": BIASES["attention_bias"]},
-        rope={
-            "truncate": False
-        },  # llama.cpp rounds YaRN's ramp to whole columns; the model does not
+        # llama.cpp rounds YaRN's ramp to whole columns; the model does not.
+        rope={"truncate": False},
         period=2,
     ),
     "granite": Family(

@@ -285,14 +285,12 @@ class _Parser:
             if number not in TYPES:
                 raise UnsupportedModel(
                     f"{self._path}: tensor {self._field} has type {number}, which is not supported; "
-                    "supported: "
-                    f"{', '.join(sorted(known.name for known in TYPES.values()))}"
+                    f"supported: {', '.join(sorted(known.name for known in TYPES.values()))}"
                 )
             if shape[-1] % TYPES[number].values:
                 raise self._wrong(
                     f"is {shape[-1]} wide, not a multiple of the {TYPES[number].values} values in a "
-                    "block of "
-                    f"{TYPES[number].name}"
+                    f"block of {TYPES[number].name}"
                 )
             if offset % alignment:
                 raise self._wrong(f"offset {offset} is not a multiple of the alignment {alignment}")

@@ -25,12 +25,10 @@ CONFIG_FILE: Final = "config.pbtxt"
 _MOST_BYTES: Final = 1 << 20
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 
-_DATATYPES: Final = {
-    **dict.fromkeys(
-        ("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64")
-    ),
-    **dict.fromkeys(("FP16", "FP32", "FP64", "STRING")),
-}
+_DATATYPES: Final = (
+    *("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"),
+    *("FP16", "FP32", "FP64", "STRING"),
+)
 _ENUMS: Final = {
     "DataType": {
         f"TYPE_{name}": number for number, name in enumerate(("INVALID", *_DATATYPES, "BF16"))
@@ -215,6 +213,13 @@ def _own(config: Any, file: Path) -> Own:
             raise UnsupportedModel(
                 f"{file}: platform or backend {name!r} is not supported; convert the model to ONNX"
             )
+    engines = {_ENGINES[name] for name in named}
+    if len(engines) > 1:
+        raise CheckpointError(
+            f"is {config.backend!r}, but platform is {config.platform!r}",
+            file=str(file),
+            field="backend",
+        )
     for group in config.instance_group:
         if group.count > 1 or group.kind in (1, 3):
             raise CheckpointError(
@@ -227,7 +232,7 @@ def _own(config: Any, file: Path) -> Own:
         raise CheckpointError(f"is {config.max_batch_size}", file=str(file), field="max_batch_size")
     batching = config.dynamic_batching
     own: dict[str, Any] = {
-        "engine": next(_ENGINES[name] for name in named),
+        "engine": engines.pop(),
         "engine_options": json.dumps(_options(config, file)),
     }
     if batching.default_queue_policy.max_queue_size:

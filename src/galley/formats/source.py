@@ -181,7 +181,7 @@ def resolve_config(model: str, *, revision: str = "main") -> Path:
     path = _existing(model) if model else None
     if path is not None and path.is_file() and is_file_of_engine(path):
         raise ModelNotFound(
-            f"{model} is a model of tensors, which galley serve serves; this is for checkpoints"
+            f"{model} is a model of tensors; serve it with galley serve, or give a checkpoint"
         )
     if path is not None and path.is_file():
         return path

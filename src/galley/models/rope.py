@@ -80,9 +80,7 @@ def read_rope(
     try:
         with np.errstate(all="ignore"):
             made = _scaled(config, rope, kind, theta, turned, max_positions)
-    except (
-        ArithmeticError
-    ):  # fields that are each valid, but not together, such as a theta of 1 with yarn
+    except ArithmeticError:  # each field is valid, but not with the others: yarn's theta of 1
         made = None
     if made is None or not np.isfinite([*made.inv_freq, made.scale]).all():
         raise CheckpointError(

@@ -6,11 +6,11 @@ import numpy as np
 
 from galley.formats.weights import Floats, WeightKind
 
-INT8_STEPS: Final = 127
-INT16_STEPS: Final = 32767
+_INT8_STEPS: Final = 127
+_INT16_STEPS: Final = 32767
 
 ROUNDING_VERSION: Final = 2
-"""Changes with the rounding, so that losses measured with another are not taken for its own."""
+"""Raised with each change of the rounding, so that losses measured with an earlier one are not reused."""
 
 
 def input_group(kind: WeightKind, depth: int) -> int:
@@ -47,8 +47,8 @@ def _rounded(group: Floats) -> Floats:
     most = np.take_along_axis(others, at, axis=1)
     np.put_along_axis(others, at, 0, axis=1)
     second = others.max(axis=1, keepdims=True)
-    by_most = second / np.float32(INT8_STEPS) < most / np.float32(INT16_STEPS)
-    steps = np.where(by_most, np.float32(INT16_STEPS), np.float32(INT8_STEPS))
+    by_most = second / np.float32(_INT8_STEPS) < most / np.float32(_INT16_STEPS)
+    steps = np.where(by_most, np.float32(_INT16_STEPS), np.float32(_INT8_STEPS))
     largest = np.where(by_most, most, second)
     # With a smaller maximum the quotient would overflow.
     usable = most > np.float32(1e-30)

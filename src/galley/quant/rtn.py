@@ -21,8 +21,7 @@ def not_finite(weight: DenseWeight | IntWeight) -> UnsupportedModel:
     """Return the error for a tensor that integers or float16 cannot represent."""
     return UnsupportedModel(
         f"tensor {weight.name} contains values that are infinite, NaN, of too wide a range for integers or "
-        "too large for float16; "
-        "set weight_dtype to bf16 or float32"
+        "too large for float16; set weight_dtype to bf16 or float32"
     )
 
 

@@ -34,7 +34,7 @@ class TypeTraits(ctypes.Structure):
 
 
 def library() -> ctypes.CDLL:
-    """llama.cpp's functions."""
+    """Return llama.cpp's functions."""
     [path] = Path(xllamacpp.__file__).parent.glob("*.so")
     ggml = ctypes.CDLL(str(path))
     counts = [ctypes.c_int64] * 3

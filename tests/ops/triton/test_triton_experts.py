@@ -9,6 +9,7 @@ from tests.ops.triton.device import DEVICE, ERRORS, TYPES, device, error
 
 import torch
 
+from galley.errors import UnsupportedModel
 from galley.formats.values import as_dense, dequantize
 from galley.formats.weights import LoadedWeights, WeightKind
 from galley.graph.program import Program
@@ -157,7 +158,7 @@ def test_experts_of_two_types_are_refused_by_name() -> None:
     case = Case("int8", torch.float32)
     kinds = {**case.program.kinds, "3.up.weight": WeightKind("float32")}
     with pytest.raises(
-        Exception, match=r"experts of 0.gate.weight have weights of types .*use executor cpu"
+        UnsupportedModel, match=r"experts of 0.gate.weight have weights of types .*use executor cpu"
     ):
         Experts(
             case.program.with_kinds(kinds),

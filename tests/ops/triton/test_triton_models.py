@@ -17,6 +17,8 @@ from galley.settings.engine import EngineSettings
 from galley.errors import SettingsError, UnsupportedModel
 from galley.ops.executor import Executor
 from galley.ops.triton import executor as gpu
+from galley.ops.triton import steps
+from galley.ops.triton.supported import SUPPORTED
 from tests.checkpoints import random_ids
 from tests.conftest import CheckpointMaker
 from tests.models.chunks import run_chunks
@@ -117,6 +119,10 @@ def test_bits_do_not_depend_on_chunks(variant: str, checkpoint: CheckpointMaker)
     ids = random_ids(1, 40)
     whole = run_chunks(made, ids, [40], first_block=5)
     assert np.array_equal(run_chunks(made, ids, [18, 1, 1, 20], first_block=12), whole)
+
+
+def test_supported_ops_are_those_with_builders() -> None:
+    assert steps._BUILDERS.keys() == SUPPORTED
 
 
 def test_memory_is_what_is_kept(checkpoint: CheckpointMaker) -> None:

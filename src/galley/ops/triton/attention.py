@@ -42,6 +42,14 @@ def key_stride(kv: KVLayout) -> int:
     return -(-kv.key_dim // 16) * 16 if kv.shared else kv.key_dim
 
 
+def key_cut(kv: KVLayout) -> int:
+    """Return how many columns of a latent key have the first scale of an int8 cache; 0 for other keys.
+
+    These are the columns of the value, and one more if their number is odd.
+    """
+    return kv.value_dim + kv.value_dim % 2 if kv.shared else 0
+
+
 def heads_together(heads: int, kv: KVLayout) -> int:
     """Return the number of heads of a KV head that a program computes: all, or few of those of a latent."""
     shared = power(heads // kv.kv_heads)
@@ -76,8 +84,7 @@ class Attention:
         self._block_s = heads_together(self._heads, kv)
         head_blocks = triton.cdiv(shared, self._block_s)
         self._programs = kv.kv_heads * head_blocks
-        # Columns of a latent key that have the first scale of an int8 cache.
-        cut = kv.value_dim + kv.value_dim % 2 if kv.shared else 0
+        cut = key_cut(kv)
         self._latent, self._block_v = kv.shared, power(cut or kv.value_dim, 16)
         self._constants: dict[str, Any] = {
             "KEY": kv.key_dim,

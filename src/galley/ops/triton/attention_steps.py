@@ -6,7 +6,14 @@ import torch
 import triton
 
 from galley.graph.program import KVLayout, Op
-from galley.ops.triton.attention import Attention, Cache, EncoderAttention, key_stride, power
+from galley.ops.triton.attention import (
+    Attention,
+    Cache,
+    EncoderAttention,
+    key_cut,
+    key_stride,
+    power,
+)
 from galley.ops.triton.kernels.rope import rope_kernel
 from galley.ops.triton.matrices import FUSION
 from galley.ops.triton.parts import Parts, Run, Step
@@ -88,7 +95,7 @@ def _turn(
         ROWS=ROWS_TOGETHER,
         BLOCK_TOKENS=BLOCK_TOKENS,
         INT8=parts.int8_kv and keep,
-        CUT=kv.value_dim + kv.value_dim % 2 if kv.shared else 0,
+        CUT=key_cut(kv),
         KEY_STRIDE=key_stride(kv),
         **FUSION,
     )

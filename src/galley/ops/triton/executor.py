@@ -24,8 +24,10 @@ from galley.ops.sampling import SamplingBatch, StepResult, sample
 from galley.ops.triton.adapters import Adapters, PackedAdapter, adapter_bytes
 from galley.ops.triton.attention import Cache, key_stride, rows_of_tiles
 from galley.ops.triton.graphs import DecodeGraphs
+from galley.ops.triton.parts import Parts
 from galley.ops.triton.sampler import Sampler, drawn_on_device
 from galley.ops.triton.sizes import (
+    ACTIVATIONS,
     CACHES,
     expert_costs,
     kv_block_bytes,
@@ -41,11 +43,6 @@ from galley.ops.triton.tiles import INTERPRETED, Device, device_of
 from galley.types import BLOCK_TOKENS
 from galley.types.model_info import StepCosts
 
-_ACTIVATIONS: Final = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 _DEVICE_RESERVE: Final = 512 << 20
 """Bytes reserved for the driver, the allocator's rounding and captured graphs."""
 
@@ -66,13 +63,9 @@ class TritonExecutor(SynchronousExecutor):
         adapters = None
         if options.adapters:
             adapters = Adapters(program, options.adapters, options.adapter_rank, dtype, device)
+        int8_kv = options.kv_dtype == "int8"
         self.steps = Steps(
-            program,
-            weights,
-            dtype,
-            device,
-            int8_kv=options.kv_dtype == "int8",
-            adapters=adapters,
+            Parts(program, weights, dtype, device, int8_kv=int8_kv, adapters=adapters)
         )
         self._rows_of_tiles = rows_of_tiles(program, device)
         self._sampler = Sampler(device)
@@ -104,11 +97,11 @@ class TritonExecutor(SynchronousExecutor):
         """See :meth:`galley.ops.executor.Executor.step_costs`."""
         row_operations, logit_operations = self._program.operations()
         return StepCosts(
-            weight_bytes=read_bytes(self._program, self.steps.dtype),
+            weight_bytes=read_bytes(self._program, self.steps.parts.dtype),
             kv_bytes_per_token=self.kv_bytes_per_block() // BLOCK_TOKENS,
             row_operations=row_operations,
             logit_operations=logit_operations,
-            experts=expert_costs(self._program, self.steps.dtype),
+            experts=expert_costs(self._program, self.steps.parts.dtype),
         )
 
     def expert_counts(self) -> ExpertCounts:
@@ -135,17 +128,19 @@ class TritonExecutor(SynchronousExecutor):
             scales = [keys, values]
             if self._kv_dtype == "int8":
                 scales = [torch.zeros(shape, device=device) for _ in range(2)]
-            self.steps.caches.append(Cache(keys, values, *scales))
+            self.steps.parts.caches.append(Cache(keys, values, *scales))
 
     def pack_adapter(self, adapter: AdapterWeights) -> object:
         """See :meth:`galley.ops.executor.Executor.pack_adapter`."""
-        assert self.steps.adapters is not None
-        return self.steps.adapters.pack(adapter)
+        adapters = self.steps.parts.adapters
+        assert adapters is not None
+        return adapters.pack(adapter)
 
     def set_adapter(self, slot: int, packed: object | None) -> None:
         """See :meth:`galley.ops.executor.Executor.set_adapter`."""
-        assert self.steps.adapters is not None
-        self.steps.adapters.set(slot, cast(PackedAdapter, packed or ()))
+        adapters = self.steps.parts.adapters
+        assert adapters is not None
+        adapters.set(slot, cast(PackedAdapter, packed or ()))
 
     @torch.inference_mode()
     def execute(self, batch: Batch, sampling: SamplingBatch) -> StepResult:
@@ -192,7 +187,7 @@ class TritonExecutor(SynchronousExecutor):
     def _copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy the blocks in every layer's cache."""
         sources, targets = (list(blocks) for blocks in zip(*copies, strict=True))
-        for cache in self.steps.caches:
+        for cache in self.steps.parts.caches:
             for part in dict.fromkeys(
                 (cache.keys, cache.values, cache.key_scales, cache.value_scales)
             ):
@@ -209,10 +204,10 @@ def options_activations(options: ExecutorOptions) -> str:
     """
     if options.activations == "auto":
         return {"float32": "float32", "f16": "float16"}.get(options.quantize, "bfloat16")
-    if options.activations not in _ACTIVATIONS:
+    if options.activations not in ACTIVATIONS:
         raise SettingsError(
             f"activations is {options.activations!r}, but executor 'gpu' computes with "
-            f"{', '.join(_ACTIVATIONS)}; leave it out, or use executor cpu"
+            f"{', '.join(ACTIVATIONS)}; leave it out, or use executor cpu"
         )
     return options.activations
 
@@ -242,7 +237,7 @@ def _planned(
     )
     check_program(program)
     program = run_passes(program.with_kinds(kinds), options.disable_pass)
-    return device, program, _ACTIVATIONS[options_activations(options)]
+    return device, program, ACTIVATIONS[options_activations(options)]
 
 
 def _device(name: str) -> Device:

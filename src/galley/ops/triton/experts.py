@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 import triton
@@ -20,7 +20,7 @@ from galley.ops.triton.kernels.experts import (
 from galley.ops.triton.matrices import FUSION, GATHERED, Matrix, join, pack
 from galley.ops.triton.tiles import ROWS_TOGETHER, Device, grouped_tile
 
-_SCANNED = 1024
+_SCANNED: Final = 1024
 """Choices that a program compares with its expert at a time."""
 
 

@@ -84,7 +84,7 @@ class DecodeGraphs:
     def _capture(self, batch: Batch, shape: Shape, *, random: bool) -> _Captured:
         device = self._device.torch
         staging = Staging(shape, self._groups, self._device, self._steps.blocks)
-        vocab = self._steps.vocab_size
+        vocab = self._steps.parts.program.vocab_size
         captured = _Captured(
             staging, Draws(shape.rows, vocab, self._device), torch.empty(0), torch.cuda.CUDAGraph()
         )

@@ -127,7 +127,7 @@ class Matrix:
         rows = len(x)
         splits, stretch = self.splits
         tile = linear_tile(device, self.kind, x.dtype, rows, self.outputs, splits)
-        columns = self.words or tile.columns if self.kind != "dense" else tile.columns
+        columns = tile.columns if self.kind == "dense" else self.words
         step = columns * self.parts
         none = self.values
         tiles = triton.cdiv(self.outputs, tile.outputs) * triton.cdiv(rows, tile.rows)

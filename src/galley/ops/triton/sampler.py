@@ -22,9 +22,19 @@ from galley.ops.triton.tiles import Device
 
 _BLOCK: Final = 1024
 
-
 _SORTED_TOGETHER: Final = 32
-"""Rows of logits that are sorted at a time, which bounds the memory that it takes."""
+"""Rows of logits sorted at a time, which bounds the memory for it."""
+
+_PARAMETERS: Final = {
+    "seed": torch.uint64,
+    "position": torch.int64,
+    "reach": torch.float64,
+    "top_p": torch.float64,
+    "scale": torch.float32,
+    "row": torch.int32,
+    "top_k": torch.int32,
+}
+"""Parameter of a draw -> its type; the wider ones come first, so that all are aligned in one buffer."""
 
 
 def drawn_on_device(sampling: SamplingBatch) -> bool:
@@ -54,9 +64,16 @@ class Draws:
         where = device.torch
         self.count, self.blocks, self._vocab = count, blocks, vocab
         pinned = where.type == "cuda"
-        # Seed, position, reach and top_p need 8 bytes each, scale, row and top_k 4 each: 44 bytes per draw.
-        self.host = torch.zeros(44 * count, dtype=torch.uint8, pin_memory=pinned)
-        self.inputs = torch.zeros_like(self.host, device=where)
+        sizes = [count * dtype.itemsize for dtype in _PARAMETERS.values()]
+        self._host = torch.zeros(sum(sizes), dtype=torch.uint8, pin_memory=pinned)
+        self._device = torch.zeros_like(self._host, device=where)
+        self._written, self._read = (
+            {
+                name: part.view(dtype)
+                for (name, dtype), part in zip(_PARAMETERS.items(), whole.split(sizes), strict=True)
+            }
+            for whole in (self._host, self._device)
+        )
         self.most = torch.empty((count, blocks), device=where)
         self.first = torch.empty((count, blocks), dtype=torch.int32, device=where)
         self.sums = torch.empty((count, blocks), dtype=torch.int64, device=where)
@@ -66,25 +83,19 @@ class Draws:
 
     def fill(self, sampling: SamplingBatch) -> bool:
         """Copy the parameters of the draws to the device; return whether any draw is not greedy."""
-        n, count = len(sampling.rows), self.count
         records = sampling_records(sampling)
-        raw = self.host.numpy()
-        raw[:] = 0
-        raw[: 8 * count].view(np.uint64)[:n] = records["seed"]
-        raw[8 * count : 16 * count].view(np.int64)[:n] = sampling.positions
-        raw[16 * count : 24 * count].view(np.float64)[:n] = records["reach"]
-        raw[24 * count : 32 * count].view(np.float64)[:n] = records["top_p"]
-        raw[32 * count : 36 * count].view(np.float32)[:n] = records["scale"]
-        raw[36 * count : 40 * count].view(np.int32)[:n] = sampling.rows
         top_k = records["top_k"]
-        raw[40 * count :].view(np.int32)[:n] = np.where(top_k < self._vocab, top_k, 0)
-        self.inputs.copy_(self.host, non_blocking=True)
+        given = {name: records[name] for name in ("seed", "reach", "top_p", "scale")}
+        given |= {
+            "position": sampling.positions,
+            "row": sampling.rows,
+            "top_k": np.where(top_k < self._vocab, top_k, 0),
+        }
+        self._host.zero_()
+        for name, values in given.items():
+            self._written[name].numpy()[: len(sampling.rows)] = values
+        self._device.copy_(self._host, non_blocking=True)
         return bool(records["scale"].any())
-
-    def _input(self, begin: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return the parameter whose values follow ``begin`` bytes per draw."""
-        end = begin + dtype.itemsize
-        return self.inputs[begin * self.count : end * self.count].view(dtype)
 
     def launch(self, logits: torch.Tensor, *, greedy: bool, sort: bool = False) -> None:
         """Launch the kernels that draw ``tokens`` from ``logits`` [rows, vocab].
@@ -92,9 +103,7 @@ class Draws:
         ``sort`` is needed for draws by top-k or top-p.
         """
         count, blocks, vocab = self.count, self.blocks, logits.shape[1]
-        seeds, positions = self._input(0, torch.uint64), self._input(8, torch.int64)
-        reaches, scales = self._input(16, torch.float64), self._input(32, torch.float32)
-        rows = self._input(36, torch.int32)
+        rows, scales, reaches = (self._read[name] for name in ("row", "scale", "reach"))
         stride, wide = logits.stride(0), triton.next_power_of_2(blocks)
         greatest_kernel[(count, blocks)](
             logits, rows, self.most, self.first, stride, vocab, blocks, BLOCK=_BLOCK, **FUSION
@@ -109,8 +118,8 @@ class Draws:
             **FUSION,
         )  # fmt: skip
         draw_kernel[(count,)](
-            logits, rows, self.greatest, scales, reaches, seeds, positions, self.sums, self.tokens,
-            stride, vocab, blocks, BLOCK=_BLOCK, BLOCKS=wide, **FUSION,
+            logits, rows, self.greatest, scales, reaches, self._read["seed"], self._read["position"],
+            self.sums, self.tokens, stride, vocab, blocks, BLOCK=_BLOCK, BLOCKS=wide, **FUSION,
         )  # fmt: skip
         for begin in range(0, count if sort else 0, _SORTED_TOGETHER):
             self._draw_sorted(logits, slice(begin, begin + _SORTED_TOGETHER))
@@ -118,18 +127,16 @@ class Draws:
     def _draw_sorted(self, logits: torch.Tensor, some: slice) -> None:
         """Replace the tokens of some draws by those of top-k and top-p."""
         blocks, vocab = self.blocks, logits.shape[1]
-        rows, scales = self._input(36, torch.int32)[some], self._input(32, torch.float32)[some]
-        reaches, top_k = self._input(16, torch.float64)[some], self._input(40, torch.int32)[some]
+        own = {name: values[some] for name, values in self._read.items()}
+        rows, scales, reaches, top_k = (own[name] for name in ("row", "scale", "reach", "top_k"))
         greatest, sums = self.greatest[some], self.sums[some]
         values, ids = logits.index_select(0, rows).sort(dim=1, descending=True, stable=True)
         sorted_sum_kernel[(len(rows), blocks)](
             values, greatest, scales, reaches, top_k, sums, vocab, blocks, BLOCK=_BLOCK, **FUSION
         )
         sorted_draw_kernel[(len(rows),)](
-            values, ids, greatest, scales, reaches, self._input(0, torch.uint64)[some],
-            self._input(8, torch.int64)[some], top_k, self._input(24, torch.float64)[some], sums,
-            self.tokens[some], vocab, blocks, BLOCK=_BLOCK,
-            BLOCKS=triton.next_power_of_2(blocks), **FUSION,
+            values, ids, greatest, scales, reaches, own["seed"], own["position"], top_k, own["top_p"], sums,
+            self.tokens[some], vocab, blocks, BLOCK=_BLOCK, BLOCKS=triton.next_power_of_2(blocks), **FUSION,
         )  # fmt: skip
 
 

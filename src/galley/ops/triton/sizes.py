@@ -13,12 +13,14 @@ from galley.ops.triton.matrices import packed_bytes
 from galley.types import BLOCK_TOKENS
 from galley.types.model_info import ExpertCosts
 
-CACHES: Final = {
+ACTIVATIONS: Final = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
-    "int8": torch.int8,
 }
+"""``activations`` -> type of rows between ops."""
+
+CACHES: Final = {**ACTIVATIONS, "int8": torch.int8}
 """``kv_dtype`` -> element type of the cache."""
 
 

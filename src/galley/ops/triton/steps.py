@@ -5,14 +5,11 @@ from typing import Final
 
 import torch
 
-from galley.formats.weights import Weights
-from galley.graph.program import Op, Program
+from galley.graph.program import Op
 from galley.ops.triton import attention_steps, expert_steps, row_steps
-from galley.ops.triton.adapters import Adapters
 from galley.ops.triton.parts import Parts, Run, Step
 from galley.ops.triton.step_batch import StepBatch
 from galley.ops.triton.supported import ELEMENTWISE, check_program, gated_linears
-from galley.ops.triton.tiles import Device
 
 _BUILDERS: Final[Mapping[str, Callable[[Parts, Op], Step]]] = {
     "embed": row_steps.embed,
@@ -42,25 +39,15 @@ _BUILDERS: Final[Mapping[str, Callable[[Parts, Op], Step]]] = {
 class Steps:
     """The launches of a program, with the packed weights that they need."""
 
-    def __init__(
-        self,
-        program: Program,
-        weights: Weights,
-        dtype: torch.dtype,
-        device: Device,
-        *,
-        int8_kv: bool,
-        adapters: Adapters | None = None,
-    ) -> None:
-        """Build the launches of ``program``, which has been through all passes.
+    def __init__(self, parts: Parts) -> None:
+        """Build the launches of the program of ``parts``.
 
         Raises:
             UnsupportedModel: an op has no kernel, or a tensor has a type that no kernel reads.
         """
+        program = parts.program
         check_program(program)
-        self.dtype, self.vocab_size, self.adapters = dtype, program.vocab_size, adapters
-        parts = Parts(program, weights, dtype, device, int8_kv=int8_kv, adapters=adapters)
-        self.caches, self.blocks = parts.caches, 0
+        self.parts, self.blocks = parts, 0
         fused, unmade = gated_linears(program)
         planned: list[tuple[Step, tuple[int, ...]]] = []
         for op in program.ops:

@@ -120,10 +120,9 @@ def attention_kernel(
     q_ptr, out_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, sinks_ptr, tile_ptr, position_ptr,
     table_ptr, part_ptr, most_ptr, total_ptr, count_ptr, width, q_stride, out_stride, kv_heads, scale, cap, window,
     KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
-    BLOCK_R: tl.constexpr, CUT: tl.constexpr, KEY_STRIDE: tl.constexpr, SHARED: tl.constexpr, BLOCK_S: tl.constexpr, HEAD_BLOCKS: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
-    SPLIT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, APART: tl.constexpr, CHUNKED: tl.constexpr,
-    CAP: tl.constexpr, SINKS: tl.constexpr, INT8: tl.constexpr,
+    BLOCK_R: tl.constexpr, CUT: tl.constexpr, KEY_STRIDE: tl.constexpr, SHARED: tl.constexpr, BLOCK_S: tl.constexpr,
+    HEAD_BLOCKS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, SPLIT: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, APART: tl.constexpr, CHUNKED: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, INT8: tl.constexpr,
 ):  # fmt: skip
     """See the module. Programs: (tile, block of a KV head's heads, stretch); without APART there is one stretch.
 

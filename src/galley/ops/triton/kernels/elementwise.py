@@ -1,4 +1,4 @@
-"""Ops that make each element of the same elements of their inputs: one kernel, told which.
+"""Ops that make each element of the same elements of their inputs: one kernel, compiled for each op.
 
 Shapes: a (and b) [rows, width], result as a, all with a row stride; ``sigmoid_scale``'s b is [rows, 1]. Each
 is computed in float32 and rounded once.

@@ -41,7 +41,7 @@ def choose_kernel(most_ptr, first_ptr, greatest_ptr, token_ptr, blocks, BLOCKS: 
 
 @triton.jit
 def _weights(x, inside, most, scale, reach):
-    """What logits weigh beside the greatest, in whole numbers; see ``galley.ops.draws.weights``."""
+    """The weights of logits relative to the greatest, in whole numbers; see ``galley.ops.draws.weights``."""
     bar = tl.maximum((most.to(tl.float64) + reach).to(tl.float32), -3.4028234663852886e38)
     exponent = tl.maximum((x - most) * scale, -31.0)
     # Round to the nearest integer, ties to even.
@@ -97,7 +97,7 @@ def draw_kernel(
     logits_ptr, row_ptr, greatest_ptr, scale_ptr, reach_ptr, seed_ptr, position_ptr, sum_ptr, token_ptr, stride, vocab,
     blocks, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """The token on which the noise falls, where the draw is no greedy one. Programs: (draw,)."""
+    """The token on which the noise falls, where the draw is not greedy. Programs: (draw,)."""
     draw = tl.program_id(0)
     scale = tl.load(scale_ptr + draw)
     if scale == 0.0:
@@ -122,9 +122,7 @@ def draw_kernel(
 
 
 @triton.jit
-def _kept(
-    sorted_ptr, draw, column, vocab, most, scale, reach, top_k,
-):  # fmt: skip
+def _kept(sorted_ptr, draw, column, vocab, most, scale, reach, top_k):
     """The weights of the sorted logits at ``column``, 0 from the ``top_k``-th on if that is not 0."""
     inside = column < tl.where(top_k > 0, top_k, vocab)
     x = tl.load(sorted_ptr + draw.to(tl.int64) * vocab + column, mask=inside, other=float("-inf"))
@@ -146,8 +144,8 @@ def sorted_sum_kernel(
 
 @triton.jit
 def sorted_draw_kernel(
-    sorted_ptr, id_ptr, greatest_ptr, scale_ptr, reach_ptr, seed_ptr, position_ptr, top_k_ptr, top_p_ptr, sum_ptr, token_ptr,
-    vocab, blocks, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    sorted_ptr, id_ptr, greatest_ptr, scale_ptr, reach_ptr, seed_ptr, position_ptr, top_k_ptr, top_p_ptr, sum_ptr,
+    token_ptr, vocab, blocks, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """The token on which the noise falls, of a draw by top-k or top-p. Programs: (draw,).
 
