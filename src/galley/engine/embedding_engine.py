@@ -7,13 +7,11 @@ for each. A text that is longer than the budget has a step to itself.
 import time
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from galley.engine.fair_share import FairShare
+from galley.engine.fair_queue import FairQueue, Queued
 from galley.engine.step_meter import StepMeter
 from galley.models.embedding import Head
 from galley.ops.executor import Batch, Executor, forward
@@ -22,19 +20,6 @@ from galley.types.model_info import EngineStats, ModelInfo
 
 if TYPE_CHECKING:
     from galley.formats.weights import Floats
-
-
-@dataclass(slots=True, eq=False)
-class Text:
-    """A request that waits for its step; ``order`` is its arrival number, delayed by its priority."""
-
-    request: EngineRequest
-    payload: Embed
-    order: int
-    arrival: float
-
-    def __lt__(self, other: Any) -> bool:
-        return bool(self.order < other.order)
 
 
 class EmbeddingEngine:
@@ -63,13 +48,8 @@ class EmbeddingEngine:
         self.info = info
         self._executor = executor
         self._head = head
-        self._budget = max_batch_tokens
-        self._priority = priority_steps
-        self._fair = FairShare(priority_steps * max_batch_tokens)
+        self._waiting = FairQueue[Embed](priority_steps=priority_steps, budget=max_batch_tokens)
         self._meter = meter or StepMeter()
-        self._waiting: dict[str, list[Text]] = {}  # a heap for each tenant
-        self._count = 0
-        self._arrivals = 0
         self._steps = 0
         self._tokens = 0
         self._warm_up = executor.forward_seconds
@@ -77,7 +57,7 @@ class EmbeddingEngine:
     @property
     def has_work(self) -> bool:
         """Whether a text waits."""
-        return self._count > 0
+        return len(self._waiting) > 0
 
     @property
     def is_live(self) -> bool:
@@ -88,44 +68,26 @@ class EmbeddingEngine:
         """Queue a text; a later step returns its vector."""
         payload = request.payload
         assert isinstance(payload, Embed), request.id
-        if not self._count:
+        if not self.has_work:
             self._meter.awake()
-        # A step takes several texts: priority delays a text by arrivals, not by steps.
-        order = self._arrivals + request.priority * self._priority
-        text = Text(request, payload, order, time.monotonic())
-        self._arrivals += 1
-        self._count += 1
-        self._fair.join(text)
-        heappush(self._waiting.setdefault(request.tenant, []), text)
+        self._waiting.add(request, payload)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Drop texts; unknown ids have already been answered."""
-        gone = frozenset(request_ids)
-        for tenant, texts in list(self._waiting.items()):
-            left = [text for text in texts if text.request.id not in gone]
-            for text in texts:
-                if text.request.id in gone:
-                    self._fair.leave(text)
-                    self._count -= 1
-            heapify(left)
-            self._waiting[tenant] = left
-            if not left:
-                del self._waiting[tenant]
+        self._waiting.abort(request_ids)
 
     def step(self) -> list[Output]:
         """Run one step and return the vectors of the texts whose turn it is."""
         meter = self._meter
         meter.begin()
-        texts = self._take()
+        texts = self._waiting.take()
         started = time.monotonic()
         batch = _assembled([text.payload for text in texts], self._head)
         meter.assembled()
         try:
             rows = forward(self._executor, batch)
         except BaseException:  # such as an interrupt in a notebook: the texts stay in the queue
-            for text in texts:
-                heappush(self._waiting.setdefault(text.request.tenant, []), text)
-            self._count += len(texts)
+            self._waiting.put_back(texts)
             raise
         lengths = [len(text.payload.prompt) for text in texts]
         seconds = meter.share(lengths)
@@ -135,29 +97,9 @@ class EmbeddingEngine:
             self._output(text, vector, started, seconds)
             for text, vector in zip(texts, self._parts(rows, lengths), strict=True)
         ]
-        for text in texts:
-            self._fair.leave(text)
+        self._waiting.finish(texts)
         meter.end()
         return outputs
-
-    def _take(self) -> list[Text]:
-        """Remove and return the texts whose turn it is, up to the budget and at least one."""
-        taken: list[Text] = []
-        left = self._budget
-        while self._waiting:
-            text = self._fair.next(texts[0] for texts in self._waiting.values())
-            length = len(text.payload.prompt)
-            if taken and length > left:
-                break
-            left -= length
-            mine = self._waiting[text.request.tenant]
-            heappop(mine)
-            if not mine:
-                del self._waiting[text.request.tenant]
-            self._fair.charge(text, length)
-            taken.append(text)
-        self._count -= len(taken)
-        return taken
 
     def _parts(self, rows: "Floats", lengths: list[int]) -> "list[Floats]":
         """Return each text's part of the selected rows."""
@@ -166,7 +108,9 @@ class EmbeddingEngine:
         ends = np.cumsum(lengths)
         return [rows[end - n : end] for end, n in zip(ends, lengths, strict=True)]
 
-    def _output(self, text: Text, rows: "Floats", started: float, seconds: float) -> Output:
+    def _output(
+        self, text: Queued[Embed], rows: "Floats", started: float, seconds: float
+    ) -> Output:
         request, now = text.request, time.monotonic()
         vector = self._head.vector(rows, text.payload.dimensions)
         timing = Timing(
@@ -189,7 +133,7 @@ class EmbeddingEngine:
     def stats(self) -> EngineStats:
         """The engine's current statistics."""
         return EngineStats(
-            waiting=self._count,
+            waiting=len(self._waiting),
             steps=self._steps,
             prefill_tokens=self._tokens,
             forward_seconds=self._executor.forward_seconds - self._warm_up,

@@ -4,20 +4,24 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from galley.cache.responses import Ask
 from galley.cache.wish import MODE_HEADER, Mode, Outcome
-from galley.errors import RateLimited, RequestError
+from galley.errors import Draining, EngineError, RateLimited, RequestError
 from galley.gateway.caller import Caller
+from galley.gateway.lifecycle import RETRY_SECONDS
 from galley.gateway.receipt import Receipt
 from galley.gateway.served import ServedModel
 from galley.observe.tenants import TokenKind
 from galley.service.streams import LONGEST_WAIT, Outputs
 from galley.service.text_pool import TextWork
 from galley.traffic.recorder import Recorded
-from galley.types import EngineRequest, Output, SamplingParams, Timing
+from galley.types import EngineRequest, Output, SamplingParams, Tensors, Timing, Vector
 from galley.types.model_info import ModelInfo
+
+Whole = TypeVar("Whole", Vector, Tensors)
+"""Results that come in a request's only Output."""
 
 
 class Call:
@@ -372,6 +376,28 @@ class CallStream:
         if output.finish_reason is not None:
             self._ended()
         return output
+
+    async def result(self, kind: type[Whole]) -> Whole:
+        """Return the result of a request that has a single Output, such as a vector or tensors.
+
+        Raises:
+            Draining: the server is stopping.
+            RequestError: the model does not take the request's values; it names no field.
+            EngineError: the model failed on the request, or returned something else.
+        """
+        async for output in self:
+            if output.finish_reason == "abort":
+                raise Draining(
+                    "The server stopped before the answer was complete", retry_after=RETRY_SECONDS
+                )
+            if output.finish_reason == "error":
+                self._call.sequence_lost("error")
+                error = output.error or "The engine gave up the request"
+                raise RequestError(error) if output.refused else EngineError(error)
+            if isinstance(output.result, kind):
+                self._call.sequence_ended(self, "stop")
+                return output.result
+        raise EngineError(f"The engine ended a request without {kind.__name__.lower()}")
 
     def cancel(self, *, whole: bool = False) -> None:
         """Have the engine drop the request within one step. Harmless when it has finished.

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from galley.errors import Draining, EngineError, RequestError
+from galley.errors import RequestError
 from galley.gateway.call import Call
-from galley.gateway.lifecycle import RETRY_SECONDS
 from galley.service.tensor_requests import predict_request
 from galley.types import Tensor, Tensors
 
@@ -48,20 +47,12 @@ class Prediction:
             DeadlineExceeded: the request's deadline has passed.
         """
         [stream] = await self._call.submit([self._request])
-        async for output in stream:
-            if output.finish_reason == "abort":
-                raise Draining(
-                    "The server stopped before the answer was complete", retry_after=RETRY_SECONDS
-                )
-            if output.finish_reason == "error":
-                self._call.sequence_lost("error")
-                error = output.error or "The engine gave the request up"
-                raise RequestError(error, param="inputs") if output.refused else EngineError(error)
-            if isinstance(output.result, Tensors):
-                self._whole = True
-                self._call.sequence_ended(stream, "stop")
-                return output.result.outputs
-        raise EngineError("The engine ended a request without outputs")
+        try:
+            tensors = await stream.result(Tensors)
+        except RequestError as error:
+            raise RequestError(str(error), param="inputs") from None
+        self._whole = True
+        return tensors.outputs
 
     def close(self) -> None:
         """Cancel the request if it still runs, and settle the accounts. Idempotent."""

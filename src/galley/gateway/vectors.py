@@ -4,9 +4,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from galley.errors import Draining, EngineError, RequestError
-from galley.gateway.call import Call, CallStream
-from galley.gateway.lifecycle import RETRY_SECONDS
+from galley.errors import RequestError
+from galley.gateway.call import Call
 from galley.service.vector_requests import vector_request
 from galley.types import EngineRequest, Vector
 
@@ -113,27 +112,14 @@ class Vectors:
         self._call.prompts_taken(self.tokens)
         vectors = []
         while under_way:
-            vectors.append(await self._vector(under_way.popleft()))
+            vector = await under_way.popleft().result(Vector)
+            vectors.append(vector.data)
             self._done += 1
             if rest and len(under_way) <= ahead // 2:
                 take = max(1, min(ahead - len(under_way), self._call.room))
                 more, rest = rest[:take], rest[take:]
                 under_way.extend(await self._call.submit(more, patient=True))
         return vectors
-
-    async def _vector(self, stream: CallStream) -> bytes:
-        async for output in stream:
-            if output.finish_reason == "abort":
-                raise Draining(
-                    "The server stopped before the answer was complete", retry_after=RETRY_SECONDS
-                )
-            if output.finish_reason == "error":
-                self._call.sequence_lost("error")
-                raise EngineError(output.error or "The engine gave up the request")
-            if isinstance(output.result, Vector):
-                self._call.sequence_ended(stream, "stop")
-                return output.result.data
-        raise EngineError("The engine ended a text without a vector")
 
     def close(self) -> None:
         """Cancel the texts still in the engine, and settle the accounts. Idempotent."""

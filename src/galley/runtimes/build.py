@@ -1,20 +1,24 @@
-"""Steps of loading that all engines of tensors share."""
+"""Loading, which all engines of tensors share."""
 
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from galley.engine.step_meter import StepMeter
 from galley.errors import CheckpointError, SettingsError
+from galley.machine import available_cores
 from galley.runtimes.compute import Compute
+from galley.runtimes.library import model_file
 from galley.runtimes.tensor_engine import TensorEngine
 from galley.runtimes.tensor_model import BatchOptions, TensorModel
 from galley.runtimes.trial import Trial, examine, keeps_places
 from galley.settings.engine import EngineSettings
+from galley.settings.engine_choice import ENGINE_OF_SUFFIX
 from galley.types import OnPhase, TensorSpec
-from galley.types.model_info import ModelInfo, TensorInfo
+from galley.types.model_info import ModelInfo, OnLedger, TensorInfo
 
 log = logging.getLogger("galley.runtimes")
 
@@ -36,63 +40,76 @@ _OF_TEXT: Final = {
 """Settings of Galley's own engine that have no meaning here, with the values that they have if left out."""
 
 
-def build(
-    settings: EngineSettings,
-    path: Path,
-    options: BatchOptions,
-    load: Callable[[], TensorModel],
-    *,
-    executor: str,
-    platform: str,
-    on_phase: OnPhase | None,
-    shares_cores: bool = False,
-) -> TensorEngine:
-    """Load a model, try it with random inputs, and return its engine.
+Options = TypeVar("Options", bound=BatchOptions)
 
-    Args:
-        settings: the settings; those of Galley's own engine are refused.
-        path: the model's file or folder.
-        options: options of batching.
-        load: loads the model.
+
+@dataclass(frozen=True, kw_only=True)
+class TensorLoader(Generic[Options]):
+    """The loader of an engine of tensors; see :class:`galley.service.protocol.EngineLoader`.
+
+    Attributes:
+        engine: name of the engine; :data:`ENGINE_OF_SUFFIX` has the suffixes of its files.
         executor: name of the library.
         platform: name of the library and format in the Open Inference Protocol's metadata.
-        on_phase: called with "load" and "warm-up", and their seconds.
-        shares_cores: whether steps wait for other engines on the same cores.
-
-    Raises:
-        ModelError, SettingsError: the model or the settings cannot be used.
+        options: the engine's own options.
+        load: loads the model in a file, with its options and the number of compute threads.
     """
-    check_settings(settings, executor)
-    began = time.monotonic()
-    model = load()
-    _check_declared(path, "input", options.declared_inputs, model.inputs)
-    _check_declared(path, "output", options.declared_outputs, model.outputs)
-    loaded = time.monotonic()
-    trial = examine(model, options)
-    fixed = _fixed_rows(model, options, trial)
-    batched = trial.batched
-    _report(settings.model or path.name, options, trial)
-    if on_phase is not None:
-        on_phase("load", loaded - began)
-        on_phase("warm-up", time.monotonic() - loaded)
-    info = ModelInfo(
-        name=settings.model or path.name,
-        path=str(path),
-        family=platform,
-        tasks=("predict",),
-        executor=executor,
-        tensors=TensorInfo(
-            inputs=model.inputs,
-            outputs=model.outputs,
-            batched=batched,
-            max_batch_size=options.max_batch_size if options.limit_rows else 0,
-            platform=platform,
-        ),
-    )
-    compute = Compute(model, batched=batched, fixed_rows=fixed)
-    # Waits for the cores are between steps: a library does not yield them within one.
-    meter = StepMeter(_no_pause if shares_cores else None)
-    return TensorEngine(compute, info, options, priority_steps=settings.priority_steps, meter=meter)
+
+    engine: str
+    executor: str
+    platform: str
+    options: type[Options]
+    load: Callable[[Path, Options, int], TensorModel]
+
+    def __call__(
+        self,
+        settings: EngineSettings,
+        folder: Path,
+        on_phase: OnPhase | None = None,
+        pause: Callable[[], None] | None = None,
+        on_ledger: OnLedger | None = None,
+    ) -> TensorEngine:
+        """Load a file, or the only one in a folder, try it with random inputs, and return its engine.
+
+        Raises:
+            ModelError, SettingsError: the file or the settings cannot be used.
+        """
+        options = settings.options_as(self.options)
+        check_settings(settings, self.executor)
+        began = time.monotonic()
+        suffixes = [suffix for suffix, engine in ENGINE_OF_SUFFIX.items() if engine == self.engine]
+        threads = settings.threads or available_cores()
+        model = self.load(model_file(folder, suffixes), options, threads)
+        _check_declared(folder, "input", options.declared_inputs, model.inputs)
+        _check_declared(folder, "output", options.declared_outputs, model.outputs)
+        loaded = time.monotonic()
+        trial = examine(model, options)
+        fixed = _fixed_rows(model, options, trial)
+        name = settings.model or folder.name
+        _report(name, options, trial)
+        if on_phase is not None:
+            on_phase("load", loaded - began)
+            on_phase("warm-up", time.monotonic() - loaded)
+        info = ModelInfo(
+            name=name,
+            path=str(folder),
+            family=self.platform,
+            tasks=("predict",),
+            executor=self.executor,
+            tensors=TensorInfo(
+                inputs=model.inputs,
+                outputs=model.outputs,
+                batched=trial.batched,
+                max_batch_size=options.max_batch_size if options.limit_rows else 0,
+                platform=self.platform,
+            ),
+        )
+        compute = Compute(model, batched=trial.batched, fixed_rows=fixed)
+        # Waits for the cores are between steps: a library does not yield them within one.
+        meter = StepMeter(None if pause is None else _no_pause)
+        return TensorEngine(
+            compute, info, options, priority_steps=settings.priority_steps, meter=meter
+        )
 
 
 def _no_pause() -> float:

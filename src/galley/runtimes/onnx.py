@@ -2,30 +2,24 @@
 
 import importlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 
 from galley.errors import CheckpointError, SettingsError, UnsupportedModel
-from galley.machine import available_cores
-from galley.runtimes.build import build
-from galley.runtimes.library import import_library, model_file
-from galley.runtimes.tensor_engine import TensorEngine
+from galley.runtimes.build import TensorLoader
+from galley.runtimes.library import import_library
 from galley.runtimes.tensor_model import BatchOptions, InvalidTensors
-from galley.settings.engine import EngineSettings
 from galley.settings.engine_choice import ONNX_ENGINE
-from galley.types import Datatype, OnPhase, TensorSpec
-from galley.types.model_info import OnLedger
+from galley.types import Datatype, TensorSpec
 
 if TYPE_CHECKING:
     from galley.runtimes.tensor_model import Array
 
 # See galley.speech: onnxruntime reads it when it is first imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-
-SUFFIX: Final = ".onnx"
 
 _SHORT: Final = {
     "cpu": "CPUExecutionProvider",
@@ -130,32 +124,6 @@ class OnnxModel:
         """Do nothing: the session is memory, which is freed with the object."""
 
 
-def load(
-    settings: EngineSettings,
-    folder: Path,
-    on_phase: OnPhase | None = None,
-    pause: Callable[[], None] | None = None,
-    on_ledger: OnLedger | None = None,
-) -> TensorEngine:
-    """Load an ONNX file, or the only one in a folder; see :class:`galley.service.protocol.EngineLoader`.
-
-    Raises:
-        ModelError, SettingsError: the file or the settings cannot be used.
-    """
-    options = settings.options_as(OnnxOptions)
-    threads = settings.threads or available_cores()
-    return build(
-        settings,
-        folder,
-        options,
-        lambda: OnnxModel(model_file(folder, (SUFFIX,)), options, threads),
-        executor="onnxruntime",
-        platform="onnxruntime_onnx",
-        on_phase=on_phase,
-        shares_cores=pause is not None,
-    )
-
-
 def import_onnxruntime() -> Any:
     """Import onnxruntime. Raises SettingsError if it cannot be imported."""
     return import_library("onnxruntime", ONNX_ENGINE, "onnx")
@@ -229,3 +197,12 @@ def _reason(error: Exception) -> str:
     if text.startswith("[ONNXRuntimeError]"):
         text = text.split(" : ", 3)[-1]
     return text[:500]
+
+
+load: Final = TensorLoader(
+    engine=ONNX_ENGINE,
+    executor="onnxruntime",
+    platform="onnxruntime_onnx",
+    options=OnnxOptions,
+    load=OnnxModel,
+)

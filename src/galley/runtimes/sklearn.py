@@ -4,20 +4,14 @@ A pickle can run any code when it is loaded; skops' format names the types that 
 ones are created.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from galley.errors import CheckpointError, SettingsError, UnsupportedModel
-from galley.machine import available_cores
-from galley.runtimes.build import build
+from galley.errors import CheckpointError, UnsupportedModel
+from galley.runtimes.build import TensorLoader
 from galley.runtimes.functions import FunctionModel, FunctionOptions
-from galley.runtimes.library import import_library, model_file
-from galley.runtimes.tensor_engine import TensorEngine
-from galley.settings.engine import EngineSettings
+from galley.runtimes.library import import_library
 from galley.settings.engine_choice import SKLEARN_ENGINE
-from galley.types import OnPhase
-from galley.types.model_info import OnLedger
 
 _METHODS: Final = ("predict", "predict_proba", "transform")
 """Methods of an estimator that are outputs, if it has them."""
@@ -33,34 +27,10 @@ class SklearnOptions(FunctionOptions, frozen=True, kw_only=True, forbid_unknown_
 
     trusted: tuple[str, ...] = ()
 
-
-def load(
-    settings: EngineSettings,
-    folder: Path,
-    on_phase: OnPhase | None = None,
-    pause: Callable[[], None] | None = None,
-    on_ledger: OnLedger | None = None,
-) -> TensorEngine:
-    """Load a skops file, or the only one in a folder; see :class:`galley.service.protocol.EngineLoader`.
-
-    Raises:
-        ModelError, SettingsError: the file or the settings cannot be used.
-    """
-    options = settings.options_as(SklearnOptions)
-    for name in options.trusted:
-        if not name.startswith("sklearn."):
-            raise SettingsError(f"trusted: {name!r} is not a type of scikit-learn (sklearn. ...)")
-    threads = settings.threads or available_cores()
-    return build(
-        settings,
-        folder,
-        options,
-        lambda: _model(model_file(folder, (".skops",)), options, threads),
-        executor="sklearn",
-        platform="sklearn",
-        on_phase=on_phase,
-        shares_cores=pause is not None,
-    )
+    def __post_init__(self) -> None:
+        for name in self.trusted:
+            if not name.startswith("sklearn."):
+                raise ValueError(f"trusted: {name!r} is not a type of scikit-learn (sklearn. ...)")
 
 
 def _model(file: Path, options: SklearnOptions, threads: int) -> FunctionModel:
@@ -95,3 +65,12 @@ def _estimator(file: Path, options: SklearnOptions) -> Any:
     raise CheckpointError(
         f"it has types that skops does not trust: {', '.join(unknown)}{advice}", file=str(file)
     )
+
+
+load: Final = TensorLoader(
+    engine=SKLEARN_ENGINE,
+    executor="sklearn",
+    platform="sklearn",
+    options=SklearnOptions,
+    load=_model,
+)

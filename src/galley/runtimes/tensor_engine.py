@@ -6,12 +6,10 @@ A request with more rows than that has a step to itself.
 """
 
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections.abc import Hashable, Iterable
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from galley.engine.fair_share import FairShare
+from galley.engine.fair_queue import FairQueue, Queued
 from galley.engine.step_meter import StepMeter
 from galley.runtimes.arrays import to_tensor
 from galley.runtimes.compute import Compute
@@ -29,19 +27,6 @@ Shape: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 
 _MOST_SHAPES: Final = 256
 """Shapes whose costs and arrivals are kept."""
-
-
-@dataclass(slots=True, eq=False)
-class Work:
-    """A request that waits for its step; ``order`` is its arrival number, delayed by its priority."""
-
-    request: EngineRequest
-    payload: Predict
-    order: int
-    arrival: float
-
-    def __lt__(self, other: Any) -> bool:
-        return bool(self.order < other.order)
 
 
 class _Pace:
@@ -78,18 +63,17 @@ class TensorEngine:
         self._compute = compute
         self._options = options
         self._batched = info.tensors.batched
-        self._priority = priority_steps
-        self._fair = FairShare(priority_steps * options.max_batch_size)
+        most = options.max_batch_size if self._batched else 1
+        self._waiting = FairQueue[Predict](priority_steps=priority_steps, budget=most)
         self._meter = meter or StepMeter()
-        self._waiting: dict[Shape, dict[str, list[Work]]] = {}  # a heap for each shape and tenant
-        self._paces: dict[Shape, _Pace] = {}
-        self._count = self._arrivals = self._steps = self._rows = 0
+        self._paces: dict[Hashable, _Pace] = {}
+        self._steps = self._rows = 0
         self._seconds = 0.0
 
     @property
     def has_work(self) -> bool:
         """Whether a request waits."""
-        return self._count > 0
+        return len(self._waiting) > 0
 
     @property
     def is_live(self) -> bool:
@@ -98,37 +82,24 @@ class TensorEngine:
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request; a later step returns its outputs."""
-        payload, now = request.payload, time.monotonic()
+        payload = request.payload
         assert isinstance(payload, Predict), request.id
-        if not self._count:
+        if not self.has_work:
             self._meter.awake()
-        work = Work(request, payload, self._arrivals + request.priority * self._priority, now)
-        self._arrivals += 1
-        self._count += 1
-        self._fair.join(work)
         shape = self._shape(payload)
-        self._pace(shape).arrivals.arrived(now)
-        heappush(self._waiting.setdefault(shape, {}).setdefault(request.tenant, []), work)
+        work = self._waiting.add(request, payload, shape)
+        self._pace(shape).arrivals.arrived(work.arrival)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Drop requests; unknown ids have already been answered."""
-        gone = frozenset(request_ids)
-        for shape, tenants in list(self._waiting.items()):
-            for tenant, works in list(tenants.items()):
-                left = [work for work in works if work.request.id not in gone]
-                for work in works:
-                    if work.request.id in gone:
-                        self._fair.leave(work)
-                        self._count -= 1
-                heapify(left)
-                self._keep(shape, tenant, left)
+        self._waiting.abort(request_ids)
 
     def gather_seconds(self) -> float:
         """Return how long the next step should wait for further requests; 0: not at all."""
         options = self._options
-        if not self._batched or options.batching == "off" or len(self._waiting) != 1:
+        if not self._batched or options.batching == "off" or len(self._waiting.groups) != 1:
             return 0.0
-        [(shape, tenants)] = self._waiting.items()
+        [(shape, tenants)] = self._waiting.groups.items()
         works = [work for heap in tenants.values() for work in heap]
         rows = sum(work.payload.rows for work in works)
         if rows >= options.max_batch_size or rows in options.preferred_batch_size:
@@ -144,7 +115,7 @@ class TensorEngine:
         """Compute one batch and return the outputs of its requests."""
         meter = self._meter
         meter.begin()
-        shape, works = self._take()
+        works = self._waiting.take()
         started = time.monotonic()
         meter.assembled()
         results = self._compute.together([work.payload for work in works])
@@ -155,13 +126,12 @@ class TensorEngine:
         self._rows += sum(rows)
         self._seconds += computed
         if not any(isinstance(result, Exception) for result in results):
-            self._pace(shape).costs.observe(sum(rows), computed)
+            self._pace(works[0].group).costs.observe(sum(rows), computed)
         outputs = [
             _output(work, result, started, seconds)
             for work, result in zip(works, results, strict=True)
         ]
-        for work in works:
-            self._fair.leave(work)
+        self._waiting.finish(works)
         meter.end()
         return outputs
 
@@ -169,7 +139,7 @@ class TensorEngine:
     def stats(self) -> EngineStats:
         """The engine's current statistics: sequences of a batch are its requests, tokens its rows."""
         return EngineStats(
-            waiting=self._count,
+            waiting=len(self._waiting),
             steps=self._steps,
             prefill_tokens=self._rows,
             forward_seconds=self._seconds,
@@ -189,7 +159,7 @@ class TensorEngine:
             return ()
         return tuple((tensor.name, tensor.shape[1:]) for tensor in payload.inputs)
 
-    def _pace(self, shape: Shape) -> _Pace:
+    def _pace(self, shape: Hashable) -> _Pace:
         """Return the pace of a shape, now the one used last; the one not used for longest is dropped."""
         pace = self._paces.pop(shape, None) or _Pace()
         self._paces[shape] = pace
@@ -197,40 +167,9 @@ class TensorEngine:
             del self._paces[next(iter(self._paces))]
         return pace
 
-    def _take(self) -> tuple[Shape, list[Work]]:
-        """Remove and return the requests whose turn it is, of one shape: at least one, at most a batch."""
-        firsts = {
-            heap[0]: shape for shape, tenants in self._waiting.items() for heap in tenants.values()
-        }
-        shape = firsts[self._fair.next(firsts)]
-        most = self._options.max_batch_size if self._batched else 1
-        taken: list[Work] = []
-        while tenants := self._waiting.get(shape):
-            work = self._fair.next(heap[0] for heap in tenants.values())
-            if taken and work.payload.rows > most:
-                break
-            most -= work.payload.rows
-            tenant = work.request.tenant
-            heappop(tenants[tenant])
-            self._keep(shape, tenant, tenants[tenant])
-            self._fair.charge(work, work.payload.rows)
-            taken.append(work)
-            if most <= 0 or not self._batched:
-                break
-        self._count -= len(taken)
-        return shape, taken
-
-    def _keep(self, shape: Shape, tenant: str, works: list[Work]) -> None:
-        tenants = self._waiting[shape]
-        tenants[tenant] = works
-        if not works:
-            del tenants[tenant]
-        if not tenants:
-            del self._waiting[shape]
-
 
 def _output(
-    work: Work, result: "dict[str, Array] | Exception", started: float, seconds: float
+    work: Queued[Predict], result: "dict[str, Array] | Exception", started: float, seconds: float
 ) -> Output:
     request, now = work.request, time.monotonic()
     timing = Timing(
