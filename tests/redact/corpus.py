@@ -178,7 +178,7 @@ class Maker:
         return Value("security_code", digit_words(f"{self.rng.randint(100, 999)}", self.rng))
 
 
-_SENTENCES: Final[dict[str, tuple[str, ...]]] = {
+SENTENCES: Final[dict[str, tuple[str, ...]]] = {
     "card": (
         "my card number is {}", "the visa is {} if that helps", "can you charge {} instead",
         "I would like to pay with {} please", "it says {} on the front",
@@ -230,7 +230,7 @@ _NEUTRAL: Final = (
 
 
 def corpus(
-    seed: int, calls: int, sentences: Mapping[str, tuple[str, ...]] = _SENTENCES
+    seed: int, calls: int, sentences: Mapping[str, tuple[str, ...]] = SENTENCES
 ) -> Iterator[Call]:
     """Yield calls of a few turns each, about four spans a call."""
     maker = Maker(seed)

@@ -1,15 +1,13 @@
 """Spans of personal data in text: kinds one by one, and recall and precision on a labelled corpus."""
 
-from collections import Counter
-from collections.abc import Iterable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from galley.redact import KINDS, find_spans, mask
 from galley.redact.numbers import is_card, is_iban, luhn
-from tests.redact.corpus import OTHER_SENTENCES, Call, corpus
+from tests.redact.corpus import OTHER_SENTENCES, corpus
+from tests.redact.counts import covered_in_all
 
 CALLS = 420
 """Calls of a corpus: more than 1,500 spans."""
@@ -90,35 +88,6 @@ def test_spans_are_in_order_and_do_not_overlap(text: str) -> None:
     edges = [edge for span in spans for edge in span[1:]]
     assert edges == sorted(edges)
     assert all(0 <= span.start < span.end <= len(text) for span in spans)
-
-
-Counts = tuple[Counter[str], Counter[str], Counter[str], Counter[str]]
-
-
-def covered(call: Call) -> Counts:
-    """Count by kind: values, values fully covered, spans found, spans that overlap a value."""
-    spans = find_spans(call.text)
-    hidden = {at for span in spans for at in range(span.start, span.end)}
-    whole = [
-        span.kind
-        for span in call.spans
-        if all(at in hidden or call.text[at].isspace() for at in range(span.start, span.end))
-    ]
-    right = [
-        found.kind
-        for found in spans
-        if any(found.start < span.end and span.start < found.end for span in call.spans)
-    ]
-    kinds = (span.kind for span in call.spans)
-    return Counter(kinds), Counter(whole), Counter(span.kind for span in spans), Counter(right)
-
-
-def covered_in_all(calls: Iterable[Call]) -> Counts:
-    totals: Counts = (Counter(), Counter(), Counter(), Counter())
-    for call in calls:
-        for total, count in zip(totals, covered(call), strict=True):
-            total.update(count)
-    return totals
 
 
 def test_recall_and_precision_on_the_corpus() -> None:

@@ -113,7 +113,8 @@ class Settings(CacheSettings):
     admin_key: tuple[str, ...] = setting(
         (),
         "Security",
-        "key for the /admin and /v1/adapters routes only; repeat for several",
+        "key for administration (/admin, /v1/adapters, /v2/repository/models, /api/pull, ...) and "
+        "/metrics, not for other routes; repeat for several",
         secret=True,
     )
     metrics_without_key: bool = setting(
