@@ -93,7 +93,7 @@ class ServedModel:
         self.ledger: Ledger | None = None
         self.withdrawn: str | None = None
         self._backend: Backend | None = None
-        self._reloading = asyncio.Lock()
+        self._loading = asyncio.Lock()
         self._retired: set[asyncio.Task[None]] = set()
         self._earlier_restarts = 0
 
@@ -107,6 +107,12 @@ class ServedModel:
             EngineFailed: the engine did not start.
             SettingsError: it is a speech model, and the packages for speech are not installed.
         """
+        async with self._loading:
+            await self._start(on_phase, on_ledger)
+
+    async def _start(
+        self, on_phase: OnPhase | None = None, on_ledger: OnLedger | None = None
+    ) -> None:
         try:
             self._backend = await self._load(on_phase, on_ledger)
         except BaseException:
@@ -132,7 +138,7 @@ class ServedModel:
             Conflict: the model is being loaded.
         """
         self._check_not_loading()
-        async with self._reloading:
+        async with self._loading:
             self.withdrawn = "unloaded"
             while self._backend is not None and self._backend.busy:  # noqa: ASYNC110 - as in _retire
                 await asyncio.sleep(_RETIRE_POLL_SECONDS)
@@ -148,19 +154,19 @@ class ServedModel:
             ModelError, SettingsError, EngineFailed: as in :meth:`start`; nothing changes.
         """
         self._check_not_loading()
-        async with self._reloading:
+        async with self._loading:
             before = self.settings
             self.settings = replace(before, **settings)
             try:
                 if not self.on_request and not self.is_loaded:
-                    await self.start()
+                    await self._start()
             except BaseException:
                 self.settings = before
                 raise
             self.withdrawn = None
 
     def _check_not_loading(self) -> None:
-        if self._reloading.locked():
+        if self._loading.locked():
             raise Conflict(f"{self.name} is being loaded or unloaded; wait until that is done")
 
     def _check_served(self) -> None:
@@ -196,7 +202,7 @@ class ServedModel:
         """Whether the model has requests or is being reloaded; False if it is not loaded."""
         backend = self._backend
         return backend is not None and (
-            backend.busy or self._reloading.locked() or bool(self._retired)
+            backend.busy or self._loading.locked() or bool(self._retired)
         )
 
     async def reload(
@@ -224,7 +230,7 @@ class ServedModel:
             return False  # the next request loads the files as they are then
         old = self.backend()
         self._check_not_loading()
-        async with self._reloading:
+        async with self._loading:
             before = self.settings
             self.settings = replace(before, **(settings or {}))
             same = only_if_changed and self.settings == before
