@@ -1,6 +1,7 @@
 """Behaviour of every store: it finds entries, evicts old or excess ones, and detects damaged bytes."""
 
 import asyncio
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -217,6 +218,28 @@ def test_a_file_that_is_no_database_is_set_aside(tmp_path: Path) -> None:
 
     asyncio.run(work())
     assert path.with_name("answers.sqlite.damaged").read_bytes().startswith(b"not a database")
+
+
+def test_a_damaged_file_that_cannot_be_renamed_is_an_unusable_store(tmp_path: Path) -> None:
+    path = tmp_path / "answers.sqlite"
+    in_its_place = tmp_path / "answers.sqlite.damaged"
+
+    async def work() -> None:
+        store = SqliteStore(path, WIDE)
+        await store.put(entry(1))
+        await store.close()
+        store = SqliteStore(path, WIDE)
+        (in_its_place / "a folder").mkdir(parents=True)
+        path.write_bytes(b"not a database" * 10_000)
+        for _ in range(2):
+            with pytest.raises(StoreError, match="cannot be renamed"):
+                await store.get([entry(1).key])
+        shutil.rmtree(in_its_place)
+        assert await store.get([entry(1).key]) == [None]
+        await store.close()
+
+    asyncio.run(work())
+    assert in_its_place.read_bytes().startswith(b"not a database")
 
 
 def test_answers_that_replace_others_before_they_are_written_fill_no_room(tmp_path: Path) -> None:

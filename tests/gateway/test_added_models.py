@@ -1,10 +1,12 @@
-"""Models that are added while the server runs."""
+"""Models that are added and unloaded while the server runs."""
 
+import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from galley.errors import SettingsError
+from galley.errors import Conflict, RequestError, SettingsError
 from galley.gateway.registry import Registry
 from galley.settings.config import Settings
 from galley.settings.named_models import NamedModel
@@ -17,3 +19,27 @@ def test_a_model_that_caches_answers_needs_a_store(tmp_path: Path) -> None:
         models.add(NamedModel("second", own))
     assert models.names == ["first"]
     assert models.add(NamedModel("second", {"model": str(tmp_path)})).name == "second"
+
+
+def test_a_model_that_is_not_loaded_yet_does_not_make_requests_wait(tmp_path: Path) -> None:
+    first = NamedModel("first", {"model": str(tmp_path)})
+    models = Registry(Settings(models=(first,), load_on_request=True))
+    models.add(NamedModel("second", {"model": str(tmp_path)}))
+    with pytest.raises(RequestError, match="choose one in the field model"):
+        models.find(None)
+
+
+def test_a_model_that_is_being_loaded_cannot_be_unloaded(tmp_path: Path) -> None:
+    [model] = Registry(Settings(model=str(tmp_path)))
+
+    async def unload() -> None:
+        start = asyncio.create_task(model.start())
+        await asyncio.sleep(0)
+        with pytest.raises(Conflict, match="is being loaded"):
+            await model.withdraw()
+        start.cancel()
+        with suppress(asyncio.CancelledError):
+            await start
+
+    asyncio.run(unload())
+    assert model.withdrawn is None

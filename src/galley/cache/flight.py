@@ -42,7 +42,6 @@ class Flight:
         outputs: what the engine has put out so far.
         complete: whether ``outputs`` are the whole answer: the engine has ended it, or a reader needs no
             more of it.
-        failed: whether there will be no answer.
         recording: whether ``outputs`` has everything from the beginning.
         engine_seconds: engine time of the answer so far.
     """
@@ -70,7 +69,6 @@ class Flight:
         self.key = key
         self.outputs: list[Output] = []
         self.complete = False
-        self.failed = False
         self.recording = True
         self.engine_seconds = 0.0
         self._request = request
@@ -120,7 +118,7 @@ class Flight:
         self.complete |= whole
         if not self._followers and not self._ended:
             self._source.cancel()
-            self._end(failed=not self.complete)
+            self._end()
 
     async def _read(self) -> None:
         try:
@@ -132,9 +130,10 @@ class Flight:
                 except DeadlineExceeded:
                     await self._continue()
         except GalleyError as error:
-            self._fail(error)
+            for follower in self._followers:
+                follower.fail(error)
         if not self._ended:
-            self._end(failed=True)
+            self._end()
 
     async def _continue(self) -> None:
         """Submit the rest of the request again, with the latest deadline of the remaining followers.
@@ -173,19 +172,11 @@ class Flight:
             follower.take(output, bill)
             bill = 0.0
         if last:
-            failed = output.finish_reason in ("error", "abort")
-            self.complete = not failed
-            self._end(failed=failed)
+            self.complete = output.finish_reason not in ("error", "abort")
+            self._end()
 
-    def _fail(self, error: GalleyError) -> None:
-        for follower in self._followers:
-            follower.fail(error)
-        if not self._ended:
-            self._end(failed=True)
-
-    def _end(self, *, failed: bool) -> None:
+    def _end(self) -> None:
         self._ended = True
-        self.failed = failed
         self._followers = []
         self._on_end(self)
 
@@ -234,7 +225,7 @@ class Follower:
         if self._prompt is not None:
             output = self._own(output, passed, bill)
         elif output.timing is not None and output.timing.engine_seconds != bill:
-            timing = _replaced(output.timing, engine_seconds=bill)
+            timing = msgspec.structs.replace(output.timing, engine_seconds=bill)
             output = msgspec.structs.replace(output, timing=timing)
         self._first = passed if self._first is None else self._first
         self._unread.put(output)
@@ -364,10 +355,6 @@ class Replay:
 def _size(output: Output) -> int:
     tensors = output.result.outputs if isinstance(output.result, Tensors) else ()
     return size_of(output) + sum(len(tensor.data) for tensor in tensors)
-
-
-def _replaced(timing: Timing, *, engine_seconds: float) -> Timing:
-    return msgspec.structs.replace(timing, engine_seconds=engine_seconds)
 
 
 def _tokens_apart(output: Output) -> list[Output]:

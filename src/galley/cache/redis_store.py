@@ -136,7 +136,7 @@ class RedisStore:
     async def get(self, keys: Sequence[bytes]) -> list[Entry | None]:
         """See :meth:`galley.cache.store.Store.get`."""
         now = time.time()
-        with _told():
+        with _as_store_errors():
             found = await self._get(
                 keys=_INDEX, args=[_PREFIX, repr(now), *(key.hex() for key in keys)]
             )
@@ -154,13 +154,13 @@ class RedisStore:
             return
         times = (repr(entry.expires), size, repr(now))
         bounds = (self._bounds.bytes, self._bounds.entries)
-        with _told():
+        with _as_store_errors():
             await self._put(keys=_INDEX, args=[_PREFIX, entry.key.hex(), data, *times, *bounds])
 
     async def find(self, selection: Selection, most: int) -> list[Kept]:
         """See :meth:`galley.cache.store.Store.find`."""
         kept: list[Kept] = []
-        with _told():
+        with _as_store_errors():
             begin = 0
             while len(kept) < most:
                 used = await self._redis.zrevrange(
@@ -186,7 +186,7 @@ class RedisStore:
     async def remove(self, selection: Selection) -> int:
         """See :meth:`galley.cache.store.Store.remove`."""
         removed = 0
-        with _told():
+        with _as_store_errors():
             names = [name.decode() for name in await self._redis.zrange(_USED, 0, -1)]
             for begin in range(0, len(names), _SCANNED):
                 some = [(name, 0.0) for name in names[begin : begin + _SCANNED]]
@@ -197,7 +197,7 @@ class RedisStore:
 
     async def size(self) -> Size:
         """See :meth:`galley.cache.store.Store.size`."""
-        with _told():
+        with _as_store_errors():
             entries = await self._redis.zcard(_USED)
             return Size(entries, int(await self._redis.get(_TOTAL) or 0))
 
@@ -217,7 +217,7 @@ def _shown(url: str) -> str:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _as_store_errors() -> Iterator[None]:
     """Raise the client's errors as StoreError."""
     from redis.exceptions import RedisError
 

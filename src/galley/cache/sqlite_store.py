@@ -109,7 +109,7 @@ class SqliteStore:
         self._damaged: set[bytes] = set()
         self._lost = False
         self._closed = False
-        self._reader = _opened(path)
+        self._reader: sqlite3.Connection | None = _opened(path)
         self._thread = threading.Thread(target=self._write_all, name="galley-cache", daemon=True)
         self._thread.start()
 
@@ -136,16 +136,23 @@ class SqliteStore:
     def _read(self, key: bytes) -> bytes | None:
         if self._closed:
             raise StoreError("it is closed")
+        reader = self._connection()
         try:
-            row = self._reader.execute("SELECT entry FROM entries WHERE key = ?", (key,)).fetchone()
+            row = reader.execute("SELECT entry FROM entries WHERE key = ?", (key,)).fetchone()
         except sqlite3.OperationalError as error:
             raise StoreError(str(error)) from error
         except sqlite3.DatabaseError as error:
-            self._reader.close()
+            self._reader = None
+            reader.close()
             _set_aside(self._path, error)
-            self._reader = _opened(self._path)
             return None
         return None if row is None else row[0]
+
+    def _connection(self) -> sqlite3.Connection:
+        """Return the connection for reads; open the file again if it was set aside."""
+        if self._reader is None:
+            self._reader = _opened(self._path)
+        return self._reader
 
     async def put(self, entry: Entry) -> None:
         """See :meth:`galley.cache.store.Store.put`."""
@@ -167,7 +174,7 @@ class SqliteStore:
 
     def _find(self, selection: Selection, most: int) -> list[Kept]:
         kept = []
-        with _told(), closing(_opened(self._path)) as base:
+        with _as_store_errors(), closing(_opened(self._path)) as base:
             for parameters in _parameters(selection):
                 values = {**parameters, "now": time.time(), "most": most}
                 for key, data, size, used, hits in base.execute(_FIND, values):
@@ -185,13 +192,13 @@ class SqliteStore:
         return len(waiting) + await asyncio.to_thread(self._remove, selection)
 
     def _remove(self, selection: Selection) -> int:
-        with _told(), closing(_opened(self._path)) as base, base:
+        with _as_store_errors(), closing(_opened(self._path)) as base, base:
             return sum(base.execute(_REMOVE, one).rowcount for one in _parameters(selection))
 
     async def size(self) -> Size:
         """See :meth:`galley.cache.store.Store.size`."""
-        with _told():
-            return _size(self._reader)
+        with _as_store_errors():
+            return _size(self._connection())
 
     async def close(self) -> None:
         """See :meth:`galley.cache.store.Store.close`."""
@@ -199,7 +206,8 @@ class SqliteStore:
             self._closed = True
             self._writes.put(None)
             await asyncio.to_thread(self._thread.join)
-            self._reader.close()
+            if self._reader is not None:
+                self._reader.close()
 
     # The writer's thread.
 
@@ -316,10 +324,15 @@ def _opened(path: Path, patience: float = 1.0) -> sqlite3.Connection:
 def _set_aside(path: Path, error: Exception) -> None:
     """Rename a damaged file, so that a new one takes its place."""
     aside = path.with_name(f"{path.name}.damaged")
-    log.warning("%s is no usable database of answers (%s); it is now %s", path, error, aside.name)
-    path.replace(aside)
-    for more in ("-wal", "-shm"):
-        path.with_name(path.name + more).unlink(missing_ok=True)
+    try:
+        path.replace(aside)
+        for more in ("-wal", "-shm"):
+            path.with_name(path.name + more).unlink(missing_ok=True)
+    except OSError as failure:
+        raise StoreError(f"{path} is damaged and cannot be renamed: {failure}") from failure
+    log.warning(
+        "%s was not a usable database of answers (%s); it is now %s", path, error, aside.name
+    )
 
 
 def _connected(path: Path, patience: float) -> sqlite3.Connection:
@@ -341,7 +354,7 @@ def _connected(path: Path, patience: float) -> sqlite3.Connection:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _as_store_errors() -> Iterator[None]:
     """Raise SQLite's errors as StoreError."""
     try:
         yield

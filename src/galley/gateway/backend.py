@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -28,6 +29,7 @@ from galley.types.model_info import EngineStats, Ledger, ModelInfo, OnLedger
 
 if TYPE_CHECKING:
     from galley.speech.decoder import Decoder
+    from galley.speech.model import SpeechModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +63,28 @@ class Backend:
         self.engine.info.require_text()
         assert self.text is not None
         return self.text
+
+    @cached_property
+    def speech_model(self) -> "SpeechModel":
+        """A speech model's part outside of the engine. Creating it, with the first request, takes a while.
+
+        Raises:
+            ModelError: one of its files is invalid.
+        """
+        from galley.speech.model import SpeechModel
+
+        return SpeechModel(self.engine.info, self.require_text().tokenizer)
+
+    @property
+    def processes(self) -> Mapping[str, Sequence[int]]:
+        """Kind of process -> process ids of those that run."""
+        engine = self.engine.engine_pid
+        processes: dict[str, Sequence[int]] = {"engine": [] if engine is None else [engine]}
+        if self.text is not None:
+            processes["text"] = self.text.pool.pids
+        if self.decoder is not None:
+            processes["audio"] = self.decoder.pids
+        return processes
 
     async def close(self) -> None:
         """End its processes. Idempotent."""

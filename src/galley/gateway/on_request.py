@@ -77,9 +77,8 @@ class OnRequest:
             await asyncio.wait({load}, timeout=left)
             if not load.done():
                 raise DeadlineExceeded(
-                    f"{model.name} was not loaded within the request's time limit (--request-timeout); "
-                    "loading "
-                    "continues for later requests"
+                    f"{model.name} was not loaded within the request's time limit "
+                    "(--request-timeout); loading continues for later requests"
                 )
             if load.cancelled():
                 raise Draining("The server is shutting down", retry_after=RETRY_SECONDS)

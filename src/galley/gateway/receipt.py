@@ -77,15 +77,15 @@ class Receipt:
 
     def fields(self) -> dict[str, float]:
         """Return the fields of answers and log records: milliseconds, draft tokens and ``cost`` if any."""
-        told: dict[str, float] = {
+        fields: dict[str, float] = {
             "queue_ms": round(1000 * self.queue_seconds, 3),
             "prefill_ms": round(1000 * self.prefill_seconds, 3),
             "decode_ms": round(1000 * self.decode_seconds, 3),
         }
         if self.proposed:
-            told |= {"proposed_tokens": self.proposed, "accepted_tokens": self.accepted}
+            fields |= {"proposed_tokens": self.proposed, "accepted_tokens": self.accepted}
         cost = self.cost
-        return told if cost is None else {**told, "cost": cost}
+        return fields if cost is None else {**fields, "cost": cost}
 
 
 def _between(begin: float, end: float) -> float:

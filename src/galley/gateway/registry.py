@@ -440,15 +440,15 @@ class Registry:
 
     @property
     def _at_start(self) -> list[ServedModel]:
-        """The models that are loaded at the start and stay loaded while the server runs."""
-        return [model for model in self if not model.on_request]
+        """The models that are loaded at the start and stay loaded, except those that were unloaded."""
+        return [m for m in self if not m.on_request and m.withdrawn is None]
 
     def _state(self) -> EngineState:
         """Return the worst state of the models loaded at the start.
 
         Failures of the other models are reported by their requests.
         """
-        states = {model.state for model in self._at_start if model.withdrawn is None}
+        states = {model.state for model in self._at_start}
         return next((state for state in _WORST_FIRST if state in states), "ready")
 
 

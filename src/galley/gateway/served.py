@@ -7,8 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakKeyDictionary
+from typing import Any, Final
 
 from galley.cache.responses import ResponseCache
 from galley.errors import Conflict, EngineFailed, EngineNotReady, RequestError, UnknownModel
@@ -32,9 +31,6 @@ from galley.traffic.recorder import Recorder
 from galley.types import Adapter, OnPhase, Task
 from galley.types.model_info import EngineState, EngineStats, Ledger, ModelInfo, OnLedger
 
-if TYPE_CHECKING:
-    from galley.speech.model import SpeechModel
-
 log = logging.getLogger("galley.server")
 
 _RETIRE_POLL_SECONDS: Final = 0.1
@@ -52,6 +48,7 @@ class ServedModel:
         on_request: whether it is loaded on request, and unloaded when unused.
         keep_alive: seconds after its last request until it is unloaded, if it is loaded on request; below
             0: never.
+        tasks: its tasks; None before it is loaded for the first time.
         used: when it was last observed in use, on the monotonic clock.
         ledger: its memory plan, once known.
         withdrawn: why it answers no requests although the server runs; None: it does.
@@ -92,12 +89,11 @@ class ServedModel:
         self.on_request = settings.load_on_request
         self.keep_alive = settings.model_keep_alive
         self.used = time.monotonic()
+        self.tasks: tuple[Task, ...] | None = None
         self.ledger: Ledger | None = None
         self.withdrawn: str | None = None
         self._backend: Backend | None = None
-        self._tasks: tuple[Task, ...] | None = None
-        self._speech: WeakKeyDictionary[Backend, SpeechModel] = WeakKeyDictionary()
-        self._reloading = asyncio.Lock()
+        self._loading = asyncio.Lock()
         self._retired: set[asyncio.Task[None]] = set()
         self._earlier_restarts = 0
 
@@ -111,13 +107,18 @@ class ServedModel:
             EngineFailed: the engine did not start.
             SettingsError: it is a speech model, and the packages for speech are not installed.
         """
+        async with self._loading:
+            await self._start(on_phase, on_ledger)
+
+    async def _start(
+        self, on_phase: OnPhase | None = None, on_ledger: OnLedger | None = None
+    ) -> None:
         try:
             self._backend = await self._load(on_phase, on_ledger)
         except BaseException:
             self._plans.forget(self.name)
             self._spawner.release(self.settings.served_model_name)
             raise
-        self._tasks = self._backend.engine.info.tasks
 
     async def unload(self) -> None:
         """End the processes of a model without requests and free its memory, until it is started again."""
@@ -137,7 +138,7 @@ class ServedModel:
             Conflict: the model is being loaded.
         """
         self._check_not_loading()
-        async with self._reloading:
+        async with self._loading:
             self.withdrawn = "unloaded"
             while self._backend is not None and self._backend.busy:  # noqa: ASYNC110 - as in _retire
                 await asyncio.sleep(_RETIRE_POLL_SECONDS)
@@ -153,19 +154,19 @@ class ServedModel:
             ModelError, SettingsError, EngineFailed: as in :meth:`start`; nothing changes.
         """
         self._check_not_loading()
-        async with self._reloading:
+        async with self._loading:
             before = self.settings
             self.settings = replace(before, **settings)
             try:
                 if not self.on_request and not self.is_loaded:
-                    await self.start()
+                    await self._start()
             except BaseException:
                 self.settings = before
                 raise
             self.withdrawn = None
 
     def _check_not_loading(self) -> None:
-        if self._reloading.locked():
+        if self._loading.locked():
             raise Conflict(f"{self.name} is being loaded or unloaded; wait until that is done")
 
     def _check_served(self) -> None:
@@ -201,7 +202,7 @@ class ServedModel:
         """Whether the model has requests or is being reloaded; False if it is not loaded."""
         backend = self._backend
         return backend is not None and (
-            backend.busy or self._reloading.locked() or bool(self._retired)
+            backend.busy or self._loading.locked() or bool(self._retired)
         )
 
     async def reload(
@@ -220,7 +221,7 @@ class ServedModel:
             Whether the model was reloaded.
 
         Raises:
-            Conflict: the model is being reloaded already.
+            Conflict: the model is being loaded or unloaded.
             EngineNotReady, EngineFailed: as in :meth:`backend`.
             ModelError: the files cannot be used.
         """
@@ -228,22 +229,20 @@ class ServedModel:
             self.settings = replace(self.settings, **(settings or {}))
             return False  # the next request loads the files as they are then
         old = self.backend()
-        if self._reloading.locked():
-            raise Conflict(f"{self.name} is being reloaded already; wait until that is done")
-        async with self._reloading:
+        self._check_not_loading()
+        async with self._loading:
             before = self.settings
             self.settings = replace(before, **(settings or {}))
             same = only_if_changed and self.settings == before
             if same and old.files == fingerprint(await self._resolve()):
                 return False
-            told = "".join(f", {name}={value}" for name, value in (settings or {}).items())
-            log.info("%s: loading it again%s", self.name, told)
+            changed = "".join(f", {name}={value}" for name, value in (settings or {}).items())
+            log.info("%s: loading it again%s", self.name, changed)
             try:
                 self._backend = await self._load()
             except BaseException:
                 self.settings = before
                 raise
-            self._tasks = self._backend.engine.info.tasks
             self._earlier_restarts += old.engine.restarts
             retire = asyncio.create_task(self._retire(old))
             self._retired.add(retire)
@@ -294,7 +293,9 @@ class ServedModel:
             on_ledger=planned,
             on_step=self._step_ended,
         )
-        return await loading.load()
+        backend = await loading.load()
+        self.tasks = backend.engine.info.tasks
+        return backend
 
     async def close(self) -> None:
         """End the model's processes, including those of earlier files. Idempotent."""
@@ -370,27 +371,6 @@ class ServedModel:
                 wanted = caller.priority(priority)
                 backend.engine.check_early(caller.deadline, caller.share, wanted)
 
-    def speech_model(self, backend: Backend) -> "SpeechModel":
-        """Return a speech model's part outside of the engine, created with the first request.
-
-        Creating it takes a while.
-
-        Raises:
-            ModelError: one of its files is invalid.
-        """
-        from galley.speech.model import SpeechModel
-
-        model = self._speech.get(backend)
-        if model is None:
-            tokenizer = backend.require_text().tokenizer
-            model = self._speech[backend] = SpeechModel(backend.engine.info, tokenizer)
-        return model
-
-    @property
-    def tasks(self) -> tuple[Task, ...] | None:
-        """The model's tasks; None before it is loaded for the first time."""
-        return self._tasks
-
     @property
     def state(self) -> EngineState:
         """The state of the model's engine."""
@@ -436,16 +416,7 @@ class ServedModel:
     @property
     def processes(self) -> Mapping[str, Sequence[int]]:
         """Kind of process -> process ids of those that run."""
-        if self._backend is None:
-            return {}
-        backend = self._backend
-        engine = [] if backend.engine.engine_pid is None else [backend.engine.engine_pid]
-        processes: dict[str, Sequence[int]] = {"engine": engine}
-        if backend.text is not None:
-            processes["text"] = backend.text.pool.pids
-        if backend.decoder is not None:
-            processes["audio"] = backend.decoder.pids
-        return processes
+        return {} if self._backend is None else self._backend.processes
 
 
 def _default_name(model: str) -> str:

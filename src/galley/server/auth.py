@@ -90,9 +90,8 @@ class RequireKey:
     def _refusal(self, presented: bool, known: bool, *, admin: bool) -> ApiError:
         if admin and not self._tenants.has_admin:
             return _forbidden(
-                "The admin routes are off; start the server with --admin-key, or set admin: true for a "
-                "tenant "
-                "in the key file",
+                "The admin routes are off; start the server with --admin-key, or set admin: true "
+                "for a tenant in the key file",
                 code="admin_disabled",
             )
         if admin and presented and known and self._tenants:

@@ -111,9 +111,8 @@ class Unread:
         """Drop all unread Outputs and end the stream with an error for the reader."""
         self.clear()
         self._error = SlowReader(
-            "The answer was truncated because it was read too slowly: the server's buffer for unread "
-            "answers is "
-            "full"
+            "The answer was truncated because it was read too slowly: the server's buffer for "
+            "unread answers is full"
         )
         self._there.set()
         self._on_cut()

@@ -190,8 +190,7 @@ class Settings(CacheSettings):
         1024,
         "Limits",
         "maximum number of /v1/responses kept in memory for previous_response_id, of all tenants "
-        "together; the "
-        "oldest are evicted; 0: none",
+        "together; the oldest are evicted; 0: none",
     )
     stored_response_bytes: Count = setting(
         64 * 1024 * 1024,
@@ -313,9 +312,8 @@ class Settings(CacheSettings):
         for origin in self.cors_origin:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise SettingsError(
-                    f"cors_origin: {origin!r} is not an origin such as https://app.example.com:8443 "
-                    "(without a "
-                    "path), or * for all"
+                    f"cors_origin: {origin!r} is not an origin such as "
+                    "https://app.example.com:8443 (without a path), or * for all"
                 )
 
     def _check_adapters(self) -> None:

@@ -150,9 +150,9 @@ class EngineSettings:
     experts: Experts = setting(
         "memory",
         "Model",
-        "where the experts of a mixture of experts are kept; disk: in the file of packed weights, from "
-        "which a "
-        "step reads those that it needs, with a cache of the most recently used (executor cpu)",
+        "where the experts of a mixture of experts are kept; disk: in the file of packed weights, "
+        "from which a step reads those that it needs, with a cache of the most recently used "
+        "(executor cpu)",
     )
     expert_cache_bytes: Count | None = setting(
         None,
@@ -188,19 +188,17 @@ class EngineSettings:
     sampling_defaults: tuple[str, ...] = setting(
         (),
         "Model",
-        "default sampling parameters of requests, instead of those in generation_config.json: NAME=VALUE, "
-        "of temperature, top_p, top_k, min_p, repetition_penalty and max_tokens; repeat for several; "
-        "in YAML "
-        "a mapping",
+        "default sampling parameters of requests, instead of those in generation_config.json: "
+        "NAME=VALUE, of temperature, top_p, top_k, min_p, repetition_penalty and max_tokens; "
+        "repeat for several; in YAML a mapping",
     )
     system_prompt: str = setting("", "Model", "system message of conversations without one")
     volatile_lines: VolatileLines = setting(
         "keep",
         "Model",
         "lines of system prompts that clients change with every request (Claude Code's "
-        "x-anthropic-billing-header), which prevents prefix caching: keep them, move them to the end "
-        "of the "
-        "conversation, or drop them",
+        "x-anthropic-billing-header), which prevents prefix caching: keep them, move them to the "
+        "end of the conversation, or drop them",
     )
     max_model_len: Count | None = setting(
         None, "Engine", "context limit in tokens; default: the model's own"
@@ -222,8 +220,7 @@ class EngineSettings:
         128,
         "Engine",
         "interval in tokens at which a recurrent model's state is kept for requests with the same "
-        "prefix; a "
-        "multiple of 16",
+        "prefix; a multiple of 16",
     )
     priority_steps: Count = setting(
         256, "Engine", "engine steps of waiting that compensate for one level of priority"
@@ -249,8 +246,7 @@ class EngineSettings:
         None,
         "Engine",
         "smaller model with the same vocabulary that drafts tokens (galley-demo-draft for "
-        "galley-demo), run "
-        "with the same settings",
+        "galley-demo), run with the same settings",
     )
 
     max_adapters: Annotated[int, Meta(ge=0, le=MOST_ADAPTERS)] | None = setting(

@@ -63,7 +63,7 @@ class Transcript:
         from galley.speech.session import Session
 
         options, raw = asked.options(), asked.raw
-        model = call.served.speech_model(call.backend)
+        model = call.backend.speech_model
         decoder = call.backend.decoder
         assert decoder is not None  # it is a speech model
         settings = call.served.settings

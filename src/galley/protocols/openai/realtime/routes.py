@@ -111,7 +111,7 @@ async def _serve(models: Registry, socket: WebSocket) -> None:
         call = Call(served, ENDPOINT, caller_of(socket))
         with opened(call):
             # Check the model's files before answering the handshake.
-            model = await asyncio.to_thread(served.speech_model, call.backend)
+            model = await asyncio.to_thread(lambda: call.backend.speech_model)
     except GalleyError as error:
         await socket.send_denial_response(error_response(error))
         return
