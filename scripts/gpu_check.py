@@ -183,7 +183,7 @@ class Bench:
         return self._seconds([batch] * 7, sampling)
 
     def decode(self, sequences: int) -> float:
-        """Return the seconds of a step in which ``count`` sequences decode after CONTEXT tokens."""
+        """Return the seconds of a step in which ``sequences`` decode after CONTEXT tokens."""
         sampling = SamplingBatch()
         for s in range(sequences):
             sampling.draw(s, 0, GREEDY)
