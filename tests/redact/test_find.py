@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galley.redact import KINDS, find_spans, mask
+from galley.redact.find import find_spans, mask
 from galley.redact.numbers import is_card, is_iban, luhn
+from galley.redact.spans import KINDS
 from tests.redact.corpus import OTHER_SENTENCES, Call, corpus
 
 CALLS = 420

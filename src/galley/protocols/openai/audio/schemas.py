@@ -7,7 +7,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from galley.errors import RequestError
 from galley.protocols.common.messages import Strict
-from galley.redact import Kind
+from galley.redact.spans import Kind
 from galley.types.audio import SampleType
 
 if TYPE_CHECKING:
