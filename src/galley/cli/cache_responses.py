@@ -114,7 +114,9 @@ def purge(store: str | None, everything: bool, **chosen: Any) -> None:
     if not everything and not any(chosen.values()):
         raise click.UsageError("select answers with --model, --tenant, --tag or --all")
     if everything and any(chosen.values()):
-        raise click.UsageError("--all and --model, --tenant or --tag exclude each other; give one of them")
+        raise click.UsageError(
+            "--all and --model, --tenant or --tag exclude each other; give one of them"
+        )
     _remove(store, Selection(**chosen))
 
 

@@ -1,6 +1,7 @@
 """Requests of transcriptions and translations, field by field."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from msgspec import UNSET, Meta, UnsetType
@@ -157,6 +158,12 @@ class TranslationRequest(Strict, frozen=True, kw_only=True):
         from galley.speech.sources import raw_pcm
 
         return raw_pcm(self.raw_format, self.sample_rate, self.channels)
+
+    def kinds(self, server: Iterable[str]) -> tuple[Kind, ...]:
+        """Return the kinds to redact; those of the server's setting ``redact`` are among them."""
+        from galley.speech.redaction import check_kinds
+
+        return check_kinds((*server, *self.redact))
 
     def _speech(self) -> "SpeechOptions | None":
         """Return the options of speech detection; None if it is off.
