@@ -221,7 +221,7 @@ class Recording:
         self.channels = codec.channels
         if self._channel is not None and not 1 <= self._channel <= self.channels:
             raise RequestError(
-                f"channel: {self._name} has {self.channels} channels, got {self._channel}",
+                f"{self._name} has no channel {self._channel}; number of channels: {self.channels}",
                 param="channel",
             )
 
