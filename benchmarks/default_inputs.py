@@ -1,4 +1,4 @@
-"""What rounding the inputs of linear layers costs a model, beside float32 inputs on the same weights.
+"""What rounding the inputs of linear layers costs a model, against float32 inputs on the same weights.
 
     python -m benchmarks.default_inputs MODEL TEXT [--tokens N] [--context N]
 

@@ -12,7 +12,7 @@ from tests.redact.corpus import OTHER_SENTENCES, SENTENCES, corpus
 from tests.redact.counts import covered_in_all
 
 from galley.cli.terminal import table
-from galley.redact import KINDS
+from galley.redact.spans import KINDS
 
 
 def main() -> None:

@@ -240,8 +240,8 @@ def controlled(
             )
             for name, text in got.items():
                 assert text[: len(texts[name])] == texts[name][: len(text)], name
-            told = predicted(costs, sequences, rate)
-            points.append(Point(rate, plain, speculation / plain, told))
+            best = predicted(costs, sequences, rate)
+            points.append(Point(rate, plain, speculation / plain, best))
         curves.append(Curve(sequences, points))
     return curves
 

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -63,10 +63,20 @@ _QWEN: Final[dict[str, Any]] = {
     "rope_theta": 1000000.0,
     "tie_word_embeddings": False,
 }
-SHAPES: Final = {"llama-8b": _LLAMA, "qwen3-30b-a3b": _QWEN}
-SHAPE: Final = _LLAMA
-_MODELS: Final = {"llama-8b": "Llama 3.1 8B", "qwen3-30b-a3b": "Qwen3 30B-A3B"}
-_TITLES: Final = {"llama-8b": "8-billion shape", "qwen3-30b-a3b": "30-billion mixture's shape"}
+
+
+class Shape(NamedTuple):
+    """The public model of a shape, its title in figures, and its config.json."""
+
+    model: str
+    title: str
+    config: dict[str, Any]
+
+
+SHAPES: Final = {
+    "llama-8b": Shape("Llama 3.1 8B", "8-billion shape", _LLAMA),
+    "qwen3-30b-a3b": Shape("Qwen3 30B-A3B", "30-billion mixture's shape", _QWEN),
+}
 
 KINDS: Final = ("bf16", "fp8", "int4", "int8")
 BATCHES: Final = (1, 8, 32, 128)
@@ -152,7 +162,7 @@ class Bench:
     """An executor of the shape, and its timed steps."""
 
     def __init__(self, quantize: str, layers: int, shape: str) -> None:
-        self.program = build_program({**SHAPES[shape], "num_hidden_layers": layers})
+        self.program = build_program({**SHAPES[shape].config, "num_hidden_layers": layers})
         options = ExecutorOptions(
             dtype="bfloat16",
             quantize="bf16" if quantize in ("int4", "int8") else quantize,
@@ -183,7 +193,7 @@ class Bench:
         return self._seconds([batch] * 7, sampling)
 
     def decode(self, sequences: int) -> float:
-        """Return the seconds of a step in which ``count`` sequences decode after CONTEXT tokens."""
+        """Return the seconds of a step in which ``sequences`` decode after CONTEXT tokens."""
         sampling = SamplingBatch()
         for s in range(sequences):
             sampling.draw(s, 0, GREEDY)
@@ -266,7 +276,7 @@ def machine(
             mine = [f for f in figures if (f["kind"], f["phase"]) == (kind, phase)]
             common = {"date": date, "command": "make gpu-check"}
             at = [f"{f['size']} {'tokens' if phase == 'prefill' else 'sequences'}" for f in mine]
-            what = f"{_TITLES[shape]} on a GPU, {kind}: {phase}"
+            what = f"{SHAPES[shape].title} on a GPU, {kind}: {phase}"
             rates = [round(f["tokens/s"], 1) for f in mine]
             shares = [round(f["share"], 1) for f in mine]
             told.append({"what": what, "unit": "tokens/s", "at": at, "measured": rates} | common)
@@ -282,8 +292,8 @@ def machine(
     return {
         "name": name,
         "description": f"One {name}, torch {torch.__version__}: reads {read / 1e12:.2f} TB/s, multiplies "
-        f"bfloat16 at {product / 1e12:.0f} TFLOP/s, both measured beside. {_MODELS[shape]}'s shape, random "
-        f"weights, {CONTEXT} tokens of context when decoding.",
+        f"bfloat16 at {product / 1e12:.0f} TFLOP/s, both measured in the same run. "
+        f"{SHAPES[shape].model}'s shape, random weights, {CONTEXT} tokens of context when decoding.",
         "figures": told,
     }
 
@@ -304,7 +314,7 @@ def main() -> int:
     read, product = ceilings()
     print(f"reads {read / 1e12:.2f} TB/s, multiplies {product / 1e12:.0f} TFLOP/s", flush=True)
     figures: list[dict[str, Any]] = []
-    layers = arguments.layers or SHAPES[arguments.shape]["num_hidden_layers"]
+    layers = arguments.layers or SHAPES[arguments.shape].config["num_hidden_layers"]
     for quantize in arguments.kinds:
         figures += measure(quantize, layers, arguments.shape, read, product)
         torch.cuda.empty_cache()

@@ -229,9 +229,7 @@ def _step(
     if adapted:
         attrs = {"heads": 16, "kv_heads": 16, "key_dim": 64, "value_dim": 64, "scale": 0.125}
         attrs |= {"before": -1, "after": -1, "exact": False}
-        op = Op(
-            "encoder_attention", (0, 1, 2), (3,), (1024,), {}, attrs | {"before": -1, "after": -1}
-        )
+        op = Op("encoder_attention", (0, 1, 2), (3,), (1024,), {}, attrs)
         rows_of = torch.empty((count * each, 1024), dtype=torch.bfloat16, device="meta")
         EncoderAttention(op, device)(staging.batch, rows_of, rows_of, rows_of, rows_of)
 

@@ -32,7 +32,8 @@ from galley.errors import (
 from galley.types import Grammar, SamplingParams
 
 if TYPE_CHECKING:
-    from galley.llm.llm import LLM, RequestOutput
+    from galley.llm.llm import LLM
+    from galley.llm.outputs import RequestOutput
     from galley.speech.options import (
         LiveOptions,
         QualityRules,
@@ -90,10 +91,14 @@ _SPEECH_OPTIONS = frozenset(
 
 def __getattr__(name: str) -> Any:
     # galley.llm pulls numpy and tokenizers; `galley --help` must not wait for them.
-    if name in ("LLM", "RequestOutput"):
-        from galley.llm import llm
+    if name == "LLM":
+        from galley.llm.llm import LLM
 
-        return getattr(llm, name)
+        return LLM
+    if name == "RequestOutput":
+        from galley.llm.outputs import RequestOutput
+
+        return RequestOutput
     if name in _SPEECH_OPTIONS:
         from galley.speech import options
 

@@ -57,8 +57,8 @@ def test_answers_are_listed_shown_and_removed(stored: tuple[Path, list[str]]) ->
 
     assert "removed 1 answer\n" in cache("rm", keys[0][:12], store=store)
     assert "no answer begins" in cache("show", keys[0], store=store, fails=True)
-    assert "is no key" in cache("rm", "*", store=store, fails=True)
-    assert "say which" in cache("purge", store=store, fails=True)
+    assert "is not a key" in cache("rm", "*", store=store, fails=True)
+    assert "select answers with" in cache("purge", store=store, fails=True)
     assert "removed 1 answer\n" in cache("purge", "--tag", "a", store=store)
     assert keys[2][:16] in cache("list", store=store)
     assert "removed 1 answer\n" in cache("purge", "--all", store=store)

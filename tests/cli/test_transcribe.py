@@ -63,7 +63,7 @@ def test_flags_of_speech_detection_and_channels_are_honoured(whisper: Path, shor
     assert "--vad-pad-ms goes with speech detection" in without.stderr
     second = galley("transcribe", short, *model(whisper), "--channel", "2")
     assert second.returncode == 1
-    assert "has 1 channels, got 2" in second.stderr
+    assert "has no channel 2; number of channels: 1" in second.stderr
 
 
 def test_several_files_are_written_and_a_bad_one_stops_none(

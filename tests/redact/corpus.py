@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 
 from faker import Faker
 
-from galley.redact import Kind, Span
 from galley.redact.numbers import luhn
+from galley.redact.spans import Kind, Span
 
 _DIGITS: Final = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 _OH: Final = ["oh", *_DIGITS[1:]]

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from galley.redact import find_spans
+from galley.redact.find import find_spans
 from tests.redact.corpus import Call
 
 Counts = tuple[Counter[str], Counter[str], Counter[str], Counter[str]]

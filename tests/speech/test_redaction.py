@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from galley.errors import RequestError
-from galley.redact import KINDS
+from galley.redact.spans import KINDS
 from galley.speech.audio import SAMPLE_RATE, Recording
 from galley.speech.redacted_audio import write_redacted
 from galley.speech.redaction import Passage, Redactor, check_kinds, redacted

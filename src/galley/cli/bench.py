@@ -147,10 +147,8 @@ def _check_generates(settings: EngineSettings) -> None:
         name = settings.model or folder.name
         raise SettingsError(
             f"{name} returns vectors or scores of whole texts, so there is no prefill or decoding to "
-            "measure. "
-            f"`galley graph {name}` times a text of 64 tokens; `python -m benchmarks.embeddings`, in "
-            "Galley's "
-            "source tree, measures texts per second with the shapes of published models"
+            f"measure. `galley graph {name}` times a text of 64 tokens; `python -m benchmarks.embeddings`, "
+            "in Galley's source tree, measures texts per second with the shapes of published models"
         )
 
 

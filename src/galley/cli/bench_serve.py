@@ -283,7 +283,7 @@ def _workload(options: dict[str, Any]) -> "Workload":
     )
 
 
-_TOLD: Final = (
+_FACTS: Final = (
     "endpoint",
     "prompt_tokens",
     "output_tokens",
@@ -302,7 +302,7 @@ def _measure(
     from galley.bench.serve.session import run_all
     from galley.machine import available_cores, cpu_name
 
-    names = [name for name in _TOLD if not (workload.recordings and name in _LENGTHS)]
+    names = [name for name in _FACTS if not (workload.recordings and name in _LENGTHS)]
     facts = {
         name.replace("_", " "): str(options[name]) for name in names if options[name] is not None
     }

@@ -50,7 +50,7 @@ def _key(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
     for key in [value] if isinstance(value, str) else value:
         if not _KEY.fullmatch(key):
             raise click.BadParameter(
-                f"{key!r} is no key: 4 to 32 of the hexadecimal digits in an answer's header "
+                f"{key!r} is not a key; give 4 to 32 of the hexadecimal digits in an answer's header "
                 "x-galley-cache-key, or in galley cache list --answers"
             )
     return value
@@ -81,7 +81,7 @@ def show(key: str, store: str | None) -> None:
         "tenant": entry.tenant or "-",
         "tag": entry.tag or "-",
         "stored": ago(now - entry.created),
-        "ends": f"in {entry.expires - now:.0f} s",
+        "expires": f"in {entry.expires - now:.0f} s",
         "hits": str(kept.hits),
         "last used": ago(now - kept.used),
         "size": in_bytes(kept.size),
@@ -112,9 +112,11 @@ def purge(store: str | None, everything: bool, **chosen: Any) -> None:
     from galley.cache.store import Selection
 
     if not everything and not any(chosen.values()):
-        raise click.UsageError("say which answers: --model, --tenant, --tag or --all")
+        raise click.UsageError("select answers with --model, --tenant, --tag or --all")
     if everything and any(chosen.values()):
-        raise click.UsageError("--all leaves nothing to select: leave it or the others out")
+        raise click.UsageError(
+            "--all and --model, --tenant or --tag exclude each other; give one of them"
+        )
     _remove(store, Selection(**chosen))
 
 
@@ -134,7 +136,7 @@ def list_answers(store: str | None, **chosen: Any) -> None:
 
 
 def answers_summary() -> str | None:
-    """Return a line about the answers in the default store; None if it holds none or cannot be read."""
+    """Return a line about the answers in the default store; None if it is empty or cannot be read."""
     try:
         size = _with_store(None, lambda opened: opened.size())
     except GalleyError:
@@ -159,7 +161,7 @@ def _row(kept: "Kept") -> tuple[str, ...]:
 
 
 def _content(entry: "Entry") -> str:
-    """Return the answer in words, as far as it has any and the model's tokenizer is there."""
+    """Return the answer's text; its token ids if the model's tokenizer is gone."""
     from galley.cache.entry import outputs_of, tokens_in
     from galley.text.tokenizer import Tokenizer
 
@@ -169,7 +171,7 @@ def _content(entry: "Entry") -> str:
     try:
         text = Tokenizer.load(Path(entry.folder)).decode(tokens)
     except (GalleyError, OSError):
-        return f"tokens ({entry.folder} has no tokenizer any more): {tokens}"
+        return f"tokens ({entry.folder} no longer has a tokenizer): {tokens}"
     # Terminals obey control characters.
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 

@@ -50,9 +50,8 @@ def graph(
     from galley.formats.source import resolve_model
     from galley.ops.executor import executor_factory
 
-    executor_factory(
-        "cpu"
-    )  # raises an error that names the missing part, before the imports below fail
+    # Raises an error that names the missing part, before the imports below fail.
+    executor_factory("cpu")
     from galley.engine.stages import measure_eager, measure_stages, stage_names
     from galley.graph.picture import draw_svg
 

@@ -160,8 +160,7 @@ def _check_whole_texts(settings: Settings, measure: bool, load_options: Mapping[
         if value:
             raise SettingsError(
                 f"{name} is for models that generate text; this one returns vectors or scores of whole "
-                "texts. "
-                "Leave it out"
+                "texts. Leave it out"
             )
 
 

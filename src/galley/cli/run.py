@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 COMMANDS_HELP: Final = """\
 /clear  forget the conversation
-/help   show this help help
+/help   show this help
 /exit   leave (or /bye, or Ctrl-D)
 Ctrl-C  stop the answer in progress"""
 

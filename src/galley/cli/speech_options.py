@@ -1,5 +1,6 @@
 """The flags of a transcription, and the options that they stand for."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,14 +30,6 @@ class _NumberOrNone(click.ParamType[float | str]):
 
 _NONE: Final = "none"
 _THRESHOLD: Final = _NumberOrNone()
-_VAD: Final = ("threshold", "neg_threshold", "min_speech_ms", "min_silence_ms", "pad_ms")
-_RULES: Final = (
-    "beam_size",
-    "best_of",
-    "compression_ratio_threshold",
-    "log_prob_threshold",
-    "no_speech_threshold",
-)
 
 
 def speech_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -140,7 +133,7 @@ def speech_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def transcribe_options(
-    *, vad: bool, temperatures: tuple[float, ...], condition_on_previous_text: bool, **flags: Any
+    *, vad: bool, temperatures: tuple[float, ...], **flags: Any
 ) -> "TranscribeOptions":
     """Return the options of a transcription; ``flags`` are the others of :func:`speech_options`.
 
@@ -148,19 +141,22 @@ def transcribe_options(
         RequestError: a value is wrong.
         SettingsError: flags contradict each other.
     """
-    from galley.speech.options import QualityRules, TranscribeOptions
+    from galley.speech.options import QualityRules, SpeechOptions, TranscribeOptions
 
-    speech = _speech(vad, {name: flags.pop(f"vad_{name}") for name in _VAD})
+    speech = _speech(vad, _taken(flags, SpeechOptions, "vad_"))
     rules: dict[str, Any] = {
-        name: None if (value := flags.pop(name)) == _NONE else value for name in _RULES
+        name: None if value == _NONE else value
+        for name, value in _taken(flags, QualityRules).items()
     }
     if temperatures:
         rules["temperatures"] = temperatures
-    return TranscribeOptions(
-        speech=speech,
-        rules=QualityRules(condition_on_previous_text=condition_on_previous_text, **rules),
-        **flags,
-    )
+    return TranscribeOptions(speech=speech, rules=QualityRules(**rules), **flags)
+
+
+def _taken(flags: dict[str, Any], options: type, prefix: str = "") -> dict[str, Any]:
+    """Remove the flags named like fields of ``options``, after ``prefix``, and return them by field."""
+    names = [field.name for field in dataclasses.fields(options) if prefix + field.name in flags]
+    return {name: flags.pop(prefix + name) for name in names}
 
 
 def _speech(vad: bool, flags: dict[str, Any]) -> "SpeechOptions | None":

@@ -17,6 +17,7 @@ from galley.cli.speech_options import speech_options, transcribe_options
 from galley.cli.terminal import progress
 from galley.errors import RequestError, SettingsError
 from galley.formats.source import BUNDLED_SPEECH
+from galley.redact.spans import KINDS
 from galley.settings.config import Settings
 from galley.settings.engine import EngineSettings
 from galley.types.audio import SampleType
@@ -103,8 +104,7 @@ def speech_settings(flags: Flags) -> Settings:
     "kinds",
     metavar="KIND",
     multiple=True,
-    help="remove personal data from the transcript: all, or card, security_code, bank_account, ssn, phone, "
-    "email, date_of_birth, address, name; repeat for several",
+    help=f"remove personal data from the transcript: all, or {', '.join(KINDS)}; repeat for several",
 )
 @click.option(
     "--redacted-audio",

@@ -27,6 +27,14 @@ MAX_PATTERN_LENGTH: Final = 8192
 _IN_MAPS: Final = frozenset(("properties", "patternProperties", "$defs", "definitions"))
 _IN_LISTS: Final = frozenset(("anyOf", "allOf", "oneOf", "prefixItems"))
 _DIRECT: Final = frozenset(("items", "additionalProperties"))
+_COUNTS: Final = (
+    "minProperties",
+    "maxProperties",
+    "minItems",
+    "maxItems",
+    "minLength",
+    "maxLength",
+)
 _ASSERTIONS: Final = frozenset(
     (
         "$ref",
@@ -34,12 +42,7 @@ _ASSERTIONS: Final = frozenset(
         "const",
         "enum",
         "required",
-        "minProperties",
-        "maxProperties",
-        "minItems",
-        "maxItems",
-        "minLength",
-        "maxLength",
+        *_COUNTS,
         "pattern",
         "format",
         "minimum",
@@ -100,14 +103,6 @@ _CONSTRAINTS: Final = {
     name.lower().strip("$"): name
     for name in sorted(_NOT_HONOURED | _IN_MAPS | _IN_LISTS | _DIRECT | _ASSERTIONS)
 }
-_COUNTS: Final = (
-    "minProperties",
-    "maxProperties",
-    "minItems",
-    "maxItems",
-    "minLength",
-    "maxLength",
-)
 _PREFIXES: Final = ("x-", "_", "@")
 """Beginnings of names that are not JSON Schema's: of extensions, of keywords that were switched off, of
 JSON-LD's."""

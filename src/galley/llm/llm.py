@@ -2,14 +2,13 @@
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from galley.errors import EngineError, ModelError, RequestError, SettingsError, shown
+from galley.errors import EngineError, ModelError, RequestError, SettingsError
 from galley.llm.chat import as_options, chat_prompt
 from galley.llm.inputs import (
     Conversation,
@@ -22,74 +21,20 @@ from galley.llm.inputs import (
     as_prompts,
 )
 from galley.llm.local import Closable, LocalEngine
-from galley.llm.outputs import ChatDelta, Choice, Result, chat_deltas
+from galley.llm.outputs import ChatDelta, RequestOutput, Result, chat_deltas, output_of
 from galley.service.protocol import Engine
 from galley.service.requests import check_task, expand
 from galley.settings.engine import DType, EngineSettings, ExecutorName, KVType, Quantize, by_field
 from galley.text.stream import Delta, TextStream
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
-from galley.tools.events import whole
 from galley.tools.formats import chat_format
 from galley.tools.parser import Parser
-from galley.types import EngineRequest, FinishReason, Grammar, SamplingParams, Timing, TokenLogprob
+from galley.types import EngineRequest, Grammar, SamplingParams
 from galley.types.model_info import ModelInfo
 
 if TYPE_CHECKING:
     from galley.llm.embed import Vectors
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class RequestOutput:
-    """The result of one prompt. The attributes of a single choice are those of ``choices[0]``.
-
-    Attributes:
-        choices: the ``SamplingParams.n`` choices.
-        prompt_tokens: number of tokens in the prompt.
-        cached_tokens: number of prompt tokens that the prefix cache supplied.
-        prompt_logprobs: one entry for each prompt token after the first, if requested.
-    """
-
-    choices: list[Choice]
-    prompt_tokens: int
-    cached_tokens: int
-    prompt_logprobs: list[TokenLogprob] | None
-
-    def __repr__(self) -> str:
-        answers = (
-            f"{shown(c.text)} ({len(c.token_ids)} tokens, {c.finish_reason})" for c in self.choices
-        )
-        return f"RequestOutput({', '.join(answers)}; prompt of {self.prompt_tokens} tokens)"
-
-    @property
-    def token_ids(self) -> list[int]:
-        """Token ids of the first choice; see :class:`Choice`."""
-        return self.choices[0].token_ids
-
-    @property
-    def text(self) -> str:
-        """Text of the first choice; see :class:`Choice`."""
-        return self.choices[0].text
-
-    @property
-    def logprobs(self) -> list[TokenLogprob] | None:
-        """Log-probabilities of the first choice; see :class:`Choice`."""
-        return self.choices[0].logprobs
-
-    @property
-    def finish_reason(self) -> FinishReason:
-        """Why the first choice ended; see :class:`Choice`."""
-        return self.choices[0].finish_reason
-
-    @property
-    def timing(self) -> Timing:
-        """Timing of the first choice; see :class:`Choice`."""
-        return self.choices[0].timing
-
-    @property
-    def error(self) -> str | None:
-        """Error of the first choice; see :class:`Choice`."""
-        return self.choices[0].error
 
 
 class LLM(Closable):
@@ -446,7 +391,7 @@ class LLM(Closable):
             for delta in self._deltas(requests, results):
                 bar.update(delta.finish_reason is not None)
         return [
-            _gather(ids, [results[request.id] for request in group])
+            output_of(ids, [results[request.id] for request in group])
             for ids, group in zip(prompts, groups, strict=True)
         ]
 
@@ -473,31 +418,3 @@ def _or_raise(deltas: Iterator[Delta], result: Result) -> Iterator[Delta]:
         if result.error is not None:
             raise EngineError(result.error)
         yield delta
-
-
-def _gather(prompt: list[int], results: list[Result]) -> RequestOutput:
-    first = results[0].first
-    assert first is not None
-    return RequestOutput(
-        choices=[_choice(result) for result in results],
-        prompt_tokens=len(prompt),
-        cached_tokens=first.cached_tokens,
-        prompt_logprobs=first.generated.prompt_logprobs,
-    )
-
-
-def _choice(result: Result) -> Choice:
-    stream = result.stream
-    assert stream.finish_reason is not None
-    answer = None if result.parser is None else whole(result.events)
-    return Choice(
-        token_ids=stream.token_ids,
-        text=stream.text if answer is None else answer.text,
-        logprobs=stream.logprobs,
-        finish_reason=stream.finish_reason,
-        timing=result.timing,
-        error=result.error,
-        reasoning=answer.reasoning if answer else "",
-        tool_calls=answer.calls if answer else [],
-        warnings=answer.warnings if answer else [],
-    )

@@ -166,13 +166,19 @@ class Verified:
     last: str = ""
 
 
-def verify(path: Path) -> Verified:
+def verify(path: Path, contains: str | None = None) -> Verified:
     """Check every line of a log and the chain between them.
 
+    Args:
+        path: the log.
+        contains: hash that some line must have; None: no check.
+
     Raises:
-        AuditError: the file cannot be read, or a line was changed, removed, added or moved.
+        AuditError: the file cannot be read, a line was changed, removed, added or moved, or no line has the
+            hash.
     """
     found = Verified(Head(0, START))
+    missing = contains is not None
     try:
         with path.open("rb") as file:
             for number, line in enumerate(_lines(file, path), start=1):
@@ -184,8 +190,11 @@ def verify(path: Path) -> Verified:
                     )
                 found.first = found.first or entry.time
                 found.head, found.last = Head(number, digest), entry.time
+                missing = missing and digest != contains
     except OSError as error:
         raise AuditError(f"cannot read {path}: {error.strerror}") from None
+    if missing:
+        raise AuditError(f"no line of {path} has the hash {contains}")
     return found
 
 

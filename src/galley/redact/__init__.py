@@ -4,8 +4,3 @@ The rules work on transcripts as well as on typed text: numbers may be spoken ("
 may continue after another speaker's acknowledgement. This package knows neither words with times nor
 audio; :mod:`galley.speech.redaction` applies the spans to transcripts.
 """
-
-from galley.redact.find import find_spans, mask
-from galley.redact.spans import KINDS, Kind, Span, label
-
-__all__ = ["KINDS", "Kind", "Span", "find_spans", "label", "mask"]

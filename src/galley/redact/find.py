@@ -1,4 +1,4 @@
-"""All spans of a text, and the text without them."""
+"""All spans of a text."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 from galley.redact.contact import addresses, emails
 from galley.redact.numbers import bank_accounts, cards, phones, social_security
 from galley.redact.people import birth_dates, name_words, names
-from galley.redact.spans import KINDS, Kind, Span, label
+from galley.redact.spans import KINDS, Kind, Span
 from galley.redact.tokens import Token, tokenize
 
 _FINDERS: Final[dict[Kind, Callable[[str, Sequence[Token]], Iterator[Span]]]] = {
@@ -48,12 +48,3 @@ def find_spans(
             span = Span(kind, before.start, max(before.end, span.end))
         merged.append(span)
     return merged
-
-
-def mask(text: str, spans: Sequence[Span]) -> str:
-    """Return the text with each span replaced by its label, such as ``[CARD]``."""
-    parts, position = [], 0
-    for span in spans:
-        parts += [text[position : span.start], label(span.kind)]
-        position = span.end
-    return "".join(parts) + text[position:]

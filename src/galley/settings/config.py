@@ -141,8 +141,8 @@ class Settings(CacheSettings):
     redact: tuple[str, ...] = setting(
         (),
         "Security",
-        "personal data to remove from all transcripts: all, or card, security_code, bank_account, ssn, "
-        "phone, email, date_of_birth, address, name; repeat for several. Live audio is then refused",
+        f"personal data to remove from all transcripts: all, or {', '.join(KINDS)}; repeat for several. "
+        "Live audio is then refused",
     )
     max_queue: CountOrZero = setting(256, "Limits", "maximum number of waiting sequences; then 429")
     request_timeout: Annotated[float, Meta(gt=0, le=MOST_TIMEOUT)] = setting(

@@ -70,9 +70,8 @@ def _smooth(values: NDArray[np.float32]) -> NDArray[np.float32]:
     padded = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(half, half)], mode="reflect")
     shifted = [padded[..., i : i + count] for i in range(_FILTER)]
     # Median by elimination: among one more than half of the values, neither the smallest nor the largest
-    # can
-    # be the median. Both are dropped and the next value is added, until one is left. This is faster than
-    # sorting whole arrays.
+    # can be the median. Both are dropped and the next value is added, until one is left. This is faster
+    # than sorting whole arrays.
     kept, others = shifted[: half + 1], shifted[half + 1 :]
     for other in others:
         kept.append(other)

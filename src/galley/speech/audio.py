@@ -61,7 +61,7 @@ _GUARD: Final = {
     "protocol_whitelist": "none",
 }
 _MISSING_SECONDS: Final = 0.5
-"""Missing share of a file's stated length from which a warning is given."""
+"""Seconds missing of a file's stated length from which a warning is given."""
 _BLOCK_VALUES: Final = 2**21
 """Number of sample values, counting all channels, mixed at a time."""
 _SILENT: Final = 1e-4
@@ -221,7 +221,7 @@ class Recording:
         self.channels = codec.channels
         if self._channel is not None and not 1 <= self._channel <= self.channels:
             raise RequestError(
-                f"channel: {self._name} has {self.channels} channels, got {self._channel}",
+                f"{self._name} has no channel {self._channel}; number of channels: {self.channels}",
                 param="channel",
             )
 
@@ -262,12 +262,14 @@ class Recording:
             most = min(rate, _BLOCK_VALUES // len(places))
             if self._channel is not None and self._channel > len(places):
                 raise AudioError(
-                    f"{self._name} has no channel {self._channel} after {self.seconds:.1f} s: it goes on "
-                    f"with {len(places)} channels"
+                    f"{self._name} has no channel {self._channel} after {self.seconds:.1f} s, where it "
+                    f"changes to {len(places)} channels"
                 )
             for block in _joined((frame.samples for frame in run), most):
-                one = None if self._channel is None else block[self._channel - 1]
-                yield rate, mix(block, weights) if one is None else one
+                if self._channel is None:
+                    yield rate, mix(block, weights)
+                else:
+                    yield rate, block[self._channel - 1]
 
     def _decoded(self) -> Iterator[_Frame]:
         """Yield the frames, with silence for gaps in the time stamps. Damaged packets are skipped."""

@@ -39,7 +39,7 @@ from galley.speech.utterance import SETTLED, Decoding, Turn, Utterance
 from galley.types import EngineRequest, Output
 
 _HELD_MS: Final = 5_000
-"""Samples of silence from which it is left out of a turn that the caller commits."""
+"""Silence of at least this length, in milliseconds, is left out of a turn that the caller commits."""
 _BACKLOG: Final = 30 * SAMPLE_RATE
 """Samples, in addition to one encoder input, that may wait for the engine."""
 _MIN_COMMIT: Final = 100 * SAMPLES_PER_MS

@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from galley.errors import RequestError
-from galley.redact import KINDS, Kind, Span, find_spans, label
+from galley.redact.find import find_spans
+from galley.redact.spans import KINDS, Kind, Span, label
 from galley.speech.results import Segment, Word
 
 _LOOKAHEAD: Final = 400

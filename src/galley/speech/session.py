@@ -375,7 +375,8 @@ class Session:
         best = part.best
         assert best is not None
         segments = []
-        for decoded, timed in itertools.zip_longest(part.decoded, words or ()):
+        by_segment = [None] * len(part.decoded) if words is None else words
+        for decoded, timed in zip(part.decoded, by_segment, strict=True):
             placed = None if timed is None else tuple(job.place(part, word) for word in timed)
             segment = Segment(
                 id=0,

@@ -169,8 +169,7 @@ class Tokenizer:
         if self._longest_token > MOST_TOKEN_CHARS:
             raise UnsupportedModel(
                 f"{folder}: a token of its tokenizer has {self._longest_token} characters; streaming "
-                "supports "
-                f"at most {MOST_TOKEN_CHARS}"
+                f"supports at most {MOST_TOKEN_CHARS}"
             )
 
     def check_plain(self, folder: Path) -> None:
@@ -178,8 +177,7 @@ class Tokenizer:
         if self.own_steps:
             raise UnsupportedModel(
                 f"{folder}: its tokenizer has custom steps ({', '.join(self.own_steps)}); for speech "
-                "models, "
-                "Galley supports only Whisper's normaliser and pre-tokeniser"
+                "models, Galley supports only Whisper's normaliser and pre-tokeniser"
             )
 
     def check_vocabulary(self, vocab_size: int, folder: Path) -> None:
@@ -344,8 +342,7 @@ class Tokenizer:
         if most <= special:
             raise RequestError(
                 f"truncate_prompt_tokens is {most}, but {special} special tokens are added, which "
-                "leaves no "
-                "text",
+                "leaves no text",
                 param="truncate_prompt_tokens",
             )
         return most - special

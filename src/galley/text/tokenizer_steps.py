@@ -140,13 +140,11 @@ def _why_not(decoder: list[_Step]) -> str:
     if not names or any(step.type not in _STREAMABLE or step.stop for step in decoder):
         return (
             f"the decoder {' + '.join(names) or 'null'} is not supported for streaming; supported are "
-            "ByteLevel, or a "
-            f"sequence of {', '.join(sorted(_STREAMABLE))}"
+            f"ByteLevel, or a sequence of {', '.join(sorted(_STREAMABLE))}"
         )
     if math.prod(step.growth for step in decoder) > _MOST_GROWTH:
         return (
             f"the decoder can produce more than {_MOST_GROWTH:g} characters for one, which is not "
-            "supported "
-            "for streaming"
+            "supported for streaming"
         )
     return ""

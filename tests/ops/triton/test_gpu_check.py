@@ -42,7 +42,7 @@ def test_figures_are_read_again_and_a_missed_target_is_told(tmp_path: Path) -> N
 @pytest.mark.parametrize("quantize", ["bf16", "int4", "int8"])
 def test_random_weights_are_those_of_the_shape(quantize: str) -> None:
     small = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 1, "vocab_size": 64}
-    program = build_program({**gpu_check.SHAPE, **small})
+    program = build_program({**gpu_check.SHAPES["llama-8b"].config, **small})
     weights = RandomWeights(program, quantize)
     for name in weights:
         assert weights[name].shape == program.shapes[name]

@@ -2,6 +2,7 @@
 
 from collections.abc import Set
 from contextlib import suppress
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -31,7 +32,7 @@ def values_of(texts: ImmutableMultiDict[str, Any], model: type[msgspec.Struct]) 
     Raises:
         RequestError: a value is not text, or a field is given in two forms.
     """
-    fields = _Fields.of(model)
+    fields = _fields_of(model)
     values: dict[str, Any] = {}
     for key in texts:
         name, inner = _split(key)
@@ -60,15 +61,16 @@ class _Fields(NamedTuple):
     lists: Set[str]
     objects: Set[str]
 
-    @classmethod
-    def of(cls, model: type[msgspec.Struct]) -> "_Fields":
-        """Return those of ``model``; lists are the fields with a tuple as their default."""
-        info = msgspec.inspect.type_info(model)
-        assert isinstance(info, msgspec.inspect.StructType)
-        return cls(
-            {field.name for field in info.fields if isinstance(field.default, tuple)},
-            {field.name for field in info.fields if _may_be_object(field.type)},
-        )
+
+@cache  # inspecting a form takes milliseconds
+def _fields_of(model: type[msgspec.Struct]) -> _Fields:
+    """Return the fields of ``model``; lists are those with a tuple as their default."""
+    info = msgspec.inspect.type_info(model)
+    assert isinstance(info, msgspec.inspect.StructType)
+    return _Fields(
+        {field.name for field in info.fields if isinstance(field.default, tuple)},
+        {field.name for field in info.fields if _may_be_object(field.type)},
+    )
 
 
 def _may_be_object(kind: msgspec.inspect.Type) -> bool:

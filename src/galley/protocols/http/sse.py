@@ -98,9 +98,8 @@ class EventStream(Response):
                     await _send_body(send, self.encoded(event))
                 if self.ending:
                     await _send_body(send, self.ending)
-            except (
-                Exception
-            ) as error:  # the status line has been sent, so only an event can report it
+            # The status line has been sent, so only an event can report an error.
+            except Exception as error:
                 if not isinstance(error, GalleyError):
                     log.exception("stream %s failed", scope["state"]["request_id"])
                 told = to_api_error(error)

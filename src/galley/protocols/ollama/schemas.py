@@ -58,8 +58,7 @@ KeepAlive: TypeAlias = Annotated[
     float | str | None,
     Meta(
         description="How long a model that is loaded on request stays loaded after this request: "
-        "seconds, or "
-        "a duration such as `5m` or `1h30m`; below 0: forever. Other models stay loaded."
+        "seconds, or a duration such as `5m` or `1h30m`; below 0: forever. Other models stay loaded."
     ),
 ]
 Think: TypeAlias = Annotated[

@@ -43,7 +43,7 @@ class Transcript:
     def begin(
         cls,
         call: Call,
-        asked: TranslationRequest,
+        form: TranslationRequest,
         file: BinaryIO,
         name: str,
         place: StoredRecording,
@@ -52,6 +52,7 @@ class Transcript:
 
         Args:
             call: closed with the transcript; if this method raises, the caller closes it.
+            form: the request.
             file: the recording; the caller closes it, after the transcript.
             name: the file's name, for errors.
             place: where the transcript is stored once it is complete.
@@ -59,15 +60,14 @@ class Transcript:
         Raises:
             ModelError, AudioError, RequestError: the recording or request does not suit the model.
         """
-        from galley.speech.redaction import check_kinds
         from galley.speech.session import Session
 
-        options, raw = asked.options(), asked.raw
+        options, raw = form.options(), form.raw
         model = call.backend.speech_model
         decoder = call.backend.decoder
         assert decoder is not None  # it is a speech model
         settings = call.served.settings
-        redact = check_kinds((*settings.redact, *asked.redact))
+        redact = form.kinds(settings.redact)
         most = settings.max_audio_seconds
 
         def session(number: int) -> "Session":
@@ -82,31 +82,31 @@ class Transcript:
 
         def opened(channel: int | None) -> "DecodedRecording":
             return decoder.open(
-                file, raw=raw, name=name, max_seconds=most, track=asked.track, channel=channel
+                file, raw=raw, name=name, max_seconds=most, track=form.track, channel=channel
             )
 
         def part(number: int) -> Part:
             return Part(session(number), model.chunks(opened(number), options), number)
 
         checked = session(1)  # before the recording is opened
-        if not asked.multichannel:
-            whole = Part(checked, model.chunks(opened(asked.channel), options))
+        if not form.multichannel:
+            whole = Part(checked, model.chunks(opened(form.channel), options))
             return cls(call, Run(call, redact, place, whole))
         recording = opened(1)
         first = Part(checked, model.chunks(recording, options), 1)
         others = [partial(part, number) for number in range(2, recording.channels + 1)]
         return cls(call, Run(call, redact, place, first, others))
 
-    async def page(self, asked: TranslationRequest) -> bytes:
+    async def page(self, form: TranslationRequest) -> bytes:
         """Return the whole transcript in the requested format."""
         from galley.speech import captions
 
         segments = [segment async for segment in self._segments()]
-        if asked.multichannel:
+        if form.multichannel:
             segments = captions.in_order(segments)
-        if asked.max_line_width is not None:
-            segments = list(captions.lines_of(segments, asked.max_line_width))
-        match asked.response_format:
+        if form.max_line_width is not None:
+            segments = list(captions.lines_of(segments, form.max_line_width))
+        match form.response_format:
             case "json":
                 return captions.as_json(segments, self._usage(), self._info().warnings)
             case "text":
@@ -117,7 +117,7 @@ class Transcript:
                 return "".join(captions.as_vtt(segments)).encode()
             case "verbose_json":
                 return captions.as_verbose_json(
-                    segments, self._info(), asked.granularities, self._usage()
+                    segments, self._info(), form.granularities, self._usage()
                 )
 
     async def events(self) -> AsyncGenerator[Event, None]:

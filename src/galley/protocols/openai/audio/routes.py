@@ -81,32 +81,31 @@ async def _answer(
     await asyncio.to_thread(require_extra)
     limit = models.settings.max_audio_bytes
     with ExitStack() as held:
-        asked, upload = await read_form(request, model, max_bytes=limit, budget=budget)
+        form, upload = await read_form(request, model, max_bytes=limit, budget=budget)
         held.callback(upload.close)
-        served = await find(models, request, asked, task, caller)
+        served = await find(models, request, form, task, caller)
         call = Call(served, ENDPOINTS[task], caller)
         held.callback(call.close)
-        begin = _found_or_begun(call, asked, upload)
+        begin = _found_or_begun(call, form, upload)
         transcript = await while_connected(request.receive, begin)
         held.callback(transcript.close)
-        if asked.stream:
+        if form.stream:
             events = transcript.events()
             # An error before the first event can still be reported by the status line.
             first = await while_connected(request.receive, _next(events))
             return EventStream(_from(first, events), held.pop_all().close)
-        page = await while_connected(request.receive, transcript.page(asked))
-    return Response(page, media_type=_MEDIA_TYPES[asked.response_format])
+        page = await while_connected(request.receive, transcript.page(form))
+    return Response(page, media_type=_MEDIA_TYPES[form.response_format])
 
 
-async def _found_or_begun(call: Call, asked: TranslationRequest, upload: Upload) -> Transcript:
+async def _found_or_begun(call: Call, form: TranslationRequest, upload: Upload) -> Transcript:
     """Return the stored transcript of the recording, or begin to transcribe it."""
-    redacted = {*call.served.settings.redact, *asked.redact}
     options = msgspec.to_builtins(
         (
-            asked.options(),
-            asked.raw,
-            (asked.track, asked.channel, asked.multichannel),
-            sorted(redacted),
+            form.options(),
+            form.raw,
+            (form.track, form.channel, form.multichannel),
+            form.kinds(call.served.settings.redact),
         )
     )
     content = b""
@@ -116,14 +115,14 @@ async def _found_or_begun(call: Call, asked: TranslationRequest, upload: Upload)
     if place.found is not None:
         with suppress(msgspec.MsgspecError):
             return Transcript.again(call, place.found)
-    return await _begun(call, asked, upload, place)
+    return await _begun(call, form, upload, place)
 
 
 async def _begun(
-    call: Call, asked: TranslationRequest, upload: Upload, place: StoredRecording
+    call: Call, form: TranslationRequest, upload: Upload, place: StoredRecording
 ) -> Transcript:
     """Run :meth:`Transcript.begin` in a thread, and wait for it if cancelled: it uses the file."""
-    begin = asyncio.to_thread(Transcript.begin, call, asked, upload.file, upload.name, place)
+    begin = asyncio.to_thread(Transcript.begin, call, form, upload.file, upload.name, place)
     work = asyncio.ensure_future(begin)
     try:
         return await asyncio.shield(work)

@@ -1,13 +1,14 @@
 """Requests of transcriptions and translations, field by field."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
 from galley.errors import RequestError
 from galley.protocols.common.messages import Strict
-from galley.redact import Kind
+from galley.redact.spans import Kind
 from galley.types.audio import SampleType
 
 if TYPE_CHECKING:
@@ -16,14 +17,6 @@ if TYPE_CHECKING:
 
 Granularity = Literal["segment", "word"]
 Temperature = Annotated[float, Meta(ge=0.0, le=1.0)]
-
-_RULES: Final = (
-    "beam_size",
-    "best_of",
-    "compression_ratio_threshold",
-    "log_prob_threshold",
-    "no_speech_threshold",
-)
 
 
 class ServerVad(Strict, frozen=True, kw_only=True):
@@ -158,6 +151,12 @@ class TranslationRequest(Strict, frozen=True, kw_only=True):
 
         return raw_pcm(self.raw_format, self.sample_rate, self.channels)
 
+    def kinds(self, server: Iterable[str]) -> tuple[Kind, ...]:
+        """Return the kinds to redact; those of the server's setting ``redact`` are among them."""
+        from galley.speech.redaction import check_kinds
+
+        return check_kinds((*server, *self.redact))
+
     def _speech(self) -> "SpeechOptions | None":
         """Return the options of speech detection; None if it is off.
 
@@ -166,8 +165,8 @@ class TranslationRequest(Strict, frozen=True, kw_only=True):
         """
         from galley.speech.options import SpeechOptions
 
-        names = ("threshold", "neg_threshold", "min_speech_ms", "min_silence_ms", "pad_ms")
-        given = {name: v for name in names if (v := getattr(self, f"vad_{name}")) is not None}
+        names = [field.name for field in dataclasses.fields(SpeechOptions)]
+        given = {name: v for name in names if (v := getattr(self, f"vad_{name}", None)) is not None}
         if not self.vad:
             for name in given:
                 raise RequestError(f"vad_{name} needs vad, which is false", param=f"vad_{name}")
@@ -215,10 +214,11 @@ class TranslationRequest(Strict, frozen=True, kw_only=True):
     def _rules(self) -> "QualityRules":
         from galley.speech.options import QualityRules
 
+        names = [field.name for field in dataclasses.fields(QualityRules)]
         given: dict[str, Any] = {
             name: value
-            for name in _RULES
-            if (value := getattr(self, name)) is not UNSET
+            for name in names
+            if (value := getattr(self, name, UNSET)) is not UNSET
             and (value is not None or name.endswith("threshold"))
         }
         # As in OpenAI's API: a single 0 is raised automatically where a transcript is bad.
@@ -226,7 +226,7 @@ class TranslationRequest(Strict, frozen=True, kw_only=True):
             given["temperatures"] = self.temperature
         elif self.temperature:
             given["temperatures"] = (self.temperature,)
-        return QualityRules(condition_on_previous_text=self.condition_on_previous_text, **given)
+        return QualityRules(**given)
 
     @property
     def granularities(self) -> tuple[Granularity, ...]:

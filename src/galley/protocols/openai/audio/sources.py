@@ -11,7 +11,7 @@ import msgspec
 
 from galley.gateway.call import Call
 from galley.gateway.recordings import StoredRecording
-from galley.redact import Kind
+from galley.redact.spans import Kind
 
 if TYPE_CHECKING:
     from galley.speech.chunk_source import ChunkSource

@@ -126,8 +126,7 @@ class RerankRequest(Strict, frozen=True, kw_only=True):
         if self.max_chunks_per_doc not in (None, 1):
             raise RequestError(
                 f"max_chunks_per_doc is {self.max_chunks_per_doc}, but documents are not split into "
-                "chunks; "
-                "send 1, which cuts documents that are too long, or leave it out",
+                "chunks; send 1, which cuts documents that are too long, or leave it out",
                 param="max_chunks_per_doc",
             )
         cut = self.max_chunks_per_doc is not None or self.truncate_prompt_tokens is not None

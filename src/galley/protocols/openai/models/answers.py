@@ -13,9 +13,9 @@ class ModelCard(TypedDict):
 
     Fields known only of a loaded model (`max_model_len`, `weights`, `memory`) are null while it is
     not loaded. `max_model_len` is also null for a model that does not work with text. `memory` is in
-    bytes. `expires_at` is the Unix time at which a model that was loaded
-    on request is unloaded if nobody requests it; null if it stays loaded. `parent` is the model to
-    which a LoRA adapter is applied, or of which this is a further name.
+    bytes. `expires_at` is the Unix time at which a model that was loaded on request is unloaded if
+    nobody requests it; null if it stays loaded. `parent` is the model to which a LoRA adapter is
+    applied, or of which this is a further name.
     """
 
     id: str

@@ -193,8 +193,7 @@ class ResponseCountRequest(Strict, frozen=True, kw_only=True):
         if len(earlier) + len(items) > MAX_MESSAGES:
             raise RequestError(
                 f"input: the conversation would have {len(earlier) + len(items)} items, more than the "
-                "allowed "
-                f"{MAX_MESSAGES}",
+                f"allowed {MAX_MESSAGES}",
                 param="input",
             )
         return Conversation(
