@@ -170,16 +170,17 @@ def test_a_version_that_cannot_be_loaded_changes_nothing(client: Any, repository
     assert index(client) == models
 
 
-def test_the_same_over_grpc(server: Server) -> None:
+def test_the_same_over_grpc(server: Server, client: Any) -> None:
     port = server.wait_for_log(r"gRPC listens on \S+:(\d+)")[1]
-    with triton_grpc.InferenceServerClient(f"127.0.0.1:{port}") as client:
-        found = client.get_model_repository_index().models
-        assert ("fraud", "3", "READY") in {(m.name, m.version, m.state) for m in found}
+    with triton_grpc.InferenceServerClient(f"127.0.0.1:{port}") as grpc:
+        found = {(m.name, m.version, m.state) for m in grpc.get_model_repository_index().models}
+        assert found == index(client)
+        assert ("fraud", "2", "READY") in found
         with pytest.raises(InferenceServerException, match="UNAUTHENTICATED"):
-            client.unload_model("fraud")
-        client.unload_model("fraud", headers=ADMIN)
-        assert not client.is_model_ready("fraud")
-        client.load_model("fraud", headers=ADMIN)
-        assert client.is_model_ready("fraud")
+            grpc.unload_model("fraud")
+        grpc.unload_model("fraud", headers=ADMIN)
+        assert not grpc.is_model_ready("fraud")
+        grpc.load_model("fraud", headers=ADMIN)
+        assert grpc.is_model_ready("fraud")
         with pytest.raises(InferenceServerException, match=r"NOT_FOUND.*no model 'other'"):
-            client.load_model("other", headers=ADMIN)
+            grpc.load_model("other", headers=ADMIN)

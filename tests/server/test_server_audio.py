@@ -401,6 +401,10 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"chunking_strategy[type]": "server_vad", "vad": "false"}, "chunking_strategy"),
     ({"chunking_strategy[type]": ["server_vad", "server_vad"]}, "chunking_strategy"),
     ({"chunking_strategy": "auto", "chunking_strategy[type]": "server_vad"}, "chunking_strategy"),
+    (
+        {"chunking_strategy": '{"type": "server_vad"}', "chunking_strategy[threshold]": "0.5"},
+        "chunking_strategy",
+    ),
     ({"language[code]": "en"}, "language"),
     ({"beam_size": "0"}, "beam_size"),
     ({"best_of": "11"}, "best_of"),

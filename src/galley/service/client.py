@@ -442,13 +442,10 @@ class EngineClient:
         self._info = msgspec.structs.replace(info, phases=dict(self._phases))
         # Any later engine must offer the same capacity as this one.
         if (text := info.text) is not None:
-            self._settings = dataclasses.replace(
-                self._settings,
-                kv_cache_tokens=text.kv_cache_tokens or self._settings.kv_cache_tokens,
-                max_model_len=self._settings.max_model_len
-                if text.kv_cache_tokens
-                else text.max_model_len,
-            )
+            size = {"kv_cache_tokens": text.kv_cache_tokens}
+            if not text.kv_cache_tokens:
+                size = {"max_model_len": text.max_model_len}
+            self._settings = dataclasses.replace(self._settings, **size)
         self._set_state("ready")
         self._book.engine_ready()
 

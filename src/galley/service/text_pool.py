@@ -132,14 +132,17 @@ class TextPool:
             QueueFull: too much text work waits already.
         """
         frame = encode(job)
-        if self._encoded is not None and (known := self._encoded.find(frame)) is not None:
-            return known
+        key = b""
+        if self._encoded is not None:
+            key = blake2b(frame, digest_size=16).digest()
+            if (known := self._encoded.find(key)) is not None:
+                return known
         lane = self._chats if isinstance(job, EncodeChat) else self._texts
         if len(frame) > _SMALL_BYTES:
             lane = self._large
         answer = _taken(await self._that_runs(lane).run(frame, param, share), param)
         if self._encoded is not None:
-            self._encoded.keep(frame, answer)
+            self._encoded.keep(key, answer)
         return answer
 
     async def check_grammar(self, grammar: Grammar, field: str, share: Share) -> Grammar:
@@ -285,16 +288,14 @@ class _Encoded:
         self._answers: OrderedDict[bytes, tuple[FromText, int]] = OrderedDict()
         self._bytes = 0
 
-    def find(self, frame: bytes) -> FromText | None:
-        key = _digest(frame)
+    def find(self, key: bytes) -> FromText | None:
         kept = self._answers.get(key)
         if kept is None:
             return None
         self._answers.move_to_end(key)
         return kept[0]
 
-    def keep(self, frame: bytes, answer: FromText) -> None:
-        key = _digest(frame)
+    def keep(self, key: bytes, answer: FromText) -> None:
         if not isinstance(answer, Ids) or key in self._answers:
             return
         size = _ENTRY_BYTES + _ID_BYTES * sum(map(len, answer.ids))
@@ -302,10 +303,6 @@ class _Encoded:
         self._bytes += size
         while self._bytes > _MOST_ENCODED_BYTES:
             self._bytes -= self._answers.popitem(last=False)[1][1]
-
-
-def _digest(frame: bytes) -> bytes:
-    return blake2b(frame, digest_size=16).digest()
 
 
 class _Grammars:

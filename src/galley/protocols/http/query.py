@@ -34,20 +34,20 @@ def values_of(texts: ImmutableMultiDict[str, Any], model: type[msgspec.Struct]) 
     """
     fields = _fields_of(model)
     values: dict[str, Any] = {}
+    in_parts: set[str] = set()
     for key in texts:
         name, inner = _split(key)
         given = texts.getlist(key)
         if any(not isinstance(value, str) for value in given):
             raise RequestError(f"{name[:64]}: expected text, got a file", param=name[:64])
+        if name in values and not (inner and name in in_parts):
+            raise RequestError(f"{name[:64]}: given in more than one form", param=name[:64])
         if inner:
-            whole = values.setdefault(name, {})
-            if not isinstance(whole, dict) or len(given) > 1:
-                raise RequestError(f"{name[:64]}: given more than once", param=name[:64])
-            whole[inner] = given[0]
-            continue
-        if name in values:
-            raise RequestError(f"{name[:64]}: given both with and without []", param=name[:64])
-        if inner == "" or len(given) > 1 or name in fields.lists:
+            if len(given) > 1:
+                raise RequestError(f"{key[:64]}: given more than once", param=name[:64])
+            in_parts.add(name)
+            values.setdefault(name, {})[inner] = given[0]
+        elif inner == "" or len(given) > 1 or name in fields.lists:
             values[name] = list(given)
         else:
             [text] = given
