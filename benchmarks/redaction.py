@@ -20,7 +20,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=2000, help="of each set of sentences")
     calls = parser.parse_args().calls
-    rows = [[kind] for kind in KINDS]
+    rows: list[list[str]] = [[kind] for kind in KINDS]
     for seed, sentences in ((7, SENTENCES), (8, OTHER_SENTENCES)):
         values, whole, found, right = covered_in_all(corpus(seed, calls, sentences))
         for kind, row in zip(KINDS, rows, strict=True):

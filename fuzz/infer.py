@@ -48,7 +48,7 @@ def fuzz(data: bytes) -> None:
         given = parse(body, length)
         request = predict_request(given.inputs, (), _INFO, request_id="r")
         assert isinstance(request.payload, Predict)
-        answer, head = write("m", "1", given.asked, request.payload.inputs)
+        answer, head = write("m", "1", given.parsed, request.payload.inputs)
     except RequestError:
         return
     parsed = json.loads(answer[:head])
@@ -67,13 +67,13 @@ def mutate(data: bytes, source: random.Random) -> bytes | None:
     first, _, body = data.partition(b"\n")
     head = int(first) if first.isdigit() else len(body)
     try:
-        asked = json.loads(body[:head])
-        tensor = source.choice(asked["inputs"])
+        request = json.loads(body[:head])
+        tensor = source.choice(request["inputs"])
         tensor[source.choice(["name", "datatype"])] = source.choice(DATATYPES)
         tensor["shape"] = [
             source.choice([0, 1, 2, 3, 2**31, 2**63]) for _ in range(source.randrange(4))
         ]
     except (ValueError, KeyError, IndexError, TypeError):
         return None
-    made = msgspec.json.encode(asked)
+    made = msgspec.json.encode(request)
     return (b"%d" % len(made) if first else b"") + b"\n" + made + body[head:]

@@ -26,7 +26,7 @@ def test_a_model_that_is_not_loaded_yet_does_not_make_requests_wait(tmp_path: Pa
     models = Registry(Settings(models=(first,), load_on_request=True))
     models.add(NamedModel("second", {"model": str(tmp_path)}))
     with pytest.raises(RequestError, match="choose one in the field model"):
-        models.find(None)
+        asyncio.run(models.find(None))
 
 
 def test_a_model_that_is_being_loaded_cannot_be_unloaded(tmp_path: Path) -> None:

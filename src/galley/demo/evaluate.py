@@ -73,7 +73,7 @@ def evaluate(answer: Answerer, sets: Sequence[int] = heldout.SETS) -> Evaluation
         items = heldout.read(number)
         answers = answer([item.messages for item in items])
         if len(answers) != len(items):
-            raise ValueError(f"asked for {len(items)} answers, got {len(answers)}")
+            raise ValueError(f"expected {len(items)} answers, got {len(answers)}")
         wrong = [
             Miss(item, said)
             for item, said in zip(items, answers, strict=True)

@@ -147,7 +147,7 @@ def _tenants(text: str, source: str) -> KeyTable:
         try:
             tenant = msgspec.convert(fields, Tenant)
         except msgspec.ValidationError as error:
-            raise SettingsError(f"{where}: {_told(error)}") from None
+            raise SettingsError(f"{where}: {_message(error)}") from None
         if math.isnan(tenant.weight):
             raise SettingsError(f"{where}: weight is not a number")
         check_name(tenant.name, f"{where}: ")
@@ -176,7 +176,7 @@ def _digests(hashes: object, where: str) -> list[bytes]:
     return digests
 
 
-def _told(error: msgspec.ValidationError) -> str:
+def _message(error: msgspec.ValidationError) -> str:
     """Rephrase the validator's message in terms of the file: ``$.weight`` is the field weight."""
     problem, _, path = str(error).partition(" - at ")
     field = path.strip("`").removeprefix("$").removeprefix(".")

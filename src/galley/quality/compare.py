@@ -48,7 +48,7 @@ class Side:
         weight_bytes: in memory.
         prefill_tokens_per_s: of a prompt, the best of some runs.
         decode_tokens_per_s: of one sequence, the best of some runs.
-        right, asked: questions answered correctly, and questions in all; (0, 0) where there were none.
+        right, questions: questions answered correctly, and questions in all; (0, 0) where there were none.
     """
 
     name: str
@@ -58,12 +58,12 @@ class Side:
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
     right: int
-    asked: int
+    questions: int
 
     @property
     def accuracy(self) -> float | None:
         """Share of right answers, if there was any question."""
-        return self.right / self.asked if self.asked else None
+        return self.right / self.questions if self.questions else None
 
     @property
     def label(self) -> str:
@@ -224,7 +224,7 @@ def _right_answers(
     return llm.info, sum(one.right for one in answered), len(answered)
 
 
-def _side(settings: EngineSettings, info: ModelInfo, right: int, asked: int) -> Side:
+def _side(settings: EngineSettings, info: ModelInfo, right: int, questions: int) -> Side:
     bench = EngineBench(settings)
     vocab_size, length = info.require_text().vocab_size, info.max_request_tokens // 2
     prompt = [i % vocab_size for i in range(min(_SPEED_PROMPT, length))]
@@ -244,7 +244,7 @@ def _side(settings: EngineSettings, info: ModelInfo, right: int, asked: int) -> 
         prefill,
         decode,
         right,
-        asked,
+        questions,
     )
 
 

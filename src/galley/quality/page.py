@@ -39,8 +39,8 @@ def rows(comparison: Comparison) -> list[tuple[str, ...]]:
         ),
     ]
     sides = [base, *(m.side for m in measured)]
-    if base.asked:
-        table.append(("right answers", *(f"{s.right} of {s.asked}" for s in sides)))
+    if base.questions:
+        table.append(("right answers", *(f"{s.right} of {s.questions}" for s in sides)))
     table.append(("weights, MB", *(f"{s.weight_bytes / 1e6:.4g}" for s in sides)))
     table.append(("prefill, tokens/s", *(f"{s.prefill_tokens_per_s:.3g}" for s in sides)))
     table.append(("decode, tokens/s", *(f"{s.decode_tokens_per_s:.3g}" for s in sides)))

@@ -24,7 +24,7 @@ _BURST_GAPS: Final = 5.0
 """Silence, in typical gaps, after which no further request of a burst is expected."""
 
 _LEAST_GAP: Final = 1e-6
-"""Seconds below which gaps are not told apart."""
+"""Seconds below which gaps are not distinguished."""
 
 
 class BatchCosts:

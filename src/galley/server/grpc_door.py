@@ -133,7 +133,7 @@ class GrpcDoor:
     async def _answer(self, call: Any, data: bytes, context: Any) -> bytes:
         """Answer a call with one request and one response."""
         try:
-            request = await self._asked(call, data)
+            request = await self._http_request(call, data)
         except RequestError as error:
             await context.abort(self._code(400), naming_message(error))
         response = await self._through_app(request, context)
@@ -153,12 +153,12 @@ class GrpcDoor:
         )
         async for data in requests:
             try:
-                response = await self._through_app(await self._asked(call, data), context)
+                response = await self._through_app(await self._http_request(call, data), context)
             except RequestError as error:
                 yield answer(error_message=naming_message(error)).SerializeToString()
                 continue
             if response.status == 200:
-                yield answer(infer_response=call.answered(response)).SerializeToString()
+                yield answer(infer_response=call.from_http(response)).SerializeToString()
             else:
                 yield answer(error_message=response.error).SerializeToString()
 
@@ -171,8 +171,8 @@ class GrpcDoor:
         )
         return refused
 
-    async def _asked(self, call: Any, data: bytes) -> Any:
-        return await in_thread_if_large(len(data), lambda: call.asked(self._parsed(call, data)))
+    async def _http_request(self, call: Any, data: bytes) -> Any:
+        return await in_thread_if_large(len(data), lambda: call.to_http(self._parsed(call, data)))
 
     def _parsed(self, call: Any, data: bytes) -> Any:
         try:
@@ -183,7 +183,7 @@ class GrpcDoor:
             ) from None
 
     def _written(self, call: Any, response: Any) -> bytes:
-        written: bytes = call.answered(response).SerializeToString()
+        written: bytes = call.from_http(response).SerializeToString()
         return written
 
     def _code(self, status: int) -> Any:

@@ -442,10 +442,11 @@ class EngineClient:
         self._info = msgspec.structs.replace(info, phases=dict(self._phases))
         # Any later engine must offer the same capacity as this one.
         if (text := info.text) is not None:
-            size = {"kv_cache_tokens": text.kv_cache_tokens}
-            if not text.kv_cache_tokens:
-                size = {"max_model_len": text.max_model_len}
-            self._settings = dataclasses.replace(self._settings, **size)
+            if tokens := text.kv_cache_tokens:
+                settings = dataclasses.replace(self._settings, kv_cache_tokens=tokens)
+            else:
+                settings = dataclasses.replace(self._settings, max_model_len=text.max_model_len)
+            self._settings = settings
         self._set_state("ready")
         self._book.engine_ready()
 

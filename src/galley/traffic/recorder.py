@@ -84,7 +84,7 @@ class Recorder:
             arrived: on the monotonic clock.
             tenant: whose request it is; a pseudonym is written.
             scope: prompts of the same scope may share prefixes.
-            model, endpoint: what is asked.
+            model, endpoint: where the request goes.
         """
         return Recorded(
             self, prompts, params, arrived + self._epoch, tenant, (scope, model, endpoint)

@@ -32,7 +32,7 @@ class TraceLine(msgspec.Struct, kw_only=True, omit_defaults=True):
         session_id: turns with the same one follow each other.
         delay: milliseconds from the end of the turn before.
         tenant: pseudonym of the tenant.
-        model, endpoint: what was asked.
+        model, endpoint: where the request went.
         n: choices.
         sampling: parameters that were set, other than texts.
         outcome: finish reasons, or "cancelled" or "error".

@@ -54,7 +54,7 @@ class AnswerReader:
     """Fills a :class:`Sample` from a response as it arrives."""
 
     def __init__(self, sample: Sample, *, streamed: bool) -> None:
-        """Create the reader; ``streamed``: the request asked for server-sent events."""
+        """Create the reader; ``streamed``: the request wants server-sent events."""
         self._sample = sample
         self._streamed = streamed
         self._status = 0

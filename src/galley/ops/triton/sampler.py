@@ -70,7 +70,9 @@ class Draws:
         self._written, self._read = (
             {
                 name: part.view(dtype)
-                for (name, dtype), part in zip(_PARAMETERS.items(), whole.split(sizes), strict=True)
+                for (name, dtype), part in zip(
+                    _PARAMETERS.items(), torch.split(whole, sizes), strict=True
+                )
             }
             for whole in (self._host, self._device)
         )
@@ -85,7 +87,9 @@ class Draws:
         """Copy the parameters of the draws to the device; return whether any draw is not greedy."""
         records = sampling_records(sampling)
         top_k = records["top_k"]
-        given = {name: records[name] for name in ("seed", "reach", "top_p", "scale")}
+        given: dict[str, npt.ArrayLike] = {
+            name: records[name] for name in ("seed", "reach", "top_p", "scale")
+        }
         given |= {
             "position": sampling.positions,
             "row": sampling.rows,

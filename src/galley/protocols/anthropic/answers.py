@@ -115,38 +115,40 @@ class MessageEvent(TypedDict):
 
 def envelope(error: Exception) -> AnthropicError:
     """Return the error body in Anthropic's format."""
-    told = to_api_error(error)
-    kind = _ERRORS.get(told.status, "api_error" if told.status >= 500 else "invalid_request_error")
+    api_error = to_api_error(error)
+    kind = _ERRORS.get(
+        api_error.status, "api_error" if api_error.status >= 500 else "invalid_request_error"
+    )
     return {"type": "error", "error": {"type": kind, "message": naming_message(error)}}
 
 
 class MessageAnswer:
     """The answer to one request in progress; read it once, either whole or as events."""
 
-    def __init__(self, call: Call, asked: MessagesRequest, generation: Generation) -> None:
+    def __init__(self, call: Call, parsed: MessagesRequest, generation: Generation) -> None:
         """Create the answer; :meth:`start` calls this."""
         self._call = call
-        self._asked = asked
+        self._parsed = parsed
         self._generation = generation
 
     @classmethod
-    async def start(cls, served: ServedModel, asked: MessagesRequest, caller: Caller) -> Self:
-        """Submit the request to the engine; ``asked.stream`` is ignored.
+    async def start(cls, served: ServedModel, parsed: MessagesRequest, caller: Caller) -> Self:
+        """Submit the request to the engine; ``parsed.stream`` is ignored.
 
         Raises:
             GalleyError: the request is refused or fails (mapped by ``errors.to_api_error``).
         """
         with named_as_given(), opened(Call(served, ENDPOINT, caller)) as call:
-            params, conversation = asked.sampling(), asked.conversation()
+            params, conversation = parsed.sampling(), parsed.conversation()
             call.check_early(0)
             generation = await converse(
                 call,
                 conversation,
                 params,
-                constrained_by=asked.constrained_by,
+                constrained_by=parsed.constrained_by,
                 up_to_context=True,
             )
-        return cls(call, asked, generation)
+        return cls(call, parsed, generation)
 
     def close(self) -> None:
         """Cancel the generation if it still runs. Idempotent."""
@@ -162,8 +164,8 @@ class MessageAnswer:
         answer, finish = await whole_answer(self._generation)
         content: list[dict[str, Any]] = []
         if answer.reasoning:
-            told = "" if self._asked.omits_thinking else answer.reasoning
-            content.append({"type": "thinking", "thinking": told, "signature": ""})
+            thinking = "" if self._parsed.omits_thinking else answer.reasoning
+            content.append({"type": "thinking", "thinking": thinking, "signature": ""})
         if answer.text or not answer.calls:
             content.append({"type": "text", "text": answer.text})
         content += (
@@ -179,7 +181,7 @@ class MessageAnswer:
 
     async def events(self) -> AsyncGenerator[MessageEvent, None]:
         """Yield the answer as Anthropic's stream events. Raises as :meth:`whole`."""
-        blocks = _Blocks(omits_thinking=self._asked.omits_thinking)
+        blocks = _Blocks(omits_thinking=self._parsed.omits_thinking)
         begun, finish = False, None
         async with aclosing(self._generation.pieces()) as pieces:
             async for piece in pieces:
@@ -195,7 +197,7 @@ class MessageAnswer:
         reason = self._reason(finish)
         delta = {"stop_reason": reason, "stop_sequence": self._stop_sequence(reason)}
         ended: MessageEvent = {"type": "message_delta", "delta": delta, "usage": self._usage()}
-        if self._asked.context_management is not None:
+        if self._parsed.context_management is not None:
             ended["context_management"] = {"applied_edits": []}
         yield ended
         yield {"type": "message_stop"}
@@ -211,7 +213,7 @@ class MessageAnswer:
             "stop_sequence": self._stop_sequence(reason),
             "usage": self._usage(),
         }
-        if self._asked.context_management is not None and reason is not None:
+        if self._parsed.context_management is not None and reason is not None:
             message["context_management"] = {"applied_edits": []}
         return message
 
@@ -219,7 +221,7 @@ class MessageAnswer:
         if finish == "tool_calls":
             return "tool_use"
         if finish == "length":
-            whole = self._generation.usage().generated >= self._asked.max_tokens
+            whole = self._generation.usage().generated >= self._parsed.max_tokens
             return "max_tokens" if whole else "model_context_window_exceeded"
         return "end_turn" if self._generation.stop_string(0) is None else "stop_sequence"
 

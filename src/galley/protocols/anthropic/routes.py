@@ -30,18 +30,18 @@ def routes(models: Registry) -> list[Operation]:
 
     async def messages(request: Request) -> Response:
         """Answer a conversation, as Anthropic's Messages API does."""
-        asked, caller, served = await admit(
-            models, request, MessagesRequest, "generate", prompt=lambda asked: asked.messages
+        parsed, caller, served = await admit(
+            models, request, MessagesRequest, "generate", prompt=lambda parsed: parsed.messages
         )
-        start = MessageAnswer.start(served, asked, caller)
+        start = MessageAnswer.start(served, parsed, caller)
         answer = await while_connected(request.receive, start)
-        return await respond(request, answer, _Events if asked.stream else None)
+        return await respond(request, answer, _Events if parsed.stream else None)
 
     async def count_tokens(request: Request) -> Response:
         """Count the tokens of a conversation."""
-        asked, caller, served = await admit_unqueued(models, request, CountRequest, "generate")
+        parsed, caller, served = await admit_unqueued(models, request, CountRequest, "generate")
         with named_as_given():
-            prompt = await prompt_of(served.backend(), asked.conversation(), caller.share)
+            prompt = await prompt_of(served.backend(), parsed.conversation(), caller.share)
         answer: InputTokens = {"input_tokens": len(prompt)}
         return Json(answer)
 

@@ -137,10 +137,10 @@ def _shortened(message: str) -> str:
 
 def naming_message(error: Exception) -> str:
     """Return an error's message with its field named, for protocols without a field for that."""
-    told = to_api_error(error)
-    message = str(told)
-    if told.param is not None and told.param not in message:
-        message = f"{told.param}: {message}"
+    api_error = to_api_error(error)
+    message = str(api_error)
+    if api_error.param is not None and api_error.param not in message:
+        message = f"{api_error.param}: {message}"
     return _shortened(message)
 
 
@@ -163,13 +163,13 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
 
 def envelope(error: Exception) -> dict[str, dict[str, str | None]]:
     """Return the error body in OpenAI's format."""
-    told = to_api_error(error)
+    api_error = to_api_error(error)
     return {
         "error": {
-            "message": _shortened(str(told)),
-            "type": told.type,
-            "param": told.param,
-            "code": told.code,
+            "message": _shortened(str(api_error)),
+            "type": api_error.type,
+            "param": api_error.param,
+            "code": api_error.code,
         }
     }
 

@@ -111,12 +111,12 @@ def constraint_of(request: msgspec.Struct) -> Constraint | None:
     return found[0] if found else None
 
 
-def _of_format(asked: ResponseFormat | None) -> list[Constraint]:
-    if asked is None or asked.type == "text":
+def _of_format(parsed: ResponseFormat | None) -> list[Constraint]:
+    if parsed is None or parsed.type == "text":
         return []
-    if asked.json_schema is None:
+    if parsed.json_schema is None:
         return [Constraint("response_format", ANY_OBJECT)]
-    grammar = schema_grammar(asked.json_schema.schema)
+    grammar = schema_grammar(parsed.json_schema.schema)
     return [Constraint("response_format.json_schema.schema", grammar)]
 
 

@@ -29,7 +29,7 @@ Named = TypeVar("Named", bound=Body)
 class Admitted(NamedTuple, Generic[Named]):
     """A parsed request, its caller, and the model that may answer it."""
 
-    asked: Named
+    parsed: Named
     caller: Caller
     served: ServedModel
 
@@ -55,8 +55,8 @@ async def admit(
         GalleyError: the body does not match ``schema``, no such model can answer now, or the client
             hung up. Checks that do not depend on the body run before it is read.
     """
-    asked, caller = await read(models, request, schema, task, prompt=prompt)
-    return Admitted(asked, caller, await find(models, request, asked, task, caller))
+    parsed, caller = await read(models, request, schema, task, prompt=prompt)
+    return Admitted(parsed, caller, await find(models, request, parsed, task, caller))
 
 
 async def read(
@@ -74,17 +74,17 @@ async def read(
     settings = models.settings
     caller = caller_of(request, timeout=settings.request_timeout)
     models.expect(task, caller)
-    asked = await body.read(request, schema, max_bytes=settings.max_body_bytes)
-    note_prompt(caller, prompt(asked), settings)
-    return asked, caller
+    parsed = await body.read(request, schema, max_bytes=settings.max_body_bytes)
+    note_prompt(caller, prompt(parsed), settings)
+    return parsed, caller
 
 
 async def find(
-    models: Registry, request: Request, asked: Body, task: Task | None, caller: Caller
+    models: Registry, request: Request, parsed: Body, task: Task | None, caller: Caller
 ) -> ServedModel:
     """Return the model that the body names, loaded if needed: the second half of :func:`admit`."""
-    priority: int = getattr(asked, "priority", None) or 0
-    found = models.find(asked.model, task, caller, priority=priority)
+    priority: int = getattr(parsed, "priority", None) or 0
+    found = models.find(parsed.model, task, caller, priority=priority)
     return await while_connected(request.receive, found)
 
 
@@ -94,6 +94,6 @@ async def admit_unqueued(
     """Admit work that does not use the engine, such as counting tokens: no limits apply to it."""
     caller = caller_of(request)
     models.expect(task)
-    asked = await body.read(request, schema, max_bytes=models.settings.max_body_bytes)
-    served = await while_connected(request.receive, models.find(asked.model, task))
-    return Admitted(asked, caller, served)
+    parsed = await body.read(request, schema, max_bytes=models.settings.max_body_bytes)
+    served = await while_connected(request.receive, models.find(parsed.model, task))
+    return Admitted(parsed, caller, served)

@@ -77,10 +77,10 @@ async def read_form(
         given = FormData([(key, value) for key, value in form.multi_items() if key != "file"])
         if "file[]" in given:
             raise RequestError("send one recording, in the field file", param="file[]")
-        asked = validate(model, values_of(given, model), text=True)
+        parsed = validate(model, values_of(given, model), text=True)
         file = _file(form)
         name = (file.filename or "the recording")[:100]
-        return asked, Upload(name, file.file, held.pop_all().close)
+        return parsed, Upload(name, file.file, held.pop_all().close)
 
 
 async def _parsed(request: Request) -> FormData:

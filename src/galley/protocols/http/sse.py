@@ -102,9 +102,9 @@ class EventStream(Response):
             except Exception as error:
                 if not isinstance(error, GalleyError):
                     log.exception("stream %s failed", scope["state"]["request_id"])
-                told = to_api_error(error)
-                note_error(scope, told)
-                scope["state"]["record"]["status"] = told.status
+                api_error = to_api_error(error)
+                note_error(scope, api_error)
+                scope["state"]["record"]["status"] = api_error.status
                 await _send_body(send, self.encoded_error(error))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

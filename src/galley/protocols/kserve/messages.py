@@ -34,7 +34,7 @@ class PredictResponse(TypedDict):
     predictions: list[Any]
 
 
-def inputs_of(asked: PredictRequest, tensors: TensorInfo) -> Sequence[Tensor]:
+def inputs_of(parsed: PredictRequest, tensors: TensorInfo) -> Sequence[Tensor]:
     """Return the rows of a request as tensors of the model's inputs.
 
     Raises:
@@ -43,7 +43,7 @@ def inputs_of(asked: PredictRequest, tensors: TensorInfo) -> Sequence[Tensor]:
     """
     specs = {spec.name: spec for spec in tensors.inputs}
     columns: dict[str, list[Any]] = {}
-    for index, row in enumerate(asked.instances):
+    for index, row in enumerate(parsed.instances):
         values = row if isinstance(row, dict) and "b64" not in row else None
         if values is None:
             if len(specs) != 1:

@@ -38,7 +38,7 @@ def routes(models: Registry) -> list[Operation]:
         models.expect("predict", caller)
         name = models.named(request.path_params["model"]).name
         data = await body.read_bytes(request, max_bytes=settings.max_body_bytes)
-        asked = await body.in_thread_if_large(
+        parsed = await body.in_thread_if_large(
             len(data), lambda: validate(PredictRequest, parse_json(data))
         )
         served = await while_connected(request.receive, models.find(name, "predict", caller))
@@ -47,7 +47,9 @@ def routes(models: Registry) -> list[Operation]:
             with opened(Call(served, ENDPOINT, caller)) as call:
                 tensors = call.info.tensors
                 assert tensors is not None, "a model that predicts has tensors"
-                inputs = await body.in_thread_if_large(len(data), lambda: inputs_of(asked, tensors))
+                inputs = await body.in_thread_if_large(
+                    len(data), lambda: inputs_of(parsed, tensors)
+                )
                 prediction = Prediction(call, inputs)
             try:
                 outputs = await prediction.outputs()
@@ -55,7 +57,7 @@ def routes(models: Registry) -> list[Operation]:
                 prediction.close()
             size = sum(len(output.data) for output in outputs)
             return await body.in_thread_if_large(
-                size, lambda: Json(predictions_of(outputs, len(asked.instances)))
+                size, lambda: Json(predictions_of(outputs, len(parsed.instances)))
             )
 
         return await while_connected(request.receive, answer())

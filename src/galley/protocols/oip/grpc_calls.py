@@ -78,14 +78,14 @@ class GrpcCall(NamedTuple):
 
     Attributes:
         request: class of its request.
-        asked: returns the HTTP request for a request, or raises RequestError.
-        answered: returns the response for a successful HTTP response.
+        to_http: returns the HTTP request for a request, or raises RequestError.
+        from_http: returns the response for a successful HTTP response.
         states: whether the statuses 404 and 503 are answers: "not ready".
     """
 
     request: Any
-    asked: Callable[[Any], HttpRequest]
-    answered: Callable[[HttpResponse], Any]
+    to_http: Callable[[Any], HttpRequest]
+    from_http: Callable[[HttpResponse], Any]
     states: bool = False
 
 
@@ -94,7 +94,7 @@ def _model_path(name: str, version: str, rest: str = "") -> str:
     return f"/v2/models/{name}{versions}{rest}"
 
 
-def _infer_asked(message: Any) -> HttpRequest:
+def _infer_request(message: Any) -> HttpRequest:
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
         raise RequestError(
@@ -132,7 +132,7 @@ def _infer_asked(message: Any) -> HttpRequest:
     )
 
 
-def _infer_answered(response: HttpResponse) -> Any:
+def _infer_response(response: HttpResponse) -> Any:
     place = int(response.headers.get(HEADER_LENGTH.lower(), len(response.body)))
     head = msgspec.json.decode(response.body[:place])
     message = MESSAGES["ModelInferResponse"](
@@ -201,8 +201,8 @@ def _parameters(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     return values
 
 
-def _repository_asked(action: str) -> Callable[[Any], HttpRequest]:
-    def asked(message: Any) -> HttpRequest:
+def _repository_request(action: str) -> Callable[[Any], HttpRequest]:
+    def to_http(message: Any) -> HttpRequest:
         body: dict[str, Any] = {}
         if parameters := _parameters(message.parameters, "parameters"):
             body = {"parameters": parameters}
@@ -210,10 +210,10 @@ def _repository_asked(action: str) -> Callable[[Any], HttpRequest]:
         path = f"/v2/repository/models/{message.model_name}/{action}"
         return _with_json(path, body)
 
-    return asked
+    return to_http
 
 
-def _index_asked(message: Any) -> HttpRequest:
+def _index_request(message: Any) -> HttpRequest:
     _only_repository(message)
     return _with_json("/v2/repository/index", {"ready": message.ready})
 
@@ -233,17 +233,17 @@ def _with_json(path: str, body: Mapping[str, Any]) -> HttpRequest:
 
 def _call(
     name: str,
-    asked: Callable[[Any], HttpRequest],
-    answered: Callable[[HttpResponse], Any] | None = None,
+    to_http: Callable[[Any], HttpRequest],
+    from_http: Callable[[HttpResponse], Any] | None = None,
 ) -> GrpcCall:
     response = MESSAGES[f"{name}Response"]
-    if answered is None:
+    if from_http is None:
 
-        def answered(one: HttpResponse) -> Any:
+        def from_http(one: HttpResponse) -> Any:
             return response(**msgspec.json.decode(one.body)) if one.status == 200 else response()
 
     states = name in ("ServerLive", "ServerReady", "ModelReady")
-    return GrpcCall(MESSAGES[f"{name}Request"], asked, answered, states)
+    return GrpcCall(MESSAGES[f"{name}Request"], to_http, from_http, states)
 
 
 CALLS: Final[Mapping[str, GrpcCall]] = {
@@ -256,13 +256,13 @@ CALLS: Final[Mapping[str, GrpcCall]] = {
     "ModelMetadata": _call(
         "ModelMetadata", lambda m: HttpRequest("GET", _model_path(m.name, m.version))
     ),
-    "ModelInfer": _call("ModelInfer", _infer_asked, _infer_answered),
+    "ModelInfer": _call("ModelInfer", _infer_request, _infer_response),
     "RepositoryIndex": _call(
         "RepositoryIndex",
-        _index_asked,
+        _index_request,
         lambda one: MESSAGES["RepositoryIndexResponse"](models=msgspec.json.decode(one.body)),
     ),
-    "RepositoryModelLoad": _call("RepositoryModelLoad", _repository_asked("load")),
-    "RepositoryModelUnload": _call("RepositoryModelUnload", _repository_asked("unload")),
+    "RepositoryModelLoad": _call("RepositoryModelLoad", _repository_request("load")),
+    "RepositoryModelUnload": _call("RepositoryModelUnload", _repository_request("unload")),
 }
 """Name -> call."""

@@ -25,7 +25,7 @@ HEADER_LENGTH: Final = "Inference-Header-Content-Length"
 class Inference:
     """A request: its JSON object, and its inputs with their data."""
 
-    asked: InferRequest
+    parsed: InferRequest
     inputs: Sequence[Tensor]
 
 
@@ -65,10 +65,10 @@ def parse(body: bytes, header_length: str | None) -> Inference:
         RequestError: the body is malformed, or a tensor's data are not as its type and shape say.
     """
     length = _json_length(body, header_length)
-    asked = validate(InferRequest, parse_json(body[:length]))
+    parsed = validate(InferRequest, parse_json(body[:length]))
     rest, place = memoryview(body)[length:], 0
     inputs = []
-    for index, given in enumerate(asked.inputs):
+    for index, given in enumerate(parsed.inputs):
         size = given.parameters.binary_data_size
         part = None
         if size is not None:
@@ -81,19 +81,19 @@ def parse(body: bytes, header_length: str | None) -> Inference:
             f"{place}",
             param="binary_data_size",
         )
-    return Inference(asked, inputs)
+    return Inference(parsed, inputs)
 
 
 def write(
-    model: str, version: str, asked: InferRequest, outputs: Sequence[Tensor]
+    model: str, version: str, parsed: InferRequest, outputs: Sequence[Tensor]
 ) -> tuple[bytes, int | None]:
     """Return the body of an answer, and the length of its JSON object if other data follow it.
 
     Raises:
         RequestError: an output was requested as JSON, which cannot express its values.
     """
-    default = asked.parameters.binary_data_output
-    wanted = {one.name: one.parameters.binary_data for one in asked.outputs}
+    default = parsed.parameters.binary_data_output
+    wanted = {one.name: one.parameters.binary_data for one in parsed.outputs}
     tensors: list[ResponseTensor] = []
     parts: list[bytes] = []
     for tensor in outputs:
@@ -110,8 +110,8 @@ def write(
             described["data"] = values_of(tensor)
         tensors.append(described)
     answer: InferResponse = {"model_name": model, "model_version": version, "outputs": tensors}
-    if asked.id:
-        answer["id"] = asked.id
+    if parsed.id:
+        answer["id"] = parsed.id
     head = msgspec.json.encode(answer)
     return b"".join([head, *parts]), len(head) if parts else None
 

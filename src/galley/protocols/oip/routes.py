@@ -125,7 +125,7 @@ def routes(models: Registry) -> list[Operation]:
         )
         length = request.headers.get(HEADER_LENGTH)
         given = await body.in_thread_if_large(len(data), lambda: parse(data, length))
-        timeout, priority = given.asked.parameters.timeout, given.asked.parameters.priority
+        timeout, priority = given.parsed.parameters.timeout, given.parsed.parameters.priority
         if timeout is not None:
             deadline = caller.arrived + timeout / _MICROSECONDS
             caller.deadline = min(caller.deadline, deadline)
@@ -185,17 +185,17 @@ def _described(spec: TensorSpec) -> TensorMetadata:
 
 
 async def _answer(served: ServedModel, given: Inference, caller: Caller) -> Response:
-    asked = given.asked
-    names = [output.name for output in asked.outputs]
+    parsed = given.parsed
+    names = [output.name for output in parsed.outputs]
     with opened(Call(served, ENDPOINT, caller)) as call:
-        prediction = Prediction(call, given.inputs, names, priority=asked.parameters.priority)
+        prediction = Prediction(call, given.inputs, names, priority=parsed.parameters.priority)
     try:
         outputs = await prediction.outputs()
     finally:
         prediction.close()
     size = sum(len(output.data) for output in outputs)
     data, length = await body.in_thread_if_large(
-        size, lambda: write(served.base_name, served.version, asked, outputs)
+        size, lambda: write(served.base_name, served.version, parsed, outputs)
     )
     if length is None:
         return Response(data, media_type="application/json")

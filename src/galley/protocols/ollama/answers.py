@@ -98,17 +98,17 @@ def envelope(error: Exception) -> OllamaError:
 
 
 def without_prompt(
-    asked: OllamaChatRequest | OllamaGenerateRequest,
+    parsed: OllamaChatRequest | OllamaGenerateRequest,
     reason: Literal["load", "unload"],
     warnings: list[str],
 ) -> OllamaAnswer:
     """Return the answer to a request that only loads or unloads the model."""
-    chat = isinstance(asked, OllamaChatRequest)
+    chat = isinstance(parsed, OllamaChatRequest)
     said: dict[str, Any] = (
         {"message": {"role": "assistant", "content": ""}} if chat else {"response": ""}
     )
     answer: OllamaAnswer = {
-        "model": asked.model,
+        "model": parsed.model,
         "created_at": _now(),
         **said,  # type: ignore[typeddict-item]
         "done": True,
@@ -125,40 +125,40 @@ class OllamaGeneration:
     def __init__(
         self,
         call: Call,
-        asked: OllamaChatRequest | OllamaGenerateRequest,
+        parsed: OllamaChatRequest | OllamaGenerateRequest,
         generation: Generation,
     ) -> None:
         """Create the answer; :meth:`start` calls this."""
         self._call = call
-        self._name = asked.model
-        self._warnings = asked.warnings(call.info.require_text().max_model_len)
+        self._name = parsed.model
+        self._warnings = parsed.warnings(call.info.require_text().max_model_len)
         self._generation = generation
-        self._chat = isinstance(asked, OllamaChatRequest)
+        self._chat = isinstance(parsed, OllamaChatRequest)
 
     @classmethod
     async def start(
-        cls, served: ServedModel, asked: OllamaChatRequest | OllamaGenerateRequest, caller: Caller
+        cls, served: ServedModel, parsed: OllamaChatRequest | OllamaGenerateRequest, caller: Caller
     ) -> Self:
-        """Submit the request to the engine; ``asked.stream`` is ignored.
+        """Submit the request to the engine; ``parsed.stream`` is ignored.
 
         Raises:
             GalleyError: the request is refused or fails (mapped by ``errors.to_api_error``).
         """
-        endpoint = CHAT if isinstance(asked, OllamaChatRequest) else GENERATE
+        endpoint = CHAT if isinstance(parsed, OllamaChatRequest) else GENERATE
         with named_as_given(), opened(Call(served, endpoint, caller)) as call:
-            params = asked.sampling()
+            params = parsed.sampling()
             call.check_early(0)
-            if isinstance(asked, OllamaGenerateRequest) and asked.raw:
-                params = await call.text.check_grammar(params, asked.constrained_by)
-                prompts = await call.text.encode([asked.prompt or ""])
+            if isinstance(parsed, OllamaGenerateRequest) and parsed.raw:
+                params = await call.text.check_grammar(params, parsed.constrained_by)
+                prompts = await call.text.encode([parsed.prompt or ""])
                 generation = await Generation.submit(
                     call, params, prompts, priority=0, cache_salt=None, prompt_param="prompt"
                 )
             else:
                 generation = await converse(
-                    call, asked.conversation(), params, constrained_by=asked.constrained_by
+                    call, parsed.conversation(), params, constrained_by=parsed.constrained_by
                 )
-        return cls(call, asked, generation)
+        return cls(call, parsed, generation)
 
     def close(self) -> None:
         """Cancel the generation if it still runs. Idempotent."""

@@ -58,16 +58,16 @@ class _Stopped(Exception):
 class OllamaPull:
     """A download in progress."""
 
-    def __init__(self, models: Registry, asked: str) -> None:
+    def __init__(self, models: Registry, parsed: str) -> None:
         """
         Args:
             models: registry, which resolves served names; other names are the hub's.
-            asked: the name in the request.
+            parsed: the name in the request.
 
         Raises:
             RequestError: the name cannot be that of a model at the hub.
         """
-        self._name, self._revision = _meant(models, asked)
+        self._name, self._revision = _meant(models, parsed)
         self._served = _serving(models, self._name)
         self._stopped = False
         self._progress = (0, 0)
@@ -80,11 +80,11 @@ class OllamaPull:
         """
         yield {"status": "pulling manifest"}
         work = asyncio.ensure_future(in_daemon_thread(self._download))
-        told = self._progress
+        sent = self._progress
         while not work.done():
             await asyncio.wait({work}, timeout=_TELL_SECONDS)
-            if self._progress != told:
-                told = self._progress
+            if self._progress != sent:
+                sent = self._progress
                 yield self._line()
         try:
             work.result()
@@ -123,7 +123,7 @@ class OllamaPull:
         }
 
 
-async def delete(models: Registry, asked: str) -> OllamaProgress:
+async def delete(models: Registry, parsed: str) -> OllamaProgress:
     """Remove an additional name of a model, or a model from the hub library's cache, all revisions.
 
     Raises:
@@ -131,12 +131,12 @@ async def delete(models: Registry, asked: str) -> OllamaProgress:
         Conflict: the model is being served.
         ApiError: 404, the model is not in the cache.
     """
-    own = asked if asked in models.derived else asked.removesuffix(":latest")
+    own = parsed if parsed in models.derived else parsed.removesuffix(":latest")
     if models.derived.pop(own, None) is not None:
         return {"status": _SUCCESS}
-    name, _ = _meant(models, asked)
+    name, _ = _meant(models, parsed)
     if name in ("", *BUNDLED_MODELS):
-        raise RequestError(f"{asked} is bundled with Galley and cannot be removed", param="model")
+        raise RequestError(f"{parsed} is bundled with Galley and cannot be removed", param="model")
     if served := _serving(models, name):
         raise Conflict(f"{name} is served as {served!r}, whose engine may need it to restart")
     try:
@@ -146,17 +146,17 @@ async def delete(models: Registry, asked: str) -> OllamaProgress:
     return {"status": _SUCCESS}
 
 
-def _meant(models: Registry, asked: str) -> tuple[str, str]:
+def _meant(models: Registry, parsed: str) -> tuple[str, str]:
     """Return the model, as settings name it, and the revision that a name refers to."""
     for served in models:
-        if asked.removesuffix(":latest") == served.name:
+        if parsed.removesuffix(":latest") == served.name:
             return served.settings.model, served.settings.revision
-    if asked in BUNDLED_MODELS:
-        return asked, "main"
-    name = hub_name(asked)
+    if parsed in BUNDLED_MODELS:
+        return parsed, "main"
+    name = hub_name(parsed)
     if name is None:
         raise RequestError(
-            f"model: {asked[:100]!r} is not a served model, hub id (org/name), GGUF file on the hub "
+            f"model: {parsed[:100]!r} is not a served model, hub id (org/name), GGUF file on the hub "
             "(org/name/FILE.gguf) or short name (llama3.2)",
             param="model",
         )

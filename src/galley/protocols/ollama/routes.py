@@ -76,17 +76,17 @@ def routes(models: Registry) -> list[Operation]:
 
     async def chat(request: Request) -> Response:
         """Answer a conversation, as Ollama does."""
-        asked, caller = await read(
-            models, request, OllamaChatRequest, "generate", prompt=lambda asked: asked.messages
+        parsed, caller = await read(
+            models, request, OllamaChatRequest, "generate", prompt=lambda parsed: parsed.messages
         )
-        return await _answer(models, request, asked, caller, asks=bool(asked.messages))
+        return await _answer(models, request, parsed, caller, asks=bool(parsed.messages))
 
     async def generate(request: Request) -> Response:
         """Answer a prompt, as Ollama does."""
-        asked, caller = await read(
-            models, request, OllamaGenerateRequest, "generate", prompt=lambda asked: asked.prompt
+        parsed, caller = await read(
+            models, request, OllamaGenerateRequest, "generate", prompt=lambda parsed: parsed.prompt
         )
-        return await _answer(models, request, asked, caller, asks=bool(asked.prompt))
+        return await _answer(models, request, parsed, caller, asks=bool(parsed.prompt))
 
     async def tags(_: Request) -> Response:
         """List the served models, as Ollama does."""
@@ -118,21 +118,21 @@ def routes(models: Registry) -> list[Operation]:
 
     async def show(request: Request) -> Response:
         """Show details of a model."""
-        asked = await body.read(request, OllamaShowRequest, max_bytes=max_bytes)
-        name = name_of(models, _named(asked))
+        parsed = await body.read(request, OllamaShowRequest, max_bytes=max_bytes)
+        name = name_of(models, _named(parsed))
         served = await while_connected(request.receive, models.find(name))
         return Json(shown(served, models.derived.get(name)))
 
     async def pull(request: Request) -> Response:
         """Download a model from the hub."""
-        asked = await body.read(request, OllamaPullRequest, max_bytes=max_bytes)
-        download = OllamaPull(models, _named(asked))
-        return await respond(request, download, _Lines if asked.streamed else None)
+        parsed = await body.read(request, OllamaPullRequest, max_bytes=max_bytes)
+        download = OllamaPull(models, _named(parsed))
+        return await respond(request, download, _Lines if parsed.streamed else None)
 
     async def delete_model(request: Request) -> Response:
         """Remove a downloaded model."""
-        asked = await body.read(request, OllamaDeleteRequest, max_bytes=max_bytes)
-        return Json(await delete(models, _named(asked)))
+        parsed = await body.read(request, OllamaDeleteRequest, max_bytes=max_bytes)
+        return Json(await delete(models, _named(parsed)))
 
     async def version(_: Request) -> Response:
         """Return the version of the API and of the server."""
@@ -201,42 +201,42 @@ def routes(models: Registry) -> list[Operation]:
     ]
 
 
-def _named(asked: OllamaShowRequest | OllamaPullRequest | OllamaDeleteRequest) -> str:
-    name = asked.model or asked.name
+def _named(parsed: OllamaShowRequest | OllamaPullRequest | OllamaDeleteRequest) -> str:
+    name = parsed.model or parsed.name
     if not name:
         raise RequestError("Missing field 'model'", param="model")
     return name
 
 
-def name_of(models: Registry, asked: str) -> str:
+def name_of(models: Registry, parsed: str) -> str:
     """Return the model's name here, without the tag that Ollama's clients may have added."""
-    return asked if models.knows(asked) else asked.removesuffix(_LATEST)
+    return parsed if models.knows(parsed) else parsed.removesuffix(_LATEST)
 
 
 async def _answer(
     models: Registry,
     request: Request,
-    asked: OllamaChatRequest | OllamaGenerateRequest,
+    parsed: OllamaChatRequest | OllamaGenerateRequest,
     caller: Caller,
     *,
     asks: bool,
 ) -> Response:
     """Answer a request; one without a prompt only has the model loaded or unloaded."""
-    name, seconds = name_of(models, asked.model), asked.kept_seconds
+    name, seconds = name_of(models, parsed.model), parsed.kept_seconds
     if not asks and seconds == 0:
         served = models.unload_soon(name, "generate", caller)
         reason: Literal["load", "unload"] = "unload" if served.on_request else "load"
-        answer = without_prompt(asked, reason, asked.warnings())
-        return respond_at_once(answer, streamed=asked.streamed)
+        answer = without_prompt(parsed, reason, parsed.warnings())
+        return respond_at_once(answer, streamed=parsed.streamed)
     served = await while_connected(request.receive, models.find(name, "generate", caller))
     served.keep_for(seconds)
     if not asks:
-        warnings = asked.warnings(served.backend().engine.info.require_text().max_model_len)
-        answer = without_prompt(asked, "load", warnings)
-        return respond_at_once(answer, streamed=asked.streamed)
-    start = OllamaGeneration.start(served, asked, caller)
+        warnings = parsed.warnings(served.backend().engine.info.require_text().max_model_len)
+        answer = without_prompt(parsed, "load", warnings)
+        return respond_at_once(answer, streamed=parsed.streamed)
+    start = OllamaGeneration.start(served, parsed, caller)
     generation = await while_connected(request.receive, start)
-    return await respond(request, generation, _Lines if asked.streamed else None)
+    return await respond(request, generation, _Lines if parsed.streamed else None)
 
 
 def respond_at_once(answer: Mapping[str, Any], *, streamed: bool) -> Response:

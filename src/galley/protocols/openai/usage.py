@@ -67,15 +67,15 @@ def usage(counts: TokenCounts, receipt: Receipt | None = None) -> Usage:
     }
     if counts.reasoning is not None:
         tokens["completion_tokens_details"] = {"reasoning_tokens": counts.reasoning}
-    return tokens if receipt is None else {**tokens, **told_receipt(receipt)}
+    return tokens if receipt is None else {**tokens, **receipt_fields(receipt)}
 
 
 def audio_usage(seconds: float, receipt: Receipt) -> AudioUsage:
     """Return the ``usage`` of a transcript of ``seconds`` of audio."""
-    return {"type": "duration", "seconds": round(seconds, 2), **told_receipt(receipt)}
+    return {"type": "duration", "seconds": round(seconds, 2), **receipt_fields(receipt)}
 
 
-def told_receipt(receipt: Receipt) -> ReceiptFields:
+def receipt_fields(receipt: Receipt) -> ReceiptFields:
     """Return the receipt of a complete request in the form of answers."""
     return receipt.fields()  # type: ignore[return-value]  # its field names are those of the class
 

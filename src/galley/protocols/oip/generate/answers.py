@@ -97,12 +97,12 @@ class GenerateAnswer:
 
     @classmethod
     async def start(
-        cls, served: ServedModel, asked: GenerateRequest, caller: Caller, *, stream: bool
+        cls, served: ServedModel, parsed: GenerateRequest, caller: Caller, *, stream: bool
     ) -> Self:
         """Submit the request to the engine. Raises GalleyError if it is refused or fails."""
-        wanted = asked.completion(served.name, stream=stream)
+        wanted = parsed.completion(served.name, stream=stream)
         with renamed(_RENAMED):
-            return cls(served, asked.id, await CompletionAnswer.start(served, wanted, caller))
+            return cls(served, parsed.id, await CompletionAnswer.start(served, wanted, caller))
 
     def close(self) -> None:
         """Cancel the generation if it still runs. Idempotent."""

@@ -24,8 +24,8 @@ class _Events(EventStream):
 
     def encoded_error(self, error: Exception) -> bytes:
         """Encode ``error`` as the last event of a stream that cannot continue."""
-        told: Mapping[str, Any] = envelope(error)
-        return data_event(told)
+        fields: Mapping[str, Any] = envelope(error)
+        return data_event(fields)
 
 
 def routes(models: Registry) -> list[Operation]:
@@ -37,10 +37,10 @@ def routes(models: Registry) -> list[Operation]:
         models.expect("generate", caller)
         path = request.path_params
         name = repository.find_version(models, path["model"], path.get("version", "")).name
-        asked = await body.read(request, GenerateRequest, max_bytes=settings.max_body_bytes)
-        note_prompt(caller, asked.text_input, settings)
+        parsed = await body.read(request, GenerateRequest, max_bytes=settings.max_body_bytes)
+        note_prompt(caller, parsed.text_input, settings)
         served = await while_connected(request.receive, models.find(name, "generate", caller))
-        start = GenerateAnswer.start(served, asked, caller, stream=stream)
+        start = GenerateAnswer.start(served, parsed, caller, stream=stream)
         started = await while_connected(request.receive, start)
         return await respond(request, started, _Events if stream else None)
 

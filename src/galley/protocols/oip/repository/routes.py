@@ -38,9 +38,9 @@ def routes(models: Registry) -> list[Operation]:
 
     async def index(request: Request) -> Response:
         """List the models and their versions."""
-        asked = await _optional(request, IndexRequest, models.settings.max_body_bytes)
+        parsed = await _optional(request, IndexRequest, models.settings.max_body_bytes)
         every = repository.entries(models)
-        return Json([one._asdict() for one in every if one.state == "READY" or not asked.ready])
+        return Json([one._asdict() for one in every if one.state == "READY" or not parsed.ready])
 
     async def load(request: Request) -> Response:
         """Load a model; one that is loaded and has changed on disk is loaded again while it serves."""

@@ -79,7 +79,7 @@ class OllamaCreated(OllamaProgress, total=False):
     warnings: list[str]
 
 
-def create(models: Registry, asked: OllamaCreateRequest) -> OllamaCreated:
+def create(models: Registry, parsed: OllamaCreateRequest) -> OllamaCreated:
     """Serve a model under another name.
 
     Raises:
@@ -87,46 +87,46 @@ def create(models: Registry, asked: OllamaCreateRequest) -> OllamaCreated:
         UnknownModel: the base model does not exist.
         Conflict: the name is already in use.
     """
-    name = asked.model or asked.name
-    if not name or not asked.base:
+    name = parsed.model or parsed.name
+    if not name or not parsed.base:
         missing = "from" if name else "model"
         raise RequestError(f"Missing field {missing!r}", param=missing)
     try:
         with named_as_given():
-            options = known_options(asked.parameters)
+            options = known_options(parsed.parameters)
             options.sampling(None)
     except RequestError as error:
         param = (error.param or "").replace("options", "parameters", 1)
         raise RequestError(str(error).replace("options.", "parameters.", 1), param=param) from None
-    base = _derived_of(models, asked.base)
+    base = _derived_of(models, parsed.base)
     models.derive(
         Derived(
             name.removesuffix(_LATEST),
             base.base,
-            base.system_prompt if asked.system is None else asked.system,
+            base.system_prompt if parsed.system is None else parsed.system,
             {**base.sampling, **options.given},
         )
     )
     created: OllamaCreated = {"status": "success"}
-    if warnings := option_warnings(asked.parameters):
+    if warnings := option_warnings(parsed.parameters):
         created["warnings"] = [warning.replace("options.", "parameters.") for warning in warnings]
     return created
 
 
-def copy(models: Registry, asked: OllamaCopyRequest) -> OllamaCreated:
+def copy(models: Registry, parsed: OllamaCopyRequest) -> OllamaCreated:
     """Serve a model under another name too, with the same system prompt and sampling.
 
     Raises:
         UnknownModel: the source does not exist.
         Conflict: the new name is already in use.
     """
-    source = _derived_of(models, asked.source)
-    models.derive(replace(source, name=asked.destination.removesuffix(_LATEST)))
+    source = _derived_of(models, parsed.source)
+    models.derive(replace(source, name=parsed.destination.removesuffix(_LATEST)))
     return {"status": "success"}
 
 
-def _derived_of(models: Registry, asked: str) -> Derived:
+def _derived_of(models: Registry, parsed: str) -> Derived:
     """Return the model, adapter or previously created name that a name refers to."""
-    name = asked if models.knows(asked) else asked.removesuffix(_LATEST)
+    name = parsed if models.knows(parsed) else parsed.removesuffix(_LATEST)
     models.served(models.derived[name].base if name in models.derived else name)
     return models.derived.get(name) or Derived("", name)

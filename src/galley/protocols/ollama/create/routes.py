@@ -23,13 +23,13 @@ def routes(models: Registry) -> list[Operation]:
 
     async def create_model(request: Request) -> Response:
         """Serve a model under another name, with its own system prompt and sampling."""
-        asked = await body.read(request, OllamaCreateRequest, max_bytes=max_bytes)
-        return respond_at_once(create(models, asked), streamed=asked.streamed)
+        parsed = await body.read(request, OllamaCreateRequest, max_bytes=max_bytes)
+        return respond_at_once(create(models, parsed), streamed=parsed.streamed)
 
     async def copy_model(request: Request) -> Response:
         """Serve a model under another name."""
-        asked = await body.read(request, OllamaCopyRequest, max_bytes=max_bytes)
-        return Json(copy(models, asked))
+        parsed = await body.read(request, OllamaCopyRequest, max_bytes=max_bytes)
+        return Json(copy(models, parsed))
 
     lines = {"application/x-ndjson": {"description": "The same, as a line."}}
     return [

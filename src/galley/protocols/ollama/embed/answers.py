@@ -106,16 +106,16 @@ class OllamaEmbeddings(TypedDict):
     warnings: NotRequired[list[str]]
 
 
-def empty(asked: OllamaEmbedRequest) -> OllamaEmbeddings:
+def empty(parsed: OllamaEmbedRequest) -> OllamaEmbeddings:
     """Return the answer to a request without texts."""
     answer: OllamaEmbeddings = {
-        "model": asked.model,
+        "model": parsed.model,
         "embeddings": [],
         "total_duration": 0,
         "load_duration": 0,
         "prompt_eval_count": 0,
     }
-    if warnings := option_warnings(asked.options):
+    if warnings := option_warnings(parsed.options):
         answer["warnings"] = warnings
     return answer
 
@@ -129,22 +129,22 @@ def older(answer: OllamaEmbeddings) -> OllamaEmbedding:
 
 
 async def embed(
-    served: ServedModel, asked: OllamaEmbedRequest, caller: Caller, *, endpoint: str = EMBED
+    served: ServedModel, parsed: OllamaEmbedRequest, caller: Caller, *, endpoint: str = EMBED
 ) -> OllamaEmbeddings:
     """Return the answer to one request.
 
     Raises:
         GalleyError: the request is refused or fails; ``errors.to_api_error`` maps it for clients.
     """
-    texts, answer = asked.texts(), empty(asked)
+    texts, answer = parsed.texts(), empty(parsed)
     if not texts:
         return answer
     wanted = Asked(
         texts=texts,
         params=names_of("input", len(texts)),
         endpoint=endpoint,
-        truncate=None if asked.truncate is False else -1,
-        dimensions=asked.dimensions,
+        truncate=None if parsed.truncate is False else -1,
+        dimensions=parsed.dimensions,
         remedy="; leave out truncate: false to cut it",
     )
     found, tokens, receipt = await vectors_of(served, wanted, caller)

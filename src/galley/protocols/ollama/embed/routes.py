@@ -24,33 +24,33 @@ def routes(models: Registry) -> list[Operation]:
 
     async def embed(request: Request) -> Response:
         """Embed texts, as Ollama does."""
-        asked, caller = await read(
-            models, request, OllamaEmbedRequest, "embed", prompt=lambda asked: asked.input
+        parsed, caller = await read(
+            models, request, OllamaEmbedRequest, "embed", prompt=lambda parsed: parsed.input
         )
-        return LargeJson(await answered(request, asked, caller, ollama_embed.EMBED))
+        return LargeJson(await answered(request, parsed, caller, ollama_embed.EMBED))
 
     async def embeddings(request: Request) -> Response:
         """Embed one text, as Ollama did before it accepted several."""
-        asked, caller = await read(
+        parsed, caller = await read(
             models,
             request,
             OllamaEmbeddingRequest,
             "embed",
-            prompt=lambda asked: asked.prompt or "",
+            prompt=lambda parsed: parsed.prompt or "",
         )
-        answer = await answered(request, asked.newer(), caller, ollama_embed.EMBEDDINGS)
+        answer = await answered(request, parsed.newer(), caller, ollama_embed.EMBEDDINGS)
         return LargeJson(ollama_embed.older(answer))
 
     async def answered(
-        request: Request, asked: OllamaEmbedRequest, caller: Caller, endpoint: str
+        request: Request, parsed: OllamaEmbedRequest, caller: Caller, endpoint: str
     ) -> OllamaEmbeddings:
-        name = name_of(models, asked.model)
-        if not asked.input and asked.kept_seconds == 0:
+        name = name_of(models, parsed.model)
+        if not parsed.input and parsed.kept_seconds == 0:
             models.unload_soon(name, "embed", caller)
-            return ollama_embed.empty(asked)
+            return ollama_embed.empty(parsed)
         served = await while_connected(request.receive, models.find(name, "embed", caller))
-        served.keep_for(asked.kept_seconds)
-        work = ollama_embed.embed(served, asked, caller, endpoint=endpoint)
+        served.keep_for(parsed.kept_seconds)
+        work = ollama_embed.embed(served, parsed, caller, endpoint=endpoint)
         return await while_connected(request.receive, work)
 
     return [

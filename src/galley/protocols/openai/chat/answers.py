@@ -141,37 +141,37 @@ class ChatChunk(ChunkUsage):
 class ChatAnswer:
     """The answer to one request in progress; read it once, either whole or as chunks."""
 
-    def __init__(self, call: Call, asked: ChatRequest, generation: Generation) -> None:
+    def __init__(self, call: Call, parsed: ChatRequest, generation: Generation) -> None:
         """Create the answer; :meth:`start` calls this."""
         self._model = call.model
-        self._asked = asked
+        self._parsed = parsed
         self._caller = call.caller
         self._generation = generation
         self._tokenizer = call.backend.require_text().tokenizer
 
     @classmethod
-    async def start(cls, served: ServedModel, asked: ChatRequest, caller: Caller) -> Self:
-        """Submit the request to the engine; ``asked.stream`` is ignored.
+    async def start(cls, served: ServedModel, parsed: ChatRequest, caller: Caller) -> Self:
+        """Submit the request to the engine; ``parsed.stream`` is ignored.
 
         Raises:
             GalleyError: the request is refused or fails (mapped by ``errors.to_api_error``).
         """
         # The token limit has two names in chat; errors use the one that the request used.
-        names = {"max_tokens": asked.limit_name}
+        names = {"max_tokens": parsed.limit_name}
         with renamed(names), opened(Call(served, ENDPOINT, caller)) as call:
-            params = asked.sampling()
-            conversation = asked.conversation()
+            params = parsed.sampling()
+            conversation = parsed.conversation()
             check_count(served, 1, params.n, "messages")
-            call.check_early(asked.priority or 0)
+            call.check_early(parsed.priority or 0)
             generation = await converse(
                 call,
                 conversation,
                 params,
-                priority=asked.priority or 0,
-                cache_salt=asked.cache_salt,
-                constrained_by=asked.constrained_by,
+                priority=parsed.priority or 0,
+                cache_salt=parsed.cache_salt,
+                constrained_by=parsed.constrained_by,
             )
-        return cls(call, asked, generation)
+        return cls(call, parsed, generation)
 
     def close(self) -> None:
         """Cancel the generation if it still runs. Idempotent."""
@@ -193,13 +193,13 @@ class ChatAnswer:
             "object": "chat.completion",
             "created": int(time.time()),
             "model": self._model,
-            "choices": [choice.built(logprobs=bool(self._asked.logprobs)) for choice in choices],
+            "choices": [choice.built(logprobs=bool(self._parsed.logprobs)) for choice in choices],
             "usage": usage(self._generation.usage(), self._generation.receipt),
         }
 
     async def events(self) -> AsyncGenerator[ChatChunk, None]:
         """Yield the answer in chunks. Raises as :meth:`whole`."""
-        asked, created = self._asked, int(time.time())
+        parsed, created = self._parsed, int(time.time())
 
         def chunk(*choices: ChatChunkChoice) -> ChatChunk:
             value: ChatChunk = {
@@ -209,9 +209,9 @@ class ChatAnswer:
                 "model": self._model,
                 "choices": list(choices),
             }
-            if asked.continuous_usage:
+            if parsed.continuous_usage:
                 return {**value, "usage": usage(self._generation.usage())}
-            return {**value, "usage": None} if asked.include_usage else value
+            return {**value, "usage": None} if parsed.include_usage else value
 
         for index in range(self._generation.choices):
             yield chunk(_choice(index, {"role": "assistant", "content": ""}))
@@ -219,16 +219,16 @@ class ChatAnswer:
             async for piece in pieces:
                 entries = _entries(self._tokenizer, piece)
                 logprobs: ChatLogprobs | None = None
-                if asked.logprobs:
+                if parsed.logprobs:
                     logprobs = {"content": entries, "refusal": None}
                 deltas = list(filter(None, map(_delta, piece.events)))
                 # Log-probabilities are sent with the delta of their tokens, or with an empty one.
                 for delta in deltas or ([{"content": ""}] if entries else ()):
                     yield chunk(_choice(piece.choice, delta, logprobs))
-                    logprobs = {"content": [], "refusal": None} if asked.logprobs else None
+                    logprobs = {"content": [], "refusal": None} if parsed.logprobs else None
                 if piece.finish is not None:
                     yield chunk(_choice(piece.choice, {}, finish=piece.finish))
-        if asked.include_usage:
+        if parsed.include_usage:
             generation = self._generation
             yield {**chunk(), "usage": usage(generation.usage(), generation.receipt)}
 

@@ -16,12 +16,12 @@ def routes(models: Registry) -> list[Operation]:
 
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        asked, caller, served = await admit(
-            models, request, ChatRequest, "generate", prompt=lambda asked: asked.messages
+        parsed, caller, served = await admit(
+            models, request, ChatRequest, "generate", prompt=lambda parsed: parsed.messages
         )
-        start = ChatAnswer.start(served, asked, caller)
+        start = ChatAnswer.start(served, parsed, caller)
         answer = await while_connected(request.receive, start)
-        return await respond(request, answer, EventStream if asked.stream else None)
+        return await respond(request, answer, EventStream if parsed.stream else None)
 
     stream = {"text/event-stream": {"description": "Events, each with JSON as its data."}}
     return [

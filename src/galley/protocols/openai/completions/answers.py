@@ -82,11 +82,11 @@ class _Echo:
 def _echoes(
     given: Sequence[str | list[int]],
     prompts: Sequence[list[int]],
-    asked: CompletionRequest,
+    parsed: CompletionRequest,
     tokenizer: Tokenizer,
 ) -> list[_Echo]:
-    """Return the echo of each prompt; an empty list if ``asked`` wants no echo."""
-    if not asked.echo:
+    """Return the echo of each prompt; an empty list if ``parsed`` wants no echo."""
+    if not parsed.echo:
         return []
     return [
         _echo(prompt, token_ids, tokenizer)
@@ -113,13 +113,13 @@ class CompletionAnswer:
     def __init__(
         self,
         call: Call,
-        asked: CompletionRequest,
+        parsed: CompletionRequest,
         echoes: Sequence[_Echo],
         generation: Generation,
     ) -> None:
         """Create the answer; :meth:`start` calls this."""
         self._generation = generation
-        self._asked = asked
+        self._parsed = parsed
         self._tokenizer = call.backend.require_text().tokenizer
         self._echoes = echoes
         self._frame = {
@@ -132,35 +132,35 @@ class CompletionAnswer:
         self._begun: set[int] = set()
 
     @classmethod
-    async def start(cls, served: ServedModel, asked: CompletionRequest, caller: Caller) -> Self:
-        """Submit the request to the engine; ``asked.stream`` is ignored.
+    async def start(cls, served: ServedModel, parsed: CompletionRequest, caller: Caller) -> Self:
+        """Submit the request to the engine; ``parsed.stream`` is ignored.
 
         Raises:
             GalleyError: the request is refused or fails (mapped by ``errors.to_api_error``).
         """
-        params = asked.sampling()
-        given = asked.prompts()
+        params = parsed.sampling()
+        given = parsed.prompts()
         check_count(served, len(given), params.n, "prompt")
         with opened(Call(served, ENDPOINT, caller)) as call:
-            call.check_early(asked.priority or 0)
-            params = await call.text.check_grammar(params, asked.constrained_by)
+            call.check_early(parsed.priority or 0)
+            params = await call.text.check_grammar(params, parsed.constrained_by)
             prompts = await _token_ids(given, call)
             generation = await Generation.submit(
                 call,
                 params,
                 prompts,
-                priority=asked.priority or 0,
-                cache_salt=asked.cache_salt,
+                priority=parsed.priority or 0,
+                cache_salt=parsed.cache_salt,
                 prompt_param="prompt",
                 default_tokens=DEFAULT_TOKENS,
             )
             tokenizer = call.backend.require_text().tokenizer
             try:
-                echoes = await asyncio.to_thread(_echoes, given, prompts, asked, tokenizer)
+                echoes = await asyncio.to_thread(_echoes, given, prompts, parsed, tokenizer)
             except BaseException:
                 generation.close()
                 raise
-        return cls(call, asked, echoes, generation)
+        return cls(call, parsed, echoes, generation)
 
     def close(self) -> None:
         """Cancel the generation if it still runs. Idempotent."""
@@ -186,18 +186,18 @@ class CompletionAnswer:
 
     async def events(self) -> AsyncGenerator[Completion, None]:
         """Yield the answer in chunks. Raises as :meth:`whole`."""
-        asked = self._asked
+        parsed = self._parsed
         async with aclosing(self._pieces()) as pieces:
             async for piece in pieces:
                 choice = self._choice(piece)
                 if choice["text"] or choice["logprobs"] or choice["finish_reason"]:
                     chunk = self._answer([choice])
-                    if asked.continuous_usage:
+                    if parsed.continuous_usage:
                         chunk["usage"] = usage(self._generation.usage())
-                    elif asked.include_usage:
+                    elif parsed.include_usage:
                         chunk["usage"] = None
                     yield chunk
-        if asked.include_usage:
+        if parsed.include_usage:
             yield {**self._answer([]), "usage": self._usage()}
 
     def _usage(self) -> Usage:
@@ -209,7 +209,7 @@ class CompletionAnswer:
         A prompt is scored once, by its first choice; if an echo reports the scores, the other
         choices wait for them.
         """
-        scored = self._asked.echo and self._asked.logprobs is not None
+        scored = self._parsed.echo and self._parsed.logprobs is not None
         held: dict[int, list[Piece]] = {}
         async with aclosing(self._generation.pieces()) as pieces:
             async for piece in pieces:
@@ -230,7 +230,7 @@ class CompletionAnswer:
         prompt = self._prompt_of(piece)
         echo = self._echoes[prompt] if self._echoes else None
         text, logprobs = piece.delta.text, None
-        if self._asked.logprobs is not None:
+        if self._parsed.logprobs is not None:
             start = len(echo.text) if echo else 0
             offsets = [start + offset for offset in piece.delta.text_offsets]
             logprobs = self._logprobs(piece.delta.logprobs or [], offsets)
@@ -247,7 +247,7 @@ class CompletionAnswer:
         }
 
     def _prompt_of(self, piece: Piece) -> int:
-        return piece.choice // (self._asked.n or 1)
+        return piece.choice // (self._parsed.n or 1)
 
     def _echoed(self, echo: _Echo, scores: Sequence[TokenLogprob]) -> CompletionLogprobs:
         """Return the prompt's log-probabilities; its first token follows nothing and has none."""

@@ -16,12 +16,12 @@ def routes(models: Registry) -> list[Operation]:
 
     async def plain_completions(request: Request) -> Response:
         """Continue prompts. In a text prompt, special tokens' text is encoded as those tokens."""
-        asked, caller, served = await admit(
-            models, request, CompletionRequest, "generate", prompt=lambda asked: asked.prompt
+        parsed, caller, served = await admit(
+            models, request, CompletionRequest, "generate", prompt=lambda parsed: parsed.prompt
         )
-        start = CompletionAnswer.start(served, asked, caller)
+        start = CompletionAnswer.start(served, parsed, caller)
         answer = await while_connected(request.receive, start)
-        return await respond(request, answer, EventStream if asked.stream else None)
+        return await respond(request, answer, EventStream if parsed.stream else None)
 
     stream = {"text/event-stream": {"description": "Events, each with JSON as its data."}}
     return [

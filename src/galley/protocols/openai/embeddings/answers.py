@@ -20,7 +20,7 @@ from galley.protocols.openai.embeddings.schemas import (
     RerankRequest,
     ScoreRequest,
 )
-from galley.protocols.openai.usage import ReceiptFields, told_receipt
+from galley.protocols.openai.usage import ReceiptFields, receipt_fields
 from galley.service.vector_requests import check_dimensions, prompt_of
 
 EMBEDDINGS: Final = "/v1/embeddings"
@@ -140,24 +140,24 @@ def names_of(field: str, count: int) -> list[str]:
     return [field] if count == 1 else [f"{field}[{index}]" for index in range(count)]
 
 
-async def embeddings(served: ServedModel, asked: EmbeddingsRequest, caller: Caller) -> Embeddings:
+async def embeddings(served: ServedModel, parsed: EmbeddingsRequest, caller: Caller) -> Embeddings:
     """Return the answer to one request.
 
     Raises:
         GalleyError: the request is refused or fails; ``errors.to_api_error`` maps it for clients.
     """
-    given = asked.inputs()
+    given = parsed.inputs()
     wanted = Asked(
         texts=given,
         params=names_of("input", len(given)),
         endpoint=EMBEDDINGS,
-        truncate=asked.truncate_prompt_tokens,
-        dimensions=asked.dimensions,
-        input_type=asked.input_type,
-        priority=asked.priority or 0,
+        truncate=parsed.truncate_prompt_tokens,
+        dimensions=parsed.dimensions,
+        input_type=parsed.input_type,
+        priority=parsed.priority or 0,
     )
     found, tokens, receipt = await vectors_of(served, wanted, caller)
-    encode = _base64 if asked.encoding_format == "base64" else floats
+    encode = _base64 if parsed.encoding_format == "base64" else floats
     return {
         "object": "list",
         "data": [
@@ -170,28 +170,28 @@ async def embeddings(served: ServedModel, asked: EmbeddingsRequest, caller: Call
 
 
 async def vectors_of(
-    served: ServedModel, asked: Asked, caller: Caller
+    served: ServedModel, parsed: Asked, caller: Caller
 ) -> tuple[list[bytes], int, Receipt]:
     """Return the vectors of texts (float32), their number of tokens and the receipt.
 
     Raises:
         GalleyError: the request is refused or fails; ``errors.to_api_error`` maps it for clients.
     """
-    with opened(Call(served, asked.endpoint, caller)) as call:
-        call.check_early(asked.priority)
-        width = check_dimensions(asked.dimensions, call.info)
-        prompt = prompt_of(asked.input_type, call.info, param="input_type")
-        texts = [prompt + text for text in asked.texts if isinstance(text, str)]
-        most = cut_to(call, asked.truncate)
+    with opened(Call(served, parsed.endpoint, caller)) as call:
+        call.check_early(parsed.priority)
+        width = check_dimensions(parsed.dimensions, call.info)
+        prompt = prompt_of(parsed.input_type, call.info, param="input_type")
+        texts = [prompt + text for text in parsed.texts if isinstance(text, str)]
+        most = cut_to(call, parsed.truncate)
         work = call.text
         encoded = await (work.encode(texts) if most is None else work.encode_cut(texts, most))
         ids = iter(encoded)
         prepared = [
             Prepared(next(ids) if isinstance(text, str) else text[:most], param)
-            for text, param in zip(asked.texts, asked.params, strict=True)
+            for text, param in zip(parsed.texts, parsed.params, strict=True)
         ]
         vectors = Vectors(
-            call, prepared, dimensions=width, priority=asked.priority, remedy=asked.remedy
+            call, prepared, dimensions=width, priority=parsed.priority, remedy=parsed.remedy
         )
     try:
         return await vectors.all(), vectors.tokens, call.receipt
@@ -200,26 +200,26 @@ async def vectors_of(
 
 
 async def rerank(
-    served: ServedModel, asked: RerankRequest, caller: Caller, version: Literal["1", "2"]
+    served: ServedModel, parsed: RerankRequest, caller: Caller, version: Literal["1", "2"]
 ) -> Ranking:
     """Return the answer to one request, in the form of a version of Cohere's API.
 
     Raises:
         GalleyError: the request is refused or fails; ``errors.to_api_error`` maps it for clients.
     """
-    texts = asked.texts()
-    pairs = [(asked.query, text) for text in texts]
+    texts = parsed.texts()
+    pairs = [(parsed.query, text) for text in texts]
     params = [f"documents[{index}] with the query" for index in range(len(texts))]
     call = Call(served, RERANK, caller)
     scores, usage = await _pair_scores(
-        call, pairs, params, asked.cut, asked.priority, asked.max_tokens_per_doc
+        call, pairs, params, parsed.cut, parsed.priority, parsed.max_tokens_per_doc
     )
-    documents = asked.objects() if asked.return_documents else []
+    documents = parsed.objects() if parsed.return_documents else []
     order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
     results: list[Ranked] = []
-    for index in order[: asked.top_n]:
+    for index in order[: parsed.top_n]:
         result: Ranked = {"index": index, "relevance_score": scores[index]}
-        if asked.return_documents:
+        if parsed.return_documents:
             result["document"] = documents[index]
         results.append(result)
     name = f"rerank-{caller.request_id}"
@@ -233,17 +233,21 @@ async def rerank(
     }
 
 
-async def score(served: ServedModel, asked: ScoreRequest, caller: Caller) -> Scores:
+async def score(served: ServedModel, parsed: ScoreRequest, caller: Caller) -> Scores:
     """Return the scores of a reranker, or for other models the cosines of vectors.
 
     Raises:
         GalleyError: the request is refused or fails; ``errors.to_api_error`` maps it for clients.
     """
-    pairs = asked.pairs()
+    pairs = parsed.pairs()
     if "rerank" in (served.tasks or ()):
         params = [f"pair {index}" for index in range(len(pairs))]
         scores, usage = await _pair_scores(
-            Call(served, SCORE, caller), pairs, params, asked.truncate_prompt_tokens, asked.priority
+            Call(served, SCORE, caller),
+            pairs,
+            params,
+            parsed.truncate_prompt_tokens,
+            parsed.priority,
         )
     else:
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
@@ -251,8 +255,8 @@ async def score(served: ServedModel, asked: ScoreRequest, caller: Caller) -> Sco
             texts=texts,
             params=["text_1 and text_2"] * len(texts),
             endpoint=SCORE,
-            truncate=asked.truncate_prompt_tokens,
-            priority=asked.priority or 0,
+            truncate=parsed.truncate_prompt_tokens,
+            priority=parsed.priority or 0,
         )
         found, tokens, receipt = await vectors_of(served, wanted, caller)
         usage = _usage(tokens, receipt)
@@ -351,5 +355,5 @@ def _cosine(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def _usage(tokens: int, receipt: Receipt) -> VectorUsage:
-    told: VectorUsage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return {**told, **told_receipt(receipt)}
+    usage: VectorUsage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {**usage, **receipt_fields(receipt)}

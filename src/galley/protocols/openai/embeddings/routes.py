@@ -32,34 +32,34 @@ def routes(models: Registry) -> list[Operation]:
 
     async def embed(request: Request) -> Response:
         """Embed texts."""
-        asked, caller, served = await admit(
-            models, request, EmbeddingsRequest, "embed", prompt=lambda asked: asked.input
+        parsed, caller, served = await admit(
+            models, request, EmbeddingsRequest, "embed", prompt=lambda parsed: parsed.input
         )
-        work = embeddings.embeddings(served, asked, caller)
+        work = embeddings.embeddings(served, parsed, caller)
         return LargeJson(await while_connected(request.receive, work))
 
     async def rerank(request: Request) -> Response:
         """Rank documents by how well they answer a query."""
-        asked, caller, served = await admit(
-            models, request, RerankRequest, "rerank", prompt=lambda asked: asked.query
+        parsed, caller, served = await admit(
+            models, request, RerankRequest, "rerank", prompt=lambda parsed: parsed.query
         )
         version: Literal["1", "2"] = "2" if request.url.path.endswith(RERANK_2) else "1"
-        work = embeddings.rerank(served, asked, caller, version)
+        work = embeddings.rerank(served, parsed, caller, version)
         return LargeJson(await while_connected(request.receive, work))
 
     async def score(request: Request) -> Response:
         """Score pairs of texts: by a reranker, or by the cosine of their vectors."""
-        asked, caller = await read(
-            models, request, ScoreRequest, None, prompt=lambda asked: asked.text_1
+        parsed, caller = await read(
+            models, request, ScoreRequest, None, prompt=lambda parsed: parsed.text_1
         )
-        task = models.task_of_pairs(asked.model)
-        served = await find(models, request, asked, task, caller)
+        task = models.task_of_pairs(parsed.model)
+        served = await find(models, request, parsed, task, caller)
         check_task_of_score(served)
-        work = embeddings.score(served, asked, caller)
+        work = embeddings.score(served, parsed, caller)
         return LargeJson(await while_connected(request.receive, work))
 
-    def operation(path: str, handler: Handler, asked: type[Strict], answer: type) -> Operation:
-        return Operation("POST", path, handler, tag="vectors", body=asked, answers={200: answer})
+    def operation(path: str, handler: Handler, parsed: type[Strict], answer: type) -> Operation:
+        return Operation("POST", path, handler, tag="vectors", body=parsed, answers={200: answer})
 
     return [
         operation(embeddings.EMBEDDINGS, embed, EmbeddingsRequest, Embeddings),

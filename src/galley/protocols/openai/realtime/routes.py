@@ -107,7 +107,7 @@ async def _serve(models: Registry, socket: WebSocket) -> None:
     """Serve one connection, from the handshake on."""
     try:
         await asyncio.to_thread(require_extra)
-        served = await _asked_for(models, socket)
+        served = await _model_of(models, socket)
         call = Call(served, ENDPOINT, caller_of(socket))
         with opened(call):
             # Check the model's files before answering the handshake.
@@ -124,7 +124,7 @@ async def _serve(models: Registry, socket: WebSocket) -> None:
     await connection.serve(models.lifecycle)
 
 
-async def _asked_for(models: Registry, socket: WebSocket) -> ServedModel:
+async def _model_of(models: Registry, socket: WebSocket) -> ServedModel:
     if models.settings.redact:
         raise RequestError(
             "This server redacts transcripts (setting redact), which it cannot do for live audio; send the "
@@ -266,15 +266,15 @@ class _Connection:
             raise RequestError(
                 f"Unknown event type {str(kind)[:64]!r}; known: {', '.join(EVENTS)}", param="type"
             )
-        asked = validate(EVENTS[kind], event)
-        match asked:
+        parsed = validate(EVENTS[kind], event)
+        match parsed:
             case Append():
-                audio = asked.audio
+                audio = parsed.audio
                 large = len(audio) > LARGE
                 data = await asyncio.to_thread(_decoded, audio) if large else _decoded(audio)
                 await self._stream.append(data)
             case SessionUpdate() | FlatSessionUpdate():
-                settings = self._settings.updated(asked)
+                settings = self._settings.updated(parsed)
                 await self._configure(settings)
             case _ if kind.endswith("commit"):
                 await self._stream.commit()
@@ -348,8 +348,8 @@ class _Connection:
         return {"type": f"{kind}.{what}", "session": self._settings.shown(f"sess_{self._id}")}
 
     async def _refuse(self, error: Exception) -> None:
-        told = envelope(error)["error"]
-        await self._send({"type": "error", "error": {**told, "event_id": self._event_id}})
+        fields = envelope(error)["error"]
+        await self._send({"type": "error", "error": {**fields, "event_id": self._event_id}})
 
     async def _send(self, event: dict[str, Any]) -> None:
         await self._socket.send({"event_id": f"event_{self._id}_{next(self._numbers)}", **event})

@@ -24,7 +24,7 @@ from galley.protocols.openai.responses.schemas import (
 )
 from galley.protocols.openai.responses.store import ResponseStore, StoredResponse
 from galley.protocols.openai.responses.tools import offered
-from galley.protocols.openai.usage import ReceiptFields, told_receipt
+from galley.protocols.openai.usage import ReceiptFields, receipt_fields
 
 ENDPOINT: Final = "/v1/responses"
 
@@ -136,28 +136,28 @@ class ResponseAnswer:
     def __init__(
         self,
         call: Call,
-        asked: ResponseRequest,
+        parsed: ResponseRequest,
         generation: Generation,
         earlier: list[InputItem],
         store: ResponseStore,
     ) -> None:
         """Create the answer; :meth:`start` calls this."""
-        self._sampling = asked.sampling().resolved(call.info.require_text().defaults)
+        self._sampling = parsed.sampling().resolved(call.info.require_text().defaults)
         self._call = call
-        self._asked = asked
+        self._parsed = parsed
         self._generation = generation
         self._earlier = earlier
         self._store = store
-        self._stored = store.is_on and asked.store is not False
+        self._stored = store.is_on and parsed.store is not False
         self._created = int(time.time())
-        names = {one.name: (one.namespace, one.function.name) for one in offered(asked.tools)}
-        self._items = Items(call.caller.request_id, names, streamed=bool(asked.stream))
+        names = {one.name: (one.namespace, one.function.name) for one in offered(parsed.tools)}
+        self._items = Items(call.caller.request_id, names, streamed=bool(parsed.stream))
 
     @classmethod
     async def start(
-        cls, served: ServedModel, asked: ResponseRequest, caller: Caller, store: ResponseStore
+        cls, served: ServedModel, parsed: ResponseRequest, caller: Caller, store: ResponseStore
     ) -> Self:
-        """Submit the request to the engine; ``asked.stream`` is ignored.
+        """Submit the request to the engine; ``parsed.stream`` is ignored.
 
         Args:
             store: holds the response that the request continues, and receives the answer.
@@ -165,23 +165,23 @@ class ResponseAnswer:
         Raises:
             GalleyError: the request is refused or fails (mapped by ``errors.to_api_error``).
         """
-        if asked.store and not store.is_on:
+        if parsed.store and not store.is_on:
             raise RequestError(
                 "store: this server stores no responses (--stored-responses); only false is supported",
                 param="store",
             )
-        earlier = await earlier_items(asked, caller, store)
+        earlier = await earlier_items(parsed, caller, store)
         with named_as_given(), opened(Call(served, ENDPOINT, caller)) as call:
-            params, conversation = asked.sampling(), asked.as_conversation(earlier)
+            params, conversation = parsed.sampling(), parsed.as_conversation(earlier)
             call.check_early(0)
             generation = await converse(
                 call,
                 conversation,
                 params,
-                constrained_by=asked.constrained_by,
-                truncate=asked.truncation == "auto",
+                constrained_by=parsed.constrained_by,
+                truncate=parsed.truncation == "auto",
             )
-        return cls(call, asked, generation, earlier, store)
+        return cls(call, parsed, generation, earlier, store)
 
     def close(self) -> None:
         """Cancel the generation if it still runs. Idempotent."""
@@ -233,14 +233,14 @@ class ResponseAnswer:
         response = self._response(finish)
         if self._stored:
             made = await asyncio.to_thread(
-                StoredResponse.of, response, self._earlier, self._asked.input
+                StoredResponse.of, response, self._earlier, self._parsed.input
             )
             kept = self._store.keep(self._call.caller.tenant.name, response["id"], made)
             response["store"] = self._stored = kept
         return response
 
     def _response(self, finish: Finish | None) -> ResponseObject:
-        asked = self._asked
+        parsed = self._parsed
         status: Status = "completed"
         if finish is None:
             status = "in_progress"
@@ -255,30 +255,30 @@ class ResponseAnswer:
             "background": False,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if finish == "length" else None,
-            "instructions": asked.instructions,
-            "max_output_tokens": asked.max_output_tokens,
+            "instructions": parsed.instructions,
+            "max_output_tokens": parsed.max_output_tokens,
             "max_tool_calls": None,
-            "metadata": asked.metadata or {},
+            "metadata": parsed.metadata or {},
             "model": self._call.model,
             "output": self._items.done if finish is not None else [],
-            "parallel_tool_calls": asked.parallel_tool_calls is not False,
-            "previous_response_id": asked.previous_response_id,
-            "prompt_cache_key": asked.prompt_cache_key,
-            "reasoning": _told(asked.reasoning) or {"effort": None, "summary": None},
-            "safety_identifier": asked.safety_identifier,
+            "parallel_tool_calls": parsed.parallel_tool_calls is not False,
+            "previous_response_id": parsed.previous_response_id,
+            "prompt_cache_key": parsed.prompt_cache_key,
+            "reasoning": _as_json(parsed.reasoning) or {"effort": None, "summary": None},
+            "safety_identifier": parsed.safety_identifier,
             "service_tier": "default",
             "store": self._stored,
             "temperature": self._sampling.temperature or 0.0,
             "presence_penalty": self._sampling.presence_penalty or 0.0,
             "frequency_penalty": self._sampling.frequency_penalty or 0.0,
-            "text": {"format": {"type": "text"}} | _given(asked.text),
-            "tool_choice": _told(asked.tool_choice) or "auto",
-            "tools": _told(asked.tools) or [],
+            "text": {"format": {"type": "text"}} | _given(parsed.text),
+            "tool_choice": _as_json(parsed.tool_choice) or "auto",
+            "tools": _as_json(parsed.tools) or [],
             "top_logprobs": 0,
             "top_p": 1.0 if self._sampling.top_p is None else self._sampling.top_p,
-            "truncation": asked.truncation or "disabled",
+            "truncation": parsed.truncation or "disabled",
             "usage": None if finish is None else self._usage(),
-            "user": asked.user,
+            "user": parsed.user,
         }
 
     def _usage(self) -> ResponseUsage:
@@ -289,34 +289,39 @@ class ResponseAnswer:
             "output_tokens": counts.generated,
             "output_tokens_details": {"reasoning_tokens": counts.reasoning or 0},
             "total_tokens": counts.prompt + counts.generated,
-            **told_receipt(self._generation.receipt),
+            **receipt_fields(self._generation.receipt),
         }
 
 
 async def earlier_items(
-    asked: ResponseCountRequest, caller: Caller, store: ResponseStore
+    parsed: ResponseCountRequest, caller: Caller, store: ResponseStore
 ) -> list[InputItem]:
     """Return the items of the conversation that a request continues, if it continues one.
 
     Raises:
         RequestError: the previous response is not stored.
     """
-    if asked.previous_response_id is None:
+    if parsed.previous_response_id is None:
         return []
-    previous = store.previous(caller.tenant.name, asked.previous_response_id)
+    previous = store.previous(caller.tenant.name, parsed.previous_response_id)
     # It can be megabytes, and decoding it here would block other requests.
     return await asyncio.to_thread(previous.conversation)
 
 
-def _told(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     return msgspec.to_builtins(value)
 
 
 def _given(value: msgspec.Struct | None) -> dict[str, Any]:
-    return {name: field for name, field in (_told(value) or {}).items() if field is not None}
+    return {name: field for name, field in (_as_json(value) or {}).items() if field is not None}
 
 
 def error_event(error: Exception) -> dict[str, Any]:
     """Return the last event of a stream that cannot continue."""
-    told = to_api_error(error)
-    return {"type": "error", "code": told.code, "message": str(told), "param": told.param}
+    api_error = to_api_error(error)
+    return {
+        "type": "error",
+        "code": api_error.code,
+        "message": str(api_error),
+        "param": api_error.param,
+    }

@@ -53,12 +53,12 @@ def routes(models: Registry) -> list[Operation]:
 
     async def responses(request: Request) -> Response:
         """Answer a conversation, as OpenAI's Responses API does."""
-        asked, caller, served = await admit(
-            models, request, ResponseRequest, "generate", prompt=lambda asked: asked.input
+        parsed, caller, served = await admit(
+            models, request, ResponseRequest, "generate", prompt=lambda parsed: parsed.input
         )
-        start = ResponseAnswer.start(served, asked, caller, store)
+        start = ResponseAnswer.start(served, parsed, caller, store)
         answer = await while_connected(request.receive, start)
-        return await respond(request, answer, _Events if asked.stream else None)
+        return await respond(request, answer, _Events if parsed.stream else None)
 
     async def get_response(request: Request) -> Response:
         """Return a stored response; with `stream`, as events."""
@@ -82,12 +82,14 @@ def routes(models: Registry) -> list[Operation]:
 
     async def count_tokens(request: Request) -> Response:
         """Count the tokens of a conversation."""
-        asked, caller, served = await admit_unqueued(
+        parsed, caller, served = await admit_unqueued(
             models, request, ResponseCountRequest, "generate"
         )
         with named_as_given():
-            earlier = await earlier_items(asked, caller, store)
-            prompt = await prompt_of(served.backend(), asked.as_conversation(earlier), caller.share)
+            earlier = await earlier_items(parsed, caller, store)
+            prompt = await prompt_of(
+                served.backend(), parsed.as_conversation(earlier), caller.share
+            )
         answer: InputTokenCount = {
             "object": "response.input_tokens",
             "input_tokens": len(prompt),

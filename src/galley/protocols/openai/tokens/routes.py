@@ -26,9 +26,9 @@ def routes(models: Registry) -> list[Operation]:
 
     async def tokenize(request: Request) -> Response:
         """Tokenize a prompt, or messages as the chat template renders them."""
-        asked, caller, served = await admit_unqueued(models, request, TokenizeRequest)
+        parsed, caller, served = await admit_unqueued(models, request, TokenizeRequest)
         backend = served.backend()
-        tokens = await _tokens(backend, caller.share, asked)
+        tokens = await _tokens(backend, caller.share, parsed)
         answer: Tokens = {
             "tokens": tokens,
             "count": len(tokens),
@@ -38,10 +38,10 @@ def routes(models: Registry) -> list[Operation]:
 
     async def detokenize(request: Request) -> Response:
         """Detokenize token ids, including special tokens."""
-        asked, caller, served = await admit_unqueued(models, request, DetokenizeRequest)
+        parsed, caller, served = await admit_unqueued(models, request, DetokenizeRequest)
         backend = served.backend()
-        _check_ids(asked.tokens, backend)
-        text = await backend.require_text().pool.of(caller.share).decode(asked.tokens)
+        _check_ids(parsed.tokens, backend)
+        text = await backend.require_text().pool.of(caller.share).decode(parsed.tokens)
         answer: Text = {"prompt": text}
         return Json(answer)
 
@@ -65,7 +65,7 @@ def routes(models: Registry) -> list[Operation]:
     ]
 
 
-async def _tokens(backend: Backend, share: Share, asked: TokenizeRequest) -> list[int]:
+async def _tokens(backend: Backend, share: Share, parsed: TokenizeRequest) -> list[int]:
     """Return the token ids of a request's prompt or messages.
 
     Raises:
@@ -73,27 +73,29 @@ async def _tokens(backend: Backend, share: Share, asked: TokenizeRequest) -> lis
     """
     parts = backend.require_text()
     text = parts.pool.of(share)
-    if (asked.prompt is None) == (asked.messages is None):
+    if (parsed.prompt is None) == (parsed.messages is None):
         raise RequestError("give either prompt or messages", param="prompt")
-    if asked.prompt is not None:
-        if asked.add_generation_prompt is not None:
+    if parsed.prompt is not None:
+        if parsed.add_generation_prompt is not None:
             raise RequestError(
                 "add_generation_prompt needs messages", param="add_generation_prompt"
             )
-        _check_chars([asked.prompt], backend, "prompt")
+        _check_chars([parsed.prompt], backend, "prompt")
         [ids] = await text.encode(
-            [asked.prompt], add_special_tokens=asked.add_special_tokens is not False
+            [parsed.prompt], add_special_tokens=parsed.add_special_tokens is not False
         )
         return ids
-    if asked.add_special_tokens is not None:
+    if parsed.add_special_tokens is not None:
         raise RequestError(
             "add_special_tokens needs prompt; the chat template adds its own",
             param="add_special_tokens",
         )
-    conversation = Conversation(messages=[message.plain() for message in asked.messages or []])
+    conversation = Conversation(messages=[message.plain() for message in parsed.messages or []])
     messages = conversation.headed_by(parts.system_prompt).messages
-    _check_chars([message.text or "" for message in asked.messages or []], backend, "messages")
-    return await text.chat(messages, add_generation_prompt=asked.add_generation_prompt is not False)
+    _check_chars([message.text or "" for message in parsed.messages or []], backend, "messages")
+    return await text.chat(
+        messages, add_generation_prompt=parsed.add_generation_prompt is not False
+    )
 
 
 def _most_tokens(backend: Backend) -> int:
