@@ -43,7 +43,7 @@ def test_the_table_the_file_and_the_page_say_what_was_measured(
     assert same["greedy_tokens"] == same["greedy_length"] > read["measured"][0]["greedy_tokens"]
     sizes = [one["side"]["weight_bytes"] for one in read["measured"]]
     assert sizes[0] < sizes[1] < sizes[2] == read["base"]["weight_bytes"]
-    assert read["base"]["asked"] == 12
+    assert read["base"]["questions"] == 12
     assert read["source"] == str(data)
     assert len(read["parts"]) == 8
     assert all(
