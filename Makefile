@@ -9,7 +9,7 @@ LOUD_PIP := $(BIN)/python -m pip install --disable-pip-version-check --constrain
 PIP := $(LOUD_PIP) --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint gpu-check docs test-clients clients audit schema soak fuzz fixtures sanitize thorough sdist wheel bench demo-model demo-draft-model demo-embedding-model demo-speech-model clean
+.PHONY: help run test lint gpu-check coverage docs test-clients clients audit schema soak fuzz fixtures sanitize thorough sdist wheel bench demo-model demo-draft-model demo-embedding-model demo-speech-model clean
 
 help:
 	@echo "make run         serve the bundled models, show what they answer, keep serving (PORT=8000)"
@@ -20,6 +20,7 @@ help:
 	@echo "make clients     the newest Claude Code, Codex, opencode, SDKs, LangChain and LiteLLM: requests recorded again, and replayed"
 	@echo "make sanitize    the kernel tests under the address and undefined-behaviour sanitizers (GCC)"
 	@echo "make thorough    the tests with all of their random examples and combinations, and kernels of other instruction sets"
+	@echo "make coverage    the tests with coverage of lines and branches, processes included (build/coverage; TESTS=tests/gateway)"
 	@echo "make wheel       build this machine's wheel into dist/ and try it in a fresh environment (PYTHON=python3.12)"
 	@echo "make sdist       build the source distribution into dist/"
 	@echo "make audit       dependencies against advisories, as in lint, and with pip-audit (needs a network)"
@@ -63,6 +64,9 @@ sanitize: $(VENV)/.installed-dev
 
 thorough: $(VENV)/.installed-dev
 	GALLEY_TEST_THOROUGH=1 $(BIN)/python -m pytest
+
+coverage: $(VENV)/.installed-coverage
+	$(BIN)/python -m pytest --cov --cov-report=term --cov-report=html:build/coverage $(TESTS)
 
 sdist:
 	$(PYTHON) scripts/wheel.py --sdist
@@ -134,6 +138,10 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt tests/real_models.txt $(N
 
 $(VENV)/.installed-fuzz: $(VENV)/.installed-dev
 	@$(PIP) --editable '.[fuzz]'
+	@touch $@
+
+$(VENV)/.installed-coverage: $(VENV)/.installed-dev
+	@$(PIP) pytest-cov
 	@touch $@
 
 # The site is made from docstrings without importing Galley, so nothing is compiled for it.
