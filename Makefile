@@ -9,7 +9,7 @@ LOUD_PIP := $(BIN)/python -m pip install --disable-pip-version-check --constrain
 PIP := $(LOUD_PIP) --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint gpu-check coverage docs test-clients clients audit schema soak fuzz fixtures sanitize thorough sdist wheel bench demo-model demo-draft-model demo-embedding-model demo-speech-model clean
+.PHONY: help run test lint gpu-check coverage docs test-clients clients audit schema soak fuzz fixtures sanitize thorough sdist wheel wheel-aarch64 bench demo-model demo-draft-model demo-embedding-model demo-speech-model clean
 
 help:
 	@echo "make run         serve the bundled models, show what they answer, keep serving (PORT=8000)"
@@ -22,6 +22,7 @@ help:
 	@echo "make thorough    the tests with all of their random examples and combinations, and kernels of other instruction sets"
 	@echo "make coverage    the tests with coverage of lines and branches, processes included (build/coverage; TESTS=tests/gateway)"
 	@echo "make wheel       build this machine's wheel into dist/ and try it in a fresh environment (PYTHON=python3.12)"
+	@echo "make wheel-aarch64  cross-compile the wheel for aarch64 and try it under qemu (Debian's g++-aarch64-linux-gnu, qemu-user)"
 	@echo "make sdist       build the source distribution into dist/"
 	@echo "make audit       dependencies against advisories, as in lint, and with pip-audit (needs a network)"
 	@echo "make schema      SCHEMA_EXAMPLES=1000 random requests for each operation of the OpenAPI document"
@@ -73,6 +74,9 @@ sdist:
 
 wheel:
 	$(PYTHON) scripts/wheel.py
+
+wheel-aarch64:
+	$(PYTHON) -m scripts.wheel_aarch64
 
 audit: $(VENV)/.installed-dev
 	$(PIP) pip-audit
