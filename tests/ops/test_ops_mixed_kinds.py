@@ -159,7 +159,7 @@ def dequantized() -> Weights:
     dense = {}
     for name, shape in PROGRAM.all_shapes.items():
         weight = typed(name, shape)
-        assert not isinstance(weight, BlockWeight)
+        assert isinstance(weight, DenseWeight | IntWeight)
         values = dequantize(weight) if isinstance(weight, IntWeight) else to_float32(weight)
         dense[name] = as_weight(values)
     return LoadedWeights(dense)

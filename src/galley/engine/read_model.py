@@ -45,7 +45,8 @@ def read_model(settings: EngineSettings, folder: Path, executor: str = "cpu") ->
         ModelError: the checkpoint cannot be used.
     """
     chosen = settings.dtype if settings.quantize == "auto" else settings.quantize
-    checkpoint = open_checkpoint(folder, exact=chosen == "float32")
+    keeps_fp8 = executor == "gpu" and settings.quantize == "auto"
+    checkpoint = open_checkpoint(folder, exact=chosen == "float32", keeps_fp8=keeps_fp8)
     tensors = checkpoint.weights()
     for note in tensors.notes:
         log.info("%s", note)

@@ -36,7 +36,7 @@ class Checkpoint:
         generation: ``generation_config.json`` as it is; empty if there is none.
         eos_token_ids: from ``generation_config.json``, else from ``config.json``, else from the tokenizer.
         defaults: sampling defaults from ``generation_config.json``.
-        exact: see :func:`galley.formats.quantized.typed_weights`.
+        exact, keeps_fp8: see :func:`galley.formats.quantized.typed_weights`.
     """
 
     folder: Path
@@ -45,9 +45,10 @@ class Checkpoint:
     eos_token_ids: tuple[int, ...]
     defaults: SamplingDefaults
     exact: bool = False
+    keeps_fp8: bool = False
 
     @classmethod
-    def open(cls, folder: Path, *, exact: bool = False) -> "Checkpoint":
+    def open(cls, folder: Path, *, exact: bool = False, keeps_fp8: bool = False) -> "Checkpoint":
         """Open the checkpoint in ``folder``. Raises ModelNotFound, CheckpointError or UnsupportedModel."""
         if not folder.is_dir():
             if is_file_of_engine(folder):
@@ -81,6 +82,7 @@ class Checkpoint:
             eos_token_ids=_token_ids(eos, file=str(eos_file)),
             defaults=sampling_defaults(generation, str(generation_file)),
             exact=exact,
+            keeps_fp8=keeps_fp8,
         )
 
     def check_token_ids(self, vocab_size: int) -> None:
@@ -96,7 +98,9 @@ class Checkpoint:
             UnsupportedModel: the quantization is not supported.
         """
         quantization = self._quantization()
-        weights = typed_weights(quantization, self._stored(), exact=self.exact)
+        weights = typed_weights(
+            quantization, self._stored(), exact=self.exact, keeps_fp8=self.keeps_fp8
+        )
         if Renamed.needed(weights):
             weights = Renamed(weights, parts="text_config" in self.config)
         if self.config.get("model_type") == "gpt_oss":

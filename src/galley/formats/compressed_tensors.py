@@ -17,12 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from galley.errors import CheckpointError
+from galley.formats.float_tables import FP8
 from galley.formats.fp8 import fp8_matrix
 from galley.formats.mxfp4 import GROUP, mxfp4_matrix
 from galley.formats.packed_integers import PackedIntegers, column_groups, unpack
 from galley.formats.quantization import Section
 from galley.formats.safetensors import StoredTensor
-from galley.formats.scaled_floats import FP8, scales_of
+from galley.formats.scaled_floats import scales_of
 from galley.formats.stored import Bytes, Matrix, Stored, array, read_floats, scale_type
 from galley.formats.weights import Floats
 

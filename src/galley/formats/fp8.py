@@ -6,9 +6,10 @@ transformers' ``integrations/finegrained_fp8.py``.
 
 from functools import partial
 
+from galley.formats.float_tables import FP8
 from galley.formats.quantization import Section
 from galley.formats.safetensors import StoredTensor
-from galley.formats.scaled_floats import FP8, ScaledFloats, scales_of
+from galley.formats.scaled_floats import ScaledFloats, scales_of
 from galley.formats.stored import Matrix, Stored, array
 from galley.formats.weights import Floats
 
@@ -71,6 +72,7 @@ def fp8_matrix(
         block=(rows, columns),
         scales=partial(_grid, scale, grid),
         floats=stored.floats,
+        keeps_fp8=stored.keeps_fp8,
         stored=f"FP8 ({weight.dtype.removeprefix('F8_')}{blocks})",
     )
 

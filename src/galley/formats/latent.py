@@ -17,6 +17,7 @@ from galley.formats.weights import (
     DENSE_KINDS,
     WEIGHT_TYPES,
     DenseWeight,
+    Fp8Weight,
     IntWeight,
     TensorInfo,
     Weight,
@@ -119,7 +120,7 @@ class HeadMatrices(Weights):
         if self._last is None or self._last.name != name:
             self._last = None
             weight = self._weights[name]
-            if isinstance(weight, IntWeight):
+            if isinstance(weight, IntWeight | Fp8Weight):
                 bits = bf16_bits(dequantize(weight)).reshape(-1).view(np.uint8)
                 weight = DenseWeight(name, "BF16", weight.shape, bits)
             assert isinstance(weight, DenseWeight)

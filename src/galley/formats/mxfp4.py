@@ -8,9 +8,10 @@ import math
 from functools import partial
 from typing import Final
 
+from galley.formats.float_tables import FP4
 from galley.formats.quantization import Section
 from galley.formats.safetensors import StoredTensor
-from galley.formats.scaled_floats import FP4, ScaledFloats, e8m0
+from galley.formats.scaled_floats import ScaledFloats, e8m0
 from galley.formats.stored import Matrix, Stored, array
 from galley.formats.weights import DenseWeight, Floats, TensorInfo
 

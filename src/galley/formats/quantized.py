@@ -35,7 +35,11 @@ METHODS: Final[Mapping[str, ReadMatrices]] = {
 
 
 def typed_weights(
-    quantization: Section | None, tensors: Mapping[str, StoredTensor], *, exact: bool = False
+    quantization: Section | None,
+    tensors: Mapping[str, StoredTensor],
+    *,
+    exact: bool = False,
+    keeps_fp8: bool = False,
 ) -> Weights:
     """Return the model's tensors, none of them unpacked yet.
 
@@ -44,12 +48,13 @@ def typed_weights(
         tensors: tensors of its files.
         exact: values that no kernel takes as they are stored (FP8) become float32, not the type of most of
             the dense tensors.
+        keeps_fp8: matrices of E4M3 stay as they are stored, for an executor that multiplies them.
 
     Raises:
         CheckpointError: tensors contradict the quantization, or are neither floats nor part of it.
         UnsupportedModel: the quantization method is not supported.
     """
-    stored = Stored(tensors, exact=exact)
+    stored = Stored(tensors, exact=exact, keeps_fp8=keeps_fp8)
     stored.take_matching(BUFFERS)
     notes = [*_kv_scales(stored)]
     matrices: Mapping[str, Matrix] = {}

@@ -1,56 +1,35 @@
 """Matrices of 8-bit and 4-bit floats with scales: FP8, MXFP4 and similar formats.
 
-No kernel multiplies such floats: their values are looked up, scaled and rounded to a dense kind. FP8 has 3
-bits after the binary point and FP4 one, bfloat16 has 7: only the scale's own digits are rounded, while int8
-would lose every value far below its group's largest.
+The GPU executor multiplies E4M3 as it is stored. No other kernel multiplies such floats: their values are
+looked up, scaled and rounded to a dense kind. FP8 has 3 bits after the binary point and FP4 one, bfloat16
+has 7: only the scale's own digits are rounded, while int8 would lose every value far below its group's
+largest.
 
 Sources: OCP 8-bit Floating Point Specification 1.0; OCP Microscaling Formats (MX) Specification 1.0.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from galley.formats.float_tables import E4M3, FP8
 from galley.formats.packed_integers import check_finite
 from galley.formats.safetensors import StoredTensor
 from galley.formats.stored import Bytes, Matrix, as_floats, checked, read_floats
-from galley.formats.weights import DENSE_KINDS, DenseWeight, Floats, TensorInfo, WeightType
+from galley.formats.weights import (
+    DENSE_KINDS,
+    FP8_KIND,
+    DenseWeight,
+    Floats,
+    Fp8Weight,
+    TensorInfo,
+    WeightKind,
+    WeightType,
+)
 
 _CHUNK_VALUES: Final = 1 << 20
-
-
-def _table(exponent_bits: int, mantissa_bits: int, bias: int) -> Floats:
-    """Return the values of all codes, sign first, without infinities and NaN."""
-    codes = np.arange(1 << (1 + exponent_bits + mantissa_bits))
-    mantissa = codes & ((1 << mantissa_bits) - 1)
-    exponent = codes >> mantissa_bits & ((1 << exponent_bits) - 1)
-    whole = np.where(exponent == 0, 0, 1 << mantissa_bits)
-    power = np.maximum(exponent, 1) - bias - mantissa_bits
-    sign = np.where(codes >> (exponent_bits + mantissa_bits), -1.0, 1.0)
-    values: Floats = (sign * np.ldexp(1.0 * (whole + mantissa), power)).astype(np.float32)
-    return values
-
-
-def _e4m3() -> Floats:
-    table = _table(4, 3, 7)
-    table[[0x7F, 0xFF]] = np.nan
-    return table
-
-
-def _e5m2() -> Floats:
-    table = _table(5, 2, 15)
-    table[[0x7C, 0xFC]] = np.inf
-    table[[0x7D, 0x7E, 0x7F, 0xFD, 0xFE, 0xFF]] = np.nan
-    return table
-
-
-FP8: Final[Mapping[str, Floats]] = {"F8_E4M3": _e4m3(), "F8_E5M2": _e5m2()}
-"""Element type -> value of each byte."""
-
-FP4: Final = _table(2, 1, 1)
-"""E2M1: value of each half byte."""
 
 
 def e8m0(tensor: StoredTensor) -> Floats:
@@ -84,8 +63,9 @@ class ScaledFloats:
         shape: (outputs, depth).
         block: rows and columns that share a scale; the last ones may be shorter.
         scales: reads float32 [blocks of rows, blocks of columns].
-        floats: element type of the values.
+        floats: element type of the values, if they are converted to floats.
         stored: name of the stored format, for users.
+        keeps_fp8: whether E4M3 is kept as it is stored.
     """
 
     name: str
@@ -96,9 +76,14 @@ class ScaledFloats:
     scales: Callable[[], Floats]
     floats: WeightType
     stored: str
+    keeps_fp8: bool = False
 
     def matrix(self, change: str = "") -> Matrix:
         """Return the matrix with a description of its conversion; ``change`` replaces the default one."""
+        if self.keeps_fp8 and self.table is E4M3:
+            group = 0 if self.block[1] >= self.shape[1] else self.block[1]
+            info = TensorInfo(self.shape, WeightKind(FP8_KIND, group, "F32"))
+            return Matrix(info, self.read_fp8, self.stored, self.weight.data.nbytes)
         exact = "no value changes" if self.floats == "F32" else "values times scales are rounded"
         info = TensorInfo(self.shape, DENSE_KINDS[self.floats])
         return Matrix(info, self.read, self.stored, self.weight.data.nbytes, change or exact)
@@ -123,6 +108,19 @@ class ScaledFloats:
             parts.append(as_floats(values, self.floats))
         dense = DenseWeight(self.name, self.floats, self.shape, np.concatenate(parts))
         return check_finite(self.weight, dense)
+
+    def read_fp8(self) -> Fp8Weight:
+        """Return the stored codes, and the scales spread over rows.
+
+        Raises:
+            CheckpointError: a scale or value is not finite.
+        """
+        outputs, depth = self.shape
+        codes = self.weight.data.reshape(outputs, depth)
+        if ((codes & 0x7F) == 0x7F).any():
+            raise self.weight.wrong("contains values that are infinite or NaN")
+        scales = self.scales()[np.arange(outputs) // self.block[0]]
+        return Fp8Weight(self.name, codes, min(self.block[1], depth), scales)
 
     def _values(self, codes: Bytes) -> Floats:
         if len(self.table) < 256:

@@ -80,9 +80,13 @@ class Stored:
     Attributes:
         floats: element type of values that no integer kind can hold: that of most of the dense tensors'
             bytes, unless float32 is requested.
+        keeps_fp8: whether matrices of E4M3 are kept as they are stored.
     """
 
-    def __init__(self, tensors: Mapping[str, StoredTensor], *, exact: bool = False) -> None:
+    def __init__(
+        self, tensors: Mapping[str, StoredTensor], *, exact: bool = False, keeps_fp8: bool = False
+    ) -> None:
+        self.keeps_fp8 = keeps_fp8
         self._left = dict(tensors)
         sizes = dict.fromkeys(WEIGHT_TYPES, 0)
         for tensor in tensors.values():

@@ -5,7 +5,15 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from galley.formats.weights import INT4_MIDDLE, DenseWeight, Floats, IntWeight, WeightType
+from galley.formats.float_tables import E4M3
+from galley.formats.weights import (
+    INT4_MIDDLE,
+    DenseWeight,
+    Floats,
+    Fp8Weight,
+    IntWeight,
+    WeightType,
+)
 
 _CHUNK_VALUES: Final = 1 << 20
 
@@ -47,8 +55,11 @@ def as_dense(
     return DenseWeight(name, dtype, values.shape if shape is None else shape, raw)
 
 
-def dequantize(weight: IntWeight) -> Floats:
-    """Return [outputs, depth]: (q - zero) * scale, or q * scale + minimum; row by row to save memory."""
+def dequantize(weight: IntWeight | Fp8Weight) -> Floats:
+    """Return [outputs, depth]: (q - zero) * scale, or q * scale + minimum; row by row to save memory.
+
+    E4M3 is multiplied by its scales.
+    """
     values = np.empty(weight.shape, np.float32)
     step = max(1, _CHUNK_VALUES // max(1, weight.shape[1]))
     for first in range(0, weight.shape[0], step):
@@ -57,12 +68,14 @@ def dequantize(weight: IntWeight) -> Floats:
     return values
 
 
-def _values_of(weight: IntWeight, rows: slice) -> Floats:
+def _values_of(weight: IntWeight | Fp8Weight, rows: slice) -> Floats:
     depth = weight.shape[1]
 
     def spread(values: npt.NDArray[np.generic]) -> Floats:
         return np.repeat(values[rows].astype(np.float32), weight.group, axis=1)[:, :depth]
 
+    if isinstance(weight, Fp8Weight):
+        return E4M3[weight.codes[rows]] * spread(weight.scales)
     q = weight.q[rows].astype(np.float32)
     if weight.minima is not None:
         return q * spread(weight.scales) + spread(weight.minima)

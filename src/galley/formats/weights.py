@@ -1,7 +1,8 @@
 """A checkpoint's tensors, typed: the kinds of values in which formats store them, and a class for each.
 
 A tensor is *dense* (float32, bfloat16, float16), *integer* (small integers with a scale for each group of
-columns) or of a *block kind* (raw blocks that a format defines, such as GGUF's Q4_K).
+columns), *FP8* (E4M3 with such scales) or of a *block kind* (raw blocks that a format defines, such as
+GGUF's Q4_K).
 """
 
 import dataclasses
@@ -26,6 +27,9 @@ ScaleType = Literal["F32", "BF16", "F16", "F16xI8"]
 SUPER: Final = 256
 """Columns that share a float16 of nested scales."""
 
+FP8_KIND: Final = "fp8"
+"""Name of the kind of :class:`Fp8Weight`."""
+
 Floats = npt.NDArray[np.float32]
 
 INT4_MIDDLE: Final = 8
@@ -37,9 +41,9 @@ class WeightKind:
     """How the values of a tensor are stored.
 
     Attributes:
-        name: "float32", "bf16", "f16", "int8", "int4", or the name of a block kind such as "Q4_K".
-        group: for an integer kind, how many columns share a scale; 0 means all columns.
-        scale_type: for an integer kind, how its scales and minima are stored.
+        name: "float32", "bf16", "f16", "fp8", "int8", "int4", or the name of a block kind such as "Q4_K".
+        group: for a kind with scales, how many columns share one; 0 means all columns.
+        scale_type: for a kind with scales, how these and minima are stored.
         zeros: whether each group has a zero point.
         minima: whether each group has a float minimum.
     """
@@ -58,11 +62,11 @@ class WeightKind:
     @property
     def is_integer(self) -> bool:
         """Whether the values are integers with scales."""
-        return self.scale_type is not None
+        return self.scale_type is not None and self.name != FP8_KIND
 
     def __str__(self) -> str:
         """Return a description for users, unique to each kind: ``int4 (group 128, BF16 scales)``."""
-        if not self.is_integer:
+        if self.scale_type is None:
             return self.name
         parts = [f"group {self.group}" if self.group else "whole rows", f"{self.scale_type} scales"]
         parts += ["zero points"] if self.zeros else []
@@ -194,6 +198,40 @@ class IntWeight:
 
 
 @dataclass(frozen=True, slots=True)
+class Fp8Weight:
+    """A matrix [outputs, depth] of E4M3 floats with a float32 scale for each group along its depth.
+
+    Attributes:
+        name: name of the tensor.
+        codes: [outputs, depth] uint8: the floats' bits; none is NaN.
+        group: columns that share a scale; the last group may be shorter.
+        scales: [outputs, groups] float32, which multiply.
+    """
+
+    name: str
+    codes: npt.NDArray[np.uint8]
+    group: int
+    scales: Floats
+
+    def __post_init__(self) -> None:
+        assert self.scales.shape == (self.shape[0], -(-self.shape[1] // self.group))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(outputs, depth)."""
+        return (self.codes.shape[0], self.codes.shape[1])
+
+    @property
+    def kind(self) -> WeightKind:
+        """Weight kind; see :class:`WeightKind`."""
+        return WeightKind(FP8_KIND, 0 if self.group >= self.shape[1] else self.group, "F32")
+
+    def flattened(self) -> Self:
+        """Return itself, which is a matrix."""
+        return self
+
+
+@dataclass(frozen=True, slots=True)
 class BlockWeight:
     """A tensor in blocks whose bytes a format defines, as they are in the file.
 
@@ -227,7 +265,7 @@ class BlockWeight:
         return dataclasses.replace(self, shape=flat(self.shape))
 
 
-Weight: TypeAlias = DenseWeight | IntWeight | BlockWeight
+Weight: TypeAlias = DenseWeight | IntWeight | Fp8Weight | BlockWeight
 
 
 class Weights(Mapping[str, Weight]):

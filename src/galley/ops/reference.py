@@ -15,7 +15,15 @@ import torch
 from galley.errors import SettingsError, UnsupportedModel
 from galley.formats.adapter import AdapterWeights
 from galley.formats.values import dequantize
-from galley.formats.weights import BlockWeight, DenseWeight, IntWeight, Weight, WeightKind, Weights
+from galley.formats.weights import (
+    BlockWeight,
+    DenseWeight,
+    Fp8Weight,
+    IntWeight,
+    Weight,
+    WeightKind,
+    Weights,
+)
 from galley.graph.program import Program
 from galley.ops.draws import draw_all
 from galley.ops.executor import (
@@ -131,7 +139,7 @@ class ReferenceExecutor(ReferenceOps, SynchronousExecutor):
 
     def _load(self, weight: Weight, kind: WeightKind | None) -> torch.Tensor:
         """Return the tensor's values; those of a matrix are rounded to its ``kind``."""
-        if isinstance(weight, BlockWeight):
+        if isinstance(weight, BlockWeight | Fp8Weight):
             raise UnsupportedModel(
                 f"tensor {weight.name} is kept as {weight.kind}, which executor 'reference' cannot read"
             )

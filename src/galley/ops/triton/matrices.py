@@ -12,7 +12,14 @@ import triton
 
 from galley.errors import UnsupportedModel
 from galley.formats.values import dequantize
-from galley.formats.weights import BlockWeight, DenseWeight, IntWeight, Weight, WeightKind
+from galley.formats.weights import (
+    BlockWeight,
+    DenseWeight,
+    Fp8Weight,
+    IntWeight,
+    Weight,
+    WeightKind,
+)
 from galley.ops.triton.kernels.linear import dequantize_kernel, linear_kernel
 from galley.ops.triton.kernels.rows import gather_kernel
 from galley.ops.triton.tiles import INTERPRETED, ROWS_TOGETHER, Device, linear_tile
@@ -294,6 +301,8 @@ def _packed(weight: Weight, kind: WeightKind, dtype: torch.dtype, device: torch.
             weight = quantize_int4(weight)
     if isinstance(weight, IntWeight):
         return _integers(weight, dtype, device)
+    if isinstance(weight, Fp8Weight):
+        return _fp8(weight, dtype, device)
     values = on_device(weight, device)
     if kind.name == "fp8":
         return fp8_matrix(values)
@@ -333,6 +342,25 @@ def fp8_matrix(values: torch.Tensor) -> Matrix:
         depth,
         depth,
         words=_WORDS,
+        coded=True,
+        scales=(scales * _CODES).T.contiguous(),
+    )
+
+
+def _fp8(weight: Fp8Weight, dtype: torch.dtype, device: torch.device) -> Matrix:
+    """Return a checkpoint's E4M3 as it is stored, or floats if no tile has one scale for each part."""
+    outputs, depth = weight.shape
+    words = words_in_tile(weight.group, depth)
+    if words == 0:
+        return dense_matrix(torch.from_numpy(dequantize(weight)).to(device, dtype))
+    scales = torch.from_numpy(weight.scales).to(device)
+    return Matrix(
+        "fp8",
+        words_of(torch.from_numpy(np.array(weight.codes)).to(device), 2, words),
+        outputs,
+        depth,
+        min(weight.group, depth),
+        words=words,
         coded=True,
         scales=(scales * _CODES).T.contiguous(),
     )
