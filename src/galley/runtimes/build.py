@@ -11,7 +11,7 @@ from galley.engine.step_meter import StepMeter
 from galley.errors import CheckpointError, SettingsError
 from galley.machine import available_cores
 from galley.runtimes.compute import Compute
-from galley.runtimes.library import model_file
+from galley.runtimes.library import model_file, refuse_settings
 from galley.runtimes.tensor_engine import TensorEngine
 from galley.runtimes.tensor_model import BatchOptions, TensorModel
 from galley.runtimes.trial import Trial, examine, keeps_places
@@ -75,7 +75,12 @@ class TensorLoader(Generic[Options]):
             ModelError, SettingsError: the file or the settings cannot be used.
         """
         options = settings.options_as(self.options)
-        check_settings(settings, self.executor)
+        refuse_settings(
+            settings,
+            _OF_TEXT,
+            f"is a model of tensors, which {self.executor} computes: leave it out for this model; "
+            "engine_options has the settings of such models",
+        )
         began = time.monotonic()
         suffixes = [suffix for suffix, engine in ENGINE_OF_SUFFIX.items() if engine == self.engine]
         threads = settings.threads or available_cores()
@@ -114,17 +119,6 @@ class TensorLoader(Generic[Options]):
 
 def _no_pause() -> float:
     return 0.0
-
-
-def check_settings(settings: EngineSettings, executor: str) -> None:
-    """Raise SettingsError for a setting of Galley's own engine, which the library would ignore."""
-    for name, unset in _OF_TEXT.items():
-        value = getattr(settings, name)
-        if value != unset:
-            raise SettingsError(
-                f"{name} is {value!r}, but {settings.model} is a model of tensors, which {executor} "
-                "computes: leave it out for this model; engine_options has the settings of such models"
-            )
 
 
 def _check_declared(

@@ -1,11 +1,12 @@
-"""Import of the libraries that are no dependencies, and the one file of a model's folder."""
+"""What the engines over other libraries share: their import, a model's file, settings that do not apply."""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from galley.errors import CheckpointError, SettingsError, pip_install
+from galley.settings.engine import EngineSettings
 
 
 def import_library(module: str, engine: str, extra: str) -> Any:
@@ -40,3 +41,17 @@ def model_file(path: Path, suffixes: Sequence[str]) -> Path:
     found = ", ".join(file.name for file in files) or "none"
     kinds = " or ".join(f"model{suffix}" for suffix in suffixes)
     raise CheckpointError(f"holds no {kinds}, and not one other such file: {found}", file=str(path))
+
+
+def refuse_settings(settings: EngineSettings, unset: Mapping[str, object], reason: str) -> None:
+    """Raise SettingsError for a setting of Galley's own engine, which the library would ignore.
+
+    Args:
+        settings: the model's settings.
+        unset: setting -> the value that it has if it is left out.
+        reason: the rest of the message, after the model's name.
+    """
+    for name, value in unset.items():
+        given = getattr(settings, name)
+        if given != value:
+            raise SettingsError(f"{name} is {given!r}, but {settings.model} {reason}")

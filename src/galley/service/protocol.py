@@ -18,6 +18,7 @@ from galley.settings.engine_choice import (
     LIGHTGBM_ENGINE,
     NATIVE_ENGINE,
     ONNX_ENGINE,
+    OPENVINO_ENGINE,
     SKLEARN_ENGINE,
     XGBOOST_ENGINE,
 )
@@ -33,6 +34,7 @@ ENGINES: Final[Mapping[str, str]] = {
     XGBOOST_ENGINE: "galley.runtimes.xgboost:load",
     LIGHTGBM_ENGINE: "galley.runtimes.lightgbm:load",
     SKLEARN_ENGINE: "galley.runtimes.sklearn:load",
+    OPENVINO_ENGINE: "galley.runtimes.openvino:load",
 }
 """Name -> ``module:function`` of Galley's own loaders."""
 

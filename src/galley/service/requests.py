@@ -23,6 +23,8 @@ _NOT_WITH_BEAMS: Final = (
     "prompt_logprobs",
 )
 
+_UNSET: Final = SamplingParams()
+
 
 def expand(
     prompt: list[int],
@@ -85,6 +87,7 @@ def each_choice(
     context: int | None = None,
 ) -> list[SamplingParams]:
     """Return the resolved parameters of each choice, with the arguments and errors of :func:`expand`."""
+    _check_supported(params, info)
     if params.prompt_logprobs is not None:
         check_task(info, "score", param="prompt_logprobs")
     if not prompt:
@@ -145,6 +148,19 @@ def _check_ids(
             "stop_token_ids contains every token, so min_tokens leaves none to start with",
             param="stop_token_ids",
         )
+
+
+def _check_supported(params: SamplingParams, info: ModelInfo) -> None:
+    """Raise RequestError for a parameter that the model's runtime does not honour."""
+    for name in info.require_text().unsupported:
+        value = getattr(params, name)
+        if value != getattr(_UNSET, name):
+            given = "" if isinstance(value, msgspec.Struct) else f" ({value!r})"
+            raise RequestError(
+                f"engine {info.executor} does not support {name}{given}: leave it out, or serve the model "
+                "with another engine",
+                param=name,
+            )
 
 
 def check_task(info: ModelInfo, task: Task, *, param: str = "model") -> None:

@@ -10,6 +10,11 @@ ONNX_ENGINE: Final = "onnx"
 XGBOOST_ENGINE: Final = "xgboost"
 LIGHTGBM_ENGINE: Final = "lightgbm"
 SKLEARN_ENGINE: Final = "sklearn"
+OPENVINO_ENGINE: Final = "openvino"
+LLAMA_CPP_ENGINE: Final = "llama.cpp"
+
+OPENVINO_FILE: Final = "openvino_model.xml"
+"""A language model in OpenVINO's format, in the folder that Optimum Intel exports."""
 
 ENGINE_OF_SUFFIX: Final = {
     ".onnx": ONNX_ENGINE,
@@ -54,6 +59,8 @@ def engine_of(model: str) -> str:
         return NATIVE_ENGINE
     if any(file.suffix.lower() in (".safetensors", ".gguf") for file in files):
         return NATIVE_ENGINE
+    if any(file.name == OPENVINO_FILE for file in files):
+        return OPENVINO_ENGINE
     engines = {_engine_of_file(file) for file in files} - {None}
     found = (engine for engine in ENGINE_OF_SUFFIX.values() if engine in engines)
     return next(found, NATIVE_ENGINE)

@@ -223,6 +223,8 @@ class TextInfo(msgspec.Struct, frozen=True, kw_only=True):
         grammars: whether texts can be constrained by a grammar (``SamplingParams.grammar``).
         adapters: slots for LoRA adapters in memory; 0: the model takes none.
         recurrent: whether it keeps a state for each sequence, which cannot be forked for a beam search.
+        unsupported: parameters of :class:`~galley.types.sampling.SamplingParams` that requests may not set,
+            because the runtime does not honour them.
     """
 
     vocab_size: int
@@ -233,6 +235,7 @@ class TextInfo(msgspec.Struct, frozen=True, kw_only=True):
     grammars: bool = False
     adapters: int = 0
     recurrent: bool = False
+    unsupported: tuple[str, ...] = ()
 
 
 class VectorInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,9 @@ class ModelCard(TypedDict):
     Fields known only of a loaded model (`max_model_len`, `weights`, `memory`) are null while it is
     not loaded. `max_model_len` is also null for a model that does not work with text. `memory` is in
     bytes. `expires_at` is the Unix time at which a model that was loaded on request is unloaded if
-    nobody requests it; null if it stays loaded. `parent` is the model to which a LoRA adapter is
+    nobody requests it; null if it stays loaded. `engine` is the library that runs a loaded model, and
+    `unsupported_parameters` are the sampling parameters that it does not honour. `parent` is the model to
+    which a LoRA adapter is
     applied, or of which this is a further name.
     """
 
@@ -28,6 +30,8 @@ class ModelCard(TypedDict):
     state: ModelState
     memory: int | None
     expires_at: int | None
+    engine: str | None
+    unsupported_parameters: list[str]
     parent: str | None
 
 

@@ -22,6 +22,7 @@ from galley.protocols.http.json_answers import Json
 from galley.protocols.http.openapi import Operation
 from galley.protocols.http.query import read_query
 from galley.protocols.openai.models.answers import ModelCard, ModelList, ModelState
+from galley.types.model_info import ModelInfo
 
 _STARTED: Final = int(time.time())
 """``created`` of models that are not loaded."""
@@ -91,6 +92,8 @@ def card(models: Registry, served: ServedModel) -> ModelCard:
             "state": state,
             "memory": None,
             "expires_at": None,
+            "engine": None,
+            "unsupported_parameters": [],
             "parent": None,
         }
     backend = served.backend()
@@ -106,6 +109,8 @@ def card(models: Registry, served: ServedModel) -> ModelCard:
         "state": "loaded",
         "memory": None if ledger is None else ledger.total - ledger.reserve,
         "expires_at": served.expires_at,
+        "engine": info.executor,
+        "unsupported_parameters": _unsupported(info),
         "parent": None,
     }
 
@@ -141,5 +146,11 @@ def _adapter_card(served: ServedModel, one: ServedAdapter) -> ModelCard:
         "state": "loaded" if served.is_loaded else "unloaded",
         "memory": None,
         "expires_at": served.expires_at,
+        "engine": None if info is None else info.executor,
+        "unsupported_parameters": [] if info is None else _unsupported(info),
         "parent": served.name,
     }
+
+
+def _unsupported(info: ModelInfo) -> list[str]:
+    return [] if info.text is None else list(info.text.unsupported)

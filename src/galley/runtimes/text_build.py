@@ -1,0 +1,186 @@
+"""Loading, which all engines of language models over other libraries share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Generic, TypeVar
+
+import msgspec
+
+from galley.engine.loading import StartPhases
+from galley.engine.step_meter import StepMeter
+from galley.errors import SettingsError
+from galley.formats.reader import CheckpointReader, open_checkpoint
+from galley.machine import available_cores, available_memory
+from galley.models.fields import Fields
+from galley.runtimes.library import refuse_settings
+from galley.runtimes.text_engine import TextEngine
+from galley.runtimes.text_runtime import TextRuntime
+from galley.settings.engine import EngineSettings
+from galley.types import OnPhase
+from galley.types.model_info import ModelInfo, OnLedger, TextInfo
+
+_OF_NATIVE: Final = {
+    "dtype": "auto",
+    "quantize": "auto",
+    "activations": "auto",
+    "kv_dtype": "auto",
+    "executor": "auto",
+    "device": "cpu",
+    "experts": "memory",
+    "quality_gate": "",
+    "draft_model": None,
+    "max_adapters": None,
+    "batching": "continuous",
+    "disable_pass": (),
+}
+"""Settings that only Galley's own engine has, with the values that they have if left out."""
+
+_BYTES_PER_VALUE: Final = 2
+"""Of a key or value, for the size of the KV cache: libraries store at most 16 bits by default."""
+
+Options = TypeVar("Options", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSizes:
+    """Sizes and limits of a model in another library.
+
+    Attributes:
+        context: tokens of the longest text, its prompt included.
+        running: the most texts at a time.
+        step_tokens: the most tokens that a step computes.
+        kv_tokens: tokens that the KV cache holds.
+        threads: compute threads.
+        vocabulary: number of token ids.
+    """
+
+    context: int
+    running: int
+    step_tokens: int
+    kv_tokens: int
+    threads: int
+    vocabulary: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextLoader(Generic[Options]):
+    """The loader of an engine of language models; see :class:`galley.service.protocol.EngineLoader`.
+
+    Attributes:
+        engine: name of the engine.
+        executor: name of the library.
+        options: the engine's own options.
+        unsupported: parameters that requests may not set; see :class:`~galley.types.model_info.TextInfo`.
+        load: loads the model at a path, with its options and sizes.
+    """
+
+    engine: str
+    executor: str
+    options: type[Options]
+    unsupported: tuple[str, ...]
+    load: Callable[[Path, Options, TextSizes], TextRuntime]
+
+    def __call__(
+        self,
+        settings: EngineSettings,
+        folder: Path,
+        on_phase: OnPhase | None = None,
+        pause: Callable[[], None] | None = None,
+        on_ledger: OnLedger | None = None,
+    ) -> TextEngine:
+        """Load a model, and return its engine.
+
+        Raises:
+            ModelError, SettingsError: the model or the settings cannot be used.
+        """
+        options = settings.options_as(self.options)
+        _check_settings(settings, self.executor)
+        clock = StartPhases(on_phase)
+        checkpoint = open_checkpoint(folder)
+        sizes = text_sizes(settings, checkpoint)
+        runtime = self.load(folder, options, sizes)
+        clock.end("load")
+        info = ModelInfo(
+            name=settings.model or folder.name,
+            path=str(folder),
+            family=str(checkpoint.config["model_type"]),
+            tasks=("generate",),
+            executor=self.executor,
+            text=TextInfo(
+                vocab_size=sizes.vocabulary,
+                max_model_len=sizes.context,
+                kv_cache_tokens=sizes.kv_tokens,
+                eos_token_ids=checkpoint.eos_token_ids,
+                defaults=settings.with_own(checkpoint.defaults),
+                grammars="grammar" not in self.unsupported,
+                unsupported=self.unsupported,
+            ),
+            phases=clock.ready(),
+        )
+        # Waits for the cores are between steps: a library does not yield them within one.
+        meter = StepMeter(None if pause is None else lambda: 0.0)
+        return TextEngine(
+            runtime,
+            info,
+            max_running=sizes.running,
+            priority_steps=settings.priority_steps,
+            meter=meter,
+        )
+
+
+def _check_settings(settings: EngineSettings, executor: str) -> None:
+    reason = (
+        f"is run by {executor}, which has no such setting: leave it out; engine_options has its own"
+    )
+    refuse_settings(settings, _OF_NATIVE, reason)
+    if settings.speculation not in ("auto", "off"):
+        raise SettingsError(
+            f"speculation is {settings.speculation!r}, but {settings.model} {reason}"
+        )
+
+
+def text_sizes(settings: EngineSettings, checkpoint: CheckpointReader) -> TextSizes:
+    """Return a model's sizes, by its configuration and the settings.
+
+    The KV cache is as large as requested, or takes its share of the available memory, but no more than all
+    running texts can fill.
+
+    Raises:
+        CheckpointError: a field of the configuration is missing or invalid.
+        SettingsError: ``max_model_len`` exceeds the model's context.
+    """
+    config = Fields(checkpoint.config, file=str(checkpoint.folder))
+    trained = config.count("max_position_embeddings")
+    context = settings.max_model_len or trained
+    if context > trained:
+        raise SettingsError(
+            f"max_model_len is {context}, but {checkpoint.folder} was trained for {trained}"
+        )
+    running = settings.running_limit
+    tokens = settings.kv_cache_tokens
+    if tokens is None:
+        share = settings.kv_memory_fraction * available_memory()
+        tokens = min(running * context, int(share) // _kv_bytes_per_token(config))
+    return TextSizes(
+        context=context,
+        running=running,
+        step_tokens=settings.max_batch_tokens,
+        kv_tokens=tokens,
+        threads=settings.threads or available_cores(),
+        vocabulary=config.count("vocab_size"),
+    )
+
+
+def _kv_bytes_per_token(config: Fields) -> int:
+    heads = config.count("num_attention_heads")
+    width = config.count("head_dim", config.count("hidden_size") // heads)
+    kept = config.count("num_key_value_heads", heads) * width
+    return 2 * config.count("num_hidden_layers") * kept * _BYTES_PER_VALUE
+
+
+def first_line(error: Exception) -> str:
+    """Return what a library's exception says, without its trace of source files."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = [line for line in lines if not line.startswith(("Check ", "Exception from "))]
+    return (said or lines or [repr(error)])[-1]

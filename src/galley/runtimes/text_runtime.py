@@ -1,0 +1,67 @@
+"""The interface of a library that continues texts to the engine that serves it."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from galley.types import FinishReason, Generate, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """How far a step brought one text.
+
+    Attributes:
+        id: id of its request.
+        tokens: new tokens; a stop token is the last of them.
+        rows: tokens that the step computed for it, its prompt's included.
+        logprobs: one for each of ``tokens``, if requested.
+        cached: tokens of the prompt that were not computed, because an earlier text has them, too.
+        finish_reason: set in the text's last advance.
+        error: description of the failure, where ``finish_reason`` is "error".
+    """
+
+    id: str
+    tokens: list[int]
+    rows: int
+    logprobs: list[TokenLogprob] | None = None
+    cached: int = 0
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """The state of a runtime's KV cache, in its own blocks: those of running texts, and all."""
+
+    used: int
+    total: int
+
+
+class TextRuntime(Protocol):
+    """Continues several texts at a time. Not thread-safe."""
+
+    @property
+    def cache(self) -> Cache:
+        """The state of the KV cache."""
+
+    def begin(self, request_id: str, payload: Generate, stop_ids: Collection[int]) -> None:
+        """Add a text, which the next steps continue after ``payload.output``.
+
+        Args:
+            request_id: differs from those of all texts that have not ended.
+            payload: prompt, tokens already delivered, and sampling parameters.
+            stop_ids: tokens that end the text.
+
+        Raises:
+            RequestError: the text cannot be continued.
+        """
+
+    def end(self, request_id: str) -> None:
+        """Drop a text that has not ended."""
+
+    def step(self) -> list[Advance]:
+        """Compute for some milliseconds; return what is new, at most once for each text."""
+
+    def close(self) -> None:
+        """Free the library's resources."""

@@ -1,0 +1,69 @@
+"""Tiny language models in the formats of other libraries, and these libraries alone."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from galley.service.requests import expand
+from galley.types import Output, SamplingParams
+from tests.checkpoints import make_checkpoint
+from tests.formats.gguf_files import write_gguf
+
+CONTEXT: Final = 256
+
+EXACT: Final = '{"properties": {"KV_CACHE_PRECISION": "f32", "INFERENCE_PRECISION_HINT": "f32"}}'
+"""Options with which OpenVINO computes in float32, so that a text does not depend on how it was batched."""
+
+_METADATA: Final = {"general.file_type": 1, "tokenizer.ggml.bos_token_id": 0}
+"""Keys of llama.cpp's converter that OpenVINO's reader expects."""
+
+
+def make_gguf(path: Path, **changes: Any) -> Path:
+    """Write a random model in float16 as a GGUF file."""
+    folder = make_checkpoint(path.parent / f"{path.stem}-checkpoint", "llama", **changes)
+    return write_gguf(path, folder, "F16", metadata=_METADATA)
+
+
+def generate(engine: Any, prompts: Sequence[list[int]], params: SamplingParams) -> list[list[int]]:
+    """Return the output of each prompt, all of them in the engine at a time."""
+    for number, prompt in enumerate(prompts):
+        [request] = expand(prompt, params, engine.info, request_id=str(number))
+        engine.add(request)
+    outputs = run(engine)
+    assert all(output[-1].error is None for output in outputs.values()), outputs
+    return [tokens_of(outputs[f"{number}-0"]) for number in range(len(prompts))]
+
+
+def run(engine: Any) -> dict[str, list[Output]]:
+    """Step until there is no work; return the outputs by request."""
+    outputs: dict[str, list[Output]] = {}
+    while engine.has_work:
+        for output in engine.step():
+            outputs.setdefault(output.request_id, []).append(output)
+    return outputs
+
+
+def tokens_of(outputs: Sequence[Output]) -> list[int]:
+    """Return the tokens of all outputs of a request."""
+    return [token for output in outputs for token in output.tokens]
+
+
+def openvino_alone(path: Path) -> Callable[[list[int], dict[str, Any]], list[int]]:
+    """Return a function that continues one prompt with OpenVINO GenAI, given its own parameters."""
+    openvino = pytest.importorskip("openvino", reason="extra openvino")
+    genai = pytest.importorskip("openvino_genai", reason="extra openvino")
+    scheduler = genai.SchedulerConfig()
+    scheduler.num_kv_blocks = 64
+    exact = {"KV_CACHE_PRECISION": "f32", "INFERENCE_PRECISION_HINT": "f32"}
+    pipeline = genai.ContinuousBatchingPipeline(str(path), scheduler, "CPU", exact, {})
+
+    def continued(prompt: list[int], parameters: dict[str, Any]) -> list[int]:
+        config = genai.GenerationConfig(**parameters)
+        ids = openvino.Tensor(np.array([prompt], dtype=np.int64))
+        [result] = pipeline.generate([ids], [config])
+        return list(result.m_generation_ids[0])
+
+    return continued

@@ -1,0 +1,231 @@
+"""OpenVINO GenAI in the test's own process: the same texts as alone, and what it does not do."""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from galley.errors import CheckpointError, RequestError, SettingsError, UnsupportedModel
+from galley.runtimes.openvino import load
+from galley.runtimes.text_engine import TextEngine
+from galley.service.requests import expand
+from galley.settings.engine import EngineSettings
+from galley.settings.engine_choice import OPENVINO_ENGINE, engine_of
+from galley.types import SamplingParams
+from galley.types.sampling import Grammar
+from tests.checkpoints import EOS, random_ids
+from tests.runtimes.language_models import (
+    CONTEXT,
+    EXACT,
+    generate,
+    make_gguf,
+    openvino_alone,
+    run,
+    tokens_of,
+)
+
+pytest.importorskip("openvino_genai", reason="extra openvino")
+pytestmark = pytest.mark.xdist_group("openvino")
+
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+PROMPTS = [random_ids(seed, 5 + 3 * seed) for seed in range(12)]
+
+
+def engine_for(path: Path, options: str = EXACT, **settings: Any) -> TextEngine:
+    settings = {"threads": 1, "max_model_len": CONTEXT, "kv_cache_tokens": 4096, **settings}
+    return load(
+        EngineSettings(model=str(path), engine=OPENVINO_ENGINE, engine_options=options, **settings),
+        path,
+    )
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_gguf(tmp_path_factory.mktemp("openvino") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def engine(path: Path) -> TextEngine:
+    return engine_for(path)
+
+
+@pytest.fixture(scope="module")
+def alone(path: Path) -> Any:
+    return openvino_alone(path)
+
+
+def test_greedy_texts_are_those_of_the_library(engine: TextEngine, alone: Any) -> None:
+    texts = generate(engine, PROMPTS, GREEDY)
+    expected = [alone(prompt, {"max_new_tokens": 24, "ignore_eos": True}) for prompt in PROMPTS]
+    assert texts == expected
+    assert engine.stats.running == engine.stats.kv_used_blocks == 0
+    assert engine.stats.decode_tokens >= 12 * 23
+
+
+def test_penalties_and_lengths_are_those_of_the_library(engine: TextEngine, alone: Any) -> None:
+    prompt = PROMPTS[0]
+    plain = alone(prompt, {"max_new_tokens": 24, "ignore_eos": True})
+    stop = plain[5]
+    for params, parameters in (
+        ({"repetition_penalty": 1.5}, {"repetition_penalty": 1.5}),
+        ({"presence_penalty": 2.0}, {"presence_penalty": 2.0}),
+        ({"frequency_penalty": -2.0}, {"frequency_penalty": -2.0}),
+        (
+            {"stop_token_ids": (stop,), "min_tokens": 9},
+            {"stop_token_ids": {stop}, "min_new_tokens": 9, "ignore_eos": False},
+        ),
+    ):
+        given = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, **params)
+        common = {"max_new_tokens": 24, "ignore_eos": True}
+        assert generate(engine, [prompt], given) == [alone(prompt, common | parameters)], params
+
+
+def test_a_stop_token_ends_the_text_and_is_its_last(engine: TextEngine) -> None:
+    [plain] = generate(engine, PROMPTS[:1], GREEDY)
+    stop = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, stop_token_ids=(plain[5],))
+    [request] = expand(PROMPTS[0], stop, engine.info, request_id="a")
+    engine.add(request)
+    outputs = run(engine)["a-0"]
+    assert tokens_of(outputs) == plain[: plain.index(plain[5]) + 1]
+    assert outputs[-1].finish_reason == "stop"
+    assert outputs[-1].timing is not None
+    assert outputs[-1].timing.engine_seconds > 0
+    assert EOS in engine.info.require_text().eos_token_ids
+
+
+def test_draws_follow_the_parameters(engine: TextEngine) -> None:
+    """Nothing but the likeliest token is left; without that, texts of a high temperature differ."""
+    [plain] = generate(engine, PROMPTS[:1], GREEDY)
+    for only in ({"top_k": 1}, {"top_p": 0.0}, {"min_p": 1.0}, {"temperature": 1e-4}):
+        params = SamplingParams(max_tokens=24, ignore_eos=True, **only)
+        assert generate(engine, PROMPTS[:1], params) == [plain], only
+    hot = SamplingParams(temperature=50, max_tokens=24, ignore_eos=True)
+    texts = generate(engine, PROMPTS[:1] * 4, hot)
+    assert len({tuple(text) for text in texts}) == 4
+
+
+def test_a_text_continues_after_its_output(engine: TextEngine) -> None:
+    [plain] = generate(engine, PROMPTS[:1], GREEDY)
+    [request] = expand(PROMPTS[0], GREEDY, engine.info, request_id="a")
+    resumed = request.payload.resumed(plain[:10], answered=True)
+    engine.add(type(request)(id="a-0", payload=resumed))
+    assert tokens_of(run(engine)["a-0"]) == plain[10:]
+
+
+def test_a_penalty_of_the_output_is_not_continued(engine: TextEngine) -> None:
+    params = SamplingParams(temperature=0, max_tokens=24, presence_penalty=1.0)
+    [request] = expand(PROMPTS[0], params, engine.info, request_id="a")
+    resumed = request.payload.resumed([7, 8], answered=True)
+    engine.add(type(request)(id="a-0", payload=resumed))
+    [output] = run(engine)["a-0"]
+    assert output.finish_reason == "error"
+    assert "presence_penalty" in str(output.error)
+
+
+def test_aborted_texts_leave_the_others_alone(engine: TextEngine) -> None:
+    expected = generate(engine, PROMPTS, GREEDY)
+    for number, prompt in enumerate(PROMPTS):
+        engine.add(expand(prompt, GREEDY, engine.info, request_id=str(number))[0])
+    outputs = {output.request_id: [output] for output in engine.step()}
+    engine.abort([f"{number}-0" for number in range(0, 12, 2)] + ["unknown"])
+    for name, later in run(engine).items():
+        outputs.setdefault(name, []).extend(later)
+    for number in range(1, 12, 2):
+        assert tokens_of(outputs[f"{number}-0"]) == expected[number]
+    assert all(len(tokens_of(outputs.get(f"{number}-0", []))) <= 1 for number in range(0, 12, 2))
+    assert engine.stats.running == engine.stats.kv_used_blocks == 0
+
+
+def test_no_more_than_max_running_run_and_no_tokens_are_no_work(path: Path) -> None:
+    few = engine_for(path, max_running=2)
+    for number, prompt in enumerate(PROMPTS[:5]):
+        few.add(expand(prompt, GREEDY, few.info, request_id=str(number))[0])
+    few.step()
+    assert (few.stats.running, few.stats.waiting) == (2, 3)
+    assert len(run(few)) == 5
+    few.add(expand(PROMPTS[0], SamplingParams(max_tokens=0), few.info, request_id="a")[0])
+    [output] = run(few)["a-0"]
+    assert (output.tokens, output.finish_reason) == ([], "length")
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"seed": 1},
+        {"logprobs": 0},
+        {"prompt_logprobs": 0},
+        {"logit_bias": {3: 1.0}},
+        {"grammar": Grammar("regex", "a")},
+        {"num_beams": 2},
+        {"penalty_window": 3},
+    ],
+    ids=lambda params: next(iter(params)),
+)
+def test_what_it_does_not_do_is_refused_by_name(engine: TextEngine, params: Any) -> None:
+    [name] = params
+    with pytest.raises(RequestError, match=f"engine openvino does not support {name}") as error:
+        expand(PROMPTS[0], SamplingParams(**params), engine.info, request_id="a")
+    assert error.value.param == name
+
+
+def test_the_last_tokens_fit_the_cache(path: Path) -> None:
+    """A text as long as the context in a cache of the same size."""
+    full = engine_for(path, kv_cache_tokens=CONTEXT)
+    params = SamplingParams(temperature=0, max_tokens=CONTEXT - 20, ignore_eos=True)
+    [text] = generate(full, [random_ids(3, 20)], params)
+    assert len(text) == CONTEXT - 20
+
+
+def test_a_folder_that_optimum_exports_is_read(path: Path, tmp_path: Path, alone: Any) -> None:
+    import openvino_genai
+
+    folder = tmp_path / "exported"
+    shutil.copytree(path.parent / f"{path.stem}-checkpoint", folder)
+    (folder / "model.safetensors").unlink()
+    source = shutil.copy(path, folder)
+    openvino_genai.LLMPipeline(str(source), "CPU", enable_save_ov_model=True)
+    Path(source).unlink()
+    assert engine_of(str(folder)) == OPENVINO_ENGINE
+    expected = alone(PROMPTS[0], {"max_new_tokens": 24, "ignore_eos": True})
+    assert generate(engine_for(folder), PROMPTS[:1], GREEDY) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"dtype": "float32"}, "dtype is 'float32'"),
+        ({"quantize": "int8"}, "quantize is 'int8'"),
+        ({"max_adapters": 2}, "max_adapters is 2"),
+        ({"batching": "static"}, "batching is 'static'"),
+        ({"speculation": "prompt"}, "speculation is 'prompt'"),
+        ({"max_model_len": 4096}, "max_model_len is 4096, but .* was trained for 512"),
+        ({"options": '{"device": "TPU"}'}, "device 'TPU' is not available to OpenVINO; .*CPU"),
+        ({"options": '{"devise": "CPU"}'}, "engine 'openvino'.*`devise`"),
+    ],
+)
+def test_settings_that_do_not_apply_are_refused(
+    path: Path, settings: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(SettingsError, match=says):
+        engine_for(path, **settings)
+
+
+def test_files_that_it_cannot_read_are_refused(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="optimum-cli export openvino"):
+        engine_for(path.parent / f"{path.stem}-checkpoint")
+    short = tmp_path / "short.gguf"
+    short.write_bytes(path.read_bytes()[:-5000])
+    with pytest.raises(CheckpointError):
+        engine_for(short)
+    with pytest.raises(CheckpointError, match="OpenVINO GenAI cannot load it"):
+        engine_for(path, '{"properties": {"NO_SUCH_PROPERTY": 1}}')
+
+
+def test_a_missing_library_is_named_with_its_extra(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "openvino_genai", None)
+    with pytest.raises(SettingsError, match=r"pip install 'galley-inference\[openvino\]'"):
+        engine_for(path)
