@@ -244,7 +244,23 @@ NB_MODULE(_native, m) {
             "kv_heads"_a, "key_dim"_a, "value_dim"_a, "type"_a, "group"_a = 0,
             "page"_a = nb::none(), "factors"_a = std::vector<float>(), "shared"_a = false)
         .def("set_pause", &Runtime::set_pause, "pause"_a)
-        .def("kv_bytes_per_block", &Runtime::kv_bytes_per_block)
+        .def("kv_bytes_per_block", nb::overload_cast<>(&Runtime::kv_bytes_per_block, nb::const_))
+        .def("kv_bytes_per_block",
+             nb::overload_cast<int64_t>(&Runtime::kv_bytes_per_block, nb::const_), "group"_a)
+        .def(
+            "read_block",
+            [](const Runtime& r, int64_t block, int64_t group, const Bytes& bytes) {
+                nb::gil_scoped_release release;
+                r.read_block(block, group, bytes.data(), static_cast<int64_t>(bytes.size()));
+            },
+            "block"_a, "group"_a, "bytes"_a)
+        .def(
+            "write_block",
+            [](Runtime& r, int64_t block, int64_t group, const RawBytes& bytes) {
+                nb::gil_scoped_release release;
+                r.write_block(block, group, bytes.data(), static_cast<int64_t>(bytes.size()));
+            },
+            "block"_a, "group"_a, "bytes"_a)
         .def("add_state_layer", &Runtime::add_state_layer, "rows"_a, "width"_a)
         .def("bytes_per_state", &Runtime::bytes_per_state)
         .def(

@@ -108,6 +108,44 @@ void Runtime::copy_block(int64_t from, int64_t to) {
     }
 }
 
+std::vector<int64_t> Runtime::pages_of(int64_t group) const {
+    std::vector<int64_t> found;
+    for (const Layer& layer : layers_)
+        if (layer.group == group) found.push_back(layer.page);
+    std::sort(found.begin(), found.end());
+    return found;
+}
+
+int64_t Runtime::kv_bytes_per_block(int64_t group) const {
+    int64_t bytes = 0;
+    for (const int64_t page : pages_of(group)) bytes += pages_[page].block_bytes;
+    return bytes;
+}
+
+void Runtime::check_block(int64_t block, int64_t group, int64_t size) const {
+    if (block < 0 || block >= blocks_) throw std::out_of_range("a block to copy does not exist");
+    if (size != kv_bytes_per_block(group))
+        throw std::invalid_argument("the bytes are not those of a block of this KV group");
+}
+
+void Runtime::read_block(int64_t block, int64_t group, uint8_t* bytes, int64_t size) const {
+    check_block(block, group, size);
+    for (const int64_t page : pages_of(group)) {
+        const int64_t part = pages_[page].block_bytes;
+        std::memcpy(bytes, pages_[page].memory.data() + block * part, part);
+        bytes += part;
+    }
+}
+
+void Runtime::write_block(int64_t block, int64_t group, const uint8_t* bytes, int64_t size) {
+    check_block(block, group, size);
+    for (const int64_t page : pages_of(group)) {
+        const int64_t part = pages_[page].block_bytes;
+        std::memcpy(pages_[page].memory.data() + block * part, bytes, part);
+        bytes += part;
+    }
+}
+
 void Runtime::set_adapter(int64_t slot, int64_t module, Adapters::Factors factors) {
     adapters_.set(slot, module, std::move(factors));
     need_scratch(Adapters::kRows * adapters_.widest() * static_cast<int64_t>(sizeof(float)));

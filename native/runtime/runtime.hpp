@@ -68,6 +68,13 @@ class Runtime {
     // Copies block `from` in every page. Throws std::out_of_range for a block that does not
     // exist.
     void copy_block(int64_t from, int64_t to);
+    // A block as bytes, to be stored elsewhere: its part of each page that a layer of `group` has,
+    // in the order of the pages. Another thread may copy blocks that no step uses.
+    int64_t kv_bytes_per_block(int64_t group) const;
+    // Throws std::out_of_range for a block that does not exist, and std::invalid_argument for
+    // another number of bytes.
+    void read_block(int64_t block, int64_t group, uint8_t* bytes, int64_t size) const;
+    void write_block(int64_t block, int64_t group, const uint8_t* bytes, int64_t size);
     // Throws std::out_of_range for a layer that was not added.
     const Cache& cache(int64_t layer) const { return layers_.at(layer).cache; }
     int64_t group_of(int64_t layer) const { return layers_.at(layer).group; }
@@ -97,6 +104,9 @@ class Runtime {
     };
     static uint8_t* grown(Memory& memory, int64_t bytes);
     void pause_if_due();
+    // Indices of the pages of the group's layers, ascending.
+    std::vector<int64_t> pages_of(int64_t group) const;
+    void check_block(int64_t block, int64_t group, int64_t size) const;
 
     const Kernels& kernels_;
     Pool pool_;

@@ -180,7 +180,20 @@ class Runtime:
     def set_pause(self, pause: Callable[[], None]) -> None:
         """Call it between two ops, about once a millisecond. It may wait, and raise."""
 
-    def kv_bytes_per_block(self) -> int: ...
+    def kv_bytes_per_block(self, group: int = ...) -> int:
+        """Bytes of a block; with ``group``, of the layers of that KV group alone."""
+
+    def read_block(self, block: int, group: int, bytes: npt.NDArray[np.uint8]) -> None:
+        """Copy a block of a KV group into ``bytes``, on any thread, if no step uses the block.
+
+        Raises:
+            IndexError: the block does not exist.
+            ValueError: ``bytes`` has another size than such a block.
+        """
+
+    def write_block(self, block: int, group: int, bytes: npt.NDArray[np.uint8]) -> None:
+        """Copy what :meth:`read_block` returned into a block, under the same conditions."""
+
     def add_state_layer(self, rows: int, width: int) -> None:
         """Add the state that a recurrent layer keeps of a sequence, [rows, width] floats."""
 

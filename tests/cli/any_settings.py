@@ -38,6 +38,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "max_batch_tokens": st.integers(64, 10**5),
     "max_running": st.integers(1, 64),
     "prefix_cache": st.booleans(),
+    "prefix_cache_dir": TEXT,
+    "prefix_cache_dir_bytes": st.integers(1, 1 << 50),
     "priority_steps": st.integers(1, 10**4),
     "tool_parser": st.sampled_from(["auto", "off", "hermes", "qwen_xml"]),
     "reasoning_parser": st.sampled_from(["auto", "off", "think"]),
@@ -130,6 +132,8 @@ def _agrees(settings: dict[str, Any]) -> bool:
         return False
     on_disk = settings.get("experts") == "disk"
     if on_disk and not settings.get("weight_cache", True):
+        return False
+    if settings.get("prefix_cache_dir") and not settings.get("prefix_cache", True):
         return False
     if not on_disk and settings.get("expert_cache_bytes") is not None:
         return False

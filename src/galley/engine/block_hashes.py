@@ -45,16 +45,19 @@ def extend_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
 
 
 class HashChain:
-    """The block hashes of one sequence, computed on demand. It outlives preemptions."""
+    """The block hashes of one sequence, computed on demand. It outlives preemptions.
+
+    ``root`` is the hash with which it begins.
+    """
 
     def __init__(self, root: bytes) -> None:
-        self._root = root
+        self.root = root
         self.hashes: list[bytes] = []
 
     def upto(self, tokens: Sequence[int], blocks: int) -> list[bytes]:
         """Return at least the hashes of the first ``blocks`` blocks of ``tokens``, all of them full."""
         while len(self.hashes) < blocks:
             start = len(self.hashes) * BLOCK_TOKENS
-            parent = self.hashes[-1] if self.hashes else self._root
+            parent = self.hashes[-1] if self.hashes else self.root
             self.hashes.append(extend_hash(parent, tokens[start : start + BLOCK_TOKENS]))
         return self.hashes

@@ -1,7 +1,7 @@
 """The pool of KV blocks: which are free, how often others are referenced, and what cached ones contain."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
 class BlockPool:
@@ -21,6 +21,11 @@ class BlockPool:
         self._block_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()
+        self._on_evict: Callable[[bytes, int], None] | None = None
+
+    def on_evict(self, call: Callable[[bytes, int], None]) -> None:
+        """Call back with the key and the block whenever a cached block is about to be taken."""
+        self._on_evict = call
 
     @property
     def free(self) -> int:
@@ -56,7 +61,10 @@ class BlockPool:
             block = self._free.pop()
         else:
             block, _ = self._cached.popitem(last=False)
-            del self._block_of[self._key_of.pop(block)]
+            key = self._key_of.pop(block)
+            del self._block_of[key]
+            if self._on_evict is not None:
+                self._on_evict(key, block)
         self._references[block] = 1
         return block
 
@@ -84,11 +92,18 @@ class BlockPool:
         """Return the used or cached block with this content; None if there is none."""
         return self._block_of.get(key)
 
-    def register(self, key: bytes, block: int) -> None:
-        """Register the used block's content under ``key``, unless the key already has another block."""
-        if key not in self._block_of:
-            self._block_of[key] = block
-            self._key_of[block] = key
+    def register(self, key: bytes, block: int) -> bool:
+        """Register the used block's content under ``key``; return False if the key has another block."""
+        if key in self._block_of:
+            return False
+        self._block_of[key] = block
+        self._key_of[block] = key
+        return True
+
+    def keys_by_use(self) -> list[bytes]:
+        """Return the keys of cached blocks, the least recently used first, then those of used ones."""
+        cached = [self._key_of[block] for block in self._cached]
+        return [*cached, *(self._block_of.keys() - cached)]
 
     def forget(self, keys: Iterable[bytes]) -> None:
         """Free the cached blocks with these keys; used ones are left alone."""

@@ -7,6 +7,7 @@ from typing import Final
 from galley.engine.adapters import AdapterPool
 from galley.engine.batching import BatchGatherer
 from galley.engine.blocks import BlockPool
+from galley.engine.build_prefix_tier import TIER_BYTES, build_prefix_tier
 from galley.engine.draft_model import DraftModel
 from galley.engine.encoder_cache import EncoderCache
 from galley.engine.engine import Engine
@@ -51,6 +52,7 @@ def build_generation(loading: Loading) -> Engine:
     assert executor.bytes_per_state() == kv.state_bytes
     executor.allocate_kv(kv.blocks, kv.states)
     cache, encoder_cache = _caches(settings, kv)
+    tier = build_prefix_tier(loading, program, options, executor, cache, ledger.isa)
     draft_model: DraftModel | None = None
     if draft is not None:
         draft_model = load_draft(
@@ -92,7 +94,7 @@ def build_generation(loading: Loading) -> Engine:
         priority_steps=settings.priority_steps,
         meter=loading.meter,
         speculation=speculation,
-        preparing=Preparing(grammars, _adapter_pool(executor, program, options)),
+        preparing=Preparing(grammars, _adapter_pool(executor, program, options), tier),
     )
 
 
@@ -116,6 +118,8 @@ def _planned(
 ) -> tuple[KVSize, Ledger]:
     def memory_of(options: ExecutorOptions) -> ExecutorMemory:
         memory = loading.factory.memory(program, loading.model.weights, options)
+        if loading.settings.prefix_cache_dir:
+            memory = dataclasses.replace(memory, scratch=memory.scratch + TIER_BYTES)
         return memory if draft is None else draft.with_draft(memory)
 
     return plan_memory(

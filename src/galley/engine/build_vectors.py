@@ -16,6 +16,7 @@ _OF_GENERATION: Final = {
     "draft_model": None,
     "batching": "continuous",
     "experts": "memory",
+    "prefix_cache_dir": "",
 }
 """Settings that do not apply to such a model -> their defaults."""
 

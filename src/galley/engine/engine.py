@@ -12,6 +12,7 @@ from galley.engine.assemble import assemble
 from galley.engine.commit import commit
 from galley.engine.encoder_cache import MAX_FEATURE, EncoderCache, EncoderFeatures
 from galley.engine.kv import KVCache, check_blocks
+from galley.engine.prefix_tier import TierStats
 from galley.engine.preparing import Prepared, Preparing
 from galley.engine.scheduler import Scheduler, Work
 from galley.engine.sequence import Sequence
@@ -67,6 +68,7 @@ class Engine:
         self._sequences: dict[str, Sequence] = {}
         self._preparing = Preparing() if preparing is None else preparing
         self._grammars, self._adapters = self._preparing.grammars, self._preparing.adapters
+        self._tier = self._preparing.tier
         self._steps = 0
         self._prefill_tokens = 0
         self._decode_tokens = 0
@@ -81,7 +83,8 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._sequences or self._refused or self._preparing)
+        waits = self._tier is not None and self._tier.has_work
+        return waits or bool(self._sequences or self._refused or self._preparing)
 
     @property
     def is_live(self) -> bool:
@@ -135,7 +138,8 @@ class Engine:
             self._meter.awake()
         self._sequences[request.id] = sequence
         self._speculation.begin(sequence)
-        self._scheduler.add(sequence)
+        if self._tier is None or not self._tier.load(sequence):
+            self._scheduler.add(sequence)
 
     def _stop_ids(self, payload: Decoded) -> frozenset[int]:
         if isinstance(payload, Align):
@@ -158,7 +162,10 @@ class Engine:
             self._refused = [o for o in self._refused if o.request_id != request_id]
             if sequence := self._sequences.pop(request_id, None):
                 self._speculation.end(sequence)  # it may have ended with a stop string
-                self._scheduler.remove(sequence)
+                if self._tier is not None and self._tier.abort(sequence):
+                    self._kv.forget(sequence.id)
+                else:
+                    self._scheduler.remove(sequence)
                 self._preparing.release(sequence.request)
 
     def step(self) -> list[Output]:
@@ -171,14 +178,23 @@ class Engine:
         if self._refused:
             refused, self._refused = self._refused, []
             return refused
-        if not self._sequences:  # every request waits for its grammar or adapter
+        if self._tier is not None:
+            for sequence in self._tier.ready(len(self._scheduler.running)):
+                self._scheduler.add(sequence)
+        if (
+            not self._sequences and self._preparing
+        ):  # every request waits for its grammar or adapter
             self._preparing.pause(_GATHERING_SECONDS)
+            return []
+        if self._tier is not None and not (self._scheduler.running or self._scheduler.waiting):
+            self._tier.save()
+            self._tier.pause(_GATHERING_SECONDS)
             return []
         meter = self._meter
         meter.begin()
         try:
             plan = self._scheduler.schedule()
-            if not plan and self._scheduler.gathers:
+            if not plan and self._may_wait:
                 time.sleep(_GATHERING_SECONDS)
                 return []
             assert plan, "there is work, and every single request fits the cache"
@@ -199,11 +215,18 @@ class Engine:
             self._kv.forget_all()
             raise
         outputs = commit(plan, result, self._kv)
+        if self._tier is not None:
+            self._tier.save()
         self._speculation.settle(plan, meter.seconds)
         self._steps += 1
         outputs = self._emit(plan, outputs)
         meter.end()
         return outputs
+
+    @property
+    def _may_wait(self) -> bool:
+        """Whether there may be nothing to plan although there is work."""
+        return self._scheduler.gathers or (self._tier is not None and self._tier.is_loading)
 
     def _begin_prepared(self) -> None:
         """Turn requests whose grammars and adapters are ready into sequences."""
@@ -215,7 +238,8 @@ class Engine:
 
     def check_blocks(self) -> None:
         """Assert conservation: each block is free, cached, or referenced once per table that holds it."""
-        check_blocks(self._kv.pool, [*self._kv.held(), *self._encoder_cache.held()])
+        loading = [] if self._tier is None else self._tier.held()
+        check_blocks(self._kv.pool, [*self._kv.held(), *self._encoder_cache.held(), *loading])
         if self._kv.states is not None:
             self._kv.states.check()
 
@@ -225,6 +249,7 @@ class Engine:
         prompt, recent = self._speculation.counts("prompt"), self._speculation.counts("recent")
         grammar = self._speculation.counts("grammar")
         experts = self._executor.expert_counts()
+        tier = TierStats() if self._tier is None else self._tier.stats
         draft, drafted = self._speculation.counts("draft"), self._speculation.draft_seconds
         return EngineStats(
             running=len(self._scheduler.running),
@@ -238,6 +263,12 @@ class Engine:
             encoder_rows=self._encoder_rows,
             prefix_query_tokens=self._kv.queried_tokens,
             prefix_hit_tokens=self._kv.hit_tokens,
+            prefix_disk_hit_tokens=tier.hit_tokens,
+            prefix_disk_read_bytes=tier.read_bytes,
+            prefix_disk_written_bytes=tier.written_bytes,
+            prefix_disk_dropped_blocks=tier.dropped_blocks,
+            prefix_disk_damaged_files=tier.damaged_files,
+            prefix_disk_bytes=tier.bytes,
             preemptions=self._scheduler.preemptions,
             forward_seconds=self._executor.forward_seconds - self._warm_up[0] + drafted,
             sample_seconds=self._executor.sample_seconds - self._warm_up[1],
@@ -266,7 +297,12 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Stop the threads; everything else that the engine holds is memory, freed with the object."""
+        """Stop the threads; everything else that the engine holds is memory, freed with the object.
+
+        Blocks that are not on disk yet are written first, for less than a second.
+        """
+        if self._tier is not None:
+            self._tier.close()
         if self._grammars is not None:
             self._grammars.close()
         if self._adapters is not None:

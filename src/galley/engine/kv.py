@@ -11,7 +11,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from galley.engine.block_hashes import HashChain
 from galley.engine.blocks import BlockPool
@@ -62,6 +62,22 @@ class _Tables:
     registered: int
 
 
+class BlockWatcher(Protocol):
+    """What learns of the blocks that other requests can find."""
+
+    def registered(self, key: bytes, block: int, group: int, root: bytes) -> None:
+        """Take note of a block of a KV group that is full once this step has run.
+
+        ``root`` is the hash with which its chain begins.
+        """
+
+    def evicted(self, key: bytes, block: int) -> None:
+        """Take note of a block whose memory is about to be reused."""
+
+    def forgotten(self) -> None:
+        """Take note that no block can be found any longer."""
+
+
 class KVCache:
     """Block tables by request id. Every change preserves the pool's ``free + cached + used == total``.
 
@@ -93,8 +109,28 @@ class KVCache:
         self._tables: dict[str, _Tables] = {}
         self._chains: dict[str, HashChain] = {}
         self._copies: list[tuple[int, int]] = []
+        self._watcher: BlockWatcher | None = None
         self.queried_tokens = 0
         self.hit_tokens = 0
+
+    def watch(self, watcher: BlockWatcher) -> None:
+        """Report all later changes of shareable blocks."""
+        self._watcher = watcher
+        self.pool.on_evict(watcher.evicted)
+
+    def lookup(
+        self, request_id: str, tokens: Sequence[int], *, root: bytes, reusable: int
+    ) -> tuple[list[bytes], int]:
+        """Return the hashes of the blocks that a request could share, and how many of them are cached.
+
+        Args: as those of :meth:`claim`.
+        """
+        if not self._sharing:
+            return [], 0
+        chain = self._chains.setdefault(request_id, HashChain(root))
+        blocks = reusable // BLOCK_TOKENS
+        hashes = chain.upto(tokens, blocks)[:blocks]
+        return hashes, len(self._find(hashes)[0])
 
     def claim(self, request_id: str, tokens: Sequence[int], *, root: bytes, reusable: int) -> Claim:
         """Return what :meth:`open` would take to make room for all ``tokens``.
@@ -124,7 +160,7 @@ class KVCache:
         With recurrent layers, the prefix ends where a state was kept.
         """
         known = [
-            [self.pool.find(_key(link, g)) for link in hashes] for g in range(len(self.groups))
+            [self.pool.find(block_key(link, g)) for link in hashes] for g in range(len(self.groups))
         ]
         length = len(hashes)
         while True:
@@ -265,10 +301,13 @@ class KVCache:
         full = computed // BLOCK_TOKENS
         if full <= tables.registered:
             return
-        hashes = self._chains[request_id].upto(tokens, full)
+        chain = self._chains[request_id]
+        hashes = chain.upto(tokens, full)
         for g, table in enumerate(tables.hypotheses[0]):
             for i in range(max(tables.registered, tables.first[g]), full):
-                self.pool.register(_key(hashes[i], g), table[i])
+                key = block_key(hashes[i], g)
+                if self.pool.register(key, table[i]) and self._watcher is not None:
+                    self._watcher.registered(key, table[i], g, chain.root)
         tables.registered = full
 
     def settled(self, request_id: str) -> int:
@@ -295,7 +334,7 @@ class KVCache:
         chain = self._chains.pop(request_id, None)
         if chain is None:
             return []
-        return [_key(link, g) for g in range(len(self.groups)) for link in chain.hashes]
+        return [block_key(link, g) for g in range(len(self.groups)) for link in chain.hashes]
 
     def advance_state(
         self, request_id: str, begin: int, end: int, tokens: Sequence[int], *, shares: bool
@@ -311,6 +350,8 @@ class KVCache:
     def forget_all(self) -> None:
         """Make all cached content unreachable."""
         self.pool.forget_all()
+        if self._watcher is not None:
+            self._watcher.forgotten()
         if self.states is not None:
             self.states.pool.forget_all()
 
@@ -326,7 +367,7 @@ class KVCache:
                     yield table[first:]
 
 
-def _key(link: bytes, group: int) -> bytes:
+def block_key(link: bytes, group: int) -> bytes:
     """Return the key under which a block with that hash is found in a group."""
     return link + bytes([group]) if group else link
 

@@ -6,6 +6,7 @@ from concurrent.futures import Future, wait
 from typing import Any, NamedTuple
 
 from galley.engine.adapters import AdapterPool
+from galley.engine.prefix_tier import PrefixTier
 from galley.errors import GalleyError
 from galley.grammar.matcher import GrammarMatcher, Grammars
 from galley.types import EngineRequest, Generate, Output
@@ -41,16 +42,21 @@ class Preparing:
     """
 
     def __init__(
-        self, grammars: Grammars | None = None, adapters: AdapterPool | None = None
+        self,
+        grammars: Grammars | None = None,
+        adapters: AdapterPool | None = None,
+        tier: PrefixTier | None = None,
     ) -> None:
         """Create an empty queue.
 
         Args:
             grammars: compiles grammars; None if no request has one.
             adapters: loads adapters; None if no request has one.
+            tier: has prefixes on disk, for which sequences wait in it; None if there are none.
         """
         self.grammars = grammars
         self.adapters = adapters
+        self.tier = tier
         self._waiting: list[_Waiting] = []
 
     def __len__(self) -> int:

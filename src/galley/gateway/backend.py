@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from galley import __version__
-from galley.cache.keys import files_digest, model_identity
+from galley.cache.keys import model_identity
 from galley.cache.responses import Counts, ModelResponses, ResponseCache
+from galley.formats.model_files import files_digest
 from galley.gateway.adapters import ServedAdapters
 from galley.gateway.daemon_thread import in_daemon_thread
 from galley.gateway.make_submitter import MakeSubmitter

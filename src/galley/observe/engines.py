@@ -33,6 +33,26 @@ _TOTALS: Final = {
         "galley_prefix_cache_hit_tokens",
         "Prompt tokens found in the prefix cache",
     ),
+    "prefix_disk_hit_tokens": (
+        "galley_prefix_disk_hit_tokens",
+        "Prompt tokens whose keys and values were read from disk",
+    ),
+    "prefix_disk_read_bytes": (
+        "galley_prefix_disk_read_bytes",
+        "Bytes of keys and values read from disk",
+    ),
+    "prefix_disk_written_bytes": (
+        "galley_prefix_disk_written_bytes",
+        "Bytes of keys and values written to disk",
+    ),
+    "prefix_disk_dropped_blocks": (
+        "galley_prefix_disk_dropped_blocks",
+        "KV blocks that were not written because the disk was too slow, full or failing",
+    ),
+    "prefix_disk_damaged_files": (
+        "galley_prefix_disk_damaged_files",
+        "Files of KV blocks that were not intact; the blocks were computed",
+    ),
     "preemptions": (
         "galley_preemptions",
         "Sequences preempted because KV blocks ran out",
@@ -192,6 +212,7 @@ class EngineCollector(Collector):
         waiting = _gauge("galley_requests_waiting", "Sequences waiting")
         adapters = _gauge("galley_adapters_loaded", "LoRA adapters in memory")
         experts = _gauge("galley_expert_cache_bytes", "Memory of the cache for experts on disk")
+        prefixes = _gauge("galley_prefix_disk_bytes", "Bytes of the files in prefix_cache_dir")
         for model, engine in self.models.items():
             restarts.add_metric([model], engine.engine.restarts)
             if (is_ready := engine.engine.is_ready) is not None:
@@ -200,7 +221,8 @@ class EngineCollector(Collector):
             waiting.add_metric([model], engine.last.waiting)
             adapters.add_metric([model], engine.last.adapters_loaded)
             experts.add_metric([model], engine.last.expert_cache_bytes)
-        yield from (restarts, ready, running, waiting, adapters, experts)
+            prefixes.add_metric([model], engine.last.prefix_disk_bytes)
+        yield from (restarts, ready, running, waiting, adapters, experts, prefixes)
 
     def _blocks(self) -> Iterator[Metric]:
         blocks = _gauge("galley_kv_blocks", "KV blocks by state", "state")

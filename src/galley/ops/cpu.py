@@ -22,6 +22,7 @@ from galley.ops.executor import (
     NO_EXPERTS,
     Attention,
     Batch,
+    Bytes,
     EncoderBatch,
     EncoderRows,
     ExecutorMemory,
@@ -184,6 +185,20 @@ class CpuExecutor(SynchronousExecutor):
     def allocate_kv(self, blocks: int, states: int = 0) -> None:
         """Allocate zeroed memory, whose pages are only touched when they are used."""
         self._runtime.allocate_kv(blocks, states)
+
+    def block_bytes(self, group: int) -> int:
+        """See :class:`galley.ops.executor.BlockAccess`."""
+        return self._runtime.kv_bytes_per_block(group)
+
+    def read_block(self, block: int, group: int) -> Bytes:
+        """See :class:`galley.ops.executor.BlockAccess`."""
+        data = np.empty(self.block_bytes(group), dtype=np.uint8)
+        self._runtime.read_block(block, group, data)
+        return data
+
+    def write_block(self, block: int, group: int, data: Bytes) -> None:
+        """See :class:`galley.ops.executor.BlockAccess`."""
+        self._runtime.write_block(block, group, data)
 
     def pack_adapter(self, adapter: AdapterWeights) -> object:
         """See :meth:`galley.ops.executor.Executor.pack_adapter`."""

@@ -7,7 +7,15 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
+from typing import (
+    Any,
+    Final,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    cast,
+    runtime_checkable,
+)
 
 import msgspec
 import numpy as np
@@ -256,6 +264,29 @@ class Executor(Protocol):
         Raises:
             DamagedWeights: the packed weights differ from those written to disk.
         """
+        ...
+
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@runtime_checkable
+class BlockAccess(Protocol):
+    """What an executor can do whose KV blocks can be stored elsewhere.
+
+    Blocks that no step uses meanwhile may be copied on any thread.
+    """
+
+    def block_bytes(self, group: int) -> int:
+        """Return the bytes of a block in the layers of a KV group."""
+        ...
+
+    def read_block(self, block: int, group: int) -> Bytes:
+        """Return a copy of a block's keys and values."""
+        ...
+
+    def write_block(self, block: int, group: int, data: Bytes) -> None:
+        """Restore what :meth:`read_block` returned, in this or another process with the same model."""
         ...
 
 

@@ -29,6 +29,7 @@ from galley.ops.draws import draw_all
 from galley.ops.executor import (
     Attention,
     Batch,
+    Bytes,
     EncoderBatch,
     EncoderRows,
     ExecutorMemory,
@@ -208,6 +209,35 @@ class ReferenceExecutor(ReferenceOps, SynchronousExecutor):
             shown = keys[..., : kv.value_dim]
             self._keys.append(keys)
             self._values.append(shown if kv.shared else room(kv.kv_heads, kv.value_dim))
+
+    def block_bytes(self, group: int) -> int:
+        """See :class:`galley.ops.executor.BlockAccess`."""
+        return sum(part[0].nbytes for part in self._parts(group))
+
+    def read_block(self, block: int, group: int) -> Bytes:
+        """See :class:`galley.ops.executor.BlockAccess`."""
+        parts = [part[block].cpu().contiguous() for part in self._parts(group)]
+        return np.concatenate([part.view(torch.uint8).numpy().reshape(-1) for part in parts])
+
+    def write_block(self, block: int, group: int, data: Bytes) -> None:
+        """See :class:`galley.ops.executor.BlockAccess`."""
+        for part in self._parts(group):
+            size = part[block].nbytes
+            own = torch.from_numpy(data[:size].copy()).view(part.dtype)
+            part[block] = own.reshape(part[block].shape).to(self._device)
+            data = data[size:]
+
+    def _parts(self, group: int) -> list[torch.Tensor]:
+        """Return keys and values [blocks, tokens, heads, columns] of the group's layers."""
+        return [
+            part
+            for layer in self._program.kv_groups[group].layers
+            for part in (
+                (self._keys[layer],)
+                if self._program.kv[layer].shared
+                else (self._keys[layer], self._values[layer])
+            )
+        ]
 
     def pack_adapter(self, adapter: AdapterWeights) -> object:
         """See :meth:`galley.ops.executor.Executor.pack_adapter`."""

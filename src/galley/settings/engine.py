@@ -217,6 +217,18 @@ class EngineSettings:
         "maximum number of running sequences; default: 64, or max_batch_tokens if less",
     )
     prefix_cache: bool = setting(True, "Engine", "reuse the KV blocks of equal prefixes")
+    prefix_cache_dir: str = setting(
+        "",
+        "Engine",
+        "folder for KV blocks, which a restarted engine or another one of the same model reads instead of "
+        "computing them (executors cpu and reference)",
+    )
+    prefix_cache_dir_bytes: Count = setting(
+        10 << 30,
+        "Engine",
+        "bytes that the files in prefix_cache_dir may take, over all models; the files used longest ago "
+        "are removed",
+    )
     state_interval: Annotated[int, Meta(ge=BLOCK_TOKENS, multiple_of=BLOCK_TOKENS)] = setting(
         128,
         "Engine",
@@ -273,6 +285,11 @@ class EngineSettings:
             raise SettingsError(
                 f"expert_cache_bytes is {self.expert_cache_bytes}, but experts is memory; set experts to "
                 "disk, or leave it out"
+            )
+        if self.prefix_cache_dir and not self.prefix_cache:
+            raise SettingsError(
+                f"prefix_cache_dir is {self.prefix_cache_dir!r}, but prefix_cache is off; leave out one of "
+                "them"
             )
         QualityGate.parse(self.quality_gate, against=self.quality_gate_against)
         if self.draft_model is None and self.speculation == "draft":

@@ -25,6 +25,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         batch_sequences, batch_tokens: gauges: sequences of the latest step, and rows as the token budget
             counts them.
+        prefix_disk_hit_tokens: counter: tokens of prompts whose keys and values were read from disk.
+        prefix_disk_dropped_blocks, prefix_disk_damaged_files: counters: blocks that could not be written,
+            and files that were not intact.
+        prefix_disk_bytes: gauge: bytes of the files in ``prefix_cache_dir``.
         prompt_proposed_tokens and so on: counters: draft tokens that were verified, by proposer.
         prompt_accepted_tokens and so on: counters: those of them that were accepted.
         busy_seconds: counter: time that was divided among requests; see ``engine/step_meter.py``.
@@ -50,6 +54,12 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     encoder_rows: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
+    prefix_disk_hit_tokens: int = 0
+    prefix_disk_read_bytes: int = 0
+    prefix_disk_written_bytes: int = 0
+    prefix_disk_dropped_blocks: int = 0
+    prefix_disk_damaged_files: int = 0
+    prefix_disk_bytes: int = 0
     preemptions: int = 0
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from galley.cache.keys import files_digest
+from galley.formats.model_files import files_digest
 
 
 def test_files_in_the_folders_of_modules_are_part_of_the_model(tmp_path: Path) -> None:

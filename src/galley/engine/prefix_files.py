@@ -1,0 +1,276 @@
+"""Files of KV blocks: their format, their names, and their removal.
+
+    folder/
+      <digest of the model>/
+        <first byte of the hash>/
+          <hash of the block's tokens and all before them>.kv     preamble | keys and values | SHA-256
+
+The preamble says what the block belongs to: the model's digest, the layout, the type of keys and values,
+the hash of the tenant's salt and adapter, and the hash of the tokens. A reader knows the preamble that it
+expects, byte for byte, and the checksum covers everything; whatever differs is a miss. A file is written
+under another name and then renamed, so one with the final name is complete unless the machine crashed.
+"""
+
+import errno
+import hashlib
+import logging
+import os
+import secrets
+import stat
+import time
+from collections.abc import Container, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from galley.ops.executor import Bytes
+from galley.types import BLOCK_TOKENS
+
+log: Final = logging.getLogger("galley.prefixes")
+
+_MAGIC: Final = b"galleykv"
+_SUFFIX: Final = ".kv"
+_PARTIAL_SUFFIX: Final = ".partial"
+_PARTIAL_SECONDS: Final = 3600.0
+"""Age in seconds after which a partial file counts as abandoned."""
+_CHECKSUM_BYTES: Final = hashlib.sha256().digest_size
+_TRIMMED: Final = 7 / 8
+"""Share of the allowed bytes that is left after the oldest files are removed."""
+
+
+class Block(NamedTuple):
+    """The content of a block.
+
+    Attributes:
+        key: hash of its tokens and of all before them, and the KV group.
+        group: the KV group.
+        root: the hash with which its chain begins: the tenant's salt and the adapter.
+    """
+
+    key: bytes
+    group: int
+    root: bytes
+
+
+class _Preamble(msgspec.Struct, frozen=True):
+    model: str
+    kv_dtype: str
+    block_tokens: int
+    group: int
+    bytes: int
+    root: str
+    key: str
+
+
+class PrefixFiles:
+    """The files of one model's blocks, in a folder that engines of any model may share.
+
+    Threads may read while one writes and trims.
+
+    Args:
+        folder: the folder; it is made if it is missing, for its owner alone.
+        model: digest of everything that keys and values depend on, other than tokens, salt and adapter.
+        kv_dtype: type of keys and values.
+        block_bytes: bytes of a block of each KV group.
+        most_bytes: bytes that the files in the folder may take, those of other models included.
+
+    Attributes:
+        bytes: bytes of all files in the folder, as far as known.
+        damaged: number of files found that were not what their names say; they were removed.
+
+    Raises:
+        OSError: the folder cannot be made or written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        model: bytes,
+        *,
+        kv_dtype: str,
+        block_bytes: tuple[int, ...],
+        most_bytes: int,
+    ) -> None:
+        self.folder = folder
+        self.bytes = self.damaged = 0
+        self._model = model.hex()
+        self._kv_dtype = kv_dtype
+        self._block_bytes = block_bytes
+        self._most_bytes = most_bytes
+        self._unscanned = 0
+        self._own = folder / self._model
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._own.mkdir(mode=0o700, exist_ok=True)
+        if not os.access(self._own, os.R_OK | os.W_OK | os.X_OK):
+            raise PermissionError(f"no permission to write to {self._own}")
+
+    def path(self, key: bytes) -> Path:
+        """Return the name of the file of the block with this key."""
+        name = key.hex()
+        return self._own / name[:2] / f"{name}{_SUFFIX}"
+
+    def exists(self, key: bytes) -> bool:
+        """Return whether there is a file of that name, whatever is in it."""
+        return os.access(self.path(key), os.F_OK)
+
+    def read(self, block: Block) -> Bytes | None:
+        """Return a block's keys and values, or None if there is no intact file of exactly this block.
+
+        A file that is not what its name says is removed.
+
+        Raises:
+            OSError: an existing file cannot be read.
+        """
+        path = self.path(block.key)
+        try:
+            # Neither a link nor a pipe that somebody put there is followed or waited for.
+            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            found = None
+        else:
+            with open(file, "rb", buffering=0) as opened:
+                found = self._intact(opened.fileno(), block)
+        if found is None:
+            self.damaged += 1
+            log.warning("%s is not an intact block of this model; it is removed", path)
+            path.unlink(missing_ok=True)
+        return found
+
+    def _intact(self, file: int, block: Block) -> Bytes | None:
+        """Return the keys and values in an open file, or None if anything in it is not as expected."""
+        preamble = self._preamble(block)
+        end = len(preamble) + self._block_bytes[block.group]
+        found = np.empty(end + _CHECKSUM_BYTES, dtype=np.uint8)
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != len(found):
+            return None
+        if not _fill(file, found) or found[: len(preamble)].tobytes() != preamble:
+            return None
+        if hashlib.sha256(found[:end].data).digest() != found[end:].tobytes():
+            return None
+        return found[len(preamble) : end]
+
+    def write(self, block: Block, data: Bytes, *, until: float = 0.0) -> int:
+        """Write a block, unless its file is there and intact, and return the number of bytes written.
+
+        Args:
+            block: what it is.
+            data: its keys and values.
+            until: time before which it should not be removed, in seconds since 1970.
+
+        Raises:
+            OSError: the disk is full, or the folder cannot be written.
+        """
+        path = self.path(block.key)
+        if self.exists(block.key) and self.read(block) is not None:
+            self.touch(block.key, until=until)
+            return 0
+        preamble = self._preamble(block)
+        checksum = hashlib.sha256(preamble)
+        checksum.update(data.data)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        partial = path.with_suffix(f".{secrets.token_hex(4)}{_PARTIAL_SUFFIX}")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            with open(os.open(partial, flags, 0o600), "wb", buffering=0) as file:
+                for part in (preamble, data.data, checksum.digest()):
+                    _write_all(file.fileno(), memoryview(part))
+            os.replace(partial, path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+        if until:
+            self.touch(block.key, until=until)
+        written = len(preamble) + data.nbytes + _CHECKSUM_BYTES
+        self.bytes += written
+        self._unscanned += written
+        return written
+
+    def touch(self, key: bytes, *, until: float = 0.0) -> bool:
+        """Record that a block was used now, or is kept ``until`` then; return whether it has a file."""
+        path, when = self.path(key), max(time.time(), until)
+        try:
+            if until:
+                when = max(when, path.stat().st_mtime)
+            os.utime(path, (when, when), follow_symlinks=False)
+        except OSError:
+            return False
+        return True
+
+    @property
+    def needs_trimming(self) -> bool:
+        """Whether the folder may exceed its bytes, or other engines may have filled it meanwhile."""
+        return self.bytes > self._most_bytes or self._unscanned > self._most_bytes // 16
+
+    def trim(self, in_use: Container[bytes] = ()) -> None:
+        """Measure the folder; remove the files that were used longest ago if it exceeds its bytes.
+
+        Args:
+            in_use: keys of blocks that are in memory, whose files go last.
+        """
+        now = time.time()
+        files = sorted(self._files(now, in_use))
+        self.bytes, self._unscanned = sum(size for *_, size, _ in files), 0
+        if self.bytes <= self._most_bytes:
+            return
+        for *_, size, path in files:
+            if self.bytes <= self._most_bytes * _TRIMMED:
+                break
+            with suppress(OSError):
+                os.unlink(path)
+                self.bytes -= size
+
+    def _files(
+        self, now: float, in_use: Container[bytes]
+    ) -> Iterator[tuple[bool, float, int, str]]:
+        """Yield (whether it is in use, time of last use, bytes, path) of all files in the folder."""
+        for parent, _, names in os.walk(self.folder):
+            mine = parent.startswith(str(self._own))
+            for name in names:
+                path = os.path.join(parent, name)
+                with suppress(OSError, ValueError):
+                    status = os.lstat(path)
+                    if name.endswith(_SUFFIX):
+                        used = mine and bytes.fromhex(name.removesuffix(_SUFFIX)) in in_use
+                        yield used, status.st_mtime, status.st_size, path
+                    elif (
+                        name.endswith(_PARTIAL_SUFFIX) and now - status.st_mtime > _PARTIAL_SECONDS
+                    ):
+                        os.unlink(path)
+
+    def _preamble(self, block: Block) -> bytes:
+        header = msgspec.json.encode(
+            _Preamble(
+                model=self._model,
+                kv_dtype=self._kv_dtype,
+                block_tokens=BLOCK_TOKENS,
+                group=block.group,
+                bytes=self._block_bytes[block.group],
+                root=block.root.hex(),
+                key=block.key.hex(),
+            )
+        )
+        return _MAGIC + len(header).to_bytes(4, "little") + header
+
+
+def _fill(file: int, buffer: Bytes) -> bool:
+    """Read until the buffer is full; return whether there was that much."""
+    view = buffer.data
+    while view:
+        count = os.readv(file, [view])
+        if not count:
+            return False
+        view = view[count:]
+    return True
+
+
+def _write_all(file: int, view: memoryview) -> None:
+    while view:
+        view = view[os.write(file, view) :]
