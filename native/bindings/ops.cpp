@@ -153,7 +153,7 @@ void bind_rows(ProgramClass& program) {
     append(program, "join_heads", make_join_heads, "heads"_a, "size"_a, "width"_a, "a"_a, "b"_a,
            "y"_a);
     append(program, "rope", make_rope);
-    append(program, "grow", make_grow);
+    append(program, "scale_queries_by_position", make_scale_queries_by_position);
     append(program, "sigmoid_scale", make_sigmoid_scale);
 }
 

@@ -52,7 +52,7 @@ OpPtr make_experts(WeightFields gate, WeightFields up, WeightFields down, MaybeV
                    float limit, bool scaled_inputs, std::shared_ptr<ExpertCache> cache, Slot work,
                    Slot x, Slot routes, Slot y);
 OpPtr make_features(int64_t mels, Slot y);
-OpPtr make_grow(int64_t interval, float factor, int64_t width, Slot x, Slot y);
+OpPtr make_scale_queries_by_position(int64_t interval, float factor, int64_t width, Slot x, Slot y);
 OpPtr make_head_columns(int64_t start, int64_t size, int64_t stride, int64_t width, Slot x, Slot y);
 OpPtr make_head_linear(WeightFields weight, Slot work, Slot x, Slot y);
 OpPtr make_im2col(int64_t channels, int64_t size, int64_t stride, Slot x, Slot y);

@@ -32,10 +32,10 @@ class RopeOp : public Op {
     Slot x_, y_;
 };
 
-// Rows that grow with their position, as Llama 4's queries do.
-class GrowOp : public Op {
+// Queries that are scaled by their position, as Llama 4's are.
+class ScaleQueriesOp : public Op {
   public:
-    GrowOp(int64_t interval, float factor, int64_t width, Slot x, Slot y)
+    ScaleQueriesOp(int64_t interval, float factor, int64_t width, Slot x, Slot y)
         : interval_(interval), factor_(factor), width_(width), x_(x), y_(y) {}
 
     void check(Execution& e) override {
@@ -69,8 +69,9 @@ OpPtr make_rope(std::vector<double> inv_freq, float scale, bool adjacent, int64_
         Rotation{Values(inv_freq.begin(), inv_freq.end()), scale, adjacent}, head_dim, width, x, y);
 }
 
-OpPtr make_grow(int64_t interval, float factor, int64_t width, Slot x, Slot y) {
-    return std::make_unique<GrowOp>(interval, factor, width, x, y);
+OpPtr make_scale_queries_by_position(int64_t interval, float factor, int64_t width, Slot x,
+                                     Slot y) {
+    return std::make_unique<ScaleQueriesOp>(interval, factor, width, x, y);
 }
 
 }  // namespace galley

@@ -304,7 +304,9 @@ class Program:
         x: Slot,
         y: Slot,
     ) -> None: ...
-    def grow(self, interval: int, factor: float, width: int, x: Slot, y: Slot) -> None: ...
+    def scale_queries_by_position(
+        self, interval: int, factor: float, width: int, x: Slot, y: Slot
+    ) -> None: ...
     def attention(
         self,
         sinks: npt.NDArray[np.float32] | None,

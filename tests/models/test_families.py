@@ -223,7 +223,11 @@ def test_llama_4_attends_in_chunks_or_with_growing_queries(
         (0, False),
         *[(window, chunked)] * 2,
     ]
-    grown = [(op.attrs["interval"], op.attrs["factor"]) for op in program.ops if op.name == "grow"]
+    grown = [
+        (op.attrs["interval"], op.attrs["factor"])
+        for op in program.ops
+        if op.name == "scale_queries_by_position"
+    ]
     assert grown == ([] if growth is None else [growth])
 
 

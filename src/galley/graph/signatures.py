@@ -17,7 +17,8 @@ attention       q, k, v -> causal attention over the paged KV of ``layer``, writ
                 score s = q k^T * scale by cap * tanh(s / cap); arXiv:2408.00118. q has
                 heads * ``key_dim`` columns, the result heads * ``value_dim``. ``sinks`` has a score for
                 each head that is part of the softmax but has no value; arXiv:2309.17453
-grow            x * (1 + ``factor`` * log(1 + floor((position + 1) / ``interval``))): queries are
+scale_queries_by_position
+                x * (1 + ``factor`` * log(1 + floor((position + 1) / ``interval``))): queries are
                 scaled with the context length, as in arXiv:2501.19399 and Llama 4
 silu_mul        silu(a) * b
 gelu_tanh       gelu(x) by its tanh approximation; arXiv:1606.08415
@@ -272,7 +273,7 @@ _OPS: Final[Mapping[str, Signature]] = {
         in_place=True,
         colour="#ffeecb",
     ),
-    "grow": Signature(
+    "scale_queries_by_position": Signature(
         1,
         attrs=("interval", "factor"),
         arguments=("interval", "factor", "width"),

@@ -137,9 +137,11 @@ class Tracer:
         attrs = {"inv_freq": inv_freq, "scale": scale, "adjacent": adjacent}
         return self._emit("rope", (x,), x.width, head_dim=head_dim, **attrs)
 
-    def grow(self, x: Buffer, *, interval: int, factor: float) -> Buffer:
+    def scale_queries_by_position(self, x: Buffer, *, interval: int, factor: float) -> Buffer:
         """Scale a row at position p by 1 + factor * log(1 + floor((p + 1) / interval))."""
-        return self._emit("grow", (x,), x.width, interval=interval, factor=factor)
+        return self._emit(
+            "scale_queries_by_position", (x,), x.width, interval=interval, factor=factor
+        )
 
     def attention(
         self,

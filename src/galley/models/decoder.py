@@ -63,7 +63,7 @@ class DecoderConfig:
         chunked: whether layers with a window see the tokens from its last multiple on, instead of a
             sliding window.
         growth: (interval, factor) by which queries grow in layers without rotary embedding, as in
-            :meth:`Tracer.grow`.
+            :meth:`Tracer.scale_queries_by_position`.
         tied: whether the embedding is the output projection.
         qk_norm: norms of q and k, over each "head" or over the whole "width"; "plain" norms, over
             each head, have no weights, and are only in layers with rotary embedding.
@@ -354,7 +354,7 @@ def _attention(g: Tracer, c: DecoderConfig, h: Buffer, name: str, layer: int) ->
     if rope := c.ropes[layer]:
         q, k = (_turned(g, x, rope, c.head_dim) for x in (q, k))
     elif c.growth is not None:
-        q = g.grow(q, interval=c.growth[0], factor=c.growth[1])
+        q = g.scale_queries_by_position(q, interval=c.growth[0], factor=c.growth[1])
     mixed = g.attention(
         q,
         k,

@@ -105,7 +105,7 @@ class ReferenceOps:
             "lora": self._lora,
             "rms_norm": self._rms_norm,
             "rope": self._rope,
-            "grow": self._grow,
+            "scale_queries_by_position": self._scale_queries_by_position,
             "attention": self._attention,
             "select_rows": self._select_rows,
             "route": self._route,
@@ -248,7 +248,7 @@ class ReferenceOps:
             step.angles[key] = [(t.cos() * scale, t.sin() * scale) for t in turns]
         return step.angles[key]
 
-    def _grow(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
+    def _scale_queries_by_position(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         interval, factor = op.attrs["interval"], op.attrs["factor"]
         scales = [
             torch.log1p(torch.floor((p.float() + 1.0) / interval)) * factor + 1.0

@@ -17,7 +17,7 @@ ELEMENTWISE: Final[Mapping[str, tuple[str, ...]]] = {
     "sigmoid_scale": (),
     "scale": ("factor",),
     "soft_cap": ("cap",),
-    "grow": ("interval", "factor"),
+    "scale_queries_by_position": ("interval", "factor"),
 }
 """Elementwise op -> its attributes, in the kernel's order."""
 

@@ -47,7 +47,7 @@ def elementwise_kernel(
         made = _gelu_tanh(a)
     elif OP == "gelu":
         made = _gelu(a)
-    elif OP == "grow":
+    elif OP == "scale_queries_by_position":
         at = tl.load(position_ptr + row, mask=row < rows, other=0).to(tl.float32)
         made = a * (tl.log(1.0 + tl.floor((at + 1.0) / first)) * second + 1.0)
     elif OP == "copy":
