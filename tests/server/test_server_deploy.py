@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema_rs
 import kubernetes_validate
 import numpy as np
 import pytest
@@ -34,6 +35,8 @@ PANELS: dict[str, list[str]] = {
     if panel["type"] != "row"
 }
 KUBERNETES = DEPLOY / "kubernetes"
+CRDS = Path(__file__).parent / "crds"
+OWN_SCHEMAS = {path.stem for path in CRDS.glob("*.json")}
 
 LIMITED = "galley_tenant_rate_limited_total"
 """Nothing is rate-limited here, so it has no samples."""
@@ -113,15 +116,46 @@ def manifests() -> dict[Path, Any]:
     return {path: yaml.safe_load(path.read_text()) for path in KUBERNETES.rglob("*.yaml")}
 
 
+def check_custom(manifest: dict[str, Any]) -> None:
+    """Validate a custom resource against its definition, whose file names its source."""
+    definition = json.loads((CRDS / f"{manifest['kind']}.json").read_text())
+    assert manifest["apiVersion"] == definition["apiVersion"]
+    jsonschema_rs.validator_for(closed(definition["schema"])).validate(manifest)
+
+
+def closed(schema: Any) -> Any:
+    """Refuse fields that a structural schema does not name, as ``kubectl --validate=strict`` does."""
+    if isinstance(schema, list):
+        return [closed(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {name: closed(one) for name, one in schema.items()}
+    named = "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields")
+    return made | {"additionalProperties": False} if named else made
+
+
+def test_fields_that_a_custom_resource_does_not_have_are_found() -> None:
+    paths = [path for path, manifest in manifests().items() if manifest["kind"] in OWN_SCHEMAS]
+    assert {path.parent.name for path in paths} == {"gateway", "keda", "kserve"}
+    for path in paths:
+        manifest = yaml.safe_load(path.read_text())
+        manifest["spec"]["typo"] = 1
+        with pytest.raises(jsonschema_rs.ValidationError, match="typo"):
+            check_custom(manifest)
+
+
 def test_manifests_are_of_kubernetes_own_schemas() -> None:
     checked = 0
     for path, manifest in manifests().items():
         group = manifest["apiVersion"].partition("/")[0]
-        if group not in ("kustomize.config.k8s.io", "monitoring.coreos.com"):
+        if manifest["kind"] in OWN_SCHEMAS:
+            check_custom(manifest)
+            checked += 1
+        elif group not in ("kustomize.config.k8s.io", "monitoring.coreos.com"):
             kubernetes_validate.validate(manifest, "1.34", strict=True)
             checked += 1
         assert path.read_text().count("\n---\n") == 0, path
-    assert checked >= 7
+    assert checked >= 10
     wrong = manifests()[KUBERNETES / "base/deployment.yaml"]
     wrong["spec"]["template"]["spec"]["containers"][0]["imagee"] = "x"
     with pytest.raises(kubernetes_validate.ValidationError, match="imagee"):

@@ -145,6 +145,11 @@ class AdapterPool:
         return len(self._places)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the adapters in memory, the least recently used first."""
+        return tuple(place.adapter.name for place in self._places.values())
+
+    @property
     def on_the_way(self) -> list[Future[object]]:
         """The futures of the adapters that are being read."""
         return [place.packed for place in self._places.values() if place.packed is not None]

@@ -286,6 +286,7 @@ class Engine:
             draft_proposed_tokens=draft.proposed,
             draft_accepted_tokens=draft.accepted,
             adapters_loaded=0 if self._adapters is None else self._adapters.loaded,
+            adapter_names=() if self._adapters is None else self._adapters.names,
             adapter_loads=0 if self._adapters is None else self._adapters.loads,
             adapter_evictions=0 if self._adapters is None else self._adapters.evictions,
             expert_cache_bytes=experts.bytes,

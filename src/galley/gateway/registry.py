@@ -80,7 +80,7 @@ class Registry:
         self._spawner = spawner or Spawner(settings)
         self._make = make
         self.settings = settings
-        self.metrics = Metrics(settings.price_per_hour)
+        self.metrics = Metrics(settings.price_per_hour, vllm_names=settings.metrics_vllm_names)
         self.lifecycle = Lifecycle(self._state)
         self._plans = MemoryPlans()
         each = settings.each_model()

@@ -13,6 +13,7 @@ from galley.observe.resources import ResourceCollector
 from galley.observe.responses import ResponseFamilies, ResponseMetrics, StoreCollector, WatchedStore
 from galley.observe.tally import FACTORS, SECONDS, TOKEN_SECONDS, Tally, TallyFamily
 from galley.observe.tenants import TenantMetrics
+from galley.observe.vllm_names import VllmNamesCollector
 from galley.types.model_info import EngineStats, Ledger
 
 _CANCELLED: Final = 499
@@ -39,8 +40,13 @@ _OUTCOMES: Final = {
 class Metrics:
     """All metrics of one server. Metrics of a model have the label ``model``."""
 
-    def __init__(self, price_per_hour: float | None = None) -> None:
-        """Create and register the metrics; ``price_per_hour``: the machine's price, in any currency."""
+    def __init__(self, price_per_hour: float | None = None, *, vllm_names: bool = False) -> None:
+        """Create and register the metrics.
+
+        Args:
+            price_per_hour: the machine's price, in any currency.
+            vllm_names: add gauges by vLLM's names.
+        """
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self._requests = Counter(
@@ -62,6 +68,8 @@ class Metrics:
         self._registry.register(self._store)
         self._engines = EngineCollector(price_per_hour)
         self._registry.register(self._engines)
+        if vllm_names:
+            self._registry.register(VllmNamesCollector(self._engines.models))
         self._registry.register(
             ResourceCollector(
                 lambda: {n: m.engine.processes for n, m in self._engines.models.items()}

@@ -253,6 +253,11 @@ class Settings(CacheSettings):
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "info", "Server", "minimum severity of logged messages"
     )
+    metrics_vllm_names: bool = setting(
+        False,
+        "Server",
+        "add gauges by vLLM's names to /metrics, for endpoint pickers of Kubernetes gateways",
+    )
     log_format: Literal["text", "json"] = setting(
         "text", "Server", "log format: text, or one JSON object per line"
     )

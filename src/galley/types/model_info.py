@@ -33,6 +33,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
         prompt_accepted_tokens and so on: counters: those of them that were accepted.
         busy_seconds: counter: time that was divided among requests; see ``engine/step_meter.py``.
         adapters_loaded: gauge: LoRA adapters loaded or being loaded.
+        adapter_names: their names in the API.
         adapter_loads, adapter_evictions: counters: adapters loaded, and adapters evicted to make room.
         expert_cache_bytes: gauge: memory for experts that are on disk.
         expert_hits, expert_misses: counters: experts that a step's rows chose in a layer, by whether they
@@ -77,6 +78,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     draft_proposed_tokens: int = 0
     draft_accepted_tokens: int = 0
     adapters_loaded: int = 0
+    adapter_names: tuple[str, ...] = ()
     adapter_loads: int = 0
     adapter_evictions: int = 0
     expert_cache_bytes: int = 0
