@@ -1,12 +1,12 @@
-"""What LoRA adapters cost: decoding steps in which each sequence has another, and of the model alone.
+"""Measure the cost of LoRA adapters: decode steps with a different adapter per sequence, and without.
 
     python -m benchmarks.adapters [MODEL] [--adapters 32] [--rank 16] [--targets q_proj,v_proj]
                                   [--quantize int8] [--context 64] [--tokens 32] [--rounds 5]
 
-Random adapters are written to a temporary folder. Three batches of as many sequences take turns: of an
-engine without adapters, of one that has slots for them but requests that name none, and of one whose
-sequences have an adapter each. It tells the median step of each and how much longer the latter two take.
-Without --targets all linear layers have factors; --targets q_proj,v_proj are LoRA's own.
+Random adapters are written to a temporary folder. Three batches of the same size run in turn: on an engine
+without adapters, on one that has adapter slots but whose requests use none, and on one whose sequences use
+a different adapter each. Prints the median step time of each, and how much longer the last two take. By
+default all linear layers have adapters; ``--targets q_proj,v_proj`` are the layers of the LoRA paper.
 """
 
 import argparse

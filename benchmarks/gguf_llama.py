@@ -1,9 +1,9 @@
-"""llama.cpp on GGUF files, in a Python that has llama-cpp-python; :mod:`benchmarks.gguf_peers` starts it.
+"""Run llama.cpp on GGUF files, in a Python with llama-cpp-python; :mod:`benchmarks.gguf_peers` starts it.
 
     python -m benchmarks.gguf_llama JOB.json
 
-The job has one of: ``quantize`` {source, target, type}; ``texts`` (a list, of ``model``'s vocabulary);
-``windows`` (token ids) and ``prompts`` with ``steps``. Results go to ``out``, as JSON or NPZ.
+The job has one of: ``quantize`` {source, target, type}; ``texts`` (a list, to tokenize with ``model``'s
+vocabulary); ``windows`` (token ids) and ``prompts`` with ``steps``. Results go to ``out``, as JSON or NPZ.
 """
 
 import ctypes

@@ -1,13 +1,13 @@
-"""Speed of a whole model in every kind of weights: prefill, and decode of 1, 8 and 32 sequences.
+"""Measure a whole model in every weight format: prefill, and decode of 1, 8 and 32 sequences.
 
     python -m benchmarks.kinds FOLDER [--llama PYTHON] [--name NAME] [--kinds KINDS]
         [--repeats N] [--results FILE]
 
-``galley bench engine``, once for each kind, on an idle machine: the checkpoint as ``--quantize`` rounds it,
-and with ``--llama``, a Python that has llama-cpp-python, as GGUF files of its quantiser, whose integers run
-as they are. Files of random weights are as fast as those of trained ones. Beside the tokens a second stands
-what a decode step of one sequence reads, and the rate at which it does, so that kinds of unlike bytes can
-be held beside each other.
+Runs ``galley bench engine`` for each format: the checkpoint as ``--quantize`` rounds it and, with
+``--llama`` (a Python that has llama-cpp-python), GGUF files made by llama.cpp's quantizer, whose integers
+Galley computes with directly. Random weights are as fast as trained ones. Next to tokens per second the
+table shows how many bytes a decode step of one sequence reads, and at which rate, so that formats of
+different sizes can be compared. Run it on an idle machine.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Speculation of one sequence by prompt lookup, Galley's and its peers', on texts known in advance.
+"""Compare Galley's prompt lookup with its peers', one sequence at a time, on texts known in advance.
 
 ``python -m benchmarks.speculation --peer HOME`` runs it. The model is a chain model of 1.24 billion
-parameters at 4 bits whose prompts predict the text as well as required: see
-:mod:`benchmarks.peers.chain`. Every contender looks up the same prompts in its own way, and every text is
-compared with the known one. Peers take a number of draft tokens; their best one counts.
+parameters at 4 bits whose prompts predict a chosen share of its text: see :mod:`benchmarks.peers.chain`.
+Every contender looks up the same prompts in its own way, and every text must equal the known one. For
+peers, the number of draft tokens per step is a setting; the fastest one counts.
 """
 
 import statistics
@@ -96,7 +96,7 @@ def _round(
                     failures[name] = str(error)
                     del children[name]
                     continue
-                assert [int(t) for t in said][:tokens] == text, f"{name} said another text"
+                assert [int(t) for t in said][:tokens] == text, f"{name} generated another text"
                 found.setdefault((name, rate, guesses), []).append((tokens - 1) / seconds)
 
 
@@ -120,12 +120,12 @@ def _paces(
 
 def show(paces: Paces, failures: Mapping[str, str], console: Console) -> None:
     """Format a row for each contender and acceptance rate."""
-    table = Table("contender", "foretold right", "without", "with", "times", "guesses")
+    table = Table("contender", "predictable", "without", "with", "times", "draft tokens")
     for name, by_rate in paces.items():
         for rate, pace in by_rate.items():
             numbers = (f"{pace.plain:.1f}", f"{pace.guessing:.1f}")
             times = f"{pace.guessing / pace.plain:.2f}"
-            guesses = "its own" if name.startswith("galley") else str(pace.guesses)
+            guesses = "automatic" if name.startswith("galley") else str(pace.guesses)
             table.add_row(CONTENDERS[name], f"{rate:.0%}", *numbers, times, guesses)
     console.print(table)
     for name, reason in failures.items():
@@ -142,7 +142,7 @@ def figures(paces: Paces, rates: Sequence[float], rounds: int) -> list[Figure]:
     }
     made = [
         Figure(
-            what=f"1.24 billion, {CONTENDERS[name]}: prompt lookup, 1 sequence, by foretold tokens",
+            what=f"1.24 billion, {CONTENDERS[name]}: prompt lookup, 1 sequence, by predictable tokens",
             unit="times",
             measured=tuple(round(p.guessing / p.plain, 2) for p in by_rate.values()),
             remark=f"tokens/s with it {', '.join(f'{p.guessing:.3g}' for p in by_rate.values())}, without "
@@ -156,7 +156,7 @@ def figures(paces: Paces, rates: Sequence[float], rounds: int) -> list[Figure]:
     if peers:
         made += [
             Figure(
-                what="1.24 billion, int4: prompt lookup, 1 sequence, by foretold tokens, beside peers",
+                what="1.24 billion, int4: prompt lookup, 1 sequence, by predictable tokens, against peers",
                 unit="ratio",
                 measured=tuple(
                     round(

@@ -1,13 +1,13 @@
-"""What each method of ``galley quantize`` loses: perplexity and divergence, on text it has not seen.
+"""Measure what each method of ``galley quantize`` loses: perplexity and KL divergence on unseen text.
 
     python -m benchmarks.quantize [MODEL] [--group N] [--context N] [--calibrate FILE] [--data FILE]
         [--tokens N] [--measured N] [--mixed] [--results FILE]
 
-int4 with each method. A method calibrates on text that the model generates, or on ``--calibrate``; what is
-lost is measured on ``--data``, by default the questions and answers of the bundled model's held-out sets.
-The texts of a file come one after another and are cut into windows of ``--context`` tokens. No window is
-in both. ``--mixed``: also mixed precision, as ``--budget`` makes it, of as many bytes as int4 in groups of
-half the size takes, beside that.
+Every method makes int4 weights. It calibrates on text that the model generates, or on ``--calibrate``. The
+loss is measured on ``--data``, by default the questions and answers of the bundled model's held-out sets. A
+file's texts are concatenated and cut into windows of ``--context`` tokens; no window is used for both.
+``--mixed`` compares mixed precision, as ``--budget`` plans it, with int4 in groups of half the size, at
+equal bytes.
 """
 
 import argparse
@@ -157,13 +157,13 @@ def told(name: str, loss: Loss, bits: float, seconds: float) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that this benchmark shares with its comparison of peers."""
     parser.add_argument("model", nargs="?", default="galley-demo")
-    parser.add_argument("--group", type=int, default=128, help="columns that share a scale")
+    parser.add_argument("--group", type=int, default=128, help="columns per scale")
     parser.add_argument("--calibrate", type=Path)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--tokens", type=int, default=28672, help="to calibrate with")
+    parser.add_argument("--tokens", type=int, default=28672, help="tokens to calibrate on")
     parser.add_argument("--measured", type=int, default=4096, help="tokens to measure on")
-    parser.add_argument("--name", default="galley-demo", help="of the model in the results")
+    parser.add_argument("--name", default="galley-demo", help="name of the model in the results")
     parser.add_argument("--results", type=machine_file)
 
 
@@ -174,7 +174,9 @@ def source_of(wanted: argparse.Namespace) -> Source:
 
 def main() -> None:
     """Measure all methods, and write the figures to a results file if one is given."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_arguments(parser)
     parser.add_argument("--mixed", action="store_true")
     wanted = parser.parse_args()
@@ -197,7 +199,7 @@ def main() -> None:
         run("groups of half the size", finer)
         run("mixed", mixed(model, "gptq", texts, wanted.group, size_of(model, finer)))
         command = "benchmarks.quantize --mixed"
-        figures += figures_of(f"{what}, more bytes by gptq", losses, source, command)
+        figures += figures_of(f"{what}, larger formats, gptq", losses, source, command)
     if wanted.results is not None:
         put(wanted.results, figures)
 
@@ -228,7 +230,7 @@ def figures_of(what: str, losses: Mapping[str, Loss], source: Source, command: s
 
     more = [100 * (loss.perplexity / loss.base_perplexity - 1) for loss in losses.values()]
     return [
-        figure("perplexity, more than the base's", "%", more, "lower"),
+        figure("perplexity increase over the base", "%", more, "lower"),
         figure(
             "mean KL divergence from the base",
             "nats",

@@ -1,4 +1,4 @@
-"""Writes figures to a file of benchmarks/results; scripts/benchmarks_page.py makes the page from it."""
+"""Write figures to a file of benchmarks/results, from which scripts/benchmarks_page.py makes the pages."""
 
 import argparse
 import json
@@ -21,11 +21,11 @@ def machine_file(name: str) -> Path:
         msgspec.json.decode(file.read_bytes(), type=Machine)
     except OSError as error:
         raise argparse.ArgumentTypeError(
-            f"{name}: {error.strerror}. Figures go into a file of benchmarks/results; for a new machine "
-            'begin one with its "name" and "description", and "figures": []'
+            f"{name}: {error.strerror}. --results takes a file of benchmarks/results; for a new machine "
+            'create one with its "name" and "description", and "figures": []'
         ) from None
     except msgspec.MsgspecError as error:
-        raise argparse.ArgumentTypeError(f"{name} is no file of a machine: {error}") from None
+        raise argparse.ArgumentTypeError(f"{name} does not describe a machine: {error}") from None
     return file
 
 

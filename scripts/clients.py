@@ -1,8 +1,8 @@
-"""What ``make clients`` does: newest clients, their requests recorded, replayed against Galley.
+"""Implement ``make clients``: record the requests of the newest clients, and replay them against Galley.
 
-Recordings are ``tests/clients/recorded/NAME.json``: client, version, and what it asked. Long texts of
-theirs are cut, and whatever is of this machine or this run is replaced. What the tests then say is what
-breaks with these versions.
+Recordings are ``tests/clients/recorded/NAME.json``: client, version and requests. Long texts are cut, and
+anything specific to this machine or run is replaced. Tests that fail afterwards show what breaks with these
+versions.
 """
 
 import argparse
@@ -31,10 +31,14 @@ _KEPT: Final = re.compile(r"x-anthropic-billing-header:.*")
 
 def main() -> int:
     """Return how many clients could not be recorded, or the exit status of the tests."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--folder", type=Path, default=Path("build/clients"))
     parser.add_argument("--only", nargs="*", choices=sorted(CLIENTS), default=sorted(CLIENTS))
-    parser.add_argument("--installed", action="store_true", help="take what is in the folder")
+    parser.add_argument(
+        "--installed", action="store_true", help="use the clients already in the folder"
+    )
     asked = parser.parse_args()
     folder = asked.folder.resolve()
     if not asked.installed:

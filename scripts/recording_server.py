@@ -1,7 +1,7 @@
-"""A server on loopback that records what clients send, and answers enough for them to continue.
+"""Run a server on loopback that records clients' requests, and answers enough for them to continue.
 
-Its first answer to a request with a known tool calls that tool, so that the result clients send back is
-recorded, too.
+Its first answer to a request with a known tool calls that tool, so that the result that the client sends
+back is recorded, too.
 """
 
 import json

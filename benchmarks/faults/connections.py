@@ -1,10 +1,10 @@
-"""Ten thousand idle connections, a thousand streams, and half of these cut at random.
+"""Test a server with ten thousand idle connections and a thousand streams, half of them cut at random.
 
     python -m benchmarks.faults.connections [MODEL] --idle 10000 --streams 1000 --seconds 600 --json FILE
 
-Starts a real ``galley serve``. Idle connections that the server closes are opened again: there are always
-that many. Afterwards every KV block must be free or cached, memory must not have grown by 2 % or more since
-the warm-up, and every stream that was not cut must have been complete; exits with 1 otherwise.
+Starts a real ``galley serve``. Idle connections that the server closes are reopened, so their number stays
+constant. At the end every KV block must be free or cached, the server's memory must have grown by less than
+2 % since the warm-up, and every stream that was not cut must be complete. Otherwise the exit status is 1.
 """
 
 import argparse
@@ -257,16 +257,21 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--warm-up", type=float, default=60.0, help="seconds before memory counts")
+    parser.add_argument(
+        "--warm-up",
+        type=float,
+        default=60.0,
+        help="seconds before the first memory sample that counts",
+    )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument("--results", type=Path, help="also put them into this machine's results")
+    parser.add_argument("--results", type=Path, help="also write the figures to this results file")
     arguments = parser.parse_args()
     options = {name: getattr(arguments, name) for name in ("idle", "streams", "seconds", "seed")}
     if not allow_open_files(arguments.idle + arguments.streams):
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         fit = (hard - _SPARE_FILES) // 2 - arguments.streams
         sys.exit(
-            f"with {hard} open files (ulimit -Hn) at most --idle {fit} fit; raise that or ask for less"
+            f"with {hard} open files (ulimit -Hn) at most --idle {fit} fit; raise the limit or lower --idle"
         )
     # The server inherits the limit and needs as many descriptors.
     with started(arguments.model, "--max-queue", str(arguments.streams)) as (url, pid):

@@ -1,7 +1,7 @@
-"""Trains the demo model from nothing: `python -m recipes.assistant.train`.
+"""Train the demo model from scratch: `python -m recipes.assistant.train`.
 
-The text is generated as training goes; every step's batch depends on the seed and the step alone,
-so a killed run continues from its last checkpoint as if nothing had happened.
+The text is generated during training. Every step's batch depends only on the seed and the step, so an
+interrupted run continues from its last checkpoint with the same result.
 """
 
 from __future__ import annotations
@@ -350,17 +350,28 @@ def _report(result: Evaluation, console: Console) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the recipe's command line; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.assistant.train", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m recipes.assistant.train",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     default = Recipe()
-    parser.add_argument("--output", type=Path, default=MODEL_DIR, help="folder of the checkpoint")
-    parser.add_argument("--work", type=Path, default=Path("build/demo-model"), help="resume folder")
+    parser.add_argument("--output", type=Path, default=MODEL_DIR, help="checkpoint folder")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=Path("build/demo-model"),
+        help="folder of the state of an interrupted run",
+    )
     parser.add_argument("--steps", type=int, default=default.steps)
     parser.add_argument("--seed", type=int, default=default.seed)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument(
         "--processes", type=int, help="that share each step, on a CPU; default: one for each core"
     )
-    parser.add_argument("--evaluate", type=Path, metavar="DIR", help="only evaluate a checkpoint")
+    parser.add_argument(
+        "--evaluate", type=Path, metavar="DIR", help="evaluate this checkpoint and exit"
+    )
     options = parser.parse_args(arguments)
     if options.evaluate is not None:
         model, tokeniser = load_checkpoint(options.evaluate), load_tokeniser(options.evaluate)

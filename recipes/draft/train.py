@@ -1,7 +1,7 @@
-"""Distils the demo model into a draft model that guesses for it: `python -m recipes.draft.train`.
+"""Distil the demo model into a draft model for speculative decoding: `python -m recipes.draft.train`.
 
-The teacher answers generated conversations; the draft model learns what it says of each token that it wrote
-itself, since nothing else is guessed. A run that was killed goes on where it was.
+The teacher answers generated conversations; the draft model learns its distribution at each token of these
+answers, since only answers are drafted. An interrupted run continues from where it stopped.
 """
 
 from __future__ import annotations
@@ -107,9 +107,15 @@ def run(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the recipe's command line; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.draft.train", description=__doc__)
-    parser.add_argument("--output", type=Path, default=DRAFT_DIR, help="folder of the checkpoint")
-    parser.add_argument("--work", type=Path, default=Path("build/draft-model"), help="its texts")
+    parser = argparse.ArgumentParser(
+        prog="python -m recipes.draft.train",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--output", type=Path, default=DRAFT_DIR, help="checkpoint folder")
+    parser.add_argument(
+        "--work", type=Path, default=Path("build/draft-model"), help="folder of the training texts"
+    )
     parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--conversations", type=int, default=Recipe().conversations)
     parser.add_argument("--threads", type=int, default=available_cores())

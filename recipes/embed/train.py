@@ -1,7 +1,7 @@
-"""Trains the bundled embedding model: `python -m recipes.embed.train`.
+"""Train the bundled embedding model: `python -m recipes.embed.train`.
 
 A small BERT with mean pooling, from random weights; in-batch InfoNCE (arXiv:1807.03748) in both
-directions over pairs of `recipes.embed.pairs`. The tokeniser is the assistant's, of lower-cased text.
+directions over pairs of `recipes.embed.pairs`. The tokenizer is the assistant's, on lower-cased text.
 """
 
 from __future__ import annotations
@@ -212,8 +212,12 @@ def save(model: BertModel, tokeniser: Tokenizer, folder: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the recipe's command line; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.embed.train", description=__doc__)
-    parser.add_argument("--output", type=Path, default=EMBED_DIR, help="folder of the checkpoint")
+    parser = argparse.ArgumentParser(
+        prog="python -m recipes.embed.train",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--output", type=Path, default=EMBED_DIR, help="checkpoint folder")
     parser.add_argument("--steps", type=int, default=Recipe().steps)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Finds the attention heads that follow the speech: `python -m recipes.speech.heads [DIR]`.
+"""Find the attention heads that follow the speech: `python -m recipes.speech.heads [DIR]`.
 
 Word times come from these heads (`alignment_heads` in generation_config.json). They are chosen by
 how well they find where sentences begin and end, which is known for synthesized speech.

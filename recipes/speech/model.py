@@ -173,7 +173,7 @@ class Decoder(nn.Module):
         self.layer_norm = nn.LayerNorm(config.width)
 
     def listen(self, rows: Tensor) -> Cache:
-        """encoder rows `[batch, rows, width]` -> each layer's keys and values for them."""
+        """Map encoder rows `[batch, rows, width]` to each layer's keys and values."""
         return [layer.encoder_attn.keys(rows) for layer in self.layers]  # type: ignore[union-attr, operator]
 
     def forward(self, ids: Tensor, heard: Cache, past: Cache | None = None) -> tuple[Tensor, Cache]:

@@ -1,13 +1,13 @@
-"""Trains the speech model from nothing: `python -m recipes.speech.train`.
+"""Train the speech model from scratch: `python -m recipes.speech.train`.
 
-First espeak-ng says the pool that training draws from; then the model learns to write what it
-hears. Noise, loudness, pitch and pauses are drawn anew each time. Every step's batch depends on the
-seed and the step alone, so a killed run continues from its last checkpoint as if nothing had
-happened.
+espeak-ng first synthesizes the pool of utterances; then the model learns to transcribe it. Noise, loudness,
+pitch and pauses are drawn anew each time. Every step's batch depends only on the seed and the step, so an
+interrupted run continues from its last checkpoint with the same result.
 
-On a server with AVX-512 and bfloat16 the pool takes two cores six minutes; a step of some 48 utterances
-takes one core 1.5 s and two cores 1.3 s, beside 0.15 s for its batch. So 5,000 steps take two hours. Most
-is won while the rate falls: the error rate on held-out speech went from 36 % at step 2,000 to 10 %.
+On a server with AVX-512 and bfloat16, the pool takes six minutes on two cores. A step of about 48
+utterances takes 1.5 s on one core and 1.3 s on two, plus 0.15 s for its batch, so 5,000 steps take two
+hours. Most of the gain comes while the learning rate falls: the error rate on held-out speech went from
+36 % at step 2,000 to 10 %.
 """
 
 from __future__ import annotations
@@ -292,19 +292,28 @@ def _report(result: Evaluation, console: Console) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the recipe's command line; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.speech.train", description=__doc__)
-    default = Recipe()
-    parser.add_argument(
-        "--output", type=Path, default=SPEECH_MODEL_DIR, help="the checkpoint's folder"
+    parser = argparse.ArgumentParser(
+        prog="python -m recipes.speech.train",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    default = Recipe()
+    parser.add_argument("--output", type=Path, default=SPEECH_MODEL_DIR, help="checkpoint folder")
     parser.add_argument(
-        "--work", type=Path, default=Path("build/demo-speech-model"), help="resume folder"
+        "--work",
+        type=Path,
+        default=Path("build/demo-speech-model"),
+        help="folder of the state of an interrupted run",
     )
     parser.add_argument("--steps", type=int, default=default.steps)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--threads", type=int, help="CPU threads; 1 is best on a busy machine")
-    parser.add_argument("--workers", type=int, default=1, help="processes that make batches")
-    parser.add_argument("--evaluate", type=Path, metavar="DIR", help="only evaluate a checkpoint")
+    parser.add_argument(
+        "--workers", type=int, default=1, help="number of processes that make batches"
+    )
+    parser.add_argument(
+        "--evaluate", type=Path, metavar="DIR", help="evaluate this checkpoint and exit"
+    )
     options = parser.parse_args(arguments)
     if options.threads is not None:
         torch.set_num_threads(options.threads)

@@ -1,8 +1,8 @@
-"""Makes a model of a quarter of the demo model's size: `python -m recipes.student.train OUT`.
+"""Train a model a quarter of the size of the demo model: `python -m recipes.student.train OUT`.
 
-It first learns as the demo model did, from generated conversations and texts to repeat, and then from what
-the demo model says of the answers of others; what is written is the mean of what it was before and after
-that. A run that was killed goes on where it was.
+It first trains like the demo model, on generated conversations and texts to repeat. Then it learns the demo
+model's token distributions over generated conversations (distillation). The saved weights are the mean of
+those before and after distillation. An interrupted run continues from where it stopped.
 """
 
 from __future__ import annotations
@@ -138,15 +138,28 @@ def go_half_way_back(output: Path, start: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the recipe's command line; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.student.train", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m recipes.student.train",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     default = Recipe()
-    parser.add_argument("output", type=Path, help="folder of the checkpoint")
-    parser.add_argument("--work", type=Path, default=Path("build/student"), help="resume folder")
-    parser.add_argument("--alone", type=int, default=default.alone.steps, help="steps by itself")
-    parser.add_argument("--steps", type=int, default=1500, help="steps with the teacher")
+    parser.add_argument("output", type=Path, help="checkpoint folder")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=Path("build/student"),
+        help="folder of the state of an interrupted run",
+    )
+    parser.add_argument(
+        "--alone", type=int, default=default.alone.steps, help="steps before distillation"
+    )
+    parser.add_argument("--steps", type=int, default=1500, help="steps of distillation")
     parser.add_argument("--conversations", type=int, default=default.conversations)
     cores = len(os.sched_getaffinity(0))
-    parser.add_argument("--processes", type=int, default=cores, help="that share each step")
+    parser.add_argument(
+        "--processes", type=int, default=cores, help="number of processes that share each step"
+    )
     given = parser.parse_args(arguments)
     alone = replace(default.alone, steps=given.alone)
     recipe = replace(default, conversations=given.conversations, alone=alone)

