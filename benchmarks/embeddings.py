@@ -66,13 +66,13 @@ def texts(count: int, seed: int = 0) -> list[list[int]]:
 
 
 def cosines(
-    turns: Turns, children: dict[str, Child], asked: Sequence[list[int]]
+    turns: Turns, children: dict[str, Child], prompts: Sequence[list[int]]
 ) -> dict[str, float]:
     """Return the lowest similarity of each contender's vectors to the first's; failures are left out."""
     found = {}
     for name, child in list(children.items()):
         try:
-            found[name] = np.array([child.ask({"vector": ids}) for ids in asked])
+            found[name] = np.array([child.ask({"vector": ids}) for ids in prompts])
         except PeerFailed as error:
             turns.failures[name] = str(error)
             del children[name], turns.seconds[name]

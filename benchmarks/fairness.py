@@ -125,16 +125,16 @@ async def shares(server: Server, tenants: list[Tenant], seconds: float) -> dict[
 async def first_tokens(
     server: Server, light: Tenant, heavy: Tenant | None, seconds: float
 ) -> list[float]:
-    """Measure the light tenant's time to first token, next to a heavy tenant if there is one."""
-    beside = Load(server, heavy, HEAVY_REQUESTS) if heavy else None
+    """Measure the light tenant's time to first token, while a heavy tenant runs if there is one."""
+    contention = Load(server, heavy, HEAVY_REQUESTS) if heavy else None
     await asyncio.sleep(WARM_UP_SECONDS if heavy else 0.0)
     load = Load(server, light, LIGHT_REQUESTS)
     begin = time.monotonic()
     await asyncio.sleep(seconds)
     found = load.first_tokens(begin)
     await load.stop()
-    if beside:
-        await beside.stop()
+    if contention:
+        await contention.stop()
     return found
 
 
@@ -143,13 +143,13 @@ async def measure(server: Server, tenants: Mapping[str, Tenant], seconds: float)
     weighted = [tenants[name] for name in WEIGHTS]
     got = await shares(server, weighted, seconds)
     alone = await first_tokens(server, tenants[LIGHT], None, seconds)
-    beside = await first_tokens(server, tenants[LIGHT], tenants[HEAVY], seconds)
+    contended = await first_tokens(server, tenants[LIGHT], tenants[HEAVY], seconds)
     return {
         "shares": got,
         "owed": {name: weight / sum(WEIGHTS.values()) for name, weight in WEIGHTS.items()},
         "ttft_alone_s": {p: percentile(alone, p) for p in (50, 99)},
-        "ttft_contended_s": {p: percentile(beside, p) for p in (50, 99)},
-        "requests": [len(alone), len(beside)],
+        "ttft_contended_s": {p: percentile(contended, p) for p in (50, 99)},
+        "requests": [len(alone), len(contended)],
     }
 
 
@@ -184,7 +184,7 @@ def figures(results: dict[str, Any], command: str) -> list[Figure]:
     today = date.today().isoformat()
     percents = {name: 100 * results["shares"][name] for name in WEIGHTS}
     owed = ", ".join(f"{100 * share:.1f}" for share in results["owed"].values())
-    alone, beside = (
+    alone, contended = (
         tuple(float(f"{1e3 * results[name][p]:.3g}") for p in (50, 99))
         for name in ("ttft_alone_s", "ttft_contended_s")
     )
@@ -202,7 +202,7 @@ def figures(results: dict[str, Any], command: str) -> list[Figure]:
             what=f"Tenants: time to first token with {HEAVY_REQUESTS:,} requests of another tenant",
             unit="ms",
             at=("P50", "P99"),
-            measured=beside,
+            measured=contended,
             before=alone,
             date=today,
             command=command,

@@ -102,7 +102,7 @@ def quantize(source: str, target: str, type: str) -> None:
     params.ftype = (FILE_TYPES | MIXTURES)[type]
     params.pure, params.allow_requantize = type in FILE_TYPES, True
     if llama_cpp.llama_model_quantize(source.encode(), target.encode(), params):
-        raise RuntimeError(f"llama.cpp cannot quantise to {type}")
+        raise RuntimeError(f"llama.cpp cannot quantize to {type}")
 
 
 def main() -> None:

@@ -130,7 +130,7 @@ def make_file(type: str, peer: Peer) -> Path:
     return file
 
 
-def dequantised(file: Path, target: Path) -> Path:
+def dequantized(file: Path, target: Path) -> Path:
     """Write a file with the values that the gguf package reads from ``file``, as float32; return it."""
     import gguf
     from gguf.quants import dequantize
@@ -197,7 +197,7 @@ def compare(type: str, peer: Peer, windows: list[list[int]], prompts: list[list[
     file = make_file(type, peer)
     truth = np.load(
         peer.run(
-            model=str(dequantised(file, peer.folder / "truth.gguf")),
+            model=str(dequantized(file, peer.folder / "truth.gguf")),
             windows=windows,
             prompts=prompts,
             steps=STEPS,

@@ -41,7 +41,7 @@ CLOSING = ('"', "}", "]", ",", ":", "0", "1", "true", "null", '",', '"}', '":')
 
 
 def make_vocabulary(folder: Path, size: int) -> None:
-    """Write a byte-level ``tokenizer.json`` with words, with and without a space, and JSON's punctuation."""
+    """Write a byte-level ``tokenizer.json`` with words, with and without spaces, and JSON's punctuation."""
     rng = random.Random(0)
     letters = "etaoinshrdlcumwfgypbvkjxqz"
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -210,11 +210,13 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
-    asked = parser.parse_args()
-    if asked.model is None:
-        measure_masks(asked.vocabulary, asked.schemas, asked.texts)
+    arguments = parser.parse_args()
+    if arguments.model is None:
+        measure_masks(arguments.vocabulary, arguments.schemas, arguments.texts)
     else:
-        measure_batch(asked.model, asked.quantize, asked.batch, asked.tokens, asked.rounds)
+        measure_batch(
+            arguments.model, arguments.quantize, arguments.batch, arguments.tokens, arguments.rounds
+        )
 
 
 if __name__ == "__main__":

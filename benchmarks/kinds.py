@@ -104,7 +104,7 @@ def as_files(
         file.unlink()
 
 
-def told(speed: Speed) -> Speed:
+def printed(speed: Speed) -> Speed:
     """Print a figure at once, since each kind takes minutes, and return it."""
     decode = ", ".join(f"{rate:.1f}" for rate in speed.decode)
     print(f"{speed.kind:8} prefill {speed.prefill:.0f}, decode {decode} tokens/s", flush=True)
@@ -142,17 +142,17 @@ def main() -> None:
     parser.add_argument("--results", type=machine_file)
     options = parser.parse_args()
     checkpoint: Path = options.checkpoint
-    asked = options.kinds.split(",")
+    wanted = options.kinds.split(",")
     speeds = [
-        told(measure(kind, checkpoint, options.repeats, "--quantize", kind))
-        for kind in asked
+        printed(measure(kind, checkpoint, options.repeats, "--quantize", kind))
+        for kind in wanted
         if kind in ROUNDED
     ]
-    files = [kind for kind in asked if kind in FILES]
+    files = [kind for kind in wanted if kind in FILES]
     if options.llama and files:
         with tempfile.TemporaryDirectory() as folder:
             made = (checkpoint, options.llama, Path(folder), files, options.repeats)
-            speeds += map(told, as_files(*made))
+            speeds += map(printed, as_files(*made))
     names = ["weights", "prefill", *map(str, BATCHES), "MB a step", "GB/s", "share"]
     table = Table(*names, title="tokens/s")
     for s in speeds:

@@ -147,7 +147,7 @@ def measure(shape: str, kind: str, batches: Sequence[int], repeats: int) -> list
     return rates
 
 
-def beside_peers(
+def compare_peers(
     names: Sequence[str],
     home: Path,
     batches: Sequence[int],
@@ -181,7 +181,7 @@ def beside_peers(
 def alone(
     names: Sequence[str], kind: str, batches: Sequence[int], repeats: int
 ) -> Iterator[Figure]:
-    """Galley's executor without an engine around it."""
+    """Measure Galley's executor without an engine."""
     choose_isa(os.environ)
     for name in names:
         rates = measure(name, kind, batches, repeats)
@@ -224,7 +224,7 @@ def main() -> None:
         rounds, steps, context = (
             (1, 8, 16) if wanted.quick else (wanted.repeats or 2, STEPS, CONTEXT)
         )
-        made = beside_peers(names, wanted.peers, batches, rounds, steps, context)
+        made = compare_peers(names, wanted.peers, batches, rounds, steps, context)
     if wanted.results is not None:
         put(wanted.results, made)
 

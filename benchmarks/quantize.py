@@ -60,7 +60,7 @@ class Source:
     tokens: int
     measured: int
 
-    def told(self) -> str:
+    def described(self) -> str:
         """Return a description for the printed report."""
         seen = "text that the model generated" if self.calibrate is None else self.calibrate.name
         unseen = "the bundled model's held-out sets" if self.data is None else self.data.name
@@ -132,8 +132,8 @@ def mixed(model: Model, method: Method, texts: Texts, group: int, size: int) -> 
     _, factory = choose_executor("auto", "cpu")
     windows = first_texts(texts.calibration, _PARTS_TOKENS)
     names, kinds = linear_weights(model.program), kinds_of(Scheme(4, group))
-    asked = (model, factory, windows, names, kinds)
-    parts = parts_of(*asked, method=method, calibration=texts.calibration[len(windows) :])
+    shared = (model, factory, windows, names, kinds)
+    parts = parts_of(*shared, method=method, calibration=texts.calibration[len(windows) :])
     return Plan(method, schemes_of(parts, assign(parts, most_bytes=size)))
 
 
@@ -144,7 +144,7 @@ def size_of(model: Model, plan: Plan) -> int:
     )
 
 
-def told(name: str, loss: Loss, bits: float, seconds: float) -> str:
+def described(name: str, loss: Loss, bits: float, seconds: float) -> str:
     """Format a line of the printed report."""
     more = loss.perplexity / loss.base_perplexity - 1
     return (
@@ -187,7 +187,7 @@ def main() -> None:
     def run(name: str, plan: Plan) -> None:
         with tempfile.TemporaryDirectory() as folder:
             losses[name], seconds = measure(model, plan, texts, Path(folder) / "made")
-        print(told(name, losses[name], bits_of(model, plan), seconds), flush=True)
+        print(described(name, losses[name], bits_of(model, plan), seconds), flush=True)
 
     for method in _ROUNDED:
         run(method, uniform(model, method, Scheme(4, wanted.group)))
@@ -225,7 +225,7 @@ def figures_of(what: str, losses: Mapping[str, Loss], source: Source, command: s
             date=datetime.now(UTC).date().isoformat(),
             command=f"python -m {command}",
             better=better,
-            remark=source.told(),
+            remark=source.described(),
         )
 
     more = [100 * (loss.perplexity / loss.base_perplexity - 1) for loss in losses.values()]

@@ -22,12 +22,12 @@ from typing import Final
 from benchmarks.quantize import (
     add_arguments,
     bits_of,
+    described,
     figures_of,
     measure,
     read,
     source_of,
     texts_of,
-    told,
     uniform,
 )
 from benchmarks.results_file import put
@@ -48,7 +48,7 @@ PEERS: Final[Mapping[str, tuple[str, ...]]] = {
 """Peer -> its methods."""
 
 
-class Beside:
+class Reference:
     """The base model's next-token logits, the reference for the others."""
 
     def __init__(self, base: Model, windows: Sequence[Sequence[int]]) -> None:
@@ -105,8 +105,8 @@ def main() -> None:
             plan = uniform(model, method, scheme)
             loss, seconds = measure(model, plan, texts, Path(home) / method)
             losses[f"Galley {method}"] = loss
-            print(told(f"Galley {method}", loss, bits, seconds), flush=True)
-        beside = Beside(model, texts.measured)
+            print(described(f"Galley {method}", loss, bits, seconds), flush=True)
+        reference = Reference(model, texts.measured)
         windows = Path(home) / "windows.json"
         windows.write_text(json.dumps(texts.calibration))
         for peer, methods in PEERS.items():
@@ -116,8 +116,8 @@ def main() -> None:
                 arguments = [str(model.checkpoint.folder), str(windows), str(out), way]
                 if make(peer, way, python, [*arguments, str(wanted.group)], Path(f"{out}.log")):
                     seconds = time.monotonic() - began
-                    losses[f"{peer} {way}"] = loss = beside.loss(read(str(out)))
-                    print(told(f"{peer} {way}", loss, bits, seconds), flush=True)
+                    losses[f"{peer} {way}"] = loss = reference.loss(read(str(out)))
+                    print(described(f"{peer} {way}", loss, bits, seconds), flush=True)
     if wanted.results is not None:
         what = f"{wanted.name}, int4 in groups of {wanted.group}, compared with peers"
         put(wanted.results, figures_of(what, losses, source, "benchmarks.quantize_peers"))

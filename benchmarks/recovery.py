@@ -107,11 +107,11 @@ class Streams:
             stream.calls.append(call)
             answer = await call.wait()
             if not (answer.whole and answer.finished):
-                self.failed.append(_told(answer))
+                self.failed.append(_described(answer))
                 return
 
 
-def _told(answer: Answer) -> str:
+def _described(answer: Answer) -> str:
     return f"status {answer.status}, {len(answer.events)} events, {answer.body[-200:]!r}"
 
 

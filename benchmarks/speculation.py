@@ -103,7 +103,7 @@ class Oracle:
         return Proposal(draft_tokens, 1)
 
 
-def asked(engine: Engine, sequences: int, tokens: int) -> list[EngineRequest]:
+def requests_of(engine: Engine, sequences: int, tokens: int) -> list[EngineRequest]:
     """Return greedy continuations of random prompts; a speech model gets a window of noise for each."""
     rng = random.Random(0)
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
@@ -191,7 +191,7 @@ class Point:
     rate: float
     plain: float
     ratio: float
-    told: float
+    predicted: float
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ def controlled(
     print("seconds by rows:", {rows: round(taken, 4) for rows, taken in sorted(measured.items())})
     curves = []
     for sequences in sizes:
-        requests = asked(engine, sequences, tokens)
+        requests = requests_of(engine, sequences, tokens)
         _, texts = paced(engine, requests, 1e9, [EngineSpeculation()])
         prompts = {r.id: r.payload.prompt for r in requests if isinstance(r.payload, Decoded)}
         known = {tuple(ids): [*ids, *texts[name]] for name, ids in prompts.items()}
@@ -287,10 +287,10 @@ class Done:
         """Return generated tokens per second, prompt time included."""
         return self.tokens / self.seconds
 
-    def add(self, llm: LLM, asked: Sequence[Any]) -> list[str]:
+    def add(self, llm: LLM, conversations: Sequence[Any]) -> list[str]:
         """Run these conversations; return their texts."""
         began = time.perf_counter()
-        choices = [output.choices[0] for output in llm.chat(asked, PARAMS)]
+        choices = [output.choices[0] for output in llm.chat(conversations, PARAMS)]
         self.seconds += time.perf_counter() - began
         self.tokens += sum(len(choice.token_ids) for choice in choices)
         self.proposed += sum(choice.timing.proposed for choice in choices)
@@ -328,10 +328,10 @@ def tasks(
             sums = {proposer: Done(task, at_once, proposer) for proposer in engines}
             order = list(engines)
             for i in range(0, len(all_of_it), at_once):
-                asked = all_of_it[i : i + at_once]
-                texts = {way: sums[way].add(engines[way], asked) for way in order}
+                batch = all_of_it[i : i + at_once]
+                texts = {way: sums[way].add(engines[way], batch) for way in order}
                 assert all(own == texts["off"] for own in texts.values()), (task, i)
-                order.append(order.pop(0))  # nobody always goes first
+                order.append(order.pop(0))  # no proposer always goes first
             made += sums.values()
     return made
 
@@ -348,7 +348,7 @@ def figures_of_curves(name: str, curves: Sequence[Curve]) -> list[Figure]:
             command=COMMAND,
             target=(0.98,),
             remark=f"{statistics.median(point.plain for point in curve.points):.1f} tokens/s without; "
-            "predicted " + ", ".join(f"{point.told:.2f}" for point in curve.points),
+            "predicted " + ", ".join(f"{point.predicted:.2f}" for point in curve.points),
         )
         for curve in curves
     ]
@@ -438,16 +438,16 @@ def main() -> None:
         ]
         table = Table("task", "at once", "proposer", "tokens/s", "tokens", "proposed", "accepted")
         for one in done:
-            told = (one.task, one.at_once, one.proposer, round(one.tokens_per_s, 1), one.tokens)
-            table.add_row(*map(str, told), str(one.proposed), str(one.accepted))
+            cells = (one.task, one.at_once, one.proposer, round(one.tokens_per_s, 1), one.tokens)
+            table.add_row(*map(str, cells), str(one.proposed), str(one.accepted))
         figures = figures_of_tasks(done)
     else:
         curves = controlled(settings, rates, sizes, options.tokens, options.seconds)
         table = Table("sequences", "acceptance", "without", "ratio", "predicted")
         for curve in curves:
             for point in curve.points:
-                beside = (f"{n:.2f}" for n in (point.plain, point.ratio, point.told))
-                table.add_row(str(curve.sequences), f"{point.rate:.0%}", *beside)
+                cells = (f"{n:.2f}" for n in (point.plain, point.ratio, point.predicted))
+                table.add_row(str(curve.sequences), f"{point.rate:.0%}", *cells)
         figures = figures_of_curves(options.name, curves)
     Console().print(table)
     if options.results:

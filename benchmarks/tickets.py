@@ -60,13 +60,13 @@ def tickets(count: int) -> list[tuple[list[Any], str]]:
 
 
 def answered(
-    llm: LLM, asked: Sequence[list[Any]], params: SamplingParams, at_once: int, what: str
+    llm: LLM, conversations: Sequence[list[Any]], params: SamplingParams, at_once: int, what: str
 ) -> tuple[list[str], float, int, int]:
     """Return texts, tokens per second, accepted draft tokens, and all tokens."""
     texts, tokens, accepted = [], 0, 0
     began = time.perf_counter()
-    for i in track(range(0, len(asked), at_once), what):
-        for output in llm.chat(asked[i : i + at_once], params):
+    for i in track(range(0, len(conversations), at_once), what):
+        for output in llm.chat(conversations[i : i + at_once], params):
             [choice] = output.choices
             texts.append(choice.text)
             tokens += len(choice.token_ids)
@@ -86,7 +86,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     wanted = tickets(options.tickets)
-    asked, right = [messages for messages, _ in wanted], [answer for _, answer in wanted]
+    conversations, right = [messages for messages, _ in wanted], [answer for _, answer in wanted]
     free = SamplingParams(temperature=0, max_tokens=200)
     grammar = Grammar("json_schema", json.dumps(SCHEMA))
     schema = SamplingParams(temperature=0, max_tokens=200, grammar=grammar)
@@ -100,8 +100,10 @@ def main() -> None:
     matched: dict[str, float] = {}
     for what, params, speculation in ways:
         with LLM("galley-demo", speculation=speculation, kv_cache_tokens=16384) as llm:
-            llm.chat(asked[: options.at_once], params)
-            texts, pace, accepted, tokens = answered(llm, asked, params, options.at_once, what)
+            llm.chat(conversations[: options.at_once], params)
+            texts, pace, accepted, tokens = answered(
+                llm, conversations, params, options.at_once, what
+            )
         valid = sum(_is_valid(text, validator) for text in texts) / len(texts)
         matched[what] = sum(map(_same, texts, right)) / len(texts)
         row = (f"{valid:.1%}", f"{matched[what]:.1%}", f"{pace:.0f}", f"{accepted} of {tokens}")

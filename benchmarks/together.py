@@ -268,18 +268,20 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
-    asked = parser.parse_args()
-    load = Load(**{each.name: getattr(asked, each.name) for each in fields(Load)})
-    models = [f"chat={asked.chat}", f"speech={asked.speech}"]
-    phases = {sharing: measure(sharing, models, load, asked.rounds) for sharing in asked.sharing}
+    arguments = parser.parse_args()
+    load = Load(**{each.name: getattr(arguments, each.name) for each in fields(Load)})
+    models = [f"chat={arguments.chat}", f"speech={arguments.speech}"]
+    phases = {
+        sharing: measure(sharing, models, load, arguments.rounds) for sharing in arguments.sharing
+    }
     results = {
         sharing: {name: summary(phase) for name, phase in of.items()}
         for sharing, of in phases.items()
     }
     report(results)
-    if asked.json:
+    if arguments.json:
         figures = {"machine": machine(), "load": {**asdict(load), "audio": str(load.audio)}}
-        asked.json.write_text(json.dumps({**figures, "results": results}, indent=2) + "\n")
+        arguments.json.write_text(json.dumps({**figures, "results": results}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

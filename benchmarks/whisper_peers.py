@@ -31,7 +31,7 @@ from galley.speech.audio import SAMPLE_RATE, Samples
 from galley.speech.options import TranscribeOptions
 from galley.speech.transcribe import Transcriber
 
-Hear = Callable[[Samples], str]
+Transcribe = Callable[[Samples], str]
 
 _BEAMS: Final = 5
 
@@ -63,8 +63,8 @@ def main() -> None:
         totals = {peer: _Total() for peer in peers}
         for seed in range(arguments.seeds):
             samples, said = shuffled(seed, 60 * arguments.minutes, condition)
-            for peer, hear in hearers.items():
-                totals[peer].add(hear, samples, said)
+            for peer, transcribe in hearers.items():
+                totals[peer].add(transcribe, samples, said)
         print(
             f"{condition:12}" + "".join(f"{total!s:>32}" for total in totals.values()), flush=True
         )
@@ -80,9 +80,9 @@ class _Total:
     cpu_seconds: float = 0.0
     seconds: float = 0.0
 
-    def add(self, hear: Hear, samples: Samples, said: list[str]) -> None:
+    def add(self, transcribe: Transcribe, samples: Samples, said: list[str]) -> None:
         began, cpu_began = time.monotonic(), time.process_time()
-        text = hear(samples)
+        text = transcribe(samples)
         self.seconds += time.monotonic() - began
         self.cpu_seconds += time.process_time() - cpu_began
         self.wrong += real.errors(said, real.words(text))
@@ -94,28 +94,28 @@ class _Total:
         return f"{self.wrong} of {self.said}, CPU {cpu:.4f}, {wall:.4f}"
 
 
-def _galley(threads: int) -> Hear:
+def _galley(threads: int) -> Transcribe:
     transcriber = Transcriber(real.whisper(), dtype="float32", threads=threads)
     return lambda samples: transcriber.transcribe(samples, TranscribeOptions(language="en")).text()
 
 
-def _faster_whisper(threads: int, *, vad: bool = False) -> Hear:
+def _faster_whisper(threads: int, *, vad: bool = False) -> Transcribe:
     from faster_whisper import WhisperModel
 
     model = WhisperModel(str(real.whisper()), cpu_threads=threads, compute_type="float32")
 
-    def hear(samples: Samples) -> str:
+    def transcribe(samples: Samples) -> str:
         segments, _ = model.transcribe(samples, beam_size=_BEAMS, vad_filter=vad)
         return " ".join(segment.text for segment in segments)
 
-    return hear
+    return transcribe
 
 
-def _faster_whisper_vad(threads: int) -> Hear:
+def _faster_whisper_vad(threads: int) -> Transcribe:
     return _faster_whisper(threads, vad=True)
 
 
-def _transformers(threads: int) -> Hear:
+def _transformers(threads: int) -> Transcribe:
     """Load the same weights into transformers' model, with its long-form transcription."""
     import torch
     from tokenizers import Tokenizer
@@ -133,7 +133,7 @@ def _transformers(threads: int) -> Hear:
     extract = WhisperFeatureExtractor()
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
-    def hear(samples: Samples) -> str:
+    def transcribe(samples: Samples) -> str:
         inputs = extract(
             samples,
             sampling_rate=SAMPLE_RATE,
@@ -154,7 +154,7 @@ def _transformers(threads: int) -> Hear:
         first = generation["eos_token_id"]
         return tokenizer.decode([int(token) for token in tokens[0] if token < first])
 
-    return hear
+    return transcribe
 
 
 def _as_transformers(checkpoint: CTranslate2Checkpoint, folder: str) -> Path:
@@ -188,7 +188,7 @@ def _floats(checkpoint: CTranslate2Checkpoint) -> Mapping[str, Any]:
     return made
 
 
-PEERS: Final[Mapping[str, Callable[[int], Hear]]] = {
+PEERS: Final[Mapping[str, Callable[[int], Transcribe]]] = {
     "galley": _galley,
     "faster-whisper": _faster_whisper,
     "faster-whisper-vad": _faster_whisper_vad,

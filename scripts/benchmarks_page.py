@@ -161,10 +161,10 @@ def _table(machine: Machine) -> str:
     head += ["peer, remarks", "from"]
     rows = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for figure in machine.figures:
-        told = "; ".join(filter(None, (figure.peer, figure.remark)))
+        details = "; ".join(filter(None, (figure.peer, figure.remark)))
         cells = [figure.what, figure.unit, ", ".join(figure.at)]
         cells += [_values(figure, figure.before)] if before else []
-        cells += [_values(figure, figure.measured, bold=True), _target(figure), told]
+        cells += [_values(figure, figure.measured, bold=True), _target(figure), details]
         cells.append(f"[{figure.date}](../notes/{figure.note})" if figure.note else figure.date)
         rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows) + "\n"
@@ -197,12 +197,12 @@ def _missed(machine: Machine) -> str:
 
 
 def _commands(machine: Machine) -> str:
-    told: dict[str, list[str]] = {}
+    by_command: dict[str, list[str]] = {}
     for figure in machine.figures:
-        whats = told.setdefault(figure.command, [])
+        whats = by_command.setdefault(figure.command, [])
         if figure.what not in whats:
             whats.append(figure.what)
-    return "".join(f"- `{command}`: {'; '.join(whats)}\n" for command, whats in told.items())
+    return "".join(f"- `{command}`: {'; '.join(whats)}\n" for command, whats in by_command.items())
 
 
 def main() -> None:

@@ -39,17 +39,17 @@ def main() -> int:
     parser.add_argument(
         "--installed", action="store_true", help="use the clients already in the folder"
     )
-    asked = parser.parse_args()
-    folder = asked.folder.resolve()
-    if not asked.installed:
+    arguments = parser.parse_args()
+    folder = arguments.folder.resolve()
+    if not arguments.installed:
         install(folder)
     failed = {}
-    for name in asked.only:
+    for name in arguments.only:
         before, error = _version(RECORDED / f"{name}.json"), ""
         try:
             now = record(name, folder)
         except (OSError, subprocess.SubprocessError, importlib.metadata.PackageNotFoundError) as e:
-            failed[name] = now = error = _told(e)
+            failed[name] = now = error = _described(e)
         print(f"{name}: {error or f'{now} (was {before})'}", flush=True)
     tests = [sys.executable, "-m", "pytest", "-n", "0", "-q", "tests/clients/test_recorded.py"]
     return subprocess.run(tests, check=False).returncode or len(failed)
@@ -121,7 +121,7 @@ def _cleaned(value: Any, made: str, url: str, key: str = "") -> Any:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text)} characters)"
 
 
-def _told(error: Exception) -> str:
+def _described(error: Exception) -> str:
     said = getattr(error, "stderr", None) or ""
     return f"not recorded: {type(error).__name__}: {str(error)[:200]} {said[-500:]}"
 

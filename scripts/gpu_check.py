@@ -270,7 +270,7 @@ def machine(
 ) -> dict[str, Any]:
     """Return a file of ``benchmarks/results`` from the ``figures`` of each kind of weights."""
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    told: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     for kind in dict.fromkeys(figure["kind"] for figure in figures):
         for phase, unit, target in (
             ("prefill", "% of the measured multiply rate", PREFILL_TARGET),
@@ -282,12 +282,12 @@ def machine(
             what = f"{SHAPES[shape].title} on a GPU, {kind}: {phase}"
             rates = [round(f["tokens/s"], 1) for f in mine]
             shares = [round(f["share"], 1) for f in mine]
-            told.append({"what": what, "unit": "tokens/s", "at": at, "measured": rates} | common)
-            told.append(
+            entries.append({"what": what, "unit": "tokens/s", "at": at, "measured": rates} | common)
+            entries.append(
                 {"what": what + ", share", "unit": unit, "at": at, "measured": shares} | common
             )
             held = next(i for i, f in enumerate(mine) if f["held"])
-            told.append(
+            entries.append(
                 {"what": what + ", target", "unit": unit, "at": at[held : held + 1]}
                 | {"measured": shares[held : held + 1], "target": [target]}
                 | common
@@ -297,7 +297,7 @@ def machine(
         "description": f"One {name}, torch {torch.__version__}: reads {read / 1e12:.2f} TB/s, multiplies "
         f"bfloat16 at {product / 1e12:.0f} TFLOP/s, both measured in the same run. "
         f"{SHAPES[shape].model}'s shape, random weights, {CONTEXT} tokens of context when decoding.",
-        "figures": told,
+        "figures": entries,
     }
 
 

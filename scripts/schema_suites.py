@@ -80,10 +80,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--list", action="store_true", help="print each failing test")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     vocabulary = LLTokenizer("byte")
     found: dict[str, list[Counts]] = {}
-    for group in groups_of(asked.folder):
+    for group in groups_of(arguments.folder):
         found.setdefault(group.part, []).append(counted(group, vocabulary))
     reasons: Counter[str] = Counter()
     for part, all_counts in found.items():
@@ -98,7 +98,7 @@ def main() -> None:
             f"{len(over)} over-accepted, {len(never)} valid but not generated"
         )
         for kind, names in (("over-accepted", over), ("not generated", never)):
-            for name in names if asked.list else ():
+            for name in names if arguments.list else ():
                 print(f"    {kind}: {name}")
     for reason, count in reasons.most_common(20):
         print(f"{count:6} {reason}")

@@ -136,7 +136,7 @@ async def run(
         await connections.open()
         began = time.monotonic()
         memory: list[tuple[float, float]] = []
-        beside = [
+        background = [
             asyncio.create_task(connections.keep()),
             asyncio.create_task(watch_memory(psutil.Process(pid), began, memory)),
             asyncio.create_task(_probe(http, result)),
@@ -149,9 +149,9 @@ async def run(
         try:
             await asyncio.gather(*lanes)
         finally:
-            for task in beside:
+            for task in background:
                 task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
+            await asyncio.gather(*background, return_exceptions=True)
             connections.close()
             client.close()
         result.memory = before_and_after(memory, warm_up, seconds)
@@ -277,11 +277,11 @@ def main() -> None:
     with started(arguments.model, "--max-queue", str(arguments.streams)) as (url, pid):
         warm_up = min(arguments.warm_up, arguments.seconds / 4)
         result = asyncio.run(run(url, pid, warm_up=warm_up, **options))
-    told: dict[str, Any] = {"machine": machine(), **options, **asdict(result)}
-    told |= {"memory_growth": round(result.memory_growth, 4), "failed": result.failed[:20]}
-    print(json.dumps(told, indent=2))
+    report: dict[str, Any] = {"machine": machine(), **options, **asdict(result)}
+    report |= {"memory_growth": round(result.memory_growth, 4), "failed": result.failed[:20]}
+    print(json.dumps(report, indent=2))
     if arguments.json:
-        arguments.json.write_text(json.dumps(told, indent=2) + "\n")
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
     sys.exit(bool(result.failed or result.leaked_blocks) or result.memory_growth >= MOST_GROWTH)
 
 

@@ -24,7 +24,7 @@ from galley.train.student import Student, read_parameters
 from galley.train.trainer import Example, Options
 
 from ..assistant.generator import examples
-from ..assistant.tokeniser import encode_turns, load_tokeniser
+from ..assistant.tokenizer import encode_turns, load_tokenizer
 from ..assistant.train import copy_row
 from ..distilling import EMBEDDING, distil, kept_texts, random_student
 
@@ -55,20 +55,20 @@ class Recipe:
 
 
 def _made(recipe: Recipe) -> Iterator[Example]:
-    tokeniser = load_tokeniser(MODEL_DIR)
-    asked = [
+    tokenizer = load_tokenizer(MODEL_DIR)
+    conversations = [
         made.messages for made in itertools.islice(examples(recipe.seed), recipe.conversations)
     ]
     with LLM("galley-demo", kv_cache_tokens=65536) as teacher:
         params = SamplingParams(temperature=0, max_tokens=256)
-        answers = [o.choices[0].text for o in teacher.chat(asked, params, progress=True)]
+        answers = [o.choices[0].text for o in teacher.chat(conversations, params, progress=True)]
     rows = []
-    for messages, answer in zip(asked, answers, strict=True):
+    for messages, answer in zip(conversations, answers, strict=True):
         said = [*messages, {"role": "assistant", "content": answer}]
-        ids, own = encode_turns(tokeniser, said)  # type: ignore[arg-type]
+        ids, own = encode_turns(tokenizer, said)  # type: ignore[arg-type]
         rows.append(Example(ids, [1.0 if mine else recipe.prompt_weight for mine in own]))
     rng = random.Random(recipe.seed)
-    rows += [Example(*copy_row(tokeniser, rng, longest=30)) for _ in range(recipe.copies)]
+    rows += [Example(*copy_row(tokenizer, rng, longest=30)) for _ in range(recipe.copies)]
     rng.shuffle(rows)
     return (row for row in rows if len(row.tokens) <= recipe.longest)
 

@@ -21,13 +21,13 @@ from .pairs import DOCUMENTS, held_out_callers, held_out_questions
 Embed = Callable[[list[str]], npt.NDArray[np.float32]]
 
 
-def recall(embed: Embed, asked: Sequence[tuple[str, str]]) -> float:
+def recall(embed: Embed, queries: Sequence[tuple[str, str]]) -> float:
     """Return recall@1 of (text, label) among all documents, queues and glossary together."""
     labels = list(DOCUMENTS)
     documents = embed(list(DOCUMENTS.values()))
-    nearest = (embed([text for text, _ in asked]) @ documents.T).argmax(axis=1)
+    nearest = (embed([text for text, _ in queries]) @ documents.T).argmax(axis=1)
     return float(
-        np.mean([labels[at] == label for at, (_, label) in zip(nearest, asked, strict=True)])
+        np.mean([labels[at] == label for at, (_, label) in zip(nearest, queries, strict=True)])
     )
 
 

@@ -82,10 +82,10 @@ def make(count: int) -> list[Item]:
         voice, way = draw(rng, held_out=False), line.draw(lines)
         sentences = texts(source, TRAINING, voice.speed, training=False)
         if len(sentences) > 1:
-            told, speech = speak(sentences, voice, rng)
+            utterance, speech = speak(sentences, voice, rng)
             times = (
                 (said.written, line.arrival(said.start, way), line.arrival(said.end, way))
-                for said in told.sentences
+                for said in utterance.sentences
             )
             items.append(Item(line.over(speech, way), tuple(times)))
     return items

@@ -31,7 +31,7 @@ from ..assistant import train as assistant
 from ..assistant.generator import Example as Conversation
 from ..assistant.generator import example
 from ..assistant.model import DemoConfig, load_checkpoint
-from ..assistant.tokeniser import load_tokeniser, save_tokeniser
+from ..assistant.tokenizer import load_tokenizer, save_tokenizer
 from ..assistant.vocabulary import is_held_out
 from ..distilling import distil, kept_texts
 from ..training import write_weights
@@ -87,16 +87,16 @@ def renamed(made: Conversation, pieces: Pieces, rng: random.Random) -> Conversat
 
 
 def _made(recipe: Recipe) -> Iterator[Example]:
-    tokeniser, rng = load_tokeniser(MODEL_DIR), random.Random(recipe.seed)
-    texts = [tokeniser.decode([token]) for token in range(tokeniser.get_vocab_size())]
+    tokenizer, rng = load_tokenizer(MODEL_DIR), random.Random(recipe.seed)
+    texts = [tokenizer.decode([token]) for token in range(tokenizer.get_vocab_size())]
     pieces = Pieces(*([t for t in texts if re.fullmatch(f, t)] for f in ("[A-Z][a-z]*", "[a-z]+")))
     rows = []
     for _ in range(recipe.conversations):
         made = example(rng, recipe.hard_names)
         if made.task == "ticket" and rng.random() < recipe.pieced_names:
             made = renamed(made, pieces, rng)
-        rows.append(Example(*assistant.weighted(tokeniser, made, prompt_weight=0.0)))
-    rows += [Example(*assistant.copy_row(tokeniser, rng, longest=30)) for _ in range(recipe.copies)]
+        rows.append(Example(*assistant.weighted(tokenizer, made, prompt_weight=0.0)))
+    rows += [Example(*assistant.copy_row(tokenizer, rng, longest=30)) for _ in range(recipe.copies)]
     rng.shuffle(rows)
     return (row for row in rows if len(row.tokens) <= recipe.longest)
 
@@ -104,7 +104,7 @@ def _made(recipe: Recipe) -> Iterator[Example]:
 def run(recipe: Recipe, options: Options, output: Path, work: Path, processes: int) -> Report:
     """Train, or continue from `work` and `output`; the report is of the last step's weights."""
     work.mkdir(parents=True, exist_ok=True)
-    save_tokeniser(load_tokeniser(MODEL_DIR), work, recipe.shape.max_positions)
+    save_tokenizer(load_tokenizer(MODEL_DIR), work, recipe.shape.max_positions)
     young = work / "young"
     assistant.train(recipe.alone, recipe.shape, young, work, "cpu", processes)
 

@@ -22,7 +22,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_words_are_tokenised_to_the_ids_that_they_stand_for(checkpoint: Path) -> None:
+def test_words_are_tokenized_to_the_ids_that_they_stand_for(checkpoint: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     assert [tokenizer(text(ids))["input_ids"] for ids in TEXTS] == TEXTS
 
