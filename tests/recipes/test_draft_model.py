@@ -44,7 +44,7 @@ def test_it_says_mostly_what_the_demo_model_says() -> None:
     assert same > 0.65 * written
 
 
-def test_it_guesses_and_changes_no_text() -> None:
+def test_it_drafts_and_changes_no_text() -> None:
     asked = [item.messages for item in heldout.read(1) if item.task == "ticket"][:4]
     texts = []
     with_draft: dict[str, Any] = {"draft_model": "galley-demo-draft", "speculation": "draft"}

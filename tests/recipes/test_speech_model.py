@@ -119,7 +119,9 @@ def test_batches_are_a_function_of_seed_and_step(work: Path, maker: Maker) -> No
     assert not same(maker.batches(7)[0], maker.batches(8)[0])
 
 
-def test_rows_say_what_is_heard_in_every_form_of_asking(maker: Maker, tokenizer: Tokenizer) -> None:
+def test_rows_have_the_transcript_for_every_form_of_prompt(
+    maker: Maker, tokenizer: Tokenizer
+) -> None:
     texts = {told.written for told in maker.pool.utterances[0]}
     spelled = {told.letters for told in maker.pool.utterances[0]}
     ids = {name: token_id(tokenizer, name) for name in (*PROMPT, PREVIOUS, NO_SPEECH, END)}
