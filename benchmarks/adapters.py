@@ -1,12 +1,12 @@
-"""What LoRA adapters cost: decoding steps in which each sequence has another, and of the model alone.
+"""Measure the cost of LoRA adapters: decode steps with a different adapter per sequence, and without.
 
     python -m benchmarks.adapters [MODEL] [--adapters 32] [--rank 16] [--targets q_proj,v_proj]
                                   [--quantize int8] [--context 64] [--tokens 32] [--rounds 5]
 
-Random adapters are written to a temporary folder. Three batches of as many sequences take turns: of an
-engine without adapters, of one that has slots for them but requests that name none, and of one whose
-sequences have an adapter each. It tells the median step of each and how much longer the latter two take.
-Without --targets all linear layers have factors; --targets q_proj,v_proj are LoRA's own.
+Random adapters are written to a temporary folder. Three batches of the same size run in turn: on an engine
+without adapters, on one that has adapter slots but whose requests use none, and on one whose sequences use
+a different adapter each. Prints the median step time of each, and how much longer the last two take. By
+default all linear layers have adapters; ``--targets q_proj,v_proj`` are the layers of the LoRA paper.
 """
 
 import argparse
@@ -35,25 +35,25 @@ from galley.types import Adapter
 
 
 def make_adapters(
-    at: Path, settings: EngineSettings, model: Path, asked: argparse.Namespace
+    at: Path, settings: EngineSettings, model: Path, arguments: argparse.Namespace
 ) -> list[Adapter]:
     """Return random adapters for the layers whose names end in one of the targets."""
     program = with_adapters(read_model(settings, model).program)
     rng = np.random.default_rng(0)
     made = []
-    for i in range(asked.adapters):
+    for i in range(arguments.adapters):
         factors = {}
         for name in program.adapted:
             module, (outputs, inputs) = name.removesuffix(".weight"), program.shapes[name]
-            if asked.targets and module.rpartition(".")[2] not in asked.targets.split(","):
+            if arguments.targets and module.rpartition(".")[2] not in arguments.targets.split(","):
                 continue
-            for side, shape in (("A", (asked.rank, inputs)), ("B", (outputs, asked.rank))):
+            for side, shape in (("A", (arguments.rank, inputs)), ("B", (outputs, arguments.rank))):
                 values = (0.01 * rng.standard_normal(shape)).astype(np.float16)
                 factors[f"base_model.model.{module}.lora_{side}.weight"] = values
         folder = at / f"a{i}"
         folder.mkdir()
         save_file(factors, folder / TENSORS)
-        config = {"peft_type": "LORA", "r": asked.rank, "lora_alpha": asked.rank}
+        config = {"peft_type": "LORA", "r": arguments.rank, "lora_alpha": arguments.rank}
         (folder / CONFIG).write_text(json.dumps(config))
         made.append(Adapter(folder.name, str(folder), adapter_digest(folder)))
     return made
@@ -98,30 +98,34 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int)
-    asked = parser.parse_args()
-    model = resolve_model(asked.model)
+    arguments = parser.parse_args()
+    model = resolve_model(arguments.model)
     base = EngineSettings(
-        model=asked.model,
-        quantize=asked.quantize,
-        threads=asked.threads,
+        model=arguments.model,
+        quantize=arguments.quantize,
+        threads=arguments.threads,
         speculation="off",
-        max_running=asked.adapters,
-        kv_cache_tokens=asked.adapters * (asked.context + asked.tokens + 64),
+        max_running=arguments.adapters,
+        kv_cache_tokens=arguments.adapters * (arguments.context + arguments.tokens + 64),
     )
     with tempfile.TemporaryDirectory() as at:
-        adapters: list[Adapter | None] = [*make_adapters(Path(at), base, model, asked)]
-        room = dataclasses.replace(base, max_adapters=asked.adapters, adapter_rank=asked.rank)
+        adapters: list[Adapter | None] = [*make_adapters(Path(at), base, model, arguments)]
+        room = dataclasses.replace(
+            base, max_adapters=arguments.adapters, adapter_rank=arguments.rank
+        )
         plain, adapted = load_engine(base, model), load_engine(room, model)
-        none: list[Adapter | None] = [None] * asked.adapters
+        none: list[Adapter | None] = [None] * arguments.adapters
         cases: dict[str, tuple[Engine, list[Adapter | None]]] = {
             "without adapters": (plain, none),
             "with slots, none named": (adapted, none),
-            f"{asked.adapters} adapters of rank {asked.rank}": (adapted, adapters),
+            f"{arguments.adapters} adapters of rank {arguments.rank}": (adapted, adapters),
         }
         medians: dict[str, list[float]] = {name: [] for name in cases}
-        for round_ in range(asked.rounds + 1):
+        for round_ in range(arguments.rounds + 1):
             for name, (engine, worn) in cases.items():
-                steps = step_seconds(engine, worn, context=asked.context, tokens=asked.tokens)
+                steps = step_seconds(
+                    engine, worn, context=arguments.context, tokens=arguments.tokens
+                )
                 if round_:  # the first request loads the adapters
                     medians[name].append(statistics.median(steps))
         alone = statistics.median(medians["without adapters"])

@@ -1,12 +1,13 @@
-"""Speed of one attention layer, by context, batch and KV type, beside the machine's read bandwidth.
+"""Measure one attention layer by context, batch size and KV type, and the machine's read bandwidth.
 
     python benchmarks/attention.py [--heads 32] [--kv-heads 8] [--head-dim 64] [--threads 2]
         [--contexts 256,1024,4096,16384] [--batches 1,8,32] [--rows 1]
         [--kv-types float32,bfloat16,int8,int4]
 
-``rows`` new tokens of each sequence see its whole context: 1 is decoding, 512 a chunk of a prompt. Each
-figure is the least of several runs, keys and values cold (more layers of them than the caches hold). GB/s
-counts bytes of KV, read once; GFLOPS two operations a query head, key and element, for scores and for sums.
+``rows`` new tokens of each sequence attend to its whole context: 1 is decode, 512 a chunk of a prompt. Each
+figure is the minimum of several runs with cold keys and values (more layers of them than the caches hold).
+GB/s counts each byte of KV once. GFLOPS counts two operations per query head, key and element, for the
+scores and again for the weighted sums.
 """
 
 import argparse

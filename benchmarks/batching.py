@@ -1,11 +1,11 @@
-"""Static, dynamic and continuous batching under the same requests: a curve of latency against load.
+"""Compare static, dynamic and continuous batching on the same requests: latency against load.
 
     python -m benchmarks.batching [MODEL] [--quantize int4] [--seconds 20]
         [--results benchmarks/results/FILE]
 
-Answers have 20 to 500 tokens, drawn uniformly. First a closed loop with twice as many requests as the
-engine has seats gives the most that each policy can do; then all of them get Poisson arrivals at shares of
-what continuous batching can do. For an idle machine.
+Answers have 20 to 500 tokens, drawn uniformly. A closed loop with twice as many requests as the engine has
+slots measures each policy's maximum throughput. Then each policy gets Poisson arrivals at several shares of
+continuous batching's maximum rate. Run it on an idle machine.
 """
 
 import argparse
@@ -117,7 +117,7 @@ def figures(name: str, seats: int, made: list[Curve]) -> list[Figure]:
             date=today,
             command=command,
             better="lower",
-            remark="load: share of the requests a second that continuous batching can do",
+            remark="load: share of continuous batching's maximum request rate",
         )
         for curve in made
     ]
@@ -126,13 +126,17 @@ def figures(name: str, seats: int, made: list[Curve]) -> list[Figure]:
 
 def main() -> None:
     """Measure, print, and write the figures if requested."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", nargs="?", default="galley-demo")
-    parser.add_argument("--name", default="bundled model", help="of the model in the results")
+    parser.add_argument("--name", default="bundled model", help="name of the model in the results")
     parser.add_argument("--quantize", default="auto")
     parser.add_argument("--seats", type=int, default=16)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each open loop")
-    parser.add_argument("--results", type=machine_file, help="put the figures into this file, too")
+    parser.add_argument("--seconds", type=float, default=20.0, help="duration of each open loop")
+    parser.add_argument(
+        "--results", type=machine_file, help="also write the figures to this results file"
+    )
     options = parser.parse_args()
     flags = ("--quantize", options.quantize, "--no-prefix-cache", "--speculation", "off")
     made = curves(options.model, options.seats, options.seconds, *flags)

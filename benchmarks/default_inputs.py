@@ -1,8 +1,8 @@
-"""What rounding the inputs of linear layers costs a model, against float32 inputs on the same weights.
+"""Measure what rounding the inputs of linear layers loses against float32 inputs on the same weights.
 
     python -m benchmarks.default_inputs MODEL TEXT [--tokens N] [--context N]
 
-MODEL is a checkpoint with integer weights, and TEXT a file. Keys and values are float32 in all rows.
+MODEL is a checkpoint with integer weights, TEXT a text file. Keys and values are float32 in every row.
 """
 
 import argparse
@@ -53,7 +53,9 @@ def losses(model: str, windows: list[Tokens]) -> dict[Activations, Loss]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model")
     parser.add_argument("text", type=Path)
     parser.add_argument("--tokens", type=int, default=2048)

@@ -1,14 +1,15 @@
-"""Texts a second of models of embeddings, beside peers on the same weights, in one run.
+"""Measure texts per second of embedding models, and compare with peers on the same weights.
 
     python -m benchmarks.embeddings --peers HOME [--shape minilm] [--rounds 3] [--results FILE] [--quick]
     python -m benchmarks.embeddings [--shape minilm] [--rounds 3]   # Galley alone
 
-Weights are generated in the shape of all-MiniLM-L6 or bge-small (both, if no shape is named); they are as
-fast as trained ones. Texts have 8 to 512 tokens, evenly by their logarithm, and come as token ids, but to
-fastembed and infinity as words that their tokenizer makes one token of. Contenders that pad sort by length
-and keep to the fastest of several batch sizes; llama.cpp does so with tokens a batch. All are loaded
-at once, stopped while others work, and take turns; medians of the rounds count. ``--quick`` is one round
-of few texts. Each contender's vector of a text is held against Galley's in float32.
+Weights are random, in the shape of all-MiniLM-L6 or bge-small (by default both); speed does not depend on
+their values. Text lengths are log-uniform from 8 to 512 tokens. Texts are passed as token ids; fastembed
+and infinity get words that their tokenizer maps to one token each. Contenders that pad sort the texts by
+length and use the fastest of several batch sizes; llama.cpp uses the fastest of several numbers of tokens
+per batch. All contenders stay loaded, run in turn, and are stopped while another runs. Figures are medians
+of the rounds. ``--quick`` is one round of few texts. Each contender's vectors are compared with Galley's in
+float32.
 """
 
 import argparse
@@ -65,13 +66,13 @@ def texts(count: int, seed: int = 0) -> list[list[int]]:
 
 
 def cosines(
-    turns: Turns, children: dict[str, Child], asked: Sequence[list[int]]
+    turns: Turns, children: dict[str, Child], prompts: Sequence[list[int]]
 ) -> dict[str, float]:
     """Return the lowest similarity of each contender's vectors to the first's; failures are left out."""
     found = {}
     for name, child in list(children.items()):
         try:
-            found[name] = np.array([child.ask({"vector": ids}) for ids in asked])
+            found[name] = np.array([child.ask({"vector": ids}) for ids in prompts])
         except PeerFailed as error:
             turns.failures[name] = str(error)
             del children[name], turns.seconds[name]
@@ -146,7 +147,7 @@ def figures(shape: str, turns: Turns, near: dict[str, float]) -> list[Figure]:
     )
     return [
         Figure(
-            what=f"embeddings, {shape} shape, texts of 8 to 512 tokens, beside peers",
+            what=f"embeddings, {shape} shape, texts of 8 to 512 tokens, compared with peers",
             unit="ratio",
             at=("float32 to float32", *(f"{kind} to the best" for _, kind in OURS)),
             measured=tuple(None if r is None else round(r, 2) for r in ratios),
@@ -169,10 +170,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=available_cores())
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--peers", type=Path, metavar="HOME", help="beside peers that are kept here"
+        "--peers", type=Path, metavar="HOME", help="compare with peers, installed in this folder"
     )
     parser.add_argument("--quick", action="store_true", help="one round of 48 texts")
-    parser.add_argument("--results", type=machine_file, help="put the figures into this file, too")
+    parser.add_argument(
+        "--results", type=machine_file, help="also write the figures to this results file"
+    )
     wanted = parser.parse_args()
     wanted.home = wanted.peers or HOME
     if wanted.quick:

@@ -1,11 +1,11 @@
-"""What each tenant gets of an engine that several want, and what a light tenant notices of a heavy one.
+"""Measure how tenants share an engine, and how a heavy tenant affects a light one.
 
     python -m benchmarks.fairness [MODEL] [--seconds 30] [--json FILE] [--results benchmarks/results/FILE]
 
-Starts a real ``galley serve`` with a key file. First tenants of weight 1, 2 and 4 have more work waiting
-than the engine runs: the tokens each gets, against its weight. Then a light tenant has two requests at a
-time: its time to the first token alone, and beside a heavy tenant of the same weight with 1,000. For an
-idle machine.
+Starts a real ``galley serve`` with a key file. In the first part tenants of weight 1, 2 and 4 always have
+more requests than the engine can run: the figure is each one's share of the tokens, compared with its
+weight. Then a light tenant keeps two requests in flight: the figure is its time to first token, alone and
+while a heavy tenant of the same weight has 1,000 requests in flight. Run it on an idle machine.
 """
 
 import argparse
@@ -125,16 +125,16 @@ async def shares(server: Server, tenants: list[Tenant], seconds: float) -> dict[
 async def first_tokens(
     server: Server, light: Tenant, heavy: Tenant | None, seconds: float
 ) -> list[float]:
-    """Measure the light tenant's time to first token, next to a heavy tenant if there is one."""
-    beside = Load(server, heavy, HEAVY_REQUESTS) if heavy else None
+    """Measure the light tenant's time to first token, while a heavy tenant runs if there is one."""
+    contention = Load(server, heavy, HEAVY_REQUESTS) if heavy else None
     await asyncio.sleep(WARM_UP_SECONDS if heavy else 0.0)
     load = Load(server, light, LIGHT_REQUESTS)
     begin = time.monotonic()
     await asyncio.sleep(seconds)
     found = load.first_tokens(begin)
     await load.stop()
-    if beside:
-        await beside.stop()
+    if contention:
+        await contention.stop()
     return found
 
 
@@ -143,13 +143,13 @@ async def measure(server: Server, tenants: Mapping[str, Tenant], seconds: float)
     weighted = [tenants[name] for name in WEIGHTS]
     got = await shares(server, weighted, seconds)
     alone = await first_tokens(server, tenants[LIGHT], None, seconds)
-    beside = await first_tokens(server, tenants[LIGHT], tenants[HEAVY], seconds)
+    contended = await first_tokens(server, tenants[LIGHT], tenants[HEAVY], seconds)
     return {
         "shares": got,
         "owed": {name: weight / sum(WEIGHTS.values()) for name, weight in WEIGHTS.items()},
         "ttft_alone_s": {p: percentile(alone, p) for p in (50, 99)},
-        "ttft_beside_s": {p: percentile(beside, p) for p in (50, 99)},
-        "requests": [len(alone), len(beside)],
+        "ttft_contended_s": {p: percentile(contended, p) for p in (50, 99)},
+        "requests": [len(alone), len(contended)],
     }
 
 
@@ -184,9 +184,9 @@ def figures(results: dict[str, Any], command: str) -> list[Figure]:
     today = date.today().isoformat()
     percents = {name: 100 * results["shares"][name] for name in WEIGHTS}
     owed = ", ".join(f"{100 * share:.1f}" for share in results["owed"].values())
-    alone, beside = (
+    alone, contended = (
         tuple(float(f"{1e3 * results[name][p]:.3g}") for p in (50, 99))
-        for name in ("ttft_alone_s", "ttft_beside_s")
+        for name in ("ttft_alone_s", "ttft_contended_s")
     )
     return [
         Figure(
@@ -196,13 +196,13 @@ def figures(results: dict[str, Any], command: str) -> list[Figure]:
             measured=tuple(float(f"{percents[name]:.3g}") for name in WEIGHTS),
             date=today,
             command=command,
-            remark=f"by weight: {owed}; {BACKLOG} requests of each at any time, {RUNNING} places",
+            remark=f"by weight: {owed}; {BACKLOG} requests of each at any time, {RUNNING} slots",
         ),
         Figure(
-            what=f"Tenants: first token beside {HEAVY_REQUESTS:,} requests of another",
+            what=f"Tenants: time to first token with {HEAVY_REQUESTS:,} requests of another tenant",
             unit="ms",
             at=("P50", "P99"),
-            measured=beside,
+            measured=contended,
             before=alone,
             date=today,
             command=command,
@@ -218,10 +218,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="?", default="galley-demo")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of each of the three parts")
+    parser.add_argument(
+        "--seconds", type=float, default=30.0, help="duration of each of the three parts"
+    )
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     parser.add_argument(
-        "--results", type=machine_file, help="also put them into this machine's results"
+        "--results", type=machine_file, help="also write the figures to this results file"
     )
     arguments = parser.parse_args()
     weights = {**WEIGHTS, LIGHT: 1, HEAVY: 1}
@@ -243,9 +245,11 @@ def report(results: dict[str, Any]) -> None:
     for name, weight in WEIGHTS.items():
         got, owed = results["shares"][name], results["owed"][name]
         console.print(f"weight {weight}: {got:.1%} of the tokens, {owed:.1%} by weight")
-    for name, what in (("ttft_alone_s", "alone"), ("ttft_beside_s", "beside a heavy tenant")):
+    for name, what in (("ttft_alone_s", "alone"), ("ttft_contended_s", "with a heavy tenant")):
         p50, p99 = (1e3 * results[name][p] for p in (50, 99))
-        console.print(f"light tenant {what}: first token P50 {p50:.0f} ms, P99 {p99:.0f} ms")
+        console.print(
+            f"light tenant {what}: time to first token P50 {p50:.0f} ms, P99 {p99:.0f} ms"
+        )
 
 
 if __name__ == "__main__":

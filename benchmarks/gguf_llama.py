@@ -1,9 +1,9 @@
-"""llama.cpp on GGUF files, in a Python that has llama-cpp-python; :mod:`benchmarks.gguf_peers` starts it.
+"""Run llama.cpp on GGUF files, in a Python with llama-cpp-python; :mod:`benchmarks.gguf_peers` starts it.
 
     python -m benchmarks.gguf_llama JOB.json
 
-The job has one of: ``quantize`` {source, target, type}; ``texts`` (a list, of ``model``'s vocabulary);
-``windows`` (token ids) and ``prompts`` with ``steps``. Results go to ``out``, as JSON or NPZ.
+The job has one of: ``quantize`` {source, target, type}; ``texts`` (a list, to tokenize with ``model``'s
+vocabulary); ``windows`` (token ids) and ``prompts`` with ``steps``. Results go to ``out``, as JSON or NPZ.
 """
 
 import ctypes
@@ -102,7 +102,7 @@ def quantize(source: str, target: str, type: str) -> None:
     params.ftype = (FILE_TYPES | MIXTURES)[type]
     params.pure, params.allow_requantize = type in FILE_TYPES, True
     if llama_cpp.llama_model_quantize(source.encode(), target.encode(), params):
-        raise RuntimeError(f"llama.cpp cannot quantise to {type}")
+        raise RuntimeError(f"llama.cpp cannot quantize to {type}")
 
 
 def main() -> None:

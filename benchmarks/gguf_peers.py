@@ -1,11 +1,12 @@
-"""Galley beside llama.cpp on the same GGUF files: the same next tokens, answers and tokenisers?
+"""Compare Galley with llama.cpp on the same GGUF files: next-token distributions, answers and tokenizers.
 
     python -m benchmarks.gguf_peers --llama PYTHON [--windows N] [--strings N]
 
 PYTHON has llama-cpp-python and numpy. ``galley quantize --format gguf`` writes the bundled model as BF16,
-Q4_0, Q4_1 and Q8_0; llama.cpp's quantiser makes the other types of the BF16 file. The text is the questions
-and answers of the held-out sets. The truth is llama.cpp on the values that the gguf package finds in a
-file, as float32. Divergences are KL(first || second) of the next token, nats, means over all positions.
+Q4_0, Q4_1 and Q8_0; llama.cpp's quantizer makes the other types from the BF16 file. The text is the
+questions and answers of the held-out sets. The reference ("truth" in the table) is llama.cpp running the
+values that the gguf package reads from a file, as float32. Divergences are KL(first || second) of the next
+token in nats, averaged over all positions.
 """
 
 import argparse
@@ -129,7 +130,7 @@ def make_file(type: str, peer: Peer) -> Path:
     return file
 
 
-def dequantised(file: Path, target: Path) -> Path:
+def dequantized(file: Path, target: Path) -> Path:
     """Write a file with the values that the gguf package reads from ``file``, as float32; return it."""
     import gguf
     from gguf.quants import dequantize
@@ -196,7 +197,7 @@ def compare(type: str, peer: Peer, windows: list[list[int]], prompts: list[list[
     file = make_file(type, peer)
     truth = np.load(
         peer.run(
-            model=str(dequantised(file, peer.folder / "truth.gguf")),
+            model=str(dequantized(file, peer.folder / "truth.gguf")),
             windows=windows,
             prompts=prompts,
             steps=STEPS,
@@ -256,8 +257,10 @@ def tokenizers(peer: Peer, count: int) -> list[list[str]]:
 
 def main() -> None:
     """Print both tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--llama", required=True, help="a Python that has llama-cpp-python")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--llama", required=True, help="interpreter that has llama-cpp-python")
     parser.add_argument("--windows", type=int, default=48)
     parser.add_argument("--strings", type=int, default=10_000)
     parser.add_argument("--types", nargs="*", default=[*dict.fromkeys([*OWN, *FILE_TYPES])])
@@ -281,7 +284,7 @@ def main() -> None:
         print()
         print(
             table(
-                ("tokeniser", "same tokens", "first that differs"), tokenizers(peer, wanted.strings)
+                ("tokenizer", "same tokens", "first difference"), tokenizers(peer, wanted.strings)
             )
         )
 

@@ -1,15 +1,15 @@
-"""What structured output costs: masks at a large vocabulary, and a batch with and without grammars.
+"""Measure the cost of structured output: masks of a large vocabulary, and steps with and without grammars.
 
     python -m benchmarks.grammar [--vocabulary 128000] [--schemas FOLDER] [--texts 2]
     python -m benchmarks.grammar --model FOLDER --quantize int4 --batch 32 [--tokens 128] [--rounds 5]
 
-The first follows each schema of a folder (a checkout of the SchemaStore's ``src/schemas/json``, say; by
-default the schemas of the tests) with a generated vocabulary: tokens are drawn from those that the mask
-allows, those that close something more often, so that texts end. It tells the share of schemas that
-compile, the share of texts that satisfy theirs, and the time of a mask.
+The first form samples texts that follow each schema of a folder (for example a checkout of the
+SchemaStore's ``src/schemas/json``; by default the schemas of the tests) with a generated vocabulary. Tokens
+are drawn from those that the mask allows, closing tokens more often, so that texts end. Prints the share of
+schemas that compile, the share of texts that satisfy their schema, and the time per mask.
 
-The second runs one batch of a model, alternately with a grammar for each sequence that allows any line of
-words and with none, and tells how much longer a step takes.
+The second form runs one batch of a model alternately without grammars and with one per sequence that allows
+any line of words, and prints how much longer a step takes.
 """
 
 import argparse
@@ -41,7 +41,7 @@ CLOSING = ('"', "}", "]", ",", ":", "0", "1", "true", "null", '",', '"}', '":')
 
 
 def make_vocabulary(folder: Path, size: int) -> None:
-    """A byte-level ``tokenizer.json`` of bytes, words with and without a space, and JSON's punctuation."""
+    """Write a byte-level ``tokenizer.json`` with words, with and without spaces, and JSON's punctuation."""
     rng = random.Random(0)
     letters = "etaoinshrdlcumwfgypbvkjxqz"
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -210,11 +210,13 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
-    asked = parser.parse_args()
-    if asked.model is None:
-        measure_masks(asked.vocabulary, asked.schemas, asked.texts)
+    arguments = parser.parse_args()
+    if arguments.model is None:
+        measure_masks(arguments.vocabulary, arguments.schemas, arguments.texts)
     else:
-        measure_batch(asked.model, asked.quantize, asked.batch, asked.tokens, asked.rounds)
+        measure_batch(
+            arguments.model, arguments.quantize, arguments.batch, arguments.tokens, arguments.rounds
+        )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""What HTTP costs: streams through ``galley serve`` beside the same engine in this process, by turns.
+"""Measure the cost of HTTP: streams through ``galley serve``, and the same engine in this process.
 
     python -m benchmarks.http_cost [MODEL] [--quantize int4] [--batch 1,8,32] [--rounds 3]
         [--results benchmarks/results/FILE] [--profile FOLDER]
 
-Both decode the same prompts with as many threads, greedy, without a prefix cache; a figure is tokens a
-second once all sequences decode. The server is stopped (SIGSTOP) while the other is measured, so neither
-takes time or memory bandwidth of the other. ``--profile`` writes a profile of the server's and of the
-engine's process, by py-spy (``pip install py-spy``). For an idle machine.
+Both decode the same prompts, greedily, with the same number of threads and no prefix cache. Figures are
+tokens per second while all sequences decode. The two are measured alternately, and the server is stopped
+(SIGSTOP) while the engine in this process runs, so that it uses no CPU time or memory bandwidth.
+``--profile`` writes py-spy profiles of the server's and the engine's process (``pip install py-spy``). Run
+it on an idle machine.
 """
 
 import argparse
@@ -116,14 +117,18 @@ def profiled(server: Server, count: int, folder: Path) -> None:
 
 def main() -> None:
     """Measure, print, and write the figures if requested."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", nargs="?", default="galley-demo")
-    parser.add_argument("--name", default="bundled model", help="of the model in the results")
+    parser.add_argument("--name", default="bundled model", help="name of the model in the results")
     parser.add_argument("--quantize", default="auto")
     parser.add_argument("--batch", default="1,8,32")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--results", type=machine_file, help="put the figures into this file, too")
-    parser.add_argument("--profile", type=Path, help="folder for profiles of the server")
+    parser.add_argument(
+        "--results", type=machine_file, help="also write the figures to this results file"
+    )
+    parser.add_argument("--profile", type=Path, help="write profiles of the server to this folder")
     options = parser.parse_args()
     batches = [int(part) for part in options.batch.split(",")]
     settings = EngineSettings(model=options.model, quantize=options.quantize, kv_cache_tokens=16384)
@@ -180,7 +185,7 @@ def report(
             target=(97.0,),
             date=date.today().isoformat(),
             command="python -m benchmarks.http_cost",
-            remark=f"{options.rounds} rounds by turns, of {spread}",
+            remark=f"{options.rounds} alternating rounds, ratios {spread}",
         )
         put(options.results, [figure])
 

@@ -1,13 +1,13 @@
-"""Speed of a whole model in every kind of weights: prefill, and decode of 1, 8 and 32 sequences.
+"""Measure a whole model in every weight format: prefill, and decode of 1, 8 and 32 sequences.
 
     python -m benchmarks.kinds FOLDER [--llama PYTHON] [--name NAME] [--kinds KINDS]
         [--repeats N] [--results FILE]
 
-``galley bench engine``, once for each kind, on an idle machine: the checkpoint as ``--quantize`` rounds it,
-and with ``--llama``, a Python that has llama-cpp-python, as GGUF files of its quantiser, whose integers run
-as they are. Files of random weights are as fast as those of trained ones. Beside the tokens a second stands
-what a decode step of one sequence reads, and the rate at which it does, so that kinds of unlike bytes can
-be held beside each other.
+Runs ``galley bench engine`` for each format: the checkpoint as ``--quantize`` rounds it and, with
+``--llama`` (a Python that has llama-cpp-python), GGUF files made by llama.cpp's quantizer, whose integers
+Galley computes with directly. Random weights are as fast as trained ones. Next to tokens per second the
+table shows how many bytes a decode step of one sequence reads, and at which rate, so that formats of
+different sizes can be compared. Run it on an idle machine.
 """
 
 import argparse
@@ -104,7 +104,7 @@ def as_files(
         file.unlink()
 
 
-def told(speed: Speed) -> Speed:
+def printed(speed: Speed) -> Speed:
     """Print a figure at once, since each kind takes minutes, and return it."""
     decode = ", ".join(f"{rate:.1f}" for rate in speed.decode)
     print(f"{speed.kind:8} prefill {speed.prefill:.0f}, decode {decode} tokens/s", flush=True)
@@ -142,17 +142,17 @@ def main() -> None:
     parser.add_argument("--results", type=machine_file)
     options = parser.parse_args()
     checkpoint: Path = options.checkpoint
-    asked = options.kinds.split(",")
+    wanted = options.kinds.split(",")
     speeds = [
-        told(measure(kind, checkpoint, options.repeats, "--quantize", kind))
-        for kind in asked
+        printed(measure(kind, checkpoint, options.repeats, "--quantize", kind))
+        for kind in wanted
         if kind in ROUNDED
     ]
-    files = [kind for kind in asked if kind in FILES]
+    files = [kind for kind in wanted if kind in FILES]
     if options.llama and files:
         with tempfile.TemporaryDirectory() as folder:
             made = (checkpoint, options.llama, Path(folder), files, options.repeats)
-            speeds += map(told, as_files(*made))
+            speeds += map(printed, as_files(*made))
     names = ["weights", "prefill", *map(str, BATCHES), "MB a step", "GB/s", "share"]
     table = Table(*names, title="tokens/s")
     for s in speeds:

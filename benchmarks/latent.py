@@ -1,11 +1,12 @@
-"""Latent attention beside the same attention with expanded keys and values: bytes, prefill, decode.
+"""Compare latent attention with expanded keys and values: KV bytes, prefill and decode.
 
     python -m benchmarks.latent [--layers 4] [--chunks 0,1536,7488] [--context 8000] [--batch 1,8]
 
-Layers are attention alone, of DeepSeek-V2-Lite's shape (arXiv:2405.04434), random weights in int8. One
-program caches the latent, as Galley runs such models; the other keys and values of all heads. A chunk of
-512 tokens of a prompt behind so many others costs what its step takes; operations are counted for the
-latent's form and for one that would make keys and values of the whole context again in each chunk.
+Both programs are attention layers alone, in DeepSeek-V2-Lite's shape (arXiv:2405.04434), with random int8
+weights. One caches the latent vector, as Galley does for such models; the other caches the keys and values
+of all heads. Prefill is the time of a 512-token chunk after the given number of earlier tokens (--chunks).
+Operations are counted for Galley's form and for one that expands the keys and values of the whole context
+again for each chunk.
 """
 
 import argparse

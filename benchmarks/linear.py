@@ -1,9 +1,9 @@
-"""Speed of one linear layer, kind by kind and row count by row count, beside the machine's read bandwidth.
+"""Measure one linear layer by weight format and number of rows, and the machine's read bandwidth.
 
     python benchmarks/linear.py [--outputs 8192] [--depth 2048] [--threads 2] [--rows 1,4,8,32,512]
 
-Each figure is the least of several runs, weights cold (more of them than the caches hold). GB/s counts
-packed weight bytes, GOPS two operations for each weight and row.
+Each figure is the minimum of several runs with cold weights (more than the caches hold). GB/s counts
+packed weight bytes, GOPS two operations per weight and row.
 """
 
 import argparse

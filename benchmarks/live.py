@@ -1,11 +1,11 @@
-"""How long after a word has been said its text is final, over WebSockets, several streams at once.
+"""Measure the delay from the end of a spoken word to its final text, over several WebSocket streams.
 
     python -m benchmarks.live MODEL --streams 4 --minutes 2 --json FILE
 
-Starts `galley serve MODEL` and plays held-out utterances of the speech model's recipe to it in real time,
-20 ms a message, every stream its own; espeak-ng says them and tells when each word ends. A word's delay is
-from there to the arrival of the delta that completes it, wherever the transcript has that word. For an idle
-machine; espeak-ng must be installed.
+Starts ``galley serve MODEL`` and sends it held-out utterances of the speech model's recipe in real time,
+20 ms per message, different ones on each stream. espeak-ng synthesizes them and reports when each word
+ends. A word's delay is the time from there to the arrival of the delta that completes it; words missing
+from the transcript are not counted. Run it on an idle machine. Needs espeak-ng.
 """
 
 import argparse
@@ -92,14 +92,18 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.live", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.live",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("model", help="folder or hub id of a speech model")
     parser.add_argument("--streams", type=int, default=4)
-    parser.add_argument("--minutes", type=float, default=2.0, help="of each stream")
+    parser.add_argument("--minutes", type=float, default=2.0, help="length of each stream")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--quantize", default="auto")
-    parser.add_argument("--interim", action="store_true", help="ask for interim text, too")
-    parser.add_argument("--json", type=Path, help="write every figure to this file, too")
+    parser.add_argument("--interim", action="store_true", help="also request interim text")
+    parser.add_argument("--json", type=Path, help="also write all figures to this file")
     return parser.parse_args()
 
 
@@ -190,7 +194,7 @@ async def _listen(socket: ClientConnection, began: float) -> Heard:
             heard.contradictions += turns.get(event["item_id"], "") != event["transcript"]
             text = " "
         elif event["type"] in ("error", f"{_TEXT}failed"):
-            raise RuntimeError(f"the server says {event}")
+            raise RuntimeError(f"the server sent an error: {event}")
         else:
             continue
         heard.text += text

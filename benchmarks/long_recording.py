@@ -1,11 +1,11 @@
-"""An hour of speech and silence in one file, beside the same recordings one by one.
+"""Compare the transcript of an hour of speech and silence in one file with those of its parts.
 
     python -m recipes.speech.heldout DIR
     python -m benchmarks.long_recording DIR/manifest.jsonl --minutes 60
 
-Joins the manifest's recordings, again and again, with silences between them, and transcribes both: the
-recordings alone and the whole file. A word that is lost or doubled at a join, or made up in a silence,
-raises the long file's word error rate above that of the short ones. Memory is that of this process.
+Concatenates the manifest's recordings, repeated as needed, with silences between them. Transcribes each
+recording alone, then the whole file. Words lost or doubled at a boundary, and words made up during a
+silence, raise the long file's word error rate above that of the recordings. Memory is that of this process.
 """
 
 import argparse
@@ -55,14 +55,16 @@ class Result:
 def main() -> None:
     """Join, transcribe, print."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.long_recording", description=__doc__
+        prog="python -m benchmarks.long_recording",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("manifest", type=Path)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--model", default=BUNDLED_SPEECH)
     parser.add_argument("--quantize")
     parser.add_argument("--beam-size", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="write every figure to this file, too")
+    parser.add_argument("--json", type=Path, help="also write all figures to this file")
     arguments = parser.parse_args()
     settings: dict[str, Any] = {}
     if arguments.quantize:

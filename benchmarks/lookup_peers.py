@@ -1,9 +1,9 @@
-"""Speculation of one sequence by prompt lookup, Galley's and its peers', on texts known in advance.
+"""Compare Galley's prompt lookup with its peers', one sequence at a time, on texts known in advance.
 
 ``python -m benchmarks.speculation --peer HOME`` runs it. The model is a chain model of 1.24 billion
-parameters at 4 bits whose prompts predict the text as well as required: see
-:mod:`benchmarks.peers.chain`. Every contender looks up the same prompts in its own way, and every text is
-compared with the known one. Peers take a number of draft tokens; their best one counts.
+parameters at 4 bits whose prompts predict a chosen share of its text: see :mod:`benchmarks.peers.chain`.
+Every contender looks up the same prompts in its own way, and every text must equal the known one. For
+peers, the number of draft tokens per step is a setting; the fastest one counts.
 """
 
 import statistics
@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from scripts.benchmarks_page import Figure
 
-from benchmarks.peers.chain import foretelling
+from benchmarks.peers.chain import predicting_prompt
 from benchmarks.peers.checkpoint import CHAIN, SHAPES
 from benchmarks.peers.child import Child
 from benchmarks.peers.install import PeerFailed, make_checkpoint
@@ -29,7 +29,7 @@ CONTENDERS: Final = {
     "llama_cpp Q4_0": "llama.cpp Q4_0",
     "openvino_lookup int4": "OpenVINO GenAI int4",
 }
-GUESSES: Final = (2, 4, 8)
+DRAFT_TOKENS: Final = (2, 4, 8)
 COMMAND: Final = "python -m benchmarks.speculation --peer HOME"
 
 
@@ -38,8 +38,8 @@ class Pace:
     """One contender at one acceptance rate: tokens/s without draft tokens, and at its best number."""
 
     plain: float
-    guessing: float
-    guesses: int
+    speculative: float
+    draft_tokens: int
 
 
 Paces = dict[str, dict[float, Pace]]
@@ -84,20 +84,20 @@ def _round(
 ) -> None:
     vocab_size = SHAPES[shape + CHAIN]["vocab_size"]
     for rate in rates:
-        prompt, text = foretelling(tokens, rate, vocab_size, seed=number)
-        for guesses in (0, *GUESSES):
+        prompt, text = predicting_prompt(tokens, rate, vocab_size, seed=number)
+        for draft_tokens in (0, *DRAFT_TOKENS):
             for name, child in list(children.items()):
-                if name.startswith("galley") and guesses not in (0, GUESSES[-1]):
+                if name.startswith("galley") and draft_tokens not in (0, DRAFT_TOKENS[-1]):
                     continue
-                asked = {"prompt": prompt, "tokens": tokens, "guesses": guesses}
+                request = {"prompt": prompt, "tokens": tokens, "draft_tokens": draft_tokens}
                 try:
-                    seconds, *said = child.ask(asked)
+                    seconds, *said = child.ask(request)
                 except PeerFailed as error:
                     failures[name] = str(error)
                     del children[name]
                     continue
-                assert [int(t) for t in said][:tokens] == text, f"{name} said another text"
-                found.setdefault((name, rate, guesses), []).append((tokens - 1) / seconds)
+                assert [int(t) for t in said][:tokens] == text, f"{name} generated another text"
+                found.setdefault((name, rate, draft_tokens), []).append((tokens - 1) / seconds)
 
 
 def _paces(
@@ -107,26 +107,26 @@ def _paces(
     made: Paces = {}
     for name in names:
         for rate in rates:
-            by_guesses = {
-                guesses: statistics.median(found[name, rate, guesses])
-                for guesses in (0, *GUESSES)
-                if (name, rate, guesses) in found
+            by_draft_tokens = {
+                draft_tokens: statistics.median(found[name, rate, draft_tokens])
+                for draft_tokens in (0, *DRAFT_TOKENS)
+                if (name, rate, draft_tokens) in found
             }
-            plain = by_guesses.pop(0)
-            best = max(by_guesses, key=by_guesses.__getitem__)
-            made.setdefault(name, {})[rate] = Pace(plain, by_guesses[best], best)
+            plain = by_draft_tokens.pop(0)
+            best = max(by_draft_tokens, key=by_draft_tokens.__getitem__)
+            made.setdefault(name, {})[rate] = Pace(plain, by_draft_tokens[best], best)
     return made
 
 
 def show(paces: Paces, failures: Mapping[str, str], console: Console) -> None:
     """Format a row for each contender and acceptance rate."""
-    table = Table("contender", "foretold right", "without", "with", "times", "guesses")
+    table = Table("contender", "predictable", "without", "with", "times", "draft tokens")
     for name, by_rate in paces.items():
         for rate, pace in by_rate.items():
-            numbers = (f"{pace.plain:.1f}", f"{pace.guessing:.1f}")
-            times = f"{pace.guessing / pace.plain:.2f}"
-            guesses = "its own" if name.startswith("galley") else str(pace.guesses)
-            table.add_row(CONTENDERS[name], f"{rate:.0%}", *numbers, times, guesses)
+            numbers = (f"{pace.plain:.1f}", f"{pace.speculative:.1f}")
+            times = f"{pace.speculative / pace.plain:.2f}"
+            draft_tokens = "automatic" if name.startswith("galley") else str(pace.draft_tokens)
+            table.add_row(CONTENDERS[name], f"{rate:.0%}", *numbers, times, draft_tokens)
     console.print(table)
     for name, reason in failures.items():
         console.print(f"left out: {name}: {reason}", style="red", highlight=False)
@@ -142,10 +142,10 @@ def figures(paces: Paces, rates: Sequence[float], rounds: int) -> list[Figure]:
     }
     made = [
         Figure(
-            what=f"1.24 billion, {CONTENDERS[name]}: prompt lookup, 1 sequence, by foretold tokens",
+            what=f"1.24 billion, {CONTENDERS[name]}: prompt lookup, 1 sequence, by predictable tokens",
             unit="times",
-            measured=tuple(round(p.guessing / p.plain, 2) for p in by_rate.values()),
-            remark=f"tokens/s with it {', '.join(f'{p.guessing:.3g}' for p in by_rate.values())}, without "
+            measured=tuple(round(p.speculative / p.plain, 2) for p in by_rate.values()),
+            remark=f"tokens/s {', '.join(f'{p.speculative:.3g}' for p in by_rate.values())}, without "
             f"{statistics.median(p.plain for p in by_rate.values()):.3g}; {rounds} rounds",
             **shared,
         )
@@ -156,12 +156,12 @@ def figures(paces: Paces, rates: Sequence[float], rounds: int) -> list[Figure]:
     if peers:
         made += [
             Figure(
-                what="1.24 billion, int4: prompt lookup, 1 sequence, by foretold tokens, beside peers",
+                what="1.24 billion, int4: prompt lookup, 1 sequence, by predictable tokens, against peers",
                 unit="ratio",
                 measured=tuple(
                     round(
-                        paces[name][rate].guessing
-                        / max(max(paces[p][rate].guessing, paces[p][rate].plain) for p in peers),
+                        paces[name][rate].speculative
+                        / max(max(paces[p][rate].speculative, paces[p][rate].plain) for p in peers),
                         2,
                     )
                     for rate in rates

@@ -1,15 +1,15 @@
-"""Mixtures of experts, beside dense models with as many active parameters: prefill and decode.
+"""Compare mixtures of experts with dense models of as many active parameters: prefill and decode.
 
     python -m benchmarks.moe [--shape NAME] [--kind int4] [--batch 1,4,8,32] [--repeats 5] [--results FILE]
     python -m benchmarks.moe --peers HOME [--shape NAME] [--batch 1,4,8,32] [--repeats 2] [--results FILE]
 
-Weights are random and packed without a checkpoint. Each sequence has random tokens, so routes are about
-even: a step of N sequences reads the experts that any of them chose. GB/s counts those.
+Weights are random and are packed without a checkpoint. Every sequence has random tokens, so routing is
+nearly uniform: a step of N sequences reads every expert that any of them selects, and GB/s counts those.
 
-With ``--peers`` the mixtures alone are written as checkpoints, converted by llama.cpp's and OpenVINO's own
-tools, and all contenders do the same work in turns, as in ``python -m benchmarks.peers``; that needs
-30 GB of disk for both in the folder HOME, and 20 GB of memory. ``--quick`` is one round of 8 steps from
-contexts of 16 tokens.
+With ``--peers`` only the mixtures are measured. They are written as checkpoints and converted by
+llama.cpp's and OpenVINO's own tools; then all contenders do the same work in turn, as in ``python -m
+benchmarks.peers``. This needs 30 GB of disk for both in the folder HOME, and 20 GB of memory. ``--quick``
+is one round of 8 steps after contexts of 16 tokens.
 """
 
 import argparse
@@ -51,8 +51,12 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
         **SHAPES_OF_PEERS["qwen3-moe-64x0.025b"],
         "num_hidden_layers": MIXTURE["num_hidden_layers"],
     },
-    "dense with as many active": {**MIXTURE, "model_type": "llama", "intermediate_size": 14336},
-    "dense with as many active as 64 of 0.05": {
+    "dense with as many active parameters": {
+        **MIXTURE,
+        "model_type": "llama",
+        "intermediate_size": 14336,
+    },
+    "dense with as many active parameters as 64 of 0.05": {
         **MIXTURE,
         "model_type": "llama",
         "intermediate_size": 8192,
@@ -143,7 +147,7 @@ def measure(shape: str, kind: str, batches: Sequence[int], repeats: int) -> list
     return rates
 
 
-def beside_peers(
+def compare_peers(
     names: Sequence[str],
     home: Path,
     batches: Sequence[int],
@@ -177,7 +181,7 @@ def beside_peers(
 def alone(
     names: Sequence[str], kind: str, batches: Sequence[int], repeats: int
 ) -> Iterator[Figure]:
-    """Galley's executor without an engine around it."""
+    """Measure Galley's executor without an engine."""
     choose_isa(os.environ)
     for name in names:
         rates = measure(name, kind, batches, repeats)
@@ -199,11 +203,13 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, action="append", default=[])
     parser.add_argument("--kind", default="int4")
     parser.add_argument("--batch", default="1,4,8,32")
-    parser.add_argument("--repeats", type=int, help="5, or rounds beside peers: 2")
     parser.add_argument(
-        "--peers", type=Path, metavar="HOME", help="beside peers that are kept here"
+        "--repeats", type=int, help="default 5; with --peers, the number of rounds, default 2"
     )
-    parser.add_argument("--quick", action="store_true", help="beside peers: 1 round of few steps")
+    parser.add_argument(
+        "--peers", type=Path, metavar="HOME", help="compare with peers, installed in this folder"
+    )
+    parser.add_argument("--quick", action="store_true", help="with --peers: 1 round of few steps")
     parser.add_argument("--results", type=machine_file)
     wanted = parser.parse_args()
     batches = [int(n) for n in wanted.batch.split(",")]
@@ -212,11 +218,13 @@ def main() -> None:
     else:
         names = wanted.shape or list(CHECKPOINTS)
         if wanted.kind != "int4" or not set(names) <= set(CHECKPOINTS):
-            parser.error(f"beside peers are int4 and the shapes {', '.join(CHECKPOINTS)}")
+            parser.error(
+                f"--peers supports only --kind int4 and the shapes {', '.join(CHECKPOINTS)}"
+            )
         rounds, steps, context = (
             (1, 8, 16) if wanted.quick else (wanted.repeats or 2, STEPS, CONTEXT)
         )
-        made = beside_peers(names, wanted.peers, batches, rounds, steps, context)
+        made = compare_peers(names, wanted.peers, batches, rounds, steps, context)
     if wanted.results is not None:
         put(wanted.results, made)
 

@@ -1,8 +1,10 @@
-"""What metrics, receipts and traces cost: paired runs of a server with all of them and one with none.
+"""Measure the cost of metrics, receipts and traces: paired runs of a server with them and one without.
 
-``python -m benchmarks.observing [MODEL] [--pairs N]``; on an idle machine. Both servers run all the time,
-and the load goes to one after the other. The bare server is the same code with everything that counts or
-measures replaced by functions that do nothing; the other one sends a span of each request, too.
+    python -m benchmarks.observing [MODEL] [--pairs N]
+
+Both servers run all the time, and the load alternates between them. The server without is the same code
+with everything that counts or measures replaced by functions that do nothing. The other one also sends a
+span for each request. Run it on an idle machine.
 """
 
 import argparse
@@ -123,10 +125,14 @@ def cpu_seconds(pid: int) -> float:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", nargs="?", default="galley-demo")
     parser.add_argument("--pairs", type=int, default=12)
-    parser.add_argument("--answers", type=int, default=4, help="of each stream in each run")
+    parser.add_argument(
+        "--answers", type=int, default=4, help="number of answers of each stream in each run"
+    )
     options = parser.parse_args()
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())

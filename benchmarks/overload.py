@@ -1,13 +1,15 @@
-"""Goodput from half of the sustainable rate to four times as much, and how what is refused is refused.
+"""Measure goodput and refusals from half the sustainable request rate to four times that rate.
 
     python -m benchmarks.overload [MODEL] [--seconds 20] [--json FILE] [--results benchmarks/results/FILE]
 
-Starts a real ``galley serve``. The sustainable rate is what a closed loop of clients gets out of it. Then
-requests arrive by a Poisson process at multiples of that rate, whatever becomes of earlier ones. Each says
-by ``x-request-timeout`` how long its client waits. Goodput counts the requests that were complete by then.
+Starts a real ``galley serve``. The sustainable rate is the throughput of a closed loop of clients. After
+that requests arrive by a Poisson process at multiples of it, whether or not earlier ones have finished.
+Each request states in ``x-request-timeout`` how long its client waits; goodput counts the requests
+completed within that time.
 
-The time to the first token runs from when a request was due, that of a refusal from when it was sent; the
-difference, by which the client lags behind its own schedule, is a figure, too. For an idle machine.
+The time to first token is counted from the scheduled arrival, the time of a refusal from the actual
+sending. The difference, the client's lag behind its schedule, is reported as well. Run it on an idle
+machine.
 """
 
 import argparse
@@ -203,24 +205,26 @@ def figures(results: dict[str, Any], command: str) -> list[Figure]:
     return [
         figure("goodput", "requests/s", [p.goodput for p in points], remark=remark),
         figure(
-            "goodput at twice the sustainable rate, of the best",
+            "goodput at twice the sustainable rate, share of the maximum",
             "%",
             [100 * twice / best],
             at=("",),
             target=(100 * KEPT_SHARE,),
         ),
         figure("refused", "%", [100 * p.refused for p in points], better="lower"),
-        figure("taken, but late or given up", "%", [100 * p.late for p in points], better="lower"),
-        figure("a refusal takes, P50", "ms", milliseconds("refusal_p50"), better="lower"),
         figure(
-            "a refusal takes, P99",
+            "accepted, but late or abandoned", "%", [100 * p.late for p in points], better="lower"
+        ),
+        figure("time to refusal, P50", "ms", milliseconds("refusal_p50"), better="lower"),
+        figure(
+            "time to refusal, P99",
             "ms",
             milliseconds("refusal_p99"),
             target=(1e3 * REFUSAL_SECONDS,),
             better="lower",
         ),
-        figure("first token, P50", "ms", milliseconds("ttft_p50"), better="lower"),
-        figure("first token, P99", "ms", milliseconds("ttft_p99"), better="lower"),
+        figure("time to first token, P50", "ms", milliseconds("ttft_p50"), better="lower"),
+        figure("time to first token, P99", "ms", milliseconds("ttft_p99"), better="lower"),
     ]
 
 
@@ -231,13 +235,20 @@ def main() -> None:
     )
     parser.add_argument("model", nargs="?", default="galley-demo")
     parser.add_argument("--quantize", default="auto")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each rate")
-    parser.add_argument("--clients", type=int, default=64, help="of the closed loop")
-    parser.add_argument("--deadline", type=float, default=0.0, help="seconds; 0: by the latency")
+    parser.add_argument("--seconds", type=float, default=20.0, help="duration at each rate")
+    parser.add_argument(
+        "--clients", type=int, default=64, help="number of clients in the closed loop"
+    )
+    parser.add_argument(
+        "--deadline",
+        type=float,
+        default=0.0,
+        help="seconds; 0: twice the latency of the saturated server",
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     parser.add_argument(
-        "--results", type=machine_file, help="also put them into this machine's results"
+        "--results", type=machine_file, help="also write the figures to this results file"
     )
     arguments = parser.parse_args()
     with serving(arguments.model, "--quantize", arguments.quantize) as server:
@@ -262,7 +273,7 @@ def report(results: dict[str, Any]) -> None:
     console.print(table)
     best = max(point["goodput"] for point in results["points"])
     twice = next(point["goodput"] for point in results["points"] if point["factor"] == 2)
-    console.print(f"goodput at twice the sustainable rate: {twice / best:.0%} of its best")
+    console.print(f"goodput at twice the sustainable rate: {twice / best:.0%} of the maximum")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Where a server's processes spend their time under load, by py-spy (``pip install py-spy``).
+"""Profile a server's processes under load with py-spy (``pip install py-spy``).
 
     python -m benchmarks.profiles galley-demo-speech --streams 4
     python -m benchmarks.profiles MODEL --streams 8 --flags "--quantize int4"
 
-Starts ``galley serve MODEL`` and keeps ``--streams`` requests running: recordings of the speech recipe's
-held-out utterances, or chat. Prints the processor time of each process as a share of the wall time, and
-what its busy threads were in, by module of Galley. With ``--folder`` the samples stay there, one file a
-process, as flame graphs are drawn of.
+Starts ``galley serve MODEL`` and keeps ``--streams`` requests in flight: recordings of the speech recipe's
+held-out utterances, or chat. Prints the CPU time of each process as a share of wall time, and the samples
+of its busy threads by Galley module. ``--folder`` keeps the samples, one file per process, in the format
+that flame graphs are drawn from.
 """
 
 import argparse
@@ -80,11 +80,13 @@ def modules(samples: Path) -> Counter[str]:
 
 def main() -> None:
     """Serve, generate load, sample, print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model")
     parser.add_argument("--streams", type=int, default=4)
-    parser.add_argument("--flags", default="", help="further ones of galley serve, in one string")
-    parser.add_argument("--folder", type=Path, help="keep the samples there")
+    parser.add_argument("--flags", default="", help="more flags of galley serve, as one string")
+    parser.add_argument("--folder", type=Path, help="keep the samples in this folder")
     options = parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as scratch,
@@ -189,7 +191,7 @@ def _role(process: psutil.Process) -> str:
 
 
 def _print(profiles: list[ProcessProfile]) -> None:
-    table = Table("process", "cores", "module", "share of its samples")
+    table = Table("process", "cores", "module", "share of samples")
     for profile in profiles:
         total = sum(profile.modules.values()) or 1
         for row, (module, count) in enumerate(profile.modules.most_common(8)):

@@ -1,13 +1,13 @@
-"""What each method of ``galley quantize`` loses: perplexity and divergence, on text it has not seen.
+"""Measure what each method of ``galley quantize`` loses: perplexity and KL divergence on unseen text.
 
     python -m benchmarks.quantize [MODEL] [--group N] [--context N] [--calibrate FILE] [--data FILE]
         [--tokens N] [--measured N] [--mixed] [--results FILE]
 
-int4 with each method. A method calibrates on text that the model generates, or on ``--calibrate``; what is
-lost is measured on ``--data``, by default the questions and answers of the bundled model's held-out sets.
-The texts of a file come one after another and are cut into windows of ``--context`` tokens. No window is
-in both. ``--mixed``: also mixed precision, as ``--budget`` makes it, of as many bytes as int4 in groups of
-half the size takes, beside that.
+Every method makes int4 weights. It calibrates on text that the model generates, or on ``--calibrate``. The
+loss is measured on ``--data``, by default the questions and answers of the bundled model's held-out sets. A
+file's texts are concatenated and cut into windows of ``--context`` tokens; no window is used for both.
+``--mixed`` compares mixed precision, as ``--budget`` plans it, with int4 in groups of half the size, at
+equal bytes.
 """
 
 import argparse
@@ -60,7 +60,7 @@ class Source:
     tokens: int
     measured: int
 
-    def told(self) -> str:
+    def described(self) -> str:
         """Return a description for the printed report."""
         seen = "text that the model generated" if self.calibrate is None else self.calibrate.name
         unseen = "the bundled model's held-out sets" if self.data is None else self.data.name
@@ -132,8 +132,8 @@ def mixed(model: Model, method: Method, texts: Texts, group: int, size: int) -> 
     _, factory = choose_executor("auto", "cpu")
     windows = first_texts(texts.calibration, _PARTS_TOKENS)
     names, kinds = linear_weights(model.program), kinds_of(Scheme(4, group))
-    asked = (model, factory, windows, names, kinds)
-    parts = parts_of(*asked, method=method, calibration=texts.calibration[len(windows) :])
+    shared = (model, factory, windows, names, kinds)
+    parts = parts_of(*shared, method=method, calibration=texts.calibration[len(windows) :])
     return Plan(method, schemes_of(parts, assign(parts, most_bytes=size)))
 
 
@@ -144,7 +144,7 @@ def size_of(model: Model, plan: Plan) -> int:
     )
 
 
-def told(name: str, loss: Loss, bits: float, seconds: float) -> str:
+def described(name: str, loss: Loss, bits: float, seconds: float) -> str:
     """Format a line of the printed report."""
     more = loss.perplexity / loss.base_perplexity - 1
     return (
@@ -157,13 +157,13 @@ def told(name: str, loss: Loss, bits: float, seconds: float) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that this benchmark shares with its comparison of peers."""
     parser.add_argument("model", nargs="?", default="galley-demo")
-    parser.add_argument("--group", type=int, default=128, help="columns that share a scale")
+    parser.add_argument("--group", type=int, default=128, help="columns per scale")
     parser.add_argument("--calibrate", type=Path)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--tokens", type=int, default=28672, help="to calibrate with")
+    parser.add_argument("--tokens", type=int, default=28672, help="tokens to calibrate on")
     parser.add_argument("--measured", type=int, default=4096, help="tokens to measure on")
-    parser.add_argument("--name", default="galley-demo", help="of the model in the results")
+    parser.add_argument("--name", default="galley-demo", help="name of the model in the results")
     parser.add_argument("--results", type=machine_file)
 
 
@@ -174,7 +174,9 @@ def source_of(wanted: argparse.Namespace) -> Source:
 
 def main() -> None:
     """Measure all methods, and write the figures to a results file if one is given."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_arguments(parser)
     parser.add_argument("--mixed", action="store_true")
     wanted = parser.parse_args()
@@ -185,7 +187,7 @@ def main() -> None:
     def run(name: str, plan: Plan) -> None:
         with tempfile.TemporaryDirectory() as folder:
             losses[name], seconds = measure(model, plan, texts, Path(folder) / "made")
-        print(told(name, losses[name], bits_of(model, plan), seconds), flush=True)
+        print(described(name, losses[name], bits_of(model, plan), seconds), flush=True)
 
     for method in _ROUNDED:
         run(method, uniform(model, method, Scheme(4, wanted.group)))
@@ -197,7 +199,7 @@ def main() -> None:
         run("groups of half the size", finer)
         run("mixed", mixed(model, "gptq", texts, wanted.group, size_of(model, finer)))
         command = "benchmarks.quantize --mixed"
-        figures += figures_of(f"{what}, more bytes by gptq", losses, source, command)
+        figures += figures_of(f"{what}, larger formats, gptq", losses, source, command)
     if wanted.results is not None:
         put(wanted.results, figures)
 
@@ -223,12 +225,12 @@ def figures_of(what: str, losses: Mapping[str, Loss], source: Source, command: s
             date=datetime.now(UTC).date().isoformat(),
             command=f"python -m {command}",
             better=better,
-            remark=source.told(),
+            remark=source.described(),
         )
 
     more = [100 * (loss.perplexity / loss.base_perplexity - 1) for loss in losses.values()]
     return [
-        figure("perplexity, more than the base's", "%", more, "lower"),
+        figure("perplexity increase over the base", "%", more, "lower"),
         figure(
             "mean KL divergence from the base",
             "nats",

@@ -1,13 +1,13 @@
-"""Methods of ``galley quantize`` beside llm-compressor, GPTQModel and NNCF: same data, groups and bytes.
+"""Compare the methods of ``galley quantize`` with llm-compressor, GPTQModel and NNCF.
 
     python -m benchmarks.quantize_peers [MODEL] [--llm-compressor PYTHON] [--gptqmodel PYTHON]
         [--nncf PYTHON] [--group N] [--calibrate FILE] [--data FILE] [--results FILE]
 
-MODEL is a folder, or the bundled model. Each PYTHON is that of a virtual environment which has the peer
-(llmcompressor 0.14; gptqmodel 7.7; nncf 3.4 and transformers). All calibrate with the same token ids and
-make symmetric int4 with a scale of 16 bits for each group; embedding and head stay as they are. Galley
-reads what a peer made, without loss, and measures it as its own: inputs stay floats, so only weights
-differ. A peer that fails is told.
+MODEL is a folder; the default is the bundled model. Each PYTHON is the interpreter of a virtual environment
+that has the peer (llmcompressor 0.14; gptqmodel 7.7; nncf 3.4 and transformers). All calibrate on the same
+token ids and write symmetric int4 with a 16-bit scale per group; the embedding and the output head are not
+quantized. Galley loads a peer's output without loss and measures it like its own. Activations are not
+quantized, so only the weights differ. A peer that fails is reported and left out.
 """
 
 import argparse
@@ -22,12 +22,12 @@ from typing import Final
 from benchmarks.quantize import (
     add_arguments,
     bits_of,
+    described,
     figures_of,
     measure,
     read,
     source_of,
     texts_of,
-    told,
     uniform,
 )
 from benchmarks.results_file import put
@@ -48,7 +48,7 @@ PEERS: Final[Mapping[str, tuple[str, ...]]] = {
 """Peer -> its methods."""
 
 
-class Beside:
+class Reference:
     """The base model's next-token logits, the reference for the others."""
 
     def __init__(self, base: Model, windows: Sequence[Sequence[int]]) -> None:
@@ -89,7 +89,9 @@ def make(peer: str, method: str, python: Path, arguments: Sequence[str], log: Pa
 
 def main() -> None:
     """Print a line for each peer, and write the figures to a results file if one is given."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_arguments(parser)
     for peer in PEERS:
         parser.add_argument(f"--{peer}", type=Path, metavar="PYTHON")
@@ -103,8 +105,8 @@ def main() -> None:
             plan = uniform(model, method, scheme)
             loss, seconds = measure(model, plan, texts, Path(home) / method)
             losses[f"Galley {method}"] = loss
-            print(told(f"Galley {method}", loss, bits, seconds), flush=True)
-        beside = Beside(model, texts.measured)
+            print(described(f"Galley {method}", loss, bits, seconds), flush=True)
+        reference = Reference(model, texts.measured)
         windows = Path(home) / "windows.json"
         windows.write_text(json.dumps(texts.calibration))
         for peer, methods in PEERS.items():
@@ -114,10 +116,10 @@ def main() -> None:
                 arguments = [str(model.checkpoint.folder), str(windows), str(out), way]
                 if make(peer, way, python, [*arguments, str(wanted.group)], Path(f"{out}.log")):
                     seconds = time.monotonic() - began
-                    losses[f"{peer} {way}"] = loss = beside.loss(read(str(out)))
-                    print(told(f"{peer} {way}", loss, bits, seconds), flush=True)
+                    losses[f"{peer} {way}"] = loss = reference.loss(read(str(out)))
+                    print(described(f"{peer} {way}", loss, bits, seconds), flush=True)
     if wanted.results is not None:
-        what = f"{wanted.name}, int4 in groups of {wanted.group}, beside peers"
+        what = f"{wanted.name}, int4 in groups of {wanted.group}, compared with peers"
         put(wanted.results, figures_of(what, losses, source, "benchmarks.quantize_peers"))
 
 

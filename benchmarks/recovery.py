@@ -1,12 +1,13 @@
-"""What streams notice of an engine's death, and of a model that is loaded again.
+"""Measure how streams are affected by the death of an engine and by the reload of a model.
 
     python -m benchmarks.recovery [MODEL] [--quantize int4] [--streams 8] [--kills 5] [--json FILE]
 
-Starts a real ``galley serve`` and keeps streams running, each client asking again when its answer is
-complete. ``kill -9`` of the engine: from the signal to the next token of each stream. SIGHUP to the server
-with a new config.json: the largest gap between two tokens of a stream until the old engine has ended,
-beside that of as long a time before. No request may fail. ``python -m benchmarks.peers.checkpoint``
-makes a MODEL of 1.24 billion weights (``llama-1b``). For an idle machine.
+Starts a real ``galley serve`` with clients that send the next request when an answer is complete. After
+``kill -9`` of the engine: the time from the signal to the next token of each stream. After SIGHUP to the
+server with a changed config.json: the largest gap between two tokens of a stream until the old engine has
+exited, compared with an equally long time before. No request may fail. ``python -m
+benchmarks.peers.checkpoint`` makes a MODEL with 1.24 billion weights (``llama-1b``). Run it on an idle
+machine.
 """
 
 import argparse
@@ -106,11 +107,11 @@ class Streams:
             stream.calls.append(call)
             answer = await call.wait()
             if not (answer.whole and answer.finished):
-                self.failed.append(_told(answer))
+                self.failed.append(_described(answer))
                 return
 
 
-def _told(answer: Answer) -> str:
+def _described(answer: Answer) -> str:
     return f"status {answer.status}, {len(answer.events)} events, {answer.body[-200:]!r}"
 
 
@@ -189,7 +190,7 @@ def figures(results: dict[str, Any], name: str, command: str) -> list[Figure]:
     if recovered := results["recovered_s"]:
         found.append(
             Figure(
-                what=f"kill -9 of the engine, {name}: to the next token",
+                what=f"kill -9 of the engine, {name}: time to the next token",
                 unit="ms",
                 at=("P50", "all streams"),
                 measured=(
@@ -227,15 +228,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="?", default="galley-demo")
-    parser.add_argument("--name", default="bundled model", help="as the page calls the model")
+    parser.add_argument("--name", default="bundled model", help="name of the model in the results")
     parser.add_argument("--quantize", default="auto")
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--kills", type=int, default=5)
-    parser.add_argument("--every", type=float, default=8.0, help="seconds between two kills")
+    parser.add_argument("--every", type=float, default=8.0, help="seconds between kills")
     parser.add_argument("--no-reload", action="store_true")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     parser.add_argument(
-        "--results", type=machine_file, help="also put them into this machine's results"
+        "--results", type=machine_file, help="also write the figures to this results file"
     )
     arguments = parser.parse_args()
     results: dict[str, Any] = {"machine": machine(), "recovered_s": [], "reload": None}

@@ -1,9 +1,9 @@
-"""Recall and precision of the redaction's rules on a generated corpus of calls.
+"""Measure recall and precision of the redaction rules on a generated corpus of calls.
 
     python -m benchmarks.redaction [--calls 2000]
 
 A value counts as found if all of it is covered, and a span as right if it overlaps a value. The rules were
-written with the first set of sentences, and not adapted to the second.
+written with the first set of sentences and not adapted to the second.
 """
 
 import argparse
@@ -17,8 +17,12 @@ from galley.redact.spans import KINDS
 
 def main() -> None:
     """Count and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--calls", type=int, default=2000, help="of each set of sentences")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--calls", type=int, default=2000, help="number of calls for each set of sentences"
+    )
     calls = parser.parse_args().calls
     rows: list[list[str]] = [[kind] for kind in KINDS]
     for seed, sentences in ((7, SENTENCES), (8, OTHER_SENTENCES)):

@@ -1,9 +1,9 @@
-"""Hits of the response cache: latency at a rate, in an open loop, and CPU time for each.
+"""Measure hits of the response cache: latency at a fixed request rate, and CPU time of each hit.
 
     python -m benchmarks.response_cache [--rate 1000] [--seconds 10] [--redis URL]
 
-Each hit is what a call does: key, look-up, and the stored answer read from its stream. HTTP is not part of
-it; ``benchmarks/http_cost.py`` measures that.
+Requests arrive in an open loop. A hit is the work of a served call: compute the key, look it up, and read
+the stored answer from its stream. HTTP is not included; ``benchmarks/http_cost.py`` measures that.
 """
 
 import argparse
@@ -127,10 +127,12 @@ async def measure(place: str, rate: float, seconds: float) -> str:
 
 def main() -> None:
     """Measure the stores that are given."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rate", type=float, default=1000.0)
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--redis", metavar="URL", help="measure this Redis, too")
+    parser.add_argument("--redis", metavar="URL", help="also measure this Redis server")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         for place in filter(None, (str(Path(folder) / "sqlite"), given.redis)):

@@ -1,4 +1,4 @@
-"""Writes figures to a file of benchmarks/results; scripts/benchmarks_page.py makes the page from it."""
+"""Write figures to a file of benchmarks/results, from which scripts/benchmarks_page.py makes the pages."""
 
 import argparse
 import json
@@ -21,11 +21,11 @@ def machine_file(name: str) -> Path:
         msgspec.json.decode(file.read_bytes(), type=Machine)
     except OSError as error:
         raise argparse.ArgumentTypeError(
-            f"{name}: {error.strerror}. Figures go into a file of benchmarks/results; for a new machine "
-            'begin one with its "name" and "description", and "figures": []'
+            f"{name}: {error.strerror}. --results takes a file of benchmarks/results; for a new machine "
+            'create one with its "name" and "description", and "figures": []'
         ) from None
     except msgspec.MsgspecError as error:
-        raise argparse.ArgumentTypeError(f"{name} is no file of a machine: {error}") from None
+        raise argparse.ArgumentTypeError(f"{name} does not describe a machine: {error}") from None
     return file
 
 
@@ -38,12 +38,12 @@ def put(file: Path, figures: Sequence[Figure]) -> None:
     content = json.loads(file.read_text(encoding="utf-8"))
     kept: list[dict[str, Any]] = content["figures"]
     for figure in figures:
-        told = _told(figure)
+        encoded = _encoded(figure)
         places = [i for i, old in enumerate(kept) if old["what"] == figure.what]
         if places:
-            kept[places[0]] = told
+            kept[places[0]] = encoded
         else:
-            kept.append(told)
+            kept.append(encoded)
     lines = ",\n".join(f"    {json.dumps(figure, ensure_ascii=False)}" for figure in kept)
     head = {name: value for name, value in content.items() if name != "figures"}
     text = json.dumps(head, indent=2, ensure_ascii=False)
@@ -52,8 +52,8 @@ def put(file: Path, figures: Sequence[Figure]) -> None:
     file.write_text(text, encoding="utf-8")
 
 
-def _told(figure: Figure) -> dict[str, Any]:
+def _encoded(figure: Figure) -> dict[str, Any]:
     """Return the JSON form: fields with default values are left out."""
     fields = msgspec.structs.fields(Figure)
-    told = {f.name: getattr(figure, f.name) for f in fields}
-    return {f.name: told[f.name] for f in fields if f.required or told[f.name] != f.default}
+    encoded = {f.name: getattr(figure, f.name) for f in fields}
+    return {f.name: encoded[f.name] for f in fields if f.required or encoded[f.name] != f.default}

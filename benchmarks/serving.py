@@ -1,6 +1,8 @@
-"""Start-up and prefix cache of a real ``galley serve``, over HTTP. Run on an idle machine.
+"""Measure start-up and the prefix cache of a real ``galley serve`` over HTTP.
 
-``python benchmarks/serving.py [MODEL] [--json FILE]``; MODEL and GALLEY_* variables are those of serve.
+    python benchmarks/serving.py [MODEL] [--json FILE]
+
+MODEL and GALLEY_* variables are those of ``galley serve``. Run it on an idle machine.
 """
 
 import argparse
@@ -116,7 +118,9 @@ def percentile(values: list[float], percent: int) -> float:
 
 def main() -> None:
     """Measure everything and print it."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", nargs="?", default="")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     arguments = parser.parse_args()

@@ -1,23 +1,24 @@
-"""Speculation: tokens a second against acceptance, and the acceptance that real tasks give.
+"""Measure speculative decoding: speed at a controlled acceptance rate, and the acceptance of real tasks.
 
     python -m benchmarks.speculation [MODEL] [--quantize int4] [--sequences 1,2,4,8,16,32]
         [--acceptance 0,0.5,0.7,0.9,1] [--tasks [--draft-model NAME]] [--peer HOME [--quick]]
         [--results benchmarks/results/FILE]
 
-Acceptance is controlled: guesses come from what the same requests got without speculation, each right with
-the given probability. How many are verified is for the engine to decide, which knows neither. Tokens a
-second are those of a full batch: from the step in which the last sequence has its first token to that in
-which the first one ends. The sequences of a Whisper (``python -m benchmarks.peers.whisper_checkpoint``
-writes one) have a window of 30 seconds each. The prediction is arithmetic: of the best number of guesses a
-sequence, the tokens that so many guesses bring on average, divided by what a step of so many rows takes
-beside one without.
+By default the acceptance rate is controlled: draft tokens are those that the same requests got without
+speculation, each right with the given probability. The engine, which knows neither, decides how many to
+verify. Tokens per second are those of a full batch: from the step in which the last sequence gets its first
+token to that in which the first sequence ends. Sequences of a Whisper model (``python -m
+benchmarks.peers.whisper_checkpoint`` writes one) have a 30-second window each. The prediction is computed
+for the best number of draft tokens per sequence: the mean number of tokens gained by that many drafts,
+divided by the time of a step with that many rows relative to one without drafts.
 
-With ``--peer`` Galley's prompt lookup stands beside llama.cpp's and OpenVINO GenAI's, one sequence at a
-time, on a model of 1.24 billion at 4 bits and prompts that foretell so much of its texts: see
-:mod:`benchmarks.lookup_peers`. They are kept in the folder HOME, as for ``python -m benchmarks.peers``.
+``--peer`` compares Galley's prompt lookup with those of llama.cpp and OpenVINO GenAI, one sequence at a
+time, on a model of 1.24 billion parameters at 4 bits whose prompts predict a chosen share of its texts; see
+:mod:`benchmarks.lookup_peers`. The folder HOME holds the peers, as for ``python -m benchmarks.peers``.
 
-With ``--tasks`` the bundled model's own: each proposer's acceptance and speed, texts held against those
-without. With ``--draft-model``, that model's, too, alone and among the others. For an idle machine.
+``--tasks`` measures the bundled model's tasks: acceptance and speed of each proposer. Texts must equal
+those without speculation. ``--draft-model`` adds that model, alone and combined with the other proposers.
+Run it on an idle machine.
 """
 
 import argparse
@@ -102,7 +103,7 @@ class Oracle:
         return Proposal(draft_tokens, 1)
 
 
-def asked(engine: Engine, sequences: int, tokens: int) -> list[EngineRequest]:
+def requests_of(engine: Engine, sequences: int, tokens: int) -> list[EngineRequest]:
     """Return greedy continuations of random prompts; a speech model gets a window of noise for each."""
     rng = random.Random(0)
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
@@ -190,7 +191,7 @@ class Point:
     rate: float
     plain: float
     ratio: float
-    told: float
+    predicted: float
 
 
 @dataclass(frozen=True)
@@ -228,7 +229,7 @@ def controlled(
     print("seconds by rows:", {rows: round(taken, 4) for rows, taken in sorted(measured.items())})
     curves = []
     for sequences in sizes:
-        requests = asked(engine, sequences, tokens)
+        requests = requests_of(engine, sequences, tokens)
         _, texts = paced(engine, requests, 1e9, [EngineSpeculation()])
         prompts = {r.id: r.payload.prompt for r in requests if isinstance(r.payload, Decoded)}
         known = {tuple(ids): [*ids, *texts[name]] for name, ids in prompts.items()}
@@ -286,10 +287,10 @@ class Done:
         """Return generated tokens per second, prompt time included."""
         return self.tokens / self.seconds
 
-    def add(self, llm: LLM, asked: Sequence[Any]) -> list[str]:
+    def add(self, llm: LLM, conversations: Sequence[Any]) -> list[str]:
         """Run these conversations; return their texts."""
         began = time.perf_counter()
-        choices = [output.choices[0] for output in llm.chat(asked, PARAMS)]
+        choices = [output.choices[0] for output in llm.chat(conversations, PARAMS)]
         self.seconds += time.perf_counter() - began
         self.tokens += sum(len(choice.token_ids) for choice in choices)
         self.proposed += sum(choice.timing.proposed for choice in choices)
@@ -327,10 +328,10 @@ def tasks(
             sums = {proposer: Done(task, at_once, proposer) for proposer in engines}
             order = list(engines)
             for i in range(0, len(all_of_it), at_once):
-                asked = all_of_it[i : i + at_once]
-                texts = {way: sums[way].add(engines[way], asked) for way in order}
+                batch = all_of_it[i : i + at_once]
+                texts = {way: sums[way].add(engines[way], batch) for way in order}
                 assert all(own == texts["off"] for own in texts.values()), (task, i)
-                order.append(order.pop(0))  # nobody always goes first
+                order.append(order.pop(0))  # no proposer always goes first
             made += sums.values()
     return made
 
@@ -346,8 +347,8 @@ def figures_of_curves(name: str, curves: Sequence[Curve]) -> list[Figure]:
             date=date.today().isoformat(),
             command=COMMAND,
             target=(0.98,),
-            remark=f"to {statistics.median(point.plain for point in curve.points):.1f} tokens/s without; "
-            "arithmetic says " + ", ".join(f"{point.told:.2f}" for point in curve.points),
+            remark=f"{statistics.median(point.plain for point in curve.points):.1f} tokens/s without; "
+            "predicted " + ", ".join(f"{point.predicted:.2f}" for point in curve.points),
         )
         for curve in curves
     ]
@@ -374,7 +375,7 @@ def figures_of_tasks(done: Sequence[Done]) -> list[Figure]:
                 date=date.today().isoformat(),
                 command=f"{COMMAND} --tasks",
                 target=(0.98,),
-                remark=f"to {plain.tokens_per_s:.0f} tokens/s without, prompts included; {shares}",
+                remark=f"{plain.tokens_per_s:.0f} tokens/s without, prompts included; {shares}",
             )
         )
     return made
@@ -382,22 +383,34 @@ def figures_of_tasks(done: Sequence[Done]) -> list[Figure]:
 
 def main() -> None:
     """Measure, print, and write the figures if requested."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", nargs="?", default="galley-demo")
-    parser.add_argument("--name", default="bundled model", help="of the model in the results")
+    parser.add_argument("--name", default="bundled model", help="name of the model in the results")
     parser.add_argument("--quantize", default="auto")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--sequences", default="1,2,4,8,16,32")
     parser.add_argument("--acceptance", default="0,0.5,0.7,0.9,1")
-    parser.add_argument("--tokens", type=int, default=256, help="of each output")
+    parser.add_argument("--tokens", type=int, default=256, help="tokens of each output")
 
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each run, at most")
-    parser.add_argument("--tasks", action="store_true", help="the bundled model's tasks instead")
-    parser.add_argument("--peer", type=Path, metavar="HOME", help="beside peers kept here instead")
-    parser.add_argument("--quick", action="store_true", help="--peer: one round, not three")
-    parser.add_argument("--draft-model", help="of the tasks' model; galley-demo-draft is bundled")
-    parser.add_argument("--items", type=int, default=64, help="conversations of each task")
-    parser.add_argument("--results", type=machine_file, help="put the figures into this file, too")
+    parser.add_argument("--seconds", type=float, default=8.0, help="maximum duration of each run")
+    parser.add_argument("--tasks", action="store_true", help="measure the bundled model's tasks")
+    parser.add_argument(
+        "--peer", type=Path, metavar="HOME", help="compare with peers, installed in this folder"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="with --peer: one round instead of three"
+    )
+    parser.add_argument(
+        "--draft-model", help="with --tasks: for example galley-demo-draft, which is bundled"
+    )
+    parser.add_argument(
+        "--items", type=int, default=64, help="with --tasks: conversations of each task"
+    )
+    parser.add_argument(
+        "--results", type=machine_file, help="also write the figures to this results file"
+    )
     options = parser.parse_args()
     settings = EngineSettings(
         model=options.model,
@@ -425,16 +438,16 @@ def main() -> None:
         ]
         table = Table("task", "at once", "proposer", "tokens/s", "tokens", "proposed", "accepted")
         for one in done:
-            told = (one.task, one.at_once, one.proposer, round(one.tokens_per_s, 1), one.tokens)
-            table.add_row(*map(str, told), str(one.proposed), str(one.accepted))
+            cells = (one.task, one.at_once, one.proposer, round(one.tokens_per_s, 1), one.tokens)
+            table.add_row(*map(str, cells), str(one.proposed), str(one.accepted))
         figures = figures_of_tasks(done)
     else:
         curves = controlled(settings, rates, sizes, options.tokens, options.seconds)
-        table = Table("sequences", "acceptance", "without", "ratio", "arithmetic")
+        table = Table("sequences", "acceptance", "without", "ratio", "predicted")
         for curve in curves:
             for point in curve.points:
-                beside = (f"{n:.2f}" for n in (point.plain, point.ratio, point.told))
-                table.add_row(str(curve.sequences), f"{point.rate:.0%}", *beside)
+                cells = (f"{n:.2f}" for n in (point.plain, point.ratio, point.predicted))
+                table.add_row(str(curve.sequences), f"{point.rate:.0%}", *cells)
         figures = figures_of_curves(options.name, curves)
     Console().print(table)
     if options.results:

@@ -1,16 +1,15 @@
-"""Galley beside faster-whisper on one random Whisper checkpoint, in one run.
+"""Compare Galley with faster-whisper on the same random Whisper checkpoint.
 
     python -m benchmarks.speech --shape whisper-base --bits 8 --threads 2 --json FILE
-
-Installs faster-whisper into a virtual environment of its own under --home, converts the checkpoint with
-its own tool, keeps all contenders loaded and has them do the same work in turns: encode windows of 30
-seconds, and decode over one window, greedily and with beams. Nothing ends a text early. Galley's encoder
-also computes cross-attention's keys and values, which CTranslate2 leaves to the first step of decoding.
-
     python -m benchmarks.speech --hour --rounds 1
 
-measures an hour instead: 120 windows to 120 texts, with as many windows at once as suits each. For an
-idle machine.
+Installs faster-whisper into its own virtual environment under --home and converts the checkpoint with its
+own tool. All contenders stay loaded and do the same work in turn: encode 30-second windows, and decode over
+one window, greedily and with beams. No text ends early. Galley's encoder time includes the keys and values
+of cross-attention, which CTranslate2 computes in the first decode step.
+
+``--hour`` measures an hour of audio instead: 120 windows to 120 texts, at the number of concurrent windows
+that suits each contender best. Run it on an idle machine.
 """
 
 import argparse
@@ -69,17 +68,23 @@ def _arguments() -> argparse.Namespace:
     def sizes(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
 
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.speech", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.speech",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--shape", choices=SHAPES, default="whisper-base")
     parser.add_argument("--bits", type=int, choices=(8, 32), default=8)
-    parser.add_argument("--windows", type=int, default=3, help="encoded one after another a round")
-    parser.add_argument("--tokens", type=int, default=100, help="of the text that is decoded")
+    parser.add_argument(
+        "--windows", type=int, default=3, help="windows encoded per round, one after another"
+    )
+    parser.add_argument("--tokens", type=int, default=100, help="tokens of the decoded text")
     parser.add_argument("--beams", type=sizes, default=[1, 5])
-    parser.add_argument("--hour", action="store_true", help="an hour's windows to texts, instead")
+    parser.add_argument("--hour", action="store_true", help="transcribe an hour of audio instead")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--home", type=Path, default=Path.home() / ".cache/galley-peers")
-    parser.add_argument("--json", type=Path, help="write every figure to this file, too")
+    parser.add_argument("--json", type=Path, help="also write all figures to this file")
     return parser.parse_args()
 
 

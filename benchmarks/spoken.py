@@ -1,6 +1,6 @@
-"""Held-out utterances of the speech model's recipe, with the time at which each of their words ends.
+"""Synthesize held-out utterances of the speech model's recipe, with the end time of each word.
 
-espeak-ng speaks them, as in the recipe, but through its library, which reports when each phoneme starts.
+As in the recipe, espeak-ng speaks them; here its library is used, which reports when each phoneme starts.
 """
 
 import ctypes

@@ -1,9 +1,10 @@
-"""What int8 inputs cost with one scale for all tokens, by observer, beside a scale for each token.
+"""Measure what int8 inputs lose with one static scale, by observer, and with a scale per token.
 
     python -m benchmarks.static_inputs [MODEL] [--tokens N]
 
-Weights stay as they are. Scales are observed on text that the model generates; what is lost is measured on
-other text of it. Galley's kernels scale each token; static scales are computed for this table alone.
+Weights are not quantized further. Scales are observed on text that the model generates; the loss is
+measured on other generated text. Galley's kernels scale each token; static scales are computed for this
+table only.
 """
 
 import argparse
@@ -22,7 +23,9 @@ from galley.settings.engine import EngineSettings
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", nargs="?", default="galley-demo")
     parser.add_argument("--tokens", type=int, default=16384)
     wanted = parser.parse_args()

@@ -1,9 +1,10 @@
-"""The bundled model's tickets as a JSON schema: valid answers, exact match, speed and forced tokens.
+"""Measure the bundled model's JSON tickets: valid answers, exact matches, speed, accepted draft tokens.
 
     python -m benchmarks.tickets [--tickets 600] [--at-once 8] [--results benchmarks/results/FILE]
 
-Callers whose names and numbers the model was not taught, half of them in wordings that it was not taught
-either, each answered freely, and as ``response_format`` json_schema with and without speculation.
+The callers have names and numbers that training never used, and half of them also use wordings that it
+never used. Each call is answered without constraints, and with ``response_format`` json_schema, with and
+without speculation.
 """
 
 import argparse
@@ -59,13 +60,13 @@ def tickets(count: int) -> list[tuple[list[Any], str]]:
 
 
 def answered(
-    llm: LLM, asked: Sequence[list[Any]], params: SamplingParams, at_once: int, what: str
+    llm: LLM, conversations: Sequence[list[Any]], params: SamplingParams, at_once: int, what: str
 ) -> tuple[list[str], float, int, int]:
     """Return texts, tokens per second, accepted draft tokens, and all tokens."""
     texts, tokens, accepted = [], 0, 0
     began = time.perf_counter()
-    for i in track(range(0, len(asked), at_once), what):
-        for output in llm.chat(asked[i : i + at_once], params):
+    for i in track(range(0, len(conversations), at_once), what):
+        for output in llm.chat(conversations[i : i + at_once], params):
             [choice] = output.choices
             texts.append(choice.text)
             tokens += len(choice.token_ids)
@@ -75,24 +76,34 @@ def answered(
 
 def main() -> None:
     """Measure, print, and write the figures if requested."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tickets", type=int, default=600)
     parser.add_argument("--at-once", type=int, default=8)
-    parser.add_argument("--results", type=machine_file, help="put the figures into this file, too")
+    parser.add_argument(
+        "--results", type=machine_file, help="also write the figures to this results file"
+    )
     options = parser.parse_args()
     wanted = tickets(options.tickets)
-    asked, right = [messages for messages, _ in wanted], [answer for _, answer in wanted]
+    conversations, right = [messages for messages, _ in wanted], [answer for _, answer in wanted]
     free = SamplingParams(temperature=0, max_tokens=200)
     grammar = Grammar("json_schema", json.dumps(SCHEMA))
     schema = SamplingParams(temperature=0, max_tokens=200, grammar=grammar)
     validator = jsonschema_rs.validator_for(SCHEMA)
-    table = Table("answers", "valid", "exact match", "tokens/s", "guesses that were right")
-    ways = (("free", free, "off"), ("schema", schema, "off"), ("schema, guessed", schema, "auto"))
+    table = Table("answers", "valid", "exact match", "tokens/s", "accepted draft tokens")
+    ways = (
+        ("free", free, "off"),
+        ("schema", schema, "off"),
+        ("schema, speculative", schema, "auto"),
+    )
     matched: dict[str, float] = {}
     for what, params, speculation in ways:
         with LLM("galley-demo", speculation=speculation, kv_cache_tokens=16384) as llm:
-            llm.chat(asked[: options.at_once], params)
-            texts, pace, accepted, tokens = answered(llm, asked, params, options.at_once, what)
+            llm.chat(conversations[: options.at_once], params)
+            texts, pace, accepted, tokens = answered(
+                llm, conversations, params, options.at_once, what
+            )
         valid = sum(_is_valid(text, validator) for text in texts) / len(texts)
         matched[what] = sum(map(_same, texts, right)) / len(texts)
         row = (f"{valid:.1%}", f"{matched[what]:.1%}", f"{pace:.0f}", f"{accepted} of {tokens}")

@@ -1,14 +1,15 @@
-"""A language model and a speech model in one server: what each gets alone, and beside the other.
+"""Measure a language model and a speech model in one server: each alone, and both under load.
 
     python -m benchmarks.together [--chat MODEL] [--speech MODEL] [--audio FILE] [--json FILE]
     python -m benchmarks.together --recordings 0 --live 4
 
-Starts a real ``galley serve chat=... speech=...`` for each way of sharing the cores: ``turns`` (as served),
-``kernel`` (``--no-take-turns``) and ``split`` (that, and half of the cores for each). Then, round by round:
-streams alone, transcriptions alone, both. Clients are closed loops: each asks again when it has its
-answer, so both engines always have work; half of the cores for each would double what each takes alone.
-``--live`` clients speak at a speaker's pace instead, and wait for the text when they have said their part.
-Run it on an idle machine; GALLEY_* variables are those of serve.
+Starts a real ``galley serve chat=... speech=...`` for each way of sharing the cores: ``turns`` (the
+default of serve), ``kernel`` (``--no-take-turns``) and ``split`` (the same, with half of the cores for
+each). Every round runs the streams alone, the transcriptions alone, then both. Clients are closed loops:
+each sends the next request when it has its answer, so both engines always have work. With an even share of
+the cores, each would take twice as long as alone. ``--live`` clients send audio in real time instead, and
+wait for the text when they have sent all of it. Run it on an idle machine; GALLEY_* variables are those of
+serve.
 """
 
 import argparse
@@ -267,18 +268,20 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
-    asked = parser.parse_args()
-    load = Load(**{each.name: getattr(asked, each.name) for each in fields(Load)})
-    models = [f"chat={asked.chat}", f"speech={asked.speech}"]
-    phases = {sharing: measure(sharing, models, load, asked.rounds) for sharing in asked.sharing}
+    arguments = parser.parse_args()
+    load = Load(**{each.name: getattr(arguments, each.name) for each in fields(Load)})
+    models = [f"chat={arguments.chat}", f"speech={arguments.speech}"]
+    phases = {
+        sharing: measure(sharing, models, load, arguments.rounds) for sharing in arguments.sharing
+    }
     results = {
         sharing: {name: summary(phase) for name, phase in of.items()}
         for sharing, of in phases.items()
     }
     report(results)
-    if asked.json:
+    if arguments.json:
         figures = {"machine": machine(), "load": {**asdict(load), "audio": str(load.audio)}}
-        asked.json.write_text(json.dumps({**figures, "results": results}, indent=2) + "\n")
+        arguments.json.write_text(json.dumps({**figures, "results": results}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A file of requests, answered offline: no server runs.
+"""Answer a file of requests offline, without a server.
 
 The same as ``galley batch requests.jsonl results.jsonl``. If it is interrupted, run it again: it resumes.
 """

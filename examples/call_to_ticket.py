@@ -1,11 +1,11 @@
-"""A call in, a JSON ticket out: a speech model and a language model behind one server and one API.
+"""Turn a recorded call into a JSON ticket, with a speech and a language model behind one server.
 
     galley serve chat=galley-demo speech=galley-demo-speech
     pip install openai
     python examples/call_to_ticket.py [RECORDING]
 
-The bundled models are small and know one small world: callers of one company, said by one speech
-synthesiser. With your own models nothing changes but their names.
+The bundled models are small and were trained for one narrow task: calls to one company, spoken by one
+speech synthesizer. To use your own models, change only their names.
 """
 
 import argparse
@@ -19,12 +19,14 @@ CALL = Path(__file__).with_name("call.opus")
 
 def main() -> None:
     """Transcribe, ask for the ticket, print both."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("recording", nargs="?", type=Path, default=CALL)
     parser.add_argument("--url", default="http://127.0.0.1:8000/v1")
     parser.add_argument("--key", default="none")
-    parser.add_argument("--speech", default="speech", help="the speech model's name at the server")
-    parser.add_argument("--chat", default="chat", help="the language model's name at the server")
+    parser.add_argument("--speech", default="speech", help="name of the speech model on the server")
+    parser.add_argument("--chat", default="chat", help="name of the language model on the server")
     arguments = parser.parse_args()
     client = OpenAI(base_url=arguments.url, api_key=arguments.key)
     with arguments.recording.open("rb") as recording:

@@ -1,4 +1,4 @@
-"""A chat request, its answer and its receipt."""
+"""Send a chat request, and print the answer and its receipt."""
 
 import os
 

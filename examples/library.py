@@ -1,4 +1,4 @@
-"""The library without a server, in cells for a notebook; it also runs as a script."""
+"""Use the library without a server, in cells for a notebook; it also runs as a script."""
 
 # %% Load a model. With no name it is the bundled one; otherwise a folder, a GGUF file or a hub id.
 import galley

@@ -1,6 +1,6 @@
-"""Live audio: text while the audio is still being sent.
+"""Stream live audio, and print its text while the audio is still being sent.
 
-A recording replaces the microphone. Text that arrives is final.
+A recording replaces the microphone. Text that has arrived is final.
 
     pip install 'openai[realtime]' av
 """

@@ -1,4 +1,4 @@
-"""An answer that follows a JSON schema, whatever the model."""
+"""Get an answer that follows a JSON schema, from any model."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Semantic search: the documents whose vectors are nearest to the question's."""
+"""Search by meaning: find the documents whose vectors are nearest to the query's."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""An answer as it is generated."""
+"""Print an answer as it is generated."""
 
 import os
 

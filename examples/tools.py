@@ -1,4 +1,4 @@
-"""A model that calls a function of ours and answers with its result.
+"""Let a model call a Python function and answer with its result.
 
     python examples/tools.py --model NAME
 
@@ -31,7 +31,9 @@ TOOL: ChatCompletionFunctionToolParam = {
 
 def main() -> None:
     """Ask, run what the model calls, ask again with the result."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="chat")
     model = parser.parse_args().model
     url = os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:8000/v1")

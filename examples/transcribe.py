@@ -1,4 +1,4 @@
-"""A recording, with the times of its words.
+"""Transcribe a recording, and print the time of each word.
 
 python examples/transcribe.py [RECORDING]
 """

@@ -1,1 +1,1 @@
-"""Coverage-guided fuzzing of every parser of untrusted bytes: a file per target, a folder per corpus."""
+"""Coverage-guided fuzzing of every parser of untrusted bytes: a module and a corpus folder per target."""

@@ -19,11 +19,11 @@ from fuzz import targets
 
 def main() -> None:
     """Run the target until its time is over or something is found."""
-    parser = argparse.ArgumentParser(description="Fuzz one parser of outside bytes.")
+    parser = argparse.ArgumentParser(description="Fuzz one parser of untrusted bytes.")
     parser.add_argument("name", choices=targets.NAMES)
     parser.add_argument("--seconds", type=int, default=1800)
     parser.add_argument("--found", type=Path, default=Path("build/fuzz"))
-    parser.add_argument("options", nargs="*", help="libFuzzer's own, after --")
+    parser.add_argument("options", nargs="*", help="libFuzzer options, after --")
     arguments = parser.parse_args()
     _import_by_path()
     with atheris.instrument_imports(

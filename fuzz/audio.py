@@ -27,7 +27,7 @@ def fuzz(data: bytes) -> None:
         with Recording(data, name="call.wav", max_seconds=MOST_SECONDS) as recording:
             for block in recording:
                 assert block.dtype == np.float32, block.dtype
-                assert np.abs(block).max() <= 1.0, "samples beyond full scale, or no numbers"
+                assert np.abs(block).max() <= 1.0, "samples beyond full scale, or not numbers"
                 assert recording.seconds <= MOST_SECONDS
                 assert len(block) <= 8 * SAMPLE_RATE, f"a block of {len(block)} samples"
     except GalleyError as error:

@@ -98,16 +98,16 @@ def _change(holder: Any, key: Any, source: random.Random) -> None:
 
 
 def _chat(body: bytes) -> None:
-    asked = validate(ChatRequest, parse_json(body))
-    asked.sampling()
-    for message in asked.messages:
+    parsed = validate(ChatRequest, parse_json(body))
+    parsed.sampling()
+    for message in parsed.messages:
         message.plain()
 
 
 def _completion(body: bytes) -> None:
-    asked = validate(CompletionRequest, parse_json(body))
-    asked.sampling()
-    asked.prompts()
+    parsed = validate(CompletionRequest, parse_json(body))
+    parsed.sampling()
+    parsed.prompts()
 
 
 def _tokenize(body: bytes) -> None:
@@ -125,9 +125,9 @@ def _event(body: bytes) -> None:
     kind = event.get("type")
     if not isinstance(kind, str) or kind not in EVENTS:
         return
-    asked = validate(EVENTS[kind], event)
-    if isinstance(asked, SessionUpdate | FlatSessionUpdate):
-        settings = Settings(model="m", turns=TurnOptions()).updated(asked)
+    parsed = validate(EVENTS[kind], event)
+    if isinstance(parsed, SessionUpdate | FlatSessionUpdate):
+        settings = Settings(model="m", turns=TurnOptions()).updated(parsed)
         settings.shown("sess_0")
         assert settings.coding
 
@@ -150,12 +150,12 @@ async def _read_form(model: type[TranslationRequest], kind: bytes, body: bytes) 
         return pieces.pop(0)
 
     scope: dict[str, Any] = {"type": "http", "app": None, "headers": [(b"content-type", kind)]}
-    asked, upload = await read_form(
+    parsed, upload = await read_form(
         Request(scope, receive), model, max_bytes=1 << 20, budget=_BUDGET
     )
     with contextlib.closing(upload):
-        asked.options()
-        assert asked.granularities
+        parsed.options()
+        assert parsed.granularities
 
 
 READERS: Final[tuple[Callable[[bytes], None], ...]] = (

@@ -3,10 +3,10 @@
     python scripts/audit.py
     python scripts/audit.py --online    # also runs pip-audit on the Python advisory database
 
-Every package that an extra of Galley pulls in must be installed in the version that ``constraints.txt``
-pins, and no pin may be one that ``scripts/advisories.json`` knows to be vulnerable. An advisory is added
-there when it becomes known; ``--online`` finds those that nobody has added yet. Exits with 1 and prints a
-line for each finding.
+Every package that an extra of Galley requires must be installed in the version that ``constraints.txt``
+pins, and no pin may be listed as vulnerable in ``scripts/advisories.json``. Advisories are added there when
+they are published; ``--online`` finds those that are missing. Prints a line for each finding and exits with
+1 if there are any.
 """
 
 import argparse
@@ -51,9 +51,11 @@ class Advisory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         """Raise ValueError for a range that includes its own fix, or a name that is not canonical."""
         if self.package != canonicalize_name(self.package):
-            raise ValueError(f"{self.package} is written {canonicalize_name(self.package)}")
+            raise ValueError(f"{self.package} must be written {canonicalize_name(self.package)}")
         if Version(self.fixed) in _versions(self.affected):
-            raise ValueError(f"{self.id}: {self.affected} holds {self.fixed}, which repairs it")
+            raise ValueError(
+                f"{self.id}: {self.affected} includes {self.fixed}, the version that fixes it"
+            )
 
 
 def read_advisories(file: Path = ADVISORIES) -> list[Advisory]:
@@ -133,7 +135,7 @@ def _distribution(name: str) -> Distribution | None:
 def main() -> None:
     """Check, print the findings, and exit with 1 if there are any."""
     parser = argparse.ArgumentParser(description="Check the dependencies against known advisories.")
-    parser.add_argument("--online", action="store_true", help="ask pip-audit, too")
+    parser.add_argument("--online", action="store_true", help="also run pip-audit")
     arguments = parser.parse_args()
     pins = read_pins((ROOT / "constraints.txt").read_text(encoding="utf-8"))
     advisories = read_advisories()

@@ -19,9 +19,9 @@ MACHINES: Final = ROOT / "benchmarks/machines"
 INTRODUCTION: Final = """# Results
 
 Made by `python scripts/benchmarks_page.py` from [results](results). Rates are divided by those of
-the fastest peer on the same machine, model and bits, so above 1 Galley is faster. Each machine has
-a page with all figures, the targets that were missed, and the commands. What was predicted, what
-was measured and what was tried without gain is in the [notes](notes/README.md).
+the fastest peer on the same machine, model and bits: above 1, Galley is faster. Each machine has
+a page with all figures, the missed targets and the commands. The [notes](notes/README.md) record
+what was predicted, what was measured, and what was tried without gain.
 """
 
 METHOD: Final = """## Method
@@ -37,8 +37,8 @@ METHOD: Final = """## Method
 - **Service** (`make bench`, `benchmarks.together`, `benchmarks.live`): HTTP clients against `galley
   serve`.
 - **Survival** (`benchmarks.faults`, `.overload`, `.fairness`, `.recovery`): the same, while engines
-  are killed and stopped, clients misbehave and more is asked than can be done. A seed decides what
-  is sent and what goes wrong when; every text is compared with the one that its prompt always gets.
+  are killed and stopped, clients misbehave and requests exceed the capacity. A seed determines what
+  is sent and what goes wrong when; every text is compared with the prompt's expected one.
 - `python -m benchmarks...` needs `pip install --constraint constraints.txt --editable '.[dev]'`.
   Peers are the versions in `benchmarks/peers/requirements`; a figure of another version says so.
 - Absolute figures move with the machine; compare within one table. A bold figure misses its target.
@@ -132,7 +132,7 @@ def pages(machines: dict[str, Machine]) -> dict[Path, str]:
 
 
 def _summary(machines: dict[str, Machine]) -> str:
-    rows = ["| machine | what | at | times as fast | as the best of |", "|---|---|---|---|---|"]
+    rows = ["| machine | what | at | times as fast | as the fastest of |", "|---|---|---|---|---|"]
     rows += [
         f"| [{machine.name}](machines/{stem}.md) | {figure.what} | {', '.join(figure.at)} | "
         f"{_values(figure, figure.measured)} | {figure.peer} |"
@@ -161,10 +161,10 @@ def _table(machine: Machine) -> str:
     head += ["peer, remarks", "from"]
     rows = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for figure in machine.figures:
-        told = "; ".join(filter(None, (figure.peer, figure.remark)))
+        details = "; ".join(filter(None, (figure.peer, figure.remark)))
         cells = [figure.what, figure.unit, ", ".join(figure.at)]
         cells += [_values(figure, figure.before)] if before else []
-        cells += [_values(figure, figure.measured, bold=True), _target(figure), told]
+        cells += [_values(figure, figure.measured, bold=True), _target(figure), details]
         cells.append(f"[{figure.date}](../notes/{figure.note})" if figure.note else figure.date)
         rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows) + "\n"
@@ -197,12 +197,12 @@ def _missed(machine: Machine) -> str:
 
 
 def _commands(machine: Machine) -> str:
-    told: dict[str, list[str]] = {}
+    by_command: dict[str, list[str]] = {}
     for figure in machine.figures:
-        whats = told.setdefault(figure.command, [])
+        whats = by_command.setdefault(figure.command, [])
         if figure.what not in whats:
             whats.append(figure.what)
-    return "".join(f"- `{command}`: {'; '.join(whats)}\n" for command, whats in told.items())
+    return "".join(f"- `{command}`: {'; '.join(whats)}\n" for command, whats in by_command.items())
 
 
 def main() -> None:

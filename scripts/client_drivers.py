@@ -1,4 +1,4 @@
-"""Drives each client through two turns of a conversation with a tool, so that both are recorded."""
+"""Drive each client through two turns of a conversation with a tool, so that both are recorded."""
 
 import json
 import os

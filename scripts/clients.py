@@ -1,8 +1,8 @@
-"""What ``make clients`` does: newest clients, their requests recorded, replayed against Galley.
+"""Implement ``make clients``: record the requests of the newest clients, and replay them against Galley.
 
-Recordings are ``tests/clients/recorded/NAME.json``: client, version, and what it asked. Long texts of
-theirs are cut, and whatever is of this machine or this run is replaced. What the tests then say is what
-breaks with these versions.
+Recordings are ``tests/clients/recorded/NAME.json``: client, version and requests. Long texts are cut, and
+anything specific to this machine or run is replaced. Tests that fail afterwards show what breaks with these
+versions.
 """
 
 import argparse
@@ -31,21 +31,25 @@ _KEPT: Final = re.compile(r"x-anthropic-billing-header:.*")
 
 def main() -> int:
     """Return how many clients could not be recorded, or the exit status of the tests."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--folder", type=Path, default=Path("build/clients"))
     parser.add_argument("--only", nargs="*", choices=sorted(CLIENTS), default=sorted(CLIENTS))
-    parser.add_argument("--installed", action="store_true", help="take what is in the folder")
-    asked = parser.parse_args()
-    folder = asked.folder.resolve()
-    if not asked.installed:
+    parser.add_argument(
+        "--installed", action="store_true", help="use the clients already in the folder"
+    )
+    arguments = parser.parse_args()
+    folder = arguments.folder.resolve()
+    if not arguments.installed:
         install(folder)
     failed = {}
-    for name in asked.only:
+    for name in arguments.only:
         before, error = _version(RECORDED / f"{name}.json"), ""
         try:
             now = record(name, folder)
         except (OSError, subprocess.SubprocessError, importlib.metadata.PackageNotFoundError) as e:
-            failed[name] = now = error = _told(e)
+            failed[name] = now = error = _described(e)
         print(f"{name}: {error or f'{now} (was {before})'}", flush=True)
     tests = [sys.executable, "-m", "pytest", "-n", "0", "-q", "tests/clients/test_recorded.py"]
     return subprocess.run(tests, check=False).returncode or len(failed)
@@ -117,7 +121,7 @@ def _cleaned(value: Any, made: str, url: str, key: str = "") -> Any:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text)} characters)"
 
 
-def _told(error: Exception) -> str:
+def _described(error: Exception) -> str:
     said = getattr(error, "stderr", None) or ""
     return f"not recorded: {type(error).__name__}: {str(error)[:200]} {said[-500:]}"
 

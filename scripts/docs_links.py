@@ -1,4 +1,4 @@
-"""MkDocs hook: links that leave ``docs/`` lead to the file in the repository.
+"""MkDocs hook: rewrite links that leave ``docs/`` to the file's URL in the repository.
 
 Pages link to files such as ``../SECURITY.md`` by path, which works in a clone; the site has no such files.
 """

@@ -86,7 +86,7 @@ def main() -> None:
     known = entries()
     names = sys.argv[1:] or list(known)
     if unknown := set(names) - known.keys():
-        sys.exit(f"no such entry: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+        sys.exit(f"no such entry: {', '.join(sorted(unknown))}; the entries are {', '.join(known)}")
     for name in names:
         make(name, known[name])
 

@@ -1,8 +1,11 @@
-"""What ``make gpu-check`` does: a model's speed on the GPU at hand, then the kernels' numbers.
+"""Implement ``make gpu-check``: measure a model's speed on this GPU, then test its kernels' results.
 
-The speed is that of Llama 3.1 8B's shape with random weights, or of another one by ``--shape``, held
-against the rates at which this GPU reads memory and multiplies matrices. The numbers are those of
-``tests/ops/triton``, which run in Triton's interpreter elsewhere.
+    python -m scripts.gpu_check [--shape llama-8b] [--kinds KIND ...] [--layers N] [--skip-numbers]
+        [--output FILE]
+
+The model has Llama 3.1 8B's shape (or ``--shape``) and random weights. Its speed is compared with the rates
+at which this GPU reads memory and multiplies matrices. Then the tests in ``tests/ops/triton``, which
+elsewhere run in Triton's interpreter, run on the GPU.
 """
 
 import argparse
@@ -247,7 +250,7 @@ def measure(
         one["kind"] = quantize
         print(
             f"{quantize} {one['phase']} {one['size']}: {one['ms']:.2f} ms, "
-            f"{one['tokens/s']:.1f} tokens/s, {one['share']:.1f} % of what the GPU does",
+            f"{one['tokens/s']:.1f} tokens/s, {one['share']:.1f} % of the GPU's measured rate",
             flush=True,
         )
     return found
@@ -267,11 +270,11 @@ def machine(
 ) -> dict[str, Any]:
     """Return a file of ``benchmarks/results`` from the ``figures`` of each kind of weights."""
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    told: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     for kind in dict.fromkeys(figure["kind"] for figure in figures):
         for phase, unit, target in (
-            ("prefill", "% of the rate of products", PREFILL_TARGET),
-            ("decode", "% of the read rate", READ_TARGET),
+            ("prefill", "% of the measured multiply rate", PREFILL_TARGET),
+            ("decode", "% of the measured read rate", READ_TARGET),
         ):
             mine = [f for f in figures if (f["kind"], f["phase"]) == (kind, phase)]
             common = {"date": date, "command": "make gpu-check"}
@@ -279,13 +282,13 @@ def machine(
             what = f"{SHAPES[shape].title} on a GPU, {kind}: {phase}"
             rates = [round(f["tokens/s"], 1) for f in mine]
             shares = [round(f["share"], 1) for f in mine]
-            told.append({"what": what, "unit": "tokens/s", "at": at, "measured": rates} | common)
-            told.append(
+            entries.append({"what": what, "unit": "tokens/s", "at": at, "measured": rates} | common)
+            entries.append(
                 {"what": what + ", share", "unit": unit, "at": at, "measured": shares} | common
             )
             held = next(i for i, f in enumerate(mine) if f["held"])
-            told.append(
-                {"what": what + ", beside its target", "unit": unit, "at": at[held : held + 1]}
+            entries.append(
+                {"what": what + ", target", "unit": unit, "at": at[held : held + 1]}
                 | {"measured": shares[held : held + 1], "target": [target]}
                 | common
             )
@@ -294,23 +297,25 @@ def machine(
         "description": f"One {name}, torch {torch.__version__}: reads {read / 1e12:.2f} TB/s, multiplies "
         f"bfloat16 at {product / 1e12:.0f} TFLOP/s, both measured in the same run. "
         f"{SHAPES[shape].model}'s shape, random weights, {CONTEXT} tokens of context when decoding.",
-        "figures": told,
+        "figures": entries,
     }
 
 
 def main() -> int:
     """Measure and print; raise SystemExit if there is no GPU."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kinds", nargs="*", default=KINDS[:3], choices=KINDS)
     parser.add_argument("--shape", default="llama-8b", choices=SHAPES)
-    parser.add_argument("--layers", type=int, help="layers; default: all of the shape")
+    parser.add_argument("--layers", type=int, help="number of layers; default: all of the shape's")
     parser.add_argument("--skip-numbers", action="store_true")
-    parser.add_argument(
-        "--output", type=Path, help="file of results; default: in benchmarks/results"
-    )
+    parser.add_argument("--output", type=Path, help="results file; default: in benchmarks/results")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
-        raise SystemExit("gpu-check needs a CUDA GPU, and torch sees none: galley doctor says why")
+        raise SystemExit(
+            "gpu-check needs a CUDA GPU, and torch finds none: run galley doctor for the reason"
+        )
     read, product = ceilings()
     print(f"reads {read / 1e12:.2f} TB/s, multiplies {product / 1e12:.0f} TFLOP/s", flush=True)
     figures: list[dict[str, Any]] = []

@@ -1,8 +1,10 @@
-"""Compiles the kernels as the GPU executor launches them, for several GPUs, without a driver or a GPU.
+"""Compile the GPU executor's kernels as it launches them, for several GPUs, without a driver or a GPU.
 
-Each launch of a step of Llama 3.1 8B's shape is caught before it runs, with the types of its arguments and
-its tile; the catch is compiled for each target, and the resources that the compiler reports are told.
-``python -m scripts.gpu_report`` prints the table of docs/native-gpu.md.
+    python -m scripts.gpu_report
+
+Each launch of a step of Llama 3.1 8B's shape is intercepted before it runs, with its argument types and
+tile size, then compiled for each target. Prints the resources that the compiler reports: the table of
+docs/native-gpu.md.
 """
 
 import argparse
@@ -335,7 +337,9 @@ def report(
 
 def main() -> int:
     """Print the table; return 1 if a kernel spills or uses too much shared memory."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kinds", nargs="*", default=list(KINDS))
     parser.add_argument("--rows", nargs="*", type=int, default=[1, 8, 32, 128, -512])
     parser.add_argument("--targets", nargs="*", default=list(TARGETS))

@@ -1,4 +1,4 @@
-"""Takes the pictures of docs/operations/page.md: the page in Chromium, with 32 streams running.
+"""Take the screenshots for docs/operations/page.md: the page in Chromium, with 32 streams running.
 
     python -m scripts.page_screenshots [--seconds 150]
 
@@ -28,9 +28,11 @@ MOST_BYTES: Final = 300_000
 
 def main() -> None:
     """Serve the bundled models, keep 32 streams running, and take the screenshots."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--seconds", type=float, default=150, help="of load before the last picture"
+        "--seconds", type=float, default=150, help="seconds of load before the last screenshot"
     )
     seconds = parser.parse_args().seconds
     models = [f"chat={BUNDLED}", f"speech={BUNDLED_SPEECH}"]

@@ -89,7 +89,7 @@ def show(service: Service) -> None:
         print(f"{call}\n\n> {TASK}\n")
         stream(service, [{"role": "system", "content": TASK}, {"role": "user", "content": call}])
     except (OSError, http.client.HTTPException) as error:  # for example on a second Ctrl-C
-        print(f"\nthe answer broke off: {error}", file=sys.stderr)
+        print(f"\nthe answer was interrupted: {error}", file=sys.stderr)
         return
     print(where(service), flush=True)
 

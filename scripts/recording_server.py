@@ -1,7 +1,7 @@
-"""A server on loopback that records what clients send, and answers enough for them to continue.
+"""Run a server on loopback that records clients' requests, and answers enough for them to continue.
 
-Its first answer to a request with a known tool calls that tool, so that the result clients send back is
-recorded, too.
+Its first answer to a request with a known tool calls that tool, so that the result that the client sends
+back is recorded, too.
 """
 
 import json
@@ -28,7 +28,7 @@ class RecordingServer:
     """
 
     def __init__(self, notes: Path) -> None:
-        """Create the server; ``notes`` is a file that clients are asked to read with one of their tools."""
+        """Create the server; ``notes`` is a file that clients should read with one of their tools."""
         self.requests: list[Json] = []
         recorder = self
 
@@ -89,44 +89,44 @@ class _Handler(BaseHTTPRequestHandler):
         if length > MOST_BODY:
             self._send_json({"error": {"message": "too large"}}, 413)
             return
-        asked = json.loads(self.rfile.read(length) or b"{}")
-        self._keep(asked)
+        received = json.loads(self.rfile.read(length) or b"{}")
+        self._keep(received)
         path = self.path.partition("?")[0]
-        call = self._call(asked)
+        call = self._call(received)
         if path == "/v1/messages/count_tokens":
             self._send_json({"input_tokens": 10})
         elif path == "/v1/messages":
-            self._answer(asked, _message(call), _message_events(call))
+            self._answer(received, _message(call), _message_events(call))
         elif path == "/v1/responses":
-            self._answer(asked, _response(call), _response_events(call))
+            self._answer(received, _response(call), _response_events(call))
         elif path == "/v1/chat/completions":
-            self._answer(asked, _completion(call), _completion_chunks(call), done=True)
+            self._answer(received, _completion(call), _completion_chunks(call), done=True)
         elif path == "/api/chat":
             self._send_json(_ollama(call))
         else:
             self._send_json({"error": {"message": "not here"}}, 404)
 
-    def _keep(self, asked: Json | None) -> None:
+    def _keep(self, received: Json | None) -> None:
         headers = {k.lower(): v for k, v in self.headers.items() if k.lower() in KEPT_HEADERS}
         request = {"method": self.command, "path": self.path, "headers": headers}
-        self.server_requests.append(request | ({} if asked is None else {"body": asked}))
+        self.server_requests.append(request | ({} if received is None else {"body": received}))
 
-    def _call(self, asked: Json) -> tuple[str, Json] | None:
+    def _call(self, received: Json) -> tuple[str, Json] | None:
         """Return a call of a tool that the request offers, unless the conversation already has one."""
-        turns = json.dumps(asked.get("messages") or asked.get("input") or [])
+        turns = json.dumps(received.get("messages") or received.get("input") or [])
         called = ("tool_use_id", "tool_call_id", "function_call_output", '"role": "tool"')
         if any(sign in turns for sign in called):
             return None
-        for tool in asked.get("tools") or []:
+        for tool in received.get("tools") or []:
             name = tool.get("name") or tool.get("function", {}).get("name")
             if name in self.calls:
                 return name, self.calls[name]
         return None
 
     def _answer(
-        self, asked: Json, whole: Json, events: Iterator[Json], *, done: bool = False
+        self, received: Json, whole: Json, events: Iterator[Json], *, done: bool = False
     ) -> None:
-        if not asked.get("stream"):
+        if not received.get("stream"):
             self._send_json(whole)
             return
         body = b""

@@ -2,8 +2,8 @@
 
     python scripts/sanitize.py [pytest arguments; default: all tests of kernels]
 
-Built from ``native/`` with GCC's address and undefined-behaviour sanitizers in ``build/sanitize``. Child
-processes of the tests use the regular module.
+The module is built from ``native/`` with GCC's address and undefined-behaviour sanitizers in
+``build/sanitize``. Child processes of the tests use the regular module.
 """
 
 import importlib.util
@@ -31,7 +31,7 @@ def restart() -> None:
     """Restart this process with the address sanitizer preloaded, which must be loaded first."""
     compiler = shutil.which("gcc")
     if compiler is None:
-        sys.exit("the sanitizers' libraries are found through gcc, which is not on the PATH")
+        sys.exit("gcc, which locates the sanitizers' libraries, is not on the PATH")
     libraries = [
         subprocess.check_output([compiler, f"-print-file-name={name}"], text=True).strip()
         for name in ("libasan.so", "libubsan.so")

@@ -1,12 +1,13 @@
-"""Runs public suites of JSON schemas against Galley's grammars, and counts.
+"""Run public suites of JSON schemas against Galley's grammars, and count the results.
 
     python -m scripts.schema_suites JSON-Schema-Test-Suite/tests/draft2020-12
     python -m scripts.schema_suites jsonschemabench/maskbench/data
 
 The folder is a checkout of https://github.com/json-schema-org/JSON-Schema-Test-Suite (a file is a list of
-schemas, each with tests) or of https://github.com/guidance-ai/jsonschemabench (a file is a schema with
-tests). A schema is refused or compiled; of a compiled one, each test's value is valid or not, and its text
-is generated or not. A value that is not valid and would be generated is over-accepted.
+schemas with their tests) or of https://github.com/guidance-ai/jsonschemabench (a file is a schema with its
+tests). A schema is either refused or compiled. For a compiled schema, each test has a value that is
+valid or invalid, and the grammar accepts or rejects its text. An invalid value that the grammar accepts is
+over-accepted.
 """
 
 import argparse
@@ -78,11 +79,11 @@ def main() -> None:
     """Print the counts of each part of a suite, and with ``--list`` the failing tests."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--list", action="store_true", help="each test that is not right")
-    asked = parser.parse_args()
+    parser.add_argument("--list", action="store_true", help="print each failing test")
+    arguments = parser.parse_args()
     vocabulary = LLTokenizer("byte")
     found: dict[str, list[Counts]] = {}
-    for group in groups_of(asked.folder):
+    for group in groups_of(arguments.folder):
         found.setdefault(group.part, []).append(counted(group, vocabulary))
     reasons: Counter[str] = Counter()
     for part, all_counts in found.items():
@@ -94,10 +95,10 @@ def main() -> None:
         print(
             f"{part}: {len(all_counts)} schemas, {len(all_counts) - len(refused)} compiled; "
             f"{len(tests)} tests, {len(tests) - len(over) - len(never)} right, "
-            f"{len(over)} over-accepted, {len(never)} valid and not generated"
+            f"{len(over)} over-accepted, {len(never)} valid but not generated"
         )
         for kind, names in (("over-accepted", over), ("not generated", never)):
-            for name in names if asked.list else ():
+            for name in names if arguments.list else ():
                 print(f"    {kind}: {name}")
     for reason, count in reasons.most_common(20):
         print(f"{count:6} {reason}")

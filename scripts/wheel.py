@@ -1,12 +1,12 @@
-"""Build the source distribution and this machine's wheel, and try the wheel in a fresh environment.
+"""Build the source distribution and this machine's wheel, and test the wheel in a new environment.
 
     python scripts/wheel.py --sdist           # dist/galley_inference-VERSION.tar.gz
     python scripts/wheel.py                   # and dist/galley_inference-VERSION-...whl
 
 The wheel is built from the source distribution for the Python that runs this script, and repaired by
-auditwheel (Linux). Then it is installed into a fresh environment, outside the source and with no program on
-the PATH but its own, where the bundled model must answer. Wheels for publication come from cibuildwheel,
-whose image has an old enough C library: see ``[tool.cibuildwheel]`` in pyproject.toml.
+auditwheel (Linux). Then it is installed into a new environment, outside the source tree and with only that
+environment's programs on the PATH, where the bundled model must answer. Wheels for publication come from
+cibuildwheel, whose image has an old enough C library: see ``[tool.cibuildwheel]`` in pyproject.toml.
 """
 
 import argparse
@@ -87,8 +87,8 @@ def _moved(folder: Path, target: Path) -> Path:
 def main() -> None:
     """Build the distributions and test the wheel."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--sdist", action="store_true", help="build the source distribution alone")
-    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder for what is built")
+    parser.add_argument("--sdist", action="store_true", help="build only the source distribution")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="output folder")
     flags = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

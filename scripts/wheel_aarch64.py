@@ -1,11 +1,11 @@
-"""Cross-compile the wheel for aarch64 Linux on an x86-64 Debian system, and try it under qemu.
+"""Cross-compile the wheel for aarch64 Linux on an x86-64 Debian system, and test it under qemu.
 
     python scripts/wheel_aarch64.py           # dist/galley_inference-VERSION-cp311-...-aarch64.whl
 
-The wheel is for Debian's Python of the architecture, which is downloaded with its libraries into a folder
-of its own; the system's packages stay as they are. The dependencies are installed from their wheels for
-aarch64, and the bundled model must answer under user-mode emulation, with the NEON kernels. Wheels for
-publication come from cibuildwheel on a machine of the architecture: see .github/workflows/wheels.yml.
+The wheel is for Debian's aarch64 Python, which is downloaded with its libraries into a separate folder; the
+system's packages are not changed. The dependencies are installed from their aarch64 wheels, and the bundled
+model must answer under user-mode emulation, with the NEON kernels. Wheels for publication come from
+cibuildwheel on an aarch64 machine: see .github/workflows/wheels.yml.
 """
 
 import argparse
@@ -103,7 +103,7 @@ def answer(root: Path, version: str, site: Path, lines: Sequence[str]) -> str:
 def main() -> None:
     """Build the wheel and test it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder for the wheel")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="output folder")
     flags = parser.parse_args()
     for program, package in (
         (COMPILER, "g++-aarch64-linux-gnu"), (EMULATOR, "qemu-user"), ("apt-get", "apt"),

@@ -46,7 +46,7 @@ SOURCES: Final = (
 """Some files that the source distribution must contain."""
 
 
-def test_the_distribution_has_a_name_of_its_own_and_the_command_stays() -> None:
+def test_the_distribution_and_the_command_have_different_names() -> None:
     assert PROJECT["name"] == DISTRIBUTION
     assert PROJECT["scripts"] == {"galley": "galley.cli.main:main"}
 

@@ -54,26 +54,26 @@ def test_perplexity_is_that_of_transformers(
     ids = llm.tokenizer.encode(TEXT)
     assert 100 < len(ids) < 512
     expected = losses(folder, ids, context, stride)
-    told: list[int] = []
+    error: list[int] = []
     scorer = TextScorer(llm, TEXT, context=context, stride=stride)
-    result = scorer.run(3, told.append)
+    result = scorer.run(3, error.append)
     assert result.tokens == len(expected) == len(ids) - 1
     assert result.nats_per_token == pytest.approx(sum(expected) / len(expected), rel=1e-4)
     assert result.perplexity == pytest.approx(math.exp(sum(expected) / len(expected)), rel=1e-3)
     bits = sum(expected) / math.log(2) / len(TEXT.encode())
     assert result.bits_per_byte == pytest.approx(bits, rel=1e-4)
-    assert sum(told) == result.windows == scorer.windows
+    assert sum(error) == result.windows == scorer.windows
 
 
 def test_impossible_windows_are_refused(llm: LLM) -> None:
-    for text, numbers, told in (
+    for text, numbers, error in (
         ("x", {}, "fewer than two tokens"),
         (TEXT, {"context": 513}, "context is 513, expected 2 to 512 tokens"),
         (TEXT, {"context": 1}, "context is 1"),
         (TEXT, {"context": 32, "stride": 32}, "stride is 32, expected 1 to 31"),
         (TEXT, {"stride": 0}, "stride is 0"),
     ):
-        with pytest.raises(RequestError, match=told):
+        with pytest.raises(RequestError, match=error):
             TextScorer(llm, text, **numbers)
     assert TextScorer(llm, TEXT).run(8, lambda _: None).context == 512
 
@@ -83,10 +83,10 @@ def test_answers_to_questions_are_scored(llm: LLM, tmp_path: Path) -> None:
     message = {"role": "user", "content": "the dog"}
     system = {"role": "system", "content": "sit"}
     said = llm.chat("the cat", greedy)[0].text
-    told = llm.chat([system, message], greedy)[0].text
+    error = llm.chat([system, message], greedy)[0].text
     lines: list[dict[str, Any]] = [
         {"prompt": "the cat", "answer": f" {said}\n", "id": 1},
-        {"messages": [system, message], "answer": ["no", told]},
+        {"messages": [system, message], "answer": ["no", error]},
         {"prompt": "the cat", "answer": "wrong"},
     ]
     file = tmp_path / "questions.jsonl"
@@ -94,7 +94,7 @@ def test_answers_to_questions_are_scored(llm: LLM, tmp_path: Path) -> None:
     questions = read_questions(file)
     counted: list[int] = []
     answered = ask(llm, questions, greedy, match="exact", together=2, advance=counted.append)
-    assert [one.said for one in answered] == [said, told, said]
+    assert [one.said for one in answered] == [said, error, said]
     assert [one.right for one in answered] == [True, True, False]
     assert counted == [2, 1]
     options: dict[str, Any] = {"match": "exact", "together": 2, "advance": lambda _: None}
@@ -114,7 +114,7 @@ def test_which_answers_count_as_right() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "error"),
     [
         ("{", "line 2: Input data was truncated"),
         ('{"prompt": "a"}', "line 2: .*missing required field `answer`"),
@@ -124,10 +124,10 @@ def test_which_answers_count_as_right() -> None:
         ('{"prompt": 5, "answer": "a"}', "line 2: Expected `str | null`, got `int`"),
     ],
 )
-def test_wrong_lines_are_refused_by_number(tmp_path: Path, line: str, told: str) -> None:
+def test_wrong_lines_are_refused_by_number(tmp_path: Path, line: str, error: str) -> None:
     file = tmp_path / "questions.jsonl"
     file.write_text(f'{{"prompt": "a", "answer": "b"}}\n{line}\n')
-    with pytest.raises(RequestError, match=told):
+    with pytest.raises(RequestError, match=error):
         read_questions(file)
     file.write_text("\n")
     with pytest.raises(RequestError, match="is empty"):

@@ -54,7 +54,7 @@ def test_a_prompt_is_streamed(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "value", "param", "told"),
+    ("method", "value", "param", "error"),
     [
         ("generate", None, "prompts", "a prompt is a text or a list of token ids, got None"),
         ("generate", ["a", 5.5], "prompts", r"got 5.5 \(float\)"),
@@ -70,9 +70,9 @@ def test_a_prompt_is_streamed(llm: LLM) -> None:
     ],
 )
 def test_what_is_not_a_prompt_is_refused(
-    llm: LLM, method: str, value: object, param: str, told: str
+    llm: LLM, method: str, value: object, param: str, error: str
 ) -> None:
-    with pytest.raises(RequestError, match=told) as caught:
+    with pytest.raises(RequestError, match=error) as caught:
         getattr(llm, method)(value)
     assert caught.value.param == param
 

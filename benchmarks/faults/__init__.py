@@ -1,1 +1,1 @@
-"""A server under a seeded schedule of faults: every request complete and correct, or clearly refused."""
+"""Test a server under a seeded schedule of faults: requests complete correctly or are clearly refused."""

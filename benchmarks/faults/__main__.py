@@ -1,12 +1,13 @@
-"""Ten minutes at saturation while engines die and stall, clients hang up, read slowly and send nonsense.
+"""Test a saturated server for ten minutes while engines are killed and stalled and clients misbehave.
 
     python -m benchmarks.faults [MODEL] --seconds 600 --clients 64 --seed 1 --json FILE
     python -m benchmarks.faults --show --seed 1
 
-Starts a real ``galley serve`` of MODEL (default: the bundled one) that runs fewer sequences than there are
-clients. The text of every prompt, greedy and seeded, is taken before. Then every request must end complete
-and correct, or refused at admission; exits with 1 if one did not, a block leaked or memory grew by 2 % or
-more. The schedule comes from the seed alone; ``--show`` prints it.
+Clients disconnect, read slowly and send invalid requests. Starts a real ``galley serve`` of MODEL (default:
+the bundled one) with fewer sequence slots than clients. The expected text of every prompt, greedy and
+seeded, is collected before the first fault. After that every request must end complete and correct, or be
+refused at admission. The exit status is 1 if one did not, if a KV block leaked, or if the server's memory
+grew by 2 % or more. The schedule depends on the seed alone; ``--show`` prints it.
 """
 
 import argparse
@@ -35,10 +36,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--show", action="store_true", help="print the schedule and do nothing")
-    parser.add_argument("--warm-up", type=float, default=60.0, help="seconds before memory counts")
+    parser.add_argument("--show", action="store_true", help="print the schedule and exit")
+    parser.add_argument(
+        "--warm-up",
+        type=float,
+        default=60.0,
+        help="seconds before the first memory sample that counts",
+    )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument("--results", type=Path, help="also put them into this machine's results")
+    parser.add_argument("--results", type=Path, help="also write the figures to this results file")
     arguments = parser.parse_args()
     seed, seconds, clients = arguments.seed, arguments.seconds, arguments.clients
     for fault in faults(seed, seconds):

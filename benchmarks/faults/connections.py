@@ -1,10 +1,10 @@
-"""Ten thousand idle connections, a thousand streams, and half of these cut at random.
+"""Test a server with ten thousand idle connections and a thousand streams, half of them cut at random.
 
     python -m benchmarks.faults.connections [MODEL] --idle 10000 --streams 1000 --seconds 600 --json FILE
 
-Starts a real ``galley serve``. Idle connections that the server closes are opened again: there are always
-that many. Afterwards every KV block must be free or cached, memory must not have grown by 2 % or more since
-the warm-up, and every stream that was not cut must have been complete; exits with 1 otherwise.
+Starts a real ``galley serve``. Idle connections that the server closes are reopened, so their number stays
+constant. At the end every KV block must be free or cached, the server's memory must have grown by less than
+2 % since the warm-up, and every stream that was not cut must be complete. Otherwise the exit status is 1.
 """
 
 import argparse
@@ -136,7 +136,7 @@ async def run(
         await connections.open()
         began = time.monotonic()
         memory: list[tuple[float, float]] = []
-        beside = [
+        background = [
             asyncio.create_task(connections.keep()),
             asyncio.create_task(watch_memory(psutil.Process(pid), began, memory)),
             asyncio.create_task(_probe(http, result)),
@@ -149,9 +149,9 @@ async def run(
         try:
             await asyncio.gather(*lanes)
         finally:
-            for task in beside:
+            for task in background:
                 task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
+            await asyncio.gather(*background, return_exceptions=True)
             connections.close()
             client.close()
         result.memory = before_and_after(memory, warm_up, seconds)
@@ -257,26 +257,31 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--warm-up", type=float, default=60.0, help="seconds before memory counts")
+    parser.add_argument(
+        "--warm-up",
+        type=float,
+        default=60.0,
+        help="seconds before the first memory sample that counts",
+    )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument("--results", type=Path, help="also put them into this machine's results")
+    parser.add_argument("--results", type=Path, help="also write the figures to this results file")
     arguments = parser.parse_args()
     options = {name: getattr(arguments, name) for name in ("idle", "streams", "seconds", "seed")}
     if not allow_open_files(arguments.idle + arguments.streams):
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         fit = (hard - _SPARE_FILES) // 2 - arguments.streams
         sys.exit(
-            f"with {hard} open files (ulimit -Hn) at most --idle {fit} fit; raise that or ask for less"
+            f"with {hard} open files (ulimit -Hn) at most --idle {fit} fit; raise the limit or lower --idle"
         )
     # The server inherits the limit and needs as many descriptors.
     with started(arguments.model, "--max-queue", str(arguments.streams)) as (url, pid):
         warm_up = min(arguments.warm_up, arguments.seconds / 4)
         result = asyncio.run(run(url, pid, warm_up=warm_up, **options))
-    told: dict[str, Any] = {"machine": machine(), **options, **asdict(result)}
-    told |= {"memory_growth": round(result.memory_growth, 4), "failed": result.failed[:20]}
-    print(json.dumps(told, indent=2))
+    report: dict[str, Any] = {"machine": machine(), **options, **asdict(result)}
+    report |= {"memory_growth": round(result.memory_growth, 4), "failed": result.failed[:20]}
+    print(json.dumps(report, indent=2))
     if arguments.json:
-        arguments.json.write_text(json.dumps(told, indent=2) + "\n")
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
     sys.exit(bool(result.failed or result.leaked_blocks) or result.memory_growth >= MOST_GROWTH)
 
 

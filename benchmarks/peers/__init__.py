@@ -1,1 +1,1 @@
-"""Galley compared with the systems a user would choose instead: same checkpoint, same work, one run."""
+"""Galley compared with the systems that users would otherwise choose: same checkpoint, same work."""

@@ -1,10 +1,9 @@
-"""Galley compared with its peers in one run.
+"""Compare Galley with its peers on the same random checkpoint.
 
     python -m benchmarks.peers --shape llama-1b --bits 4 --batch 1,4,8,16,32 --json FILE
 
-Installs each peer into a virtual environment of its own under --home, converts one random checkpoint with
-the peer's own tools, keeps all of them loaded, and has them do the same work in turns. Run it on an idle
-machine.
+Installs each peer into its own virtual environment under --home and converts the checkpoint with the peer's
+own tools. All contenders stay loaded and do the same work in turn. Run it on an idle machine.
 """
 
 import argparse
@@ -41,23 +40,30 @@ def _arguments() -> argparse.Namespace:
         return [int(part) for part in text.split(",")]
 
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.peers", description="Galley beside its peers, in one run."
+        prog="python -m benchmarks.peers",
+        description="Compare Galley with its peers on the same checkpoint.",
     )
     parser.add_argument("--shape", choices=SHAPES, default="llama-1b")
     parser.add_argument("--bits", type=int, choices=(4, 8, 16), default=4)
     parser.add_argument("--batch", type=sizes, default=[1, 4, 8, 16, 32])
-    parser.add_argument("--prompt", type=int, default=512, help="tokens of the prefill")
-    parser.add_argument("--context", type=int, default=64, help="tokens before the decode")
-    parser.add_argument("--decode", type=int, default=32, help="steps of a decode")
+    parser.add_argument("--prompt", type=int, default=512, help="prompt tokens of the prefill")
+    parser.add_argument(
+        "--context", type=int, default=64, help="tokens of each sequence before decoding"
+    )
+    parser.add_argument("--decode", type=int, default=32, help="number of decode steps")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--peers", default=",".join(PEERS), help=f"of {','.join(PEERS)}")
+    parser.add_argument(
+        "--peers", default=",".join(PEERS), help=f"comma-separated, of {','.join(PEERS)}"
+    )
     parser.add_argument("--home", type=Path, default=HOME)
-    parser.add_argument("--json", type=Path, help="write every rate to this file, too")
+    parser.add_argument("--json", type=Path, help="also write all rates to this file")
     arguments = parser.parse_args()
     arguments.peers = arguments.peers.split(",")
     if unknown := set(arguments.peers) - set(PEERS):
-        parser.error(f"--peers: {', '.join(sorted(unknown))} unknown; known: {', '.join(PEERS)}")
+        parser.error(
+            f"--peers: {', '.join(sorted(unknown))} unknown; choose from {', '.join(PEERS)}"
+        )
     return arguments
 
 

@@ -46,7 +46,9 @@ def stretch(first: int, count: int, vocab_size: int) -> list[int]:
     return [(first + i * STRIDE) % vocab_size for i in range(count)]
 
 
-def foretelling(count: int, rate: float, vocab_size: int, seed: int) -> tuple[list[int], list[int]]:
+def predicting_prompt(
+    count: int, rate: float, vocab_size: int, seed: int
+) -> tuple[list[int], list[int]]:
     """Return a prompt and the ``count`` tokens that follow it.
 
     The prompt is some tokens of the cycle, then their successors, each replaced with probability

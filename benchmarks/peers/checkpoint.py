@@ -1,8 +1,8 @@
-"""Random checkpoints of public shapes. Speed does not depend on the values, so no weights are downloaded.
+"""Write random checkpoints of public shapes. Speed does not depend on the values, so none are downloaded.
 
     python -m benchmarks.peers.checkpoint llama-1b FOLDER
 
-Tensors are written one by one, so memory stays at the size of the largest one.
+Tensors are written one at a time, so peak memory is the size of the largest one.
 """
 
 import argparse

@@ -70,7 +70,7 @@ class Child:
             seconds: list[float] = self._read(_ANSWER_SECONDS)["seconds"]
         except BrokenPipeError:
             self.close()
-            raise PeerFailed(f"{self.name} is gone; see {self._log}") from None
+            raise PeerFailed(f"{self.name} has exited; see {self._log}") from None
         except PeerFailed:
             self.close()
             raise
@@ -93,6 +93,8 @@ class Child:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             line = self._process.stdout.readline() if selector.select(timeout) else ""
         if not line:
-            raise PeerFailed(f"{self.name} died or said nothing for {timeout:g} s; see {self._log}")
+            raise PeerFailed(
+                f"{self.name} died or did not answer within {timeout:g} s; see {self._log}"
+            )
         answer: dict[str, Any] = json.loads(line)
         return answer

@@ -141,7 +141,7 @@ def figures(
     }
     return [
         Figure(
-            what=f"{what}, beside peers",
+            what=f"{what}, compared with peers",
             unit="ratio",
             measured=tuple(
                 round(comparison.ratio(name, work) or 0.0, 2) for work in comparison.works

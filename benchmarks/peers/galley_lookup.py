@@ -26,7 +26,7 @@ class _Model:
         )
         background.finish()
 
-    def follow(self, prompt: list[int], tokens: int, guesses: int) -> list[float]:
+    def follow(self, prompt: list[int], tokens: int, draft_tokens: int) -> list[float]:
         from galley import SamplingParams
         from galley.service.requests import expand
 
@@ -34,7 +34,7 @@ class _Model:
             temperature=0.0,
             max_tokens=tokens,
             ignore_eos=True,
-            speculation="auto" if guesses else "off",
+            speculation="auto" if draft_tokens else "off",
         )
         began, made = 0.0, []
         for output in self._engine.run(expand(prompt, params, self._engine.info, request_id="one")):

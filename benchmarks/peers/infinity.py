@@ -29,9 +29,9 @@ class _Model:
         self._loop.run_until_complete(self._engine.astart())
 
     def embed(self, texts: Texts) -> Vectors:
-        asked = self._engine.embed(sentences=[text(ids) for ids in texts])
+        future = self._engine.embed(sentences=[text(ids) for ids in texts])
         vectors: Vectors
-        vectors, _ = self._loop.run_until_complete(asked)
+        vectors, _ = self._loop.run_until_complete(future)
         return vectors
 
 

@@ -50,24 +50,24 @@ class _Model:
         self._c.llama_free(context)
         return seconds
 
-    def follow(self, prompt: list[int], tokens: int, guesses: int) -> list[float]:
+    def follow(self, prompt: list[int], tokens: int, draft_tokens: int) -> list[float]:
         """As in its examples: one batch of the last token and the draft tokens; wrong ones are removed."""
         import numpy as np
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-        lookup = LlamaPromptLookupDecoding(num_pred_tokens=guesses)
+        lookup = LlamaPromptLookupDecoding(num_pred_tokens=draft_tokens)
         context = self._context(1, len(prompt) + tokens + 64)
         memory = self._c.llama_get_memory(context)
         known = [*prompt, *self._prompts(context, [prompt])]
         began = time.perf_counter()
         while len(known) < len(prompt) + tokens:
-            guessed = lookup(np.array(known, np.intc)).tolist() if guesses else []
-            rows = [(t, len(known) - 1 + i, 0, True) for i, t in enumerate([known[-1], *guessed])]
+            drafted = lookup(np.array(known, np.intc)).tolist() if draft_tokens else []
+            rows = [(t, len(known) - 1 + i, 0, True) for i, t in enumerate([known[-1], *drafted])]
             for i, token in enumerate(self._run(context, rows)):
                 known.append(token)
-                if i == len(guessed) or guessed[i] != token:
+                if i == len(drafted) or drafted[i] != token:
                     break
-            if guessed:
+            if drafted:
                 self._c.llama_memory_seq_rm(memory, 0, len(known) - 1, -1)
         seconds = time.perf_counter() - began
         self._c.llama_free(context)
@@ -138,7 +138,7 @@ def convert(checkpoint: Path, target: Path, variant: str) -> None:
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = _FILE_TYPES[variant]
     if llama_cpp.llama_model_quantize(str(whole).encode(), str(target).encode(), params):
-        raise RuntimeError(f"llama.cpp cannot quantise to {variant}")
+        raise RuntimeError(f"llama.cpp cannot quantize to {variant}")
 
 
 PEER = Peer(

@@ -131,7 +131,7 @@ def convert(checkpoint: Path, target: Path, variant: str) -> None:
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = _FILE_TYPES[variant]
     if llama_cpp.llama_model_quantize(str(whole).encode(), str(target).encode(), params):
-        raise RuntimeError(f"llama.cpp cannot quantise to {variant}")
+        raise RuntimeError(f"llama.cpp cannot quantize to {variant}")
     whole.unlink()
 
 

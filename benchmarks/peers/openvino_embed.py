@@ -44,10 +44,10 @@ def convert(checkpoint: Path, target: Path, variant: str) -> None:
     how = ("--task", "feature-extraction", "--weight-format", "fp32")
     subprocess.run([tool, "export", "openvino", "--model", checkpoint, *how, target], check=True)
     if variant == "int8":
-        _quantise(target / "openvino_model.xml")
+        _quantize(target / "openvino_model.xml")
 
 
-def _quantise(file: Path) -> None:
+def _quantize(file: Path) -> None:
     import nncf
     import numpy as np
     import openvino

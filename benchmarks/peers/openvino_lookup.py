@@ -20,10 +20,10 @@ class _Model:
         properties = {"INFERENCE_NUM_THREADS": threads}
         make = openvino_genai.ContinuousBatchingPipeline
         self._plain = make(folder, scheduler, "CPU", properties)
-        self._guessing = make(folder, scheduler, "CPU", {**properties, "prompt_lookup": True})
+        self._speculative = make(folder, scheduler, "CPU", {**properties, "prompt_lookup": True})
         self._requests = 0
 
-    def follow(self, prompt: list[int], tokens: int, guesses: int) -> list[float]:
+    def follow(self, prompt: list[int], tokens: int, draft_tokens: int) -> list[float]:
         import numpy as np
         import openvino
 
@@ -31,10 +31,10 @@ class _Model:
         config.max_new_tokens = tokens
         config.ignore_eos = True
         config.do_sample = False
-        if guesses:
-            config.num_assistant_tokens = guesses
+        if draft_tokens:
+            config.num_assistant_tokens = draft_tokens
             config.max_ngram_size = 2
-        pipeline = self._guessing if guesses else self._plain
+        pipeline = self._speculative if draft_tokens else self._plain
         self._requests += 1
         ids = openvino.Tensor(np.array([prompt], dtype=np.int64))
         handle = pipeline.add_request(self._requests, ids, config)

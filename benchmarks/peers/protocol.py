@@ -27,13 +27,13 @@ class Model(Protocol):
         ...
 
 
-class Guesser(Protocol):
+class Drafter(Protocol):
     """A loaded language model that drafts tokens by its own prompt lookup."""
 
-    def follow(self, prompt: list[int], tokens: int, guesses: int) -> list[float]:
+    def follow(self, prompt: list[int], tokens: int, draft_tokens: int) -> list[float]:
         """Return the seconds from the first to the last of ``tokens``, decoded greedily, and the tokens.
 
-        At most ``guesses`` draft tokens are verified in a step (0: none), unless the peer sets the limit.
+        At most ``draft_tokens`` are verified in a step (0: none), unless the peer sets the limit.
         """
         ...
 
@@ -41,9 +41,9 @@ class Guesser(Protocol):
 def answer_text(model: Any, request: Mapping[str, Any]) -> list[float]:
     """Return the seconds for ``{"prompts": lists of ids, "steps": count}``; 0 steps: prefill of one prompt.
 
-    ``{"prompt": ids, "tokens": count, "guesses": count}`` calls :meth:`Guesser.follow`.
+    ``{"prompt": ids, "tokens": count, "draft_tokens": count}`` calls :meth:`Drafter.follow`.
     """
-    if "guesses" in request:
+    if "draft_tokens" in request:
         seconds: list[float] = model.follow(**request)
         return seconds
     return _plain(model, request)

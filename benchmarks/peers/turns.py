@@ -85,12 +85,12 @@ class Turns:
 
     def round(self, children: Mapping[str, Child], *, warm_up: bool) -> None:
         """Run each request on all contenders in turn; one that fails a request is not given it again."""
-        for request, asked in self.requests.items():
+        for request, body in self.requests.items():
             for name, child in children.items():
                 if f"{name}, {request}" in self.failures:
                     continue
                 try:
-                    seconds = child.ask(asked)
+                    seconds = child.ask(body)
                 except PeerFailed as error:
                     self.failures[f"{name}, {request}"] = str(error)
                     continue

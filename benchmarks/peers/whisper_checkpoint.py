@@ -1,4 +1,4 @@
-"""Random checkpoints of Whisper's public shapes, as transformers and CTranslate2's converter read them.
+"""Write random checkpoints of Whisper's public shapes, in the form that transformers and CTranslate2 read.
 
     python -m benchmarks.peers.whisper_checkpoint whisper-base FOLDER
 

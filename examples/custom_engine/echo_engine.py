@@ -1,10 +1,10 @@
-"""An engine of your own behind Galley's server: it answers a prompt with the prompt's own tokens.
+"""Run your own engine behind Galley's server: this one answers a prompt with the prompt's own tokens.
 
     pip install ./examples/custom_engine
     galley serve galley-demo --engine echo
 
-Galley serves it like its own: protocols, queue, limits, supervision, receipts and metrics. A real engine
-would drive another runtime. The methods are those of ``galley.service.protocol.Engine``.
+Galley serves it like its own engine: protocols, queue, limits, supervision, receipts and metrics. A real
+engine would drive another runtime. The methods are those of ``galley.service.protocol.Engine``.
 """
 
 from collections.abc import Callable, Iterable

@@ -79,7 +79,7 @@ def expand(template: str, rng: random.Random) -> str:
 
 
 def alternatives(template: str, start: int) -> tuple[list[str], int]:
-    """The alternatives of the bracket at `start`, and the place after its end."""
+    """Return the alternatives of the bracket at `start`, and the place after its end."""
     options, depth, begin = [], 0, start + 1
     for at in range(start, len(template)):
         char = template[at]

@@ -1,7 +1,7 @@
-"""Trains the demo model from nothing: `python -m recipes.assistant.train`.
+"""Train the demo model from scratch: `python -m recipes.assistant.train`.
 
-The text is generated as training goes; every step's batch depends on the seed and the step alone,
-so a killed run continues from its last checkpoint as if nothing had happened.
+The text is generated during training. Every step's batch depends only on the seed and the step, so an
+interrupted run continues from its last checkpoint with the same result.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from galley.demo.heldout import Message
 from ..training import Optimisers, mixed_precision, save_state
 from .generator import Example, example, examples
 from .model import DemoConfig, DemoModel, generate, load_checkpoint, save_checkpoint
-from .tokeniser import (
+from .tokenizer import (
     ASSISTANT,
     BOS,
     END,
@@ -39,10 +39,10 @@ from .tokeniser import (
     USER,
     encode_prompt,
     encode_turns,
-    load_tokeniser,
-    save_tokeniser,
+    load_tokenizer,
+    save_tokenizer,
     token_id,
-    train_tokeniser,
+    train_tokenizer,
 )
 
 
@@ -63,7 +63,7 @@ class Recipe:
     decay_share: float = 0.5  # share of the first phase in which the rate falls
     polish_rate: float = 0.4  # share of the peak rate at which later phases start
     hard_names: float = 0.15  # share of names that are hard to copy, in the last phase
-    tokeniser_conversations: int = 20_000
+    tokenizer_conversations: int = 20_000
     copy_steps: int = 600  # the share of copy-only conversations reaches its minimum here
     copy_floor: float = 0.15
     save_every: int = 50
@@ -77,17 +77,17 @@ class Batch:
     weights: Tensor
 
 
-def build_tokeniser(recipe: Recipe, config: DemoConfig) -> Tokenizer:
-    """Train the tokeniser on the first conversations of the seed's stream."""
+def build_tokenizer(recipe: Recipe, config: DemoConfig) -> Tokenizer:
+    """Train the tokenizer on the first conversations of the seed's stream."""
 
     def texts() -> Iterator[str]:
         stream = examples(recipe.seed)
-        for _ in range(recipe.tokeniser_conversations):
+        for _ in range(recipe.tokenizer_conversations):
             made = next(stream)
             yield from (message["content"] for message in made.messages)
             yield made.answer
 
-    return train_tokeniser(texts(), config.vocab_size)
+    return train_tokenizer(texts(), config.vocab_size)
 
 
 CHECKPOINT = "checkpoint.pt"
@@ -96,7 +96,7 @@ Row = tuple[list[int], list[float]]
 """A conversation's token ids, and the loss weight of each."""
 
 
-def batches(recipe: Recipe, tokeniser: Tokenizer, step: int) -> list[Batch]:
+def batches(recipe: Recipe, tokenizer: Tokenizer, step: int) -> list[Batch]:
     """Return the batches of a step: its conversations sorted by length, in groups of equal padding."""
     rng = random.Random(f"{recipe.seed}:{step}")
     copying = 1.5 * (1 - step / recipe.copy_steps)
@@ -104,9 +104,9 @@ def batches(recipe: Recipe, tokeniser: Tokenizer, step: int) -> list[Batch]:
     rows: list[Row] = []
     while sum(len(ids) for ids, _ in rows) < recipe.step_tokens:
         if rng.random() < min(0.95, max(recipe.copy_floor, copying)):
-            rows.append(copy_row(tokeniser, rng, longest=min(30, 12 + step // 15)))
+            rows.append(copy_row(tokenizer, rng, longest=min(30, 12 + step // 15)))
             continue
-        row = weighted(tokeniser, example(rng, hard), recipe.prompt_weight)
+        row = weighted(tokenizer, example(rng, hard), recipe.prompt_weight)
         if len(row[0]) <= recipe.longest:
             rows.append(row)
     groups: list[list[Row]] = [[]]
@@ -116,32 +116,32 @@ def batches(recipe: Recipe, tokeniser: Tokenizer, step: int) -> list[Batch]:
         if group and (full or width > 1.25 * len(group[0][0])):
             groups.append([])
         groups[-1].append(row)
-    return [_padded(group, token_id(tokeniser, PAD)) for group in groups]
+    return [_padded(group, token_id(tokenizer, PAD)) for group in groups]
 
 
-def copy_row(tokeniser: Tokenizer, rng: random.Random, longest: int) -> Row:
+def copy_row(tokenizer: Tokenizer, rng: random.Random, longest: int) -> Row:
     """Return a message of random tokens to repeat, which teaches a young model to copy.
 
     Often they come from a small alphabet, like digits, so that the previous token is not enough to
     identify the position.
     """
-    tokens: Sequence[int] = range(len(SPECIAL), tokeniser.get_vocab_size())
+    tokens: Sequence[int] = range(len(SPECIAL), tokenizer.get_vocab_size())
     roll = rng.random()
     if roll < 0.3:
-        tokens = [token_id(tokeniser, digit) for digit in "0123456789"]
+        tokens = [token_id(tokenizer, digit) for digit in "0123456789"]
     elif roll < 0.6:
         tokens = rng.choices(tokens, k=rng.choice((6, 12, 25)))
     body = rng.choices(tokens, k=rng.randint(4, longest))
-    ids, _ = encode_turns(tokeniser, [{"role": "system", "content": "Repeat the message."}])
-    user, assistant, end = (token_id(tokeniser, token) for token in (USER, ASSISTANT, END))
+    ids, _ = encode_turns(tokenizer, [{"role": "system", "content": "Repeat the message."}])
+    user, assistant, end = (token_id(tokenizer, token) for token in (USER, ASSISTANT, END))
     weights = [0.0] * (len(ids) + len(body) + 3) + [1.0] * (len(body) + 1)
     return [*ids, user, *body, end, assistant, *body, end], weights
 
 
-def weighted(tokeniser: Tokenizer, made: Example, prompt_weight: float) -> Row:
+def weighted(tokenizer: Tokenizer, made: Example, prompt_weight: float) -> Row:
     """Return the token ids and weights of a conversation with its answer."""
     answer: Message = {"role": "assistant", "content": made.answer}
-    ids, written = encode_turns(tokeniser, [*made.messages, answer])
+    ids, written = encode_turns(tokenizer, [*made.messages, answer])
     # A queue is only two or three tokens, which long answers would outweigh.
     answer_weight = 4.0 if made.task == "queue" else 1.0
     return ids, [answer_weight if own else prompt_weight for own in written]
@@ -255,19 +255,19 @@ def train(
     console = Console()
     work.mkdir(parents=True, exist_ok=True)
     if not (work / "tokenizer.json").exists():
-        console.print("training the tokeniser")
-        save_tokeniser(build_tokeniser(recipe, config), work, config.max_positions)
+        console.print("training the tokenizer")
+        save_tokenizer(build_tokenizer(recipe, config), work, config.max_positions)
     if processes == 1:
         _process(0, 1, recipe, config, work, chosen)
     else:
         (work / "meeting").unlink(missing_ok=True)
         run = (processes, recipe, config, work, "cpu")
         multiprocessing.spawn(_process, run, processes)  # type: ignore[attr-defined,no-untyped-call]
-    tokeniser = load_tokeniser(work)
+    tokenizer = load_tokenizer(work)
     model = DemoModel(config)
     model.load_state_dict(torch.load(work / CHECKPOINT, "cpu", weights_only=True)["model"])
-    save_tokeniser(tokeniser, output, config.max_positions)
-    bos, eos, pad = (token_id(tokeniser, token) for token in (BOS, END, PAD))
+    save_tokenizer(tokenizer, output, config.max_positions)
+    bos, eos, pad = (token_id(tokenizer, token) for token in (BOS, END, PAD))
     save_checkpoint(model, output, bos, eos, pad)
     console.print(f"wrote {output}")
 
@@ -287,10 +287,10 @@ def _process(
     if checkpoint.exists():
         trainer.load(checkpoint)
         console.print(f"continuing at step {trainer.step}")
-    _run(trainer, load_tokeniser(work), checkpoint if process == 0 else None, console)
+    _run(trainer, load_tokenizer(work), checkpoint if process == 0 else None, console)
 
 
-def _run(trainer: Trainer, tokeniser: Tokenizer, checkpoint: Path | None, console: Console) -> None:
+def _run(trainer: Trainer, tokenizer: Tokenizer, checkpoint: Path | None, console: Console) -> None:
     recipe = trainer.recipe
     columns = (
         TextColumn("step {task.completed}/{task.total}"),
@@ -304,7 +304,7 @@ def _run(trainer: Trainer, tokeniser: Tokenizer, checkpoint: Path | None, consol
         bar = progress.add_task("", total=recipe.steps, completed=trainer.step, loss=0.0, speed=0.0)
         while trainer.step < recipe.steps:
             began = time.perf_counter()
-            groups = batches(recipe, tokeniser, trainer.step)
+            groups = batches(recipe, tokenizer, trainer.step)
             loss = trainer.train_step(groups)
             count = sum(int((group.weights > 0).sum()) for group in groups)
             now = count / (time.perf_counter() - began)
@@ -318,18 +318,18 @@ def _run(trainer: Trainer, tokeniser: Tokenizer, checkpoint: Path | None, consol
                 console.print(f"step {trainer.step}  loss {smooth:.4f}  {speed:.0f} tokens/s")
 
 
-def answerer(model: DemoModel, tokeniser: Tokenizer, limit: int = 256) -> Answerer:
+def answerer(model: DemoModel, tokenizer: Tokenizer, limit: int = 256) -> Answerer:
     """Return greedy answers of the torch model, as `evaluate` requests them."""
-    stop = token_id(tokeniser, END)
+    stop = token_id(tokenizer, END)
 
     def answer(conversations: Sequence[list[Message]]) -> list[str]:
-        prompts = [encode_prompt(tokeniser, messages) for messages in conversations]
+        prompts = [encode_prompt(tokenizer, messages) for messages in conversations]
         answers = [""] * len(prompts)
         for width in sorted({len(prompt) for prompt in prompts}):
             rows = [row for row, prompt in enumerate(prompts) if len(prompt) == width]
             outputs = generate(model, [prompts[row] for row in rows], stop, limit)
             for row, ids in zip(rows, outputs, strict=True):
-                answers[row] = tokeniser.decode(ids, skip_special_tokens=False)
+                answers[row] = tokenizer.decode(ids, skip_special_tokens=False)
         return answers
 
     return answer
@@ -350,21 +350,32 @@ def _report(result: Evaluation, console: Console) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the recipe's command line; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.assistant.train", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m recipes.assistant.train",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     default = Recipe()
-    parser.add_argument("--output", type=Path, default=MODEL_DIR, help="folder of the checkpoint")
-    parser.add_argument("--work", type=Path, default=Path("build/demo-model"), help="resume folder")
+    parser.add_argument("--output", type=Path, default=MODEL_DIR, help="checkpoint folder")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=Path("build/demo-model"),
+        help="folder of the state of an interrupted run",
+    )
     parser.add_argument("--steps", type=int, default=default.steps)
     parser.add_argument("--seed", type=int, default=default.seed)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument(
         "--processes", type=int, help="that share each step, on a CPU; default: one for each core"
     )
-    parser.add_argument("--evaluate", type=Path, metavar="DIR", help="only evaluate a checkpoint")
+    parser.add_argument(
+        "--evaluate", type=Path, metavar="DIR", help="evaluate this checkpoint and exit"
+    )
     options = parser.parse_args(arguments)
     if options.evaluate is not None:
-        model, tokeniser = load_checkpoint(options.evaluate), load_tokeniser(options.evaluate)
-        result = evaluate(answerer(model, tokeniser))
+        model, tokenizer = load_checkpoint(options.evaluate), load_tokenizer(options.evaluate)
+        result = evaluate(answerer(model, tokenizer))
         _report(result, Console())
         return 0 if result.passed else 1
     recipe = replace(default, steps=options.steps, seed=options.seed)

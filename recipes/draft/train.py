@@ -1,7 +1,7 @@
-"""Distils the demo model into a draft model that guesses for it: `python -m recipes.draft.train`.
+"""Distil the demo model into a draft model for speculative decoding: `python -m recipes.draft.train`.
 
-The teacher answers generated conversations; the draft model learns what it says of each token that it wrote
-itself, since nothing else is guessed. A run that was killed goes on where it was.
+The teacher answers generated conversations; the draft model learns its distribution at each token of these
+answers, since only answers are drafted. An interrupted run continues from where it stopped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from galley.train.student import Student, read_parameters
 from galley.train.trainer import Example, Options
 
 from ..assistant.generator import examples
-from ..assistant.tokeniser import encode_turns, load_tokeniser
+from ..assistant.tokenizer import encode_turns, load_tokenizer
 from ..assistant.train import copy_row
 from ..distilling import EMBEDDING, distil, kept_texts, random_student
 
@@ -55,20 +55,20 @@ class Recipe:
 
 
 def _made(recipe: Recipe) -> Iterator[Example]:
-    tokeniser = load_tokeniser(MODEL_DIR)
-    asked = [
+    tokenizer = load_tokenizer(MODEL_DIR)
+    conversations = [
         made.messages for made in itertools.islice(examples(recipe.seed), recipe.conversations)
     ]
     with LLM("galley-demo", kv_cache_tokens=65536) as teacher:
         params = SamplingParams(temperature=0, max_tokens=256)
-        answers = [o.choices[0].text for o in teacher.chat(asked, params, progress=True)]
+        answers = [o.choices[0].text for o in teacher.chat(conversations, params, progress=True)]
     rows = []
-    for messages, answer in zip(asked, answers, strict=True):
+    for messages, answer in zip(conversations, answers, strict=True):
         said = [*messages, {"role": "assistant", "content": answer}]
-        ids, own = encode_turns(tokeniser, said)  # type: ignore[arg-type]
+        ids, own = encode_turns(tokenizer, said)  # type: ignore[arg-type]
         rows.append(Example(ids, [1.0 if mine else recipe.prompt_weight for mine in own]))
     rng = random.Random(recipe.seed)
-    rows += [Example(*copy_row(tokeniser, rng, longest=30)) for _ in range(recipe.copies)]
+    rows += [Example(*copy_row(tokenizer, rng, longest=30)) for _ in range(recipe.copies)]
     rng.shuffle(rows)
     return (row for row in rows if len(row.tokens) <= recipe.longest)
 
@@ -107,9 +107,15 @@ def run(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the recipe's command line; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.draft.train", description=__doc__)
-    parser.add_argument("--output", type=Path, default=DRAFT_DIR, help="folder of the checkpoint")
-    parser.add_argument("--work", type=Path, default=Path("build/draft-model"), help="its texts")
+    parser = argparse.ArgumentParser(
+        prog="python -m recipes.draft.train",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--output", type=Path, default=DRAFT_DIR, help="checkpoint folder")
+    parser.add_argument(
+        "--work", type=Path, default=Path("build/draft-model"), help="folder of the training texts"
+    )
     parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--conversations", type=int, default=Recipe().conversations)
     parser.add_argument("--threads", type=int, default=available_cores())

@@ -1,4 +1,7 @@
-"""How often the nearest of all queues and entries is the right one: `python -m recipes.embed.evaluate`."""
+"""Measure how often the nearest of all queues and glossary entries is the right one.
+
+python -m recipes.embed.evaluate
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,13 @@ from .pairs import DOCUMENTS, held_out_callers, held_out_questions
 Embed = Callable[[list[str]], npt.NDArray[np.float32]]
 
 
-def recall(embed: Embed, asked: Sequence[tuple[str, str]]) -> float:
+def recall(embed: Embed, queries: Sequence[tuple[str, str]]) -> float:
     """Return recall@1 of (text, label) among all documents, queues and glossary together."""
     labels = list(DOCUMENTS)
     documents = embed(list(DOCUMENTS.values()))
-    nearest = (embed([text for text, _ in asked]) @ documents.T).argmax(axis=1)
+    nearest = (embed([text for text, _ in queries]) @ documents.T).argmax(axis=1)
     return float(
-        np.mean([labels[at] == label for at, (_, label) in zip(nearest, asked, strict=True)])
+        np.mean([labels[at] == label for at, (_, label) in zip(nearest, queries, strict=True)])
     )
 
 
@@ -45,8 +48,12 @@ def served_recalls(folder: Path, **settings: Any) -> dict[str, float]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.embed.evaluate", description=__doc__)
-    parser.add_argument("--model", type=Path, default=EMBED_DIR, help="folder of the checkpoint")
+    parser = argparse.ArgumentParser(
+        prog="python -m recipes.embed.evaluate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", type=Path, default=EMBED_DIR, help="checkpoint folder")
     for name, value in served_recalls(parser.parse_args(arguments).model).items():
         print(f"{name}: {value:.1%}")
     return 0

@@ -1,7 +1,7 @@
-"""Trains the bundled embedding model: `python -m recipes.embed.train`.
+"""Train the bundled embedding model: `python -m recipes.embed.train`.
 
 A small BERT with mean pooling, from random weights; in-batch InfoNCE (arXiv:1807.03748) in both
-directions over pairs of `recipes.embed.pairs`. The tokeniser is the assistant's, of lower-cased text.
+directions over pairs of `recipes.embed.pairs`. The tokenizer is the assistant's, on lower-cased text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from transformers import BertConfig, BertModel
 
 from galley.demo import EMBED_DIR, MODEL_DIR
 
-from ..assistant.tokeniser import PAD, load_tokeniser, token_id
+from ..assistant.tokenizer import PAD, load_tokenizer, token_id
 from ..training import write_json
 from .evaluate import served_recalls
 from .pairs import pairs
@@ -56,18 +56,18 @@ SECOND = Recipe(steps=300, rate=1.2e-3, seed=32, whole=0.8)
 """After the first run: mostly whole messages, in which the other sentences must not matter."""
 
 
-def make_tokeniser() -> Tokenizer:
+def make_tokenizer() -> Tokenizer:
     """Return the assistant's tokenizer with lower-casing."""
-    tokeniser = load_tokeniser(MODEL_DIR)
-    tokeniser.normalizer = normalizers.Lowercase()
-    return tokeniser
+    tokenizer = load_tokenizer(MODEL_DIR)
+    tokenizer.normalizer = normalizers.Lowercase()
+    return tokenizer
 
 
-def make_model(recipe: Recipe, tokeniser: Tokenizer) -> BertModel:
+def make_model(recipe: Recipe, tokenizer: Tokenizer) -> BertModel:
     """Return a model with random weights, determined by a seed."""
     torch.manual_seed(recipe.seed)
     config = BertConfig(
-        vocab_size=tokeniser.get_vocab_size(),
+        vocab_size=tokenizer.get_vocab_size(),
         hidden_size=recipe.hidden_size,
         intermediate_size=recipe.intermediate_size,
         num_hidden_layers=recipe.num_hidden_layers,
@@ -76,7 +76,7 @@ def make_model(recipe: Recipe, tokeniser: Tokenizer) -> BertModel:
         type_vocab_size=1,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
-        pad_token_id=token_id(tokeniser, PAD),
+        pad_token_id=token_id(tokenizer, PAD),
     )
     return BertModel(config, add_pooling_layer=False)
 
@@ -109,13 +109,13 @@ def vectors_of(model: BertModel, texts: Texts) -> Tensor:
 
 
 def trained_vectors(
-    model: BertModel, tokeniser: Tokenizer, texts: Sequence[str], recipe: Recipe, rng: random.Random
+    model: BertModel, tokenizer: Tokenizer, texts: Sequence[str], recipe: Recipe, rng: random.Random
 ) -> Tensor:
     """Return the vectors of garbled texts, computed in batches of similar length to save padding."""
-    vocab, pad = tokeniser.get_vocab_size(), token_id(tokeniser, PAD)
+    vocab, pad = tokenizer.get_vocab_size(), token_id(tokenizer, PAD)
     rows = []
     for text in texts:
-        ids = tokeniser.encode(text, add_special_tokens=False).ids[: recipe.longest]
+        ids = tokenizer.encode(text, add_special_tokens=False).ids[: recipe.longest]
         rows.append([rng.randrange(vocab) if rng.random() < recipe.garbled else i for i in ids])
     order = sorted(range(len(rows)), key=lambda at: len(rows[at]))
     parts = [
@@ -139,8 +139,8 @@ def contrastive_loss(
 
 def run(recipe: Recipe, output: Path, start: Path | None = None) -> list[float]:
     """Train, from the weights in `start` if given, and write to `output`; return the loss of each step."""
-    tokeniser = make_tokeniser()
-    model = make_model(recipe, tokeniser).train()
+    tokenizer = make_tokenizer()
+    model = make_model(recipe, tokenizer).train()
     if start is not None:
         weights = load_file(start / "model.safetensors")
         model.load_state_dict({name: weight.float() for name, weight in weights.items()})
@@ -157,7 +157,7 @@ def run(recipe: Recipe, output: Path, start: Path | None = None) -> list[float]:
         for group in optimiser.param_groups:
             group["lr"] = recipe.rate * rate
         texts = [pair.first for pair in batch] + [pair.second for pair in batch]
-        first, second = trained_vectors(model, tokeniser, texts, recipe, rng).chunk(2)
+        first, second = trained_vectors(model, tokenizer, texts, recipe, rng).chunk(2)
         labels = [pair.label for pair in batch]
         loss = contrastive_loss(first, second, labels, recipe.temperature)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -168,16 +168,16 @@ def run(recipe: Recipe, output: Path, start: Path | None = None) -> list[float]:
         if step % 50 == 49:
             mean = sum(losses[-50:]) / 50
             print(f"step {step + 1}: {mean:.3f}, {time.monotonic() - started:.0f} s", flush=True)
-    save(model, tokeniser, output)
+    save(model, tokenizer, output)
     return losses
 
 
-def save(model: BertModel, tokeniser: Tokenizer, folder: Path) -> None:
-    """Write bf16 weights, the tokeniser, and sentence-transformers' files."""
+def save(model: BertModel, tokenizer: Tokenizer, folder: Path) -> None:
+    """Write bf16 weights, the tokenizer, and sentence-transformers' files."""
     folder.mkdir(parents=True, exist_ok=True)
     model.to(torch.bfloat16).save_pretrained(folder)
     (folder / "model.safetensors").chmod(0o644)  # transformers makes it readable by its owner only
-    tokeniser.save(str(folder / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"))
     longest = model.config.max_position_embeddings
     write_json(
         folder / "tokenizer_config.json",
@@ -212,8 +212,12 @@ def save(model: BertModel, tokeniser: Tokenizer, folder: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the recipe's command line; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.embed.train", description=__doc__)
-    parser.add_argument("--output", type=Path, default=EMBED_DIR, help="folder of the checkpoint")
+    parser = argparse.ArgumentParser(
+        prog="python -m recipes.embed.train",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--output", type=Path, default=EMBED_DIR, help="checkpoint folder")
     parser.add_argument("--steps", type=int, default=Recipe().steps)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args(arguments)

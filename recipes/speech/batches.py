@@ -20,11 +20,11 @@ from tokenizers import Tokenizer
 
 from galley.speech.features import LogMel
 
-from ..assistant.tokeniser import token_id
+from ..assistant.tokenizer import token_id
 from . import line
 from .line import Line
 from .pool import Pool, Utterance
-from .tokeniser import (
+from .tokenizer import (
     END,
     LANGUAGE,
     NO_SPEECH,
@@ -40,7 +40,7 @@ ALPHABET: Final = " 'abcdefghijklmnopqrstuvwxyz"
 
 _TIME_WEIGHT: Final = 0.3
 _TIME_GRAIN: Final = 0.1
-"""Seconds to which the times in training are rounded; finer times cannot be heard."""
+"""Seconds to which the times in training are rounded; finer differences are inaudible."""
 _SILENCE_RANGE: Final = 2.0
 _SILENCE_FLOOR: Final = -1.5
 """Features lie within this range of an encoder input's loudest, and not below this floor (`LogMel`)."""
@@ -96,16 +96,16 @@ class Batch:
 class Maker:
     """Makes batches from a pool; one for each process."""
 
-    def __init__(self, pool: Pool, tokeniser: Tokenizer, draw: Draw, window_seconds: int) -> None:
-        self.pool, self.tokeniser, self.draw = pool, tokeniser, draw
+    def __init__(self, pool: Pool, tokenizer: Tokenizer, draw: Draw, window_seconds: int) -> None:
+        self.pool, self.tokenizer, self.draw = pool, tokenizer, draw
         self.window_frames = 100 * window_seconds
         self._mels = LogMel(chunk_seconds=window_seconds, pad=False)
-        told = [(u, s, p) for s, shard in enumerate(pool.utterances) for p, u in enumerate(shard)]
-        told.sort(key=lambda item: item[0].samples)
-        self._places = [(shard, place) for _, shard, place in told]
-        self._seconds = np.array([utterance.seconds for utterance, _, _ in told])
+        found = [(u, s, p) for s, shard in enumerate(pool.utterances) for p, u in enumerate(shard)]
+        found.sort(key=lambda item: item[0].samples)
+        self._places = [(shard, place) for _, shard, place in found]
+        self._seconds = np.array([utterance.seconds for utterance, _, _ in found])
         names = (START, LANGUAGE, TASK, NO_TIMESTAMPS, NO_SPEECH, PREVIOUS, END)
-        self._id = {name: token_id(tokeniser, name) for name in names}
+        self._id = {name: token_id(tokenizer, name) for name in names}
 
     def batches(self, step: int) -> list[Batch]:
         """Return the batches of a step, short utterances first in the order of training."""
@@ -123,7 +123,7 @@ class Maker:
 
     def _row(self, number: int, rng: np.random.Generator, *, masked: bool) -> Row | None:
         shard, place = self._places[number]
-        told = self.pool.utterances[shard][place]
+        utterance = self.pool.utterances[shard][place]
         speech = self.pool.speech(shard, place)
         choices = random.Random(int(rng.integers(2**31)))
         if not self.draw.augment:
@@ -131,7 +131,7 @@ class Maker:
         else:
             way = line.draw(rng, warp=0.1)
             if rng.random() < 0.03:
-                told, speech = Utterance(()), speech[:0]
+                utterance, speech = Utterance(()), speech[:0]
                 way = line.draw(rng)
                 way = Line(
                     way.snr, way.colour, way.gain, 4 * way.before, 8 * way.after, 1.0, way.seed
@@ -142,10 +142,10 @@ class Maker:
         features = self._mels(samples)
         if masked and self.draw.augment:
             _mask(features, rng)
-        return self._labelled(features, told, way, choices)
+        return self._labelled(features, utterance, way, choices)
 
     def _labelled(
-        self, features: NDArray[np.float32], told: Utterance, way: Line, rng: random.Random
+        self, features: NDArray[np.float32], utterance: Utterance, way: Line, rng: random.Random
     ) -> Row:
         """Return input and targets of the decoder, in one of the prompt forms it must support."""
         known = self._id
@@ -155,28 +155,30 @@ class Maker:
             prompt += [known[LANGUAGE], known[TASK]]
         if not timed:
             prompt.append(known[NO_TIMESTAMPS])
-        body, body_weights = self._body(told, way, timed=timed)
+        body, body_weights = self._body(utterance, way, timed=timed)
         before = self._earlier(rng) if self.draw.augment and rng.random() < 0.1 else []
         ids = [*before, *prompt, *body]
         targets = [*ids[1:], known[END]]
         weights = [*[0.0] * (len(before) + len(prompt) - 1), *body_weights, 1.0]
-        asked = len(before)  # the place of <|startoftranscript|>
-        if not told.sentences:
-            targets[asked], weights[asked] = known[NO_SPEECH], 1.0
+        start = len(before)  # the place of <|startoftranscript|>
+        if not utterance.sentences:
+            targets[start], weights[start] = known[NO_SPEECH], 1.0
         elif named:
-            weights[asked] = 1.0
-        letters = [ALPHABET.index(letter) + 1 for letter in told.letters]
+            weights[start] = 1.0
+        letters = [ALPHABET.index(letter) + 1 for letter in utterance.letters]
         return Row(features, ids, targets, weights, letters)
 
-    def _body(self, told: Utterance, way: Line, *, timed: bool) -> tuple[list[int], list[float]]:
+    def _body(
+        self, utterance: Utterance, way: Line, *, timed: bool
+    ) -> tuple[list[int], list[float]]:
         if not timed:
-            ids = self._text(told.written)
+            ids = self._text(utterance.written)
             return ids, [1.0] * len(ids)
         ids, weights = [], []
-        for said in told.sentences:
+        for said in utterance.sentences:
             text = self._text(f" {said.written}" if ids else said.written)
             start, end = (
-                time_id(self.tokeniser, _TIME_GRAIN * round(line.arrival(at, way) / _TIME_GRAIN))
+                time_id(self.tokenizer, _TIME_GRAIN * round(line.arrival(at, way) / _TIME_GRAIN))
                 for at in (said.start, said.end)
             )
             ids += [start, *text, end]
@@ -189,7 +191,7 @@ class Maker:
         return [self._id[PREVIOUS], *self._text(self.pool.utterances[shard][place].written)]
 
     def _text(self, text: str) -> list[int]:
-        ids: list[int] = self.tokeniser.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def _groups(self, rows: list[Row]) -> list[list[Row]]:

@@ -1,4 +1,4 @@
-"""Finds the attention heads that follow the speech: `python -m recipes.speech.heads [DIR]`.
+"""Find the attention heads that follow the speech: `python -m recipes.speech.heads [DIR]`.
 
 Word times come from these heads (`alignment_heads` in generation_config.json). They are chosen by
 how well they find where sentences begin and end, which is known for synthesized speech.
@@ -82,10 +82,10 @@ def make(count: int) -> list[Item]:
         voice, way = draw(rng, held_out=False), line.draw(lines)
         sentences = texts(source, TRAINING, voice.speed, training=False)
         if len(sentences) > 1:
-            told, speech = speak(sentences, voice, rng)
+            utterance, speech = speak(sentences, voice, rng)
             times = (
                 (said.written, line.arrival(said.start, way), line.arrival(said.end, way))
-                for said in told.sentences
+                for said in utterance.sentences
             )
             items.append(Item(line.over(speech, way), tuple(times)))
     return items

@@ -76,10 +76,10 @@ def over(speech: Samples, line: Line) -> Samples:
     before, after = round(line.before * RATE), round(line.after * RATE)
     noise = _noise(rng, before + len(speech) + after, line.colour)
     loudness = float(np.sqrt(np.mean(np.square(speech)))) if len(speech) else 0.1
-    heard = noise * np.float32(loudness * 10 ** (-line.snr / 20))
-    heard[before : before + len(speech)] += speech
-    heard *= np.float32(10 ** (line.gain / 20))
-    wide: Samples = soxr.resample(heard, RATE * line.warp, SAMPLE_RATE)
+    received = noise * np.float32(loudness * 10 ** (-line.snr / 20))
+    received[before : before + len(speech)] += speech
+    received *= np.float32(10 ** (line.gain / 20))
+    wide: Samples = soxr.resample(received, RATE * line.warp, SAMPLE_RATE)
     # Codecs and sound cards leave some hiss above the line's band, whose level carries no information.
     hiss = 10 ** (rng.uniform(-100, -60) / 20)
     wide += np.float32(hiss) * rng.standard_normal(len(wide), np.float32)

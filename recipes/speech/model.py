@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..assistant.tokeniser import token_id
+from ..assistant.tokenizer import token_id
 from ..training import read_weights, write_json, write_weights
-from .tokeniser import (
+from .tokenizer import (
     END,
     LANGUAGE,
     NO_TIMESTAMPS,
@@ -173,7 +173,7 @@ class Decoder(nn.Module):
         self.layer_norm = nn.LayerNorm(config.width)
 
     def listen(self, rows: Tensor) -> Cache:
-        """encoder rows `[batch, rows, width]` -> each layer's keys and values for them."""
+        """Map encoder rows `[batch, rows, width]` to each layer's keys and values."""
         return [layer.encoder_attn.keys(rows) for layer in self.layers]  # type: ignore[union-attr, operator]
 
     def forward(self, ids: Tensor, heard: Cache, past: Cache | None = None) -> tuple[Tensor, Cache]:
@@ -253,12 +253,12 @@ def transcribe(
     return outputs
 
 
-def save_checkpoint(model: SpeechModel, tokeniser: Tokenizer, folder: Path) -> None:
+def save_checkpoint(model: SpeechModel, tokenizer: Tokenizer, folder: Path) -> None:
     """Write the configs and bf16 `model.safetensors` to `folder`, in Hugging Face layout."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, value in (
-        ("config.json", _config(model.config, tokeniser)),
-        ("generation_config.json", _generation_config(model.config, tokeniser)),
+        ("config.json", _config(model.config, tokenizer)),
+        ("generation_config.json", _generation_config(model.config, tokenizer)),
         ("preprocessor_config.json", _preprocessor_config(model.config)),
     ):
         write_json(folder / name, value)
@@ -284,8 +284,8 @@ def load_checkpoint(folder: Path) -> SpeechModel:
     return model.eval()
 
 
-def _config(config: SpeechConfig, tokeniser: Tokenizer) -> dict[str, object]:
-    end = token_id(tokeniser, END)
+def _config(config: SpeechConfig, tokenizer: Tokenizer) -> dict[str, object]:
+    end = token_id(tokenizer, END)
     return {
         "architectures": ["WhisperForConditionalGeneration"],
         "model_type": "whisper",
@@ -310,29 +310,29 @@ def _config(config: SpeechConfig, tokeniser: Tokenizer) -> dict[str, object]:
         "bos_token_id": end,
         "eos_token_id": end,
         "pad_token_id": end,
-        "decoder_start_token_id": token_id(tokeniser, START),
+        "decoder_start_token_id": token_id(tokenizer, START),
         "suppress_tokens": [],
         "begin_suppress_tokens": [],
     }
 
 
-def _generation_config(config: SpeechConfig, tokeniser: Tokenizer) -> dict[str, object]:
-    end = token_id(tokeniser, END)
+def _generation_config(config: SpeechConfig, tokenizer: Tokenizer) -> dict[str, object]:
+    end = token_id(tokenizer, END)
     return {
         "bos_token_id": end,
         "eos_token_id": end,
         "pad_token_id": end,
-        "decoder_start_token_id": token_id(tokeniser, START),
-        "prev_sot_token_id": token_id(tokeniser, PREVIOUS),
-        "no_timestamps_token_id": token_id(tokeniser, NO_TIMESTAMPS),
+        "decoder_start_token_id": token_id(tokenizer, START),
+        "prev_sot_token_id": token_id(tokenizer, PREVIOUS),
+        "no_timestamps_token_id": token_id(tokenizer, NO_TIMESTAMPS),
         "is_multilingual": True,
-        "lang_to_id": {LANGUAGE: token_id(tokeniser, LANGUAGE)},
-        "task_to_id": {"transcribe": token_id(tokeniser, TASK)},
+        "lang_to_id": {LANGUAGE: token_id(tokenizer, LANGUAGE)},
+        "task_to_id": {"transcribe": token_id(tokenizer, TASK)},
         "return_timestamps": False,
         "max_initial_timestamp_index": 50,
         "max_length": config.target_positions,
         "suppress_tokens": [
-            token_id(tokeniser, name) for name in SPECIAL if name not in (END, NO_TIMESTAMPS)
+            token_id(tokenizer, name) for name in SPECIAL if name not in (END, NO_TIMESTAMPS)
         ],
         "begin_suppress_tokens": [],
         "low_confidence": LOW_CONFIDENCE,

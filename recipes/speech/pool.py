@@ -159,16 +159,16 @@ class Pool:
 
     def open(self) -> None:
         """Read the transcripts, and map the samples."""
-        told = msgspec.json.Decoder(list[Utterance])
+        decoder = msgspec.json.Decoder(list[Utterance])
         for number in range(self.shards):
             names, samples = self._paths(number)
-            self.utterances.append(told.decode(names.read_bytes()))
+            self.utterances.append(decoder.decode(names.read_bytes()))
             self._samples.append(np.memmap(samples, np.uint8, mode="r"))
 
     def speech(self, shard: int, place: int) -> Samples:
         """Return the samples of one utterance, float32 `[samples]`."""
-        told = self.utterances[shard][place]
-        return decode(self._samples[shard][told.first : told.first + told.samples])
+        utterance = self.utterances[shard][place]
+        return decode(self._samples[shard][utterance.first : utterance.first + utterance.samples])
 
     def _paths(self, number: int) -> tuple[Path, Path]:
         stem = f"{self.seed}-{number:05d}"

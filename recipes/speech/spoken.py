@@ -1,4 +1,4 @@
-"""Turns written text into spoken words: `£42.50` is spoken `forty two pounds fifty`.
+"""Convert written text into spoken words: `£42.50` becomes `forty two pounds fifty`.
 
 Every written form that `sentences.py` uses is determined by its sound, so the model can learn the
 inverse.

@@ -1,13 +1,13 @@
-"""Trains the speech model from nothing: `python -m recipes.speech.train`.
+"""Train the speech model from scratch: `python -m recipes.speech.train`.
 
-First espeak-ng says the pool that training draws from; then the model learns to write what it
-hears. Noise, loudness, pitch and pauses are drawn anew each time. Every step's batch depends on the
-seed and the step alone, so a killed run continues from its last checkpoint as if nothing had
-happened.
+espeak-ng first synthesizes the pool of utterances; then the model learns to transcribe it. Noise, loudness,
+pitch and pauses are drawn anew each time. Every step's batch depends only on the seed and the step, so an
+interrupted run continues from its last checkpoint with the same result.
 
-On a server with AVX-512 and bfloat16 the pool takes two cores six minutes; a step of some 48 utterances
-takes one core 1.5 s and two cores 1.3 s, beside 0.15 s for its batch. So 5,000 steps take two hours. Most
-is won while the rate falls: the error rate on held-out speech went from 36 % at step 2,000 to 10 %.
+On a server with AVX-512 and bfloat16, the pool takes six minutes on two cores. A step of about 48
+utterances takes 1.5 s on one core and 1.3 s on two, plus 0.15 s for its batch, so 5,000 steps take two
+hours. Most of the gain comes while the learning rate falls: the error rate on held-out speech went from
+36 % at step 2,000 to 10 %.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from torch.nn import functional
 from galley.demo.speech import SPEECH_MODEL_DIR
 from galley.speech.features import LogMel
 
-from ..assistant.tokeniser import load_tokeniser, token_id
+from ..assistant.tokenizer import load_tokenizer, token_id
 from ..assistant.wordings import TRAINING
 from ..training import Optimisers, mixed_precision, save_state
 from .batches import ALPHABET, Batch, Draw, Maker, feed
@@ -42,14 +42,14 @@ from .evaluate import Evaluation, Transcribe, evaluate
 from .model import SpeechConfig, SpeechModel, load_checkpoint, save_checkpoint, transcribe
 from .pool import SHARD, Pool
 from .sentences import SpokenSource, sentence
-from .tokeniser import (
+from .tokenizer import (
     END,
     LANGUAGE,
     NO_TIMESTAMPS,
     START,
     TASK,
-    save_tokeniser,
-    train_tokeniser,
+    save_tokenizer,
+    train_tokenizer,
 )
 from .voices import Samples
 
@@ -67,19 +67,19 @@ class Recipe:
     adam_rate: float = 2e-3
     warm_up: int = 150
     decay_share: float = 0.6  # share of the run, at its end, in which the rate falls to zero
-    tokeniser_sentences: int = 30_000
+    tokenizer_sentences: int = 30_000
     save_every: int = 100
     listen_every: int = 500  # steps between evaluations on the held-out sets
     listen_items: int = 30  # items of each set
 
 
-def build_tokeniser(recipe: Recipe, config: SpeechConfig) -> Tokenizer:
-    """Train the tokeniser on sentences of the training side."""
+def build_tokenizer(recipe: Recipe, config: SpeechConfig) -> Tokenizer:
+    """Train the tokenizer on sentences of the training side."""
     source = SpokenSource(random.Random(recipe.seed), held_out=False)
-    texts = (sentence(source, TRAINING) for _ in range(recipe.tokeniser_sentences))
+    texts = (sentence(source, TRAINING) for _ in range(recipe.tokenizer_sentences))
     # Later sentences of a transcript start with a space.
     spaced = (f"{' ' if source.rng.random() < 0.3 else ''}{text}" for text in texts)
-    return train_tokeniser(spaced, config.text_tokens, config.window_seconds)
+    return train_tokenizer(spaced, config.text_tokens, config.window_seconds)
 
 
 def rate_factor(recipe: Recipe, step: int) -> float:
@@ -173,7 +173,7 @@ def make_maker(work: Path, recipe: Recipe, config: SpeechConfig) -> Maker:
     """Return what makes batches of the pool and the tokenizer in `work`."""
     pool = Pool(work / "pool", recipe.seed, recipe.shards)
     pool.open()
-    return Maker(pool, load_tokeniser(work), recipe.draw, config.window_seconds)
+    return Maker(pool, load_tokenizer(work), recipe.draw, config.window_seconds)
 
 
 def train(
@@ -188,22 +188,22 @@ def train(
     console = Console()
     work.mkdir(parents=True, exist_ok=True)
     if not (work / "tokenizer.json").exists():
-        console.print("training the tokeniser")
-        save_tokeniser(build_tokeniser(recipe, config), work, config.target_positions)
+        console.print("training the tokenizer")
+        save_tokenizer(build_tokenizer(recipe, config), work, config.target_positions)
     _fill_pool(Pool(work / "pool", recipe.seed, recipe.shards), workers + 1, console)
     trainer = Trainer(recipe, config, torch.device(chosen))
     checkpoint = work / "checkpoint.pt"
     if checkpoint.exists():
         trainer.load(checkpoint)
         console.print(f"continuing at step {trainer.step}")
-    tokeniser = load_tokeniser(work)
+    tokenizer = load_tokenizer(work)
     maker = functools.partial(make_maker, work, recipe, config)
     steps = feed(maker, range(trainer.step, recipe.steps), workers)
-    _run(trainer, steps, tokeniser, checkpoint, console)
-    save_tokeniser(tokeniser, output, config.target_positions)
-    save_checkpoint(trainer.model, tokeniser, output)
+    _run(trainer, steps, tokenizer, checkpoint, console)
+    save_tokenizer(tokenizer, output, config.target_positions)
+    save_checkpoint(trainer.model, tokenizer, output)
     console.print(f"wrote {output}")
-    _report(evaluate(transcriber(load_checkpoint(output), tokeniser)), console)
+    _report(evaluate(transcriber(load_checkpoint(output), tokenizer)), console)
 
 
 def _fill_pool(pool: Pool, threads: int, console: Console) -> None:
@@ -222,7 +222,7 @@ def _fill_pool(pool: Pool, threads: int, console: Console) -> None:
 def _run(
     trainer: Trainer,
     steps: Iterator[list[Batch]],
-    tokeniser: Tokenizer,
+    tokenizer: Tokenizer,
     checkpoint: Path,
     console: Console,
 ) -> None:
@@ -253,16 +253,16 @@ def _run(
                 trainer.save(checkpoint)
                 console.print(f"step {trainer.step}  {state}")
             if trainer.step % recipe.listen_every == 0:
-                part = evaluate(transcriber(trainer.model, tokeniser), first=recipe.listen_items)
+                part = evaluate(transcriber(trainer.model, tokenizer), first=recipe.listen_items)
                 rates = ", ".join(f"set {row.set} {row.wer:.1%}" for row in part.scores)
                 console.print(f"step {trainer.step}  word error rate {rates}")
                 began = time.perf_counter()
 
 
-def transcriber(model: SpeechModel, tokeniser: Tokenizer, limit: int = 120) -> Transcribe:
+def transcriber(model: SpeechModel, tokenizer: Tokenizer, limit: int = 120) -> Transcribe:
     """Return greedy transcripts of the torch model, as `evaluate` requests them."""
-    prompt = [token_id(tokeniser, token) for token in (START, LANGUAGE, TASK, NO_TIMESTAMPS)]
-    stop = token_id(tokeniser, END)
+    prompt = [token_id(tokenizer, token) for token in (START, LANGUAGE, TASK, NO_TIMESTAMPS)]
+    stop = token_id(tokenizer, END)
     mels = LogMel(model.config.mels, model.config.window_seconds)
     device = model.decoder.embed_tokens.weight.device
 
@@ -272,7 +272,7 @@ def transcriber(model: SpeechModel, tokeniser: Tokenizer, limit: int = 120) -> T
             features = np.stack([mels(samples) for samples in chunks[start : start + 16]])
             heard = torch.from_numpy(features).to(device)
             outputs = transcribe(model, heard, prompt, stop, limit)
-            texts += [tokeniser.decode(ids, skip_special_tokens=True) for ids in outputs]
+            texts += [tokenizer.decode(ids, skip_special_tokens=True) for ids in outputs]
         return texts
 
     return write
@@ -292,25 +292,34 @@ def _report(result: Evaluation, console: Console) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the recipe's command line; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.speech.train", description=__doc__)
-    default = Recipe()
-    parser.add_argument(
-        "--output", type=Path, default=SPEECH_MODEL_DIR, help="the checkpoint's folder"
+    parser = argparse.ArgumentParser(
+        prog="python -m recipes.speech.train",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    default = Recipe()
+    parser.add_argument("--output", type=Path, default=SPEECH_MODEL_DIR, help="checkpoint folder")
     parser.add_argument(
-        "--work", type=Path, default=Path("build/demo-speech-model"), help="resume folder"
+        "--work",
+        type=Path,
+        default=Path("build/demo-speech-model"),
+        help="folder of the state of an interrupted run",
     )
     parser.add_argument("--steps", type=int, default=default.steps)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--threads", type=int, help="CPU threads; 1 is best on a busy machine")
-    parser.add_argument("--workers", type=int, default=1, help="processes that make batches")
-    parser.add_argument("--evaluate", type=Path, metavar="DIR", help="only evaluate a checkpoint")
+    parser.add_argument(
+        "--workers", type=int, default=1, help="number of processes that make batches"
+    )
+    parser.add_argument(
+        "--evaluate", type=Path, metavar="DIR", help="evaluate this checkpoint and exit"
+    )
     options = parser.parse_args(arguments)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     if options.evaluate is not None:
-        model, tokeniser = load_checkpoint(options.evaluate), load_tokeniser(options.evaluate)
-        result = evaluate(transcriber(model, tokeniser))
+        model, tokenizer = load_checkpoint(options.evaluate), load_tokenizer(options.evaluate)
+        result = evaluate(transcriber(model, tokenizer))
         _report(result, Console())
         return 0 if result.passed else 1
     recipe = replace(default, steps=options.steps)

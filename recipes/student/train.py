@@ -1,8 +1,8 @@
-"""Makes a model of a quarter of the demo model's size: `python -m recipes.student.train OUT`.
+"""Train a model a quarter of the size of the demo model: `python -m recipes.student.train OUT`.
 
-It first learns as the demo model did, from generated conversations and texts to repeat, and then from what
-the demo model says of the answers of others; what is written is the mean of what it was before and after
-that. A run that was killed goes on where it was.
+It first trains like the demo model, on generated conversations and texts to repeat. Then it learns the demo
+model's token distributions over generated conversations (distillation). The saved weights are the mean of
+those before and after distillation. An interrupted run continues from where it stopped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..assistant import train as assistant
 from ..assistant.generator import Example as Conversation
 from ..assistant.generator import example
 from ..assistant.model import DemoConfig, load_checkpoint
-from ..assistant.tokeniser import load_tokeniser, save_tokeniser
+from ..assistant.tokenizer import load_tokenizer, save_tokenizer
 from ..assistant.vocabulary import is_held_out
 from ..distilling import distil, kept_texts
 from ..training import write_weights
@@ -87,16 +87,16 @@ def renamed(made: Conversation, pieces: Pieces, rng: random.Random) -> Conversat
 
 
 def _made(recipe: Recipe) -> Iterator[Example]:
-    tokeniser, rng = load_tokeniser(MODEL_DIR), random.Random(recipe.seed)
-    texts = [tokeniser.decode([token]) for token in range(tokeniser.get_vocab_size())]
+    tokenizer, rng = load_tokenizer(MODEL_DIR), random.Random(recipe.seed)
+    texts = [tokenizer.decode([token]) for token in range(tokenizer.get_vocab_size())]
     pieces = Pieces(*([t for t in texts if re.fullmatch(f, t)] for f in ("[A-Z][a-z]*", "[a-z]+")))
     rows = []
     for _ in range(recipe.conversations):
         made = example(rng, recipe.hard_names)
         if made.task == "ticket" and rng.random() < recipe.pieced_names:
             made = renamed(made, pieces, rng)
-        rows.append(Example(*assistant.weighted(tokeniser, made, prompt_weight=0.0)))
-    rows += [Example(*assistant.copy_row(tokeniser, rng, longest=30)) for _ in range(recipe.copies)]
+        rows.append(Example(*assistant.weighted(tokenizer, made, prompt_weight=0.0)))
+    rows += [Example(*assistant.copy_row(tokenizer, rng, longest=30)) for _ in range(recipe.copies)]
     rng.shuffle(rows)
     return (row for row in rows if len(row.tokens) <= recipe.longest)
 
@@ -104,7 +104,7 @@ def _made(recipe: Recipe) -> Iterator[Example]:
 def run(recipe: Recipe, options: Options, output: Path, work: Path, processes: int) -> Report:
     """Train, or continue from `work` and `output`; the report is of the last step's weights."""
     work.mkdir(parents=True, exist_ok=True)
-    save_tokeniser(load_tokeniser(MODEL_DIR), work, recipe.shape.max_positions)
+    save_tokenizer(load_tokenizer(MODEL_DIR), work, recipe.shape.max_positions)
     young = work / "young"
     assistant.train(recipe.alone, recipe.shape, young, work, "cpu", processes)
 
@@ -138,15 +138,28 @@ def go_half_way_back(output: Path, start: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the recipe's command line; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.student.train", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m recipes.student.train",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     default = Recipe()
-    parser.add_argument("output", type=Path, help="folder of the checkpoint")
-    parser.add_argument("--work", type=Path, default=Path("build/student"), help="resume folder")
-    parser.add_argument("--alone", type=int, default=default.alone.steps, help="steps by itself")
-    parser.add_argument("--steps", type=int, default=1500, help="steps with the teacher")
+    parser.add_argument("output", type=Path, help="checkpoint folder")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=Path("build/student"),
+        help="folder of the state of an interrupted run",
+    )
+    parser.add_argument(
+        "--alone", type=int, default=default.alone.steps, help="steps before distillation"
+    )
+    parser.add_argument("--steps", type=int, default=1500, help="steps of distillation")
     parser.add_argument("--conversations", type=int, default=default.conversations)
     cores = len(os.sched_getaffinity(0))
-    parser.add_argument("--processes", type=int, default=cores, help="that share each step")
+    parser.add_argument(
+        "--processes", type=int, default=cores, help="number of processes that share each step"
+    )
     given = parser.parse_args(arguments)
     alone = replace(default.alone, steps=given.alone)
     recipe = replace(default, conversations=given.conversations, alone=alone)

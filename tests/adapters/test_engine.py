@@ -234,7 +234,7 @@ def test_what_cannot_be_loaded_is_the_requests_error_alone(
     assert texts[1] == run(engine, [request(engine, adapters[0])])[0]
 
 
-def test_guesses_of_recent_texts_are_an_adapters_own(
+def test_draft_tokens_from_recent_texts_are_separate_for_each_adapter(
     engine: NativeEngine, adapters: list[Adapter]
 ) -> None:
     """Texts of one adapter provide no draft tokens for another, but they do for itself."""

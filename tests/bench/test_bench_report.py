@@ -68,7 +68,7 @@ def test_the_share_of_arithmetic_is_of_the_products_own_peak(activations: str, p
     assert point.operation_share == pytest.approx(500 / peak)
 
 
-def test_each_repeat_is_held_against_the_read_rate_beside_it() -> None:
+def test_each_repeat_is_compared_with_the_read_rate_measured_next_to_it() -> None:
     runs = [decode_run(1.0, 2000.0), decode_run(0.5, 8000.0), decode_run(1.0, 1200.0)]
     point = make_point("decode", 2, runs, COSTS, machine(), "int8")
     assert point.read_share == Spread(1080 / 2000, 2160 / 8000, 1080 / 1200)

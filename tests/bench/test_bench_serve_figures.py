@@ -151,7 +151,7 @@ def test_lengths_are_of_their_distribution(text: str, mean: float, least: int, m
 
 
 @pytest.mark.parametrize("text", ["", "0", "-3", "9-3", "normal:5", "zipf:1,2", "1.5"])
-def test_a_wrong_length_is_told(text: str) -> None:
+def test_a_wrong_length_is_reported(text: str) -> None:
     with pytest.raises(SettingsError, match="--prompt-tokens"):
         Lengths.parse(text, "--prompt-tokens")
 
@@ -185,7 +185,7 @@ def test_prompts_share_what_they_should_and_no_more() -> None:
     assert msgspec.json.decode(next(other).content) != bodies[0]
 
 
-def test_lines_are_read_and_wrong_ones_told(tmp_path: Path) -> None:
+def test_lines_are_read_and_wrong_ones_reported(tmp_path: Path) -> None:
     file = tmp_path / "trace.jsonl"
     file.write_text('{"timestamp": 5, "prompt": "hi"}\n\n{"timestamp": 6.5, "prompt_tokens": 3}\n')
     lines = read_lines(file, trace=True)

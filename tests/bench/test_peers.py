@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from benchmarks.peers import galley, galley_lookup
-from benchmarks.peers.chain import foretelling, next_token
+from benchmarks.peers.chain import next_token, predicting_prompt
 from benchmarks.peers.checkpoint import COMMON, SHAPES, write_checkpoint, write_shape
 from benchmarks.peers.child import Child
 from benchmarks.peers.compare import Comparison, Work, compare, works
@@ -170,10 +170,10 @@ def test_a_gguf_has_every_tensor_of_the_checkpoint(
     assert total == sum(int(np.prod(tensor.shape)) for tensor in reader.tensors)
 
 
-def test_a_chain_models_text_is_known_and_foretold(tmp_path: Path) -> None:
+def test_a_chain_models_text_is_known_and_predicted_by_its_prompt(tmp_path: Path) -> None:
     write_shape(tmp_path / "chain", "tiny-chain")
     vocab = SHAPES["tiny"]["vocab_size"]
-    prompt, text = foretelling(20, 0.5, vocab, seed=1)
+    prompt, text = predicting_prompt(20, 0.5, vocab, seed=1)
     assert text == [next_token(token, vocab) for token in [prompt[-1], *text[:-1]]]
     copied = prompt[8:28]
     right = [a == b for a, b in zip(copied, text, strict=True)]
@@ -181,9 +181,9 @@ def test_a_chain_models_text_is_known_and_foretold(tmp_path: Path) -> None:
     assert not {token for token, ok in zip(copied, right, strict=True) if not ok} & set(text)
     child = Child(galley_lookup.PEER, "int4", tmp_path / "chain", threads=1, home=tmp_path)
     try:
-        for guesses in (0, 1):
-            asked = {"prompt": prompt, "tokens": len(text), "guesses": guesses}
-            seconds, *said = child.ask(asked)
+        for draft_tokens in (0, 1):
+            request = {"prompt": prompt, "tokens": len(text), "draft_tokens": draft_tokens}
+            seconds, *said = child.ask(request)
             assert seconds > 0
             assert said == text
     finally:

@@ -22,7 +22,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_words_are_tokenised_to_the_ids_that_they_stand_for(checkpoint: Path) -> None:
+def test_words_are_tokenized_to_the_ids_that_they_stand_for(checkpoint: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     assert [tokenizer(text(ids))["input_ids"] for ids in TEXTS] == TEXTS
 
@@ -50,7 +50,7 @@ def test_galley_and_padded_batches_make_the_same_vectors(checkpoint: Path, tmp_p
         child.close()
 
 
-def test_float32_is_held_against_float32_and_every_kind_against_the_best() -> None:
+def test_float32_is_compared_with_float32_and_every_kind_with_the_best() -> None:
     turns = Turns({"texts": {"texts": TEXTS}})
     seconds = {
         "galley_embed float32": 4.0,

@@ -35,29 +35,29 @@ def test_figures_replace_those_of_the_same_name(tmp_path: Path) -> None:
     assert file.read_bytes() == newest.read_bytes()
     count = len(json.loads(file.read_bytes())["figures"])
     for goodput in (30.0, 31.0):
-        told = figures(results(goodput), "python -m benchmarks.overload")
-        put(file, told)
+        written = figures(results(goodput), "python -m benchmarks.overload")
+        put(file, written)
         machines = read_results(tmp_path)
         [machine] = machines.values()
-        assert len(machine.figures) <= count + len(told)
+        assert len(machine.figures) <= count + len(written)
         by_name = {figure.what: figure for figure in machine.figures}
         assert by_name["Overload: goodput"].measured == (goodput,) * len(FACTORS)
         assert "| Overload: goodput | requests/s | 0.5x, 0.75x" in "".join(pages(machines).values())
 
 
-def test_a_wrong_results_file_is_told_before_anything_is_measured(
+def test_a_wrong_results_file_is_reported_before_anything_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     newest = sorted(RESULTS.glob("*.json"))[-1]
     assert machine_file(str(newest)) == newest
     parser = argparse.ArgumentParser()
     parser.add_argument("--results", type=machine_file)
-    for name, content, told in (
+    for name, content, error in (
         ("none.json", None, "No such file"),
-        ("no.json", "{}", "no file of"),
+        ("no.json", "{}", "does not describe a machine"),
     ):
         if content is not None:
             (tmp_path / name).write_text(content)
         with pytest.raises(SystemExit):
             parser.parse_args(["--results", str(tmp_path / name)])
-        assert told in capsys.readouterr().err
+        assert error in capsys.readouterr().err

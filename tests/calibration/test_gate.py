@@ -88,7 +88,7 @@ def test_a_kind_of_half_the_bytes_is_tried_before_float32(checkpoint: Checkpoint
         load_engine(settings("kl=0.0005", quantize="int8"), folder)
 
 
-def test_a_quantised_checkpoint_is_held_beside_its_original(
+def test_a_quantized_checkpoint_is_compared_with_its_original(
     checkpoint: CheckpointMaker, tmp_path: Path
 ) -> None:
     original = checkpoint("llama")

@@ -131,13 +131,13 @@ def test_compressed_tensors_reads_the_same_values(
 def test_transformers_loads_it_and_finds_the_same_loss(
     folder: Path, tmp_path: Path, method: Method
 ) -> None:
-    told = quantizer(folder, tmp_path / "out", method).run()
+    report = quantizer(folder, tmp_path / "out", method).run()
     found = loss_in_transformers(folder, tmp_path / "out")
-    assert found.kl == pytest.approx(told.kl, rel=0.02)
-    assert found.perplexity == pytest.approx(told.perplexity, rel=0.005)
+    assert found.kl == pytest.approx(report.kl, rel=0.02)
+    assert found.perplexity == pytest.approx(report.perplexity, rel=0.005)
     receipt = json.loads((tmp_path / "out" / "config.json").read_text())["galley_quantize"]
     assert receipt["method"] == method
-    assert receipt["kl"] == told.kl
+    assert receipt["kl"] == report.kl
     assert bool(receipt["calibration"]) == (method in ("gptq", "awq"))
     says_what_transformers_says(tmp_path / "out", HELD_OUT[0])
 
@@ -154,9 +154,9 @@ def test_transformers_loads_it_and_finds_the_same_loss(
 def test_other_shapes_and_kinds(
     checkpoint: CheckpointMaker, tmp_path: Path, variant: str, method: Method, scheme: Scheme
 ) -> None:
-    told = quantizer(checkpoint(variant), tmp_path / "out", method, scheme).run()
+    report = quantizer(checkpoint(variant), tmp_path / "out", method, scheme).run()
     found = loss_in_transformers(checkpoint(variant), tmp_path / "out")
-    assert found.kl == pytest.approx(told.kl, rel=0.02, abs=1e-6)
+    assert found.kl == pytest.approx(report.kl, rel=0.02, abs=1e-6)
 
 
 def test_smoothquant_spares_a_model_with_outliers_what_rounding_its_inputs_costs(
@@ -166,9 +166,9 @@ def test_smoothquant_spares_a_model_with_outliers_what_rounding_its_inputs_costs
     losses = {}
     for method in ("rtn", "smoothquant"):
         out = tmp_path / method
-        told = quantizer(folder, out, method, Scheme(8)).run()
+        report = quantizer(folder, out, method, Scheme(8)).run()
         losses[method] = loss_beside(folder, out, activations="int8")
-        assert told.kl == pytest.approx(losses[method].kl, rel=0.05) or method == "rtn"
+        assert report.kl == pytest.approx(losses[method].kl, rel=0.05) or method == "rtn"
     assert losses["smoothquant"].kl < losses["rtn"].kl / 10
     # In transformers, whose inputs stay floats, the folded scales change nothing.
     assert loss_in_transformers(folder, tmp_path / "smoothquant").kl < losses["smoothquant"].kl

@@ -172,7 +172,7 @@ def test_pieces_get_the_scores_that_merge_them(
     check_equal(path, folder)
 
 
-def test_a_tokenizer_that_llama_cpp_lacks_is_written_when_asked(tmp_path: Path) -> None:
+def test_a_tokenizer_that_llama_cpp_lacks_is_written_on_request(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "model")
     file = json.loads((folder / "tokenizer.json").read_text())
     split = {"type": "Split", "pattern": {"Regex": "[a-d]+|."}, "behavior": "Isolated"}

@@ -36,7 +36,7 @@ def test_the_engine_is_measured_and_written_down(tmp_path: Path) -> None:
     assert all(p["python_ms"]["median"] > 0 for p in page["points"])
 
 
-def test_wrong_sizes_and_folders_are_told_before_the_work(tmp_path: Path) -> None:
+def test_wrong_sizes_and_folders_are_reported_before_any_work(tmp_path: Path) -> None:
     wrong = galley("bench", "engine", "--batch", "1,few")
     assert wrong.returncode == 2
     assert "'1,few'" in wrong.stderr

@@ -45,8 +45,8 @@ def test_tokens_are_those_that_the_server_counts(
     server: Server, tmp_path: Path, endpoint: str
 ) -> None:
     before = counted(server)
-    asked = ("--endpoint", endpoint, "--prompt-tokens", 90, "--output-tokens", 8, "--warmup", 2)
-    report = bench(server, tmp_path / "a.json", *asked, "--concurrency", "1,3", "--requests", 6)
+    flags = ("--endpoint", endpoint, "--prompt-tokens", 90, "--output-tokens", 8, "--warmup", 2)
+    report = bench(server, tmp_path / "a.json", *flags, "--concurrency", "1,3", "--requests", 6)
     assert [point["load"] for point in report["points"]] == [1, 3]
     for point in report["points"]:
         assert (point["completed"], point["errors"], point["counted"]) == (6, {}, True)
@@ -88,19 +88,19 @@ def test_a_trace_is_sent_as_it_says(server: Server, tmp_path: Path) -> None:
 
 
 def test_a_shared_prefix_is_found_in_the_cache(server: Server, tmp_path: Path) -> None:
-    asked = ("--prompt-tokens", 200, "--output-tokens", 2, "--concurrency", 1, "--requests", 6)
+    flags = ("--prompt-tokens", 200, "--output-tokens", 2, "--concurrency", 1, "--requests", 6)
     share = "--shared-prefix"
-    [none] = bench(server, tmp_path / "a.json", *asked, share, 0, "--seed", 5)["points"]
-    [most] = bench(server, tmp_path / "b.json", *asked, share, 0.9, "--seed", 6)["points"]
+    [none] = bench(server, tmp_path / "a.json", *flags, share, 0, "--seed", 5)["points"]
+    [most] = bench(server, tmp_path / "b.json", *flags, share, 0.9, "--seed", 6)["points"]
     # Even without it, all prompts share the template's beginning.
     assert none["cached_share"] < 0.3
     assert most["cached_share"] > 0.6
 
 
 def test_recordings_are_transcribed(server: Server, tmp_path: Path) -> None:
-    asked = ("--endpoint", "transcriptions", "--data", CALL, "--model", "speech")
+    flags = ("--endpoint", "transcriptions", "--data", CALL, "--model", "speech")
     load = ("--concurrency", 1, "--requests", 2, "--warmup", 1)
-    [point] = bench(server, tmp_path / "a.json", *asked, *load)["points"]
+    [point] = bench(server, tmp_path / "a.json", *flags, *load)["points"]
     assert (point["completed"], point["errors"]) == (2, {})
     assert point["audio_seconds_per_s"] > 0
     assert point["ttft_s"] is None
@@ -110,8 +110,8 @@ def test_errors_are_counted_by_kind(server: Server, tmp_path: Path) -> None:
     # The first line counts as warm: warm-up prompts are synthetic.
     file = tmp_path / "data.jsonl"
     file.write_text('{"prompt": "hi"}\n{"prompt": "hi", "output_tokens": 1000000}\n')
-    asked = ("--data", file, "--output-tokens", 2, "--concurrency", 1, "--requests", 4)
-    done = galley("bench", "serve", server.url, *asked, "--json", tmp_path / "a.json")
+    flags = ("--data", file, "--output-tokens", 2, "--concurrency", 1, "--requests", 4)
+    done = galley("bench", "serve", server.url, *flags, "--json", tmp_path / "a.json")
     assert done.returncode == 0, done.stderr
     [point] = json.loads((tmp_path / "a.json").read_text())["points"]
     assert (point["completed"], point["errors"]) == (2, {"http 400": 2})
@@ -120,8 +120,8 @@ def test_errors_are_counted_by_kind(server: Server, tmp_path: Path) -> None:
 
 def test_a_server_of_our_own_is_started_measured_and_ended(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
-    asked = (*SHORT, "--concurrency", 2, "--requests", 4, "--json", file)
-    done = galley("bench", "serve", "galley-demo", *asked, "--", "--threads", 1)
+    flags = (*SHORT, "--concurrency", 2, "--requests", 4, "--json", file)
+    done = galley("bench", "serve", "galley-demo", *flags, "--", "--threads", 1)
     assert done.returncode == 0, done.stderr
     report = json.loads(file.read_text())
     assert report["target"] == "galley serve galley-demo --threads 1"
@@ -138,7 +138,7 @@ def test_a_server_with_keys_asks_for_one(tmp_path: Path) -> None:
     assert "--api-key or the variable" in done.stderr
 
 
-def test_what_is_wrong_is_told(tmp_path: Path) -> None:
+def test_errors_are_reported(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     for args, error, match in (
         ((url,), EngineError, "cannot measure .*: connect"),

@@ -251,7 +251,7 @@ def test_environment_round_trip(values: dict[str, Any]) -> None:
     assert Settings.load({}, environ=environ) == Settings(**values)
 
 
-def test_a_model_has_sampling_and_a_system_prompt_of_its_own(tmp_path: Path) -> None:
+def test_a_model_has_its_own_sampling_and_system_prompt(tmp_path: Path) -> None:
     file = (
         "sampling_defaults: {temperature: 0.7}\n"
         "models:\n"

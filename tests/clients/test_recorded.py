@@ -48,31 +48,31 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-@pytest.mark.parametrize("asked", requests())
-def test_every_recorded_request_is_answered(server: Server, asked: dict[str, Any]) -> None:
-    path = asked["path"].partition("?")[0]
-    body = asked.get("body")
+@pytest.mark.parametrize("recorded", requests())
+def test_every_recorded_request_is_answered(server: Server, recorded: dict[str, Any]) -> None:
+    path = recorded["path"].partition("?")[0]
+    body = recorded.get("body")
     if body is not None:
         limits = LIMITS.get(path, {})
         body = body | limits
         if "options" in limits:
-            body["options"] = (asked["body"].get("options") or {}) | limits["options"]
+            body["options"] = (recorded["body"].get("options") or {}) | limits["options"]
     answer = httpx.request(
-        asked["method"],
-        server.url + asked["path"],
+        recorded["method"],
+        server.url + recorded["path"],
         json=body,
-        headers=asked["headers"],
+        headers=recorded["headers"],
         timeout=120,
     )
     assert answer.status_code == 200, answer.text
-    told = [json.loads(line[6:]) for line in answer.text.splitlines() if line[:7] == "data: {"]
-    assert bool(told) == bool(body and body.get("stream") and path != "/api/chat")
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line[:7] == "data: {"]
+    assert bool(events) == bool(body and body.get("stream") and path != "/api/chat")
     lines = [json.loads(line) for line in answer.text.splitlines() if line[:1] == "{"]
-    assert not any(e.get("error") or e.get("type") == "error" for e in told + lines)
+    assert not any(e.get("error") or e.get("type") == "error" for e in events + lines)
 
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
-def test_a_recording_says_what_was_recorded_and_nothing_of_where(path: Path) -> None:
+def test_a_recording_has_its_client_and_no_paths_of_the_machine(path: Path) -> None:
     recording = json.loads(path.read_text())
     assert recording["version"][0].isdigit()
     assert recording["requests"]

@@ -176,7 +176,7 @@ DRIVER = "/proc/driver/nvidia/version"
 VERSION = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Tue Oct  1 00:00:00 UTC 2024"
 
 
-def test_no_gpu_is_no_finding_unless_one_is_asked_for(tmp_path: Path) -> None:
+def test_a_missing_gpu_is_a_finding_only_if_one_is_required(tmp_path: Path) -> None:
     network = {PCI + "class": "0x020000", PCI + "vendor": "0x10de"}
     assert gpu.check(context(tmp_path, network)) == []
     assert found("GPU", gpu.check(context(tmp_path, device="cuda")))[0] == "problem"
@@ -211,7 +211,7 @@ def test_driver_and_torch(
 
 
 @pytest.mark.parametrize("installed", [True, False])
-def test_triton_is_asked_for_where_the_gpu_executor_is(
+def test_triton_is_required_where_the_gpu_executor_is(
     installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu, "torch_cuda", lambda: "12.8")

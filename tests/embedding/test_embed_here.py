@@ -41,7 +41,7 @@ def test_vectors_of_texts_and_of_token_ids(llm: galley.LLM, folder: Path) -> Non
     assert llm.embed(TEXTS[0], dimensions=5).shape == (1, 5)
 
 
-def test_the_second_text_has_types_if_the_model_is_to_be_told_them(tmp_path: Path) -> None:
+def test_the_second_text_has_token_types_if_the_model_uses_them(tmp_path: Path) -> None:
     """``model_input_names`` of tokenizer_config.json, which transformers' tokenizers go by."""
     scores = []
     for types in (True, False):

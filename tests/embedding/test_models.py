@@ -128,7 +128,7 @@ def test_without_files_rows_are_averaged(model: Maker) -> None:
     ],
     ids=str,
 )
-def test_what_is_not_honoured_is_refused_by_name(
+def test_unsupported_fields_are_refused_and_named(
     variant: str, changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     folder = make_model(tmp_path, variant)

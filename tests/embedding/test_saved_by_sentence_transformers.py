@@ -44,7 +44,7 @@ def test_scores_are_those_that_it_makes(name: str) -> None:
     assert outside is (name == "rerank-identity")
 
 
-def test_another_activation_of_scores_is_refused_by_name() -> None:
+def test_another_activation_of_scores_is_refused_and_named() -> None:
     with pytest.raises(UnsupportedModel, match=r"config_sentence_transformers.json: .*Tanh"):
         LLM(str(FOLDER / "rerank-tanh"), threads=1)
 

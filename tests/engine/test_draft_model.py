@@ -92,7 +92,7 @@ def test_a_model_that_agrees_saves_steps(temperature: float, checkpoint: Checkpo
     assert stats.schedule_seconds >= 0
 
 
-def test_what_it_wrongly_guessed_leaves_no_trace(checkpoint: CheckpointMaker, other: Path) -> None:
+def test_rejected_draft_tokens_leave_no_trace(checkpoint: CheckpointMaker, other: Path) -> None:
     """A model that is sometimes right: what it computed for rejected tokens is computed again."""
     folder = checkpoint("llama")
     engine = drafting(folder, folder, kv_cache_tokens=1024)
@@ -152,7 +152,7 @@ def test_settings_that_contradict_each_other_are_refused(
         dataclasses.replace(SMALL, **changes)
 
 
-def test_models_that_cannot_guess_are_refused(
+def test_models_that_cannot_draft_are_refused(
     checkpoint: CheckpointMaker, other: Path, tmp_path: Path
 ) -> None:
     folder, whisper = checkpoint("llama"), checkpoint("whisper")

@@ -68,7 +68,7 @@ def right(known: dict[str, list[int]], count: int) -> Callable[[Sequence], Token
     ],
 )
 @pytest.mark.parametrize("prefix_cache", [True, False])
-def test_a_text_is_the_same_with_and_without_guesses(
+def test_a_text_is_the_same_with_and_without_draft_tokens(
     changes: dict[str, object], prefix_cache: bool, checkpoint: CheckpointMaker
 ) -> None:
     params = msgspec.structs.replace(PARAMS, **changes)
@@ -95,7 +95,7 @@ def test_a_text_is_the_same_with_and_without_guesses(
         assert taken < steps / 2 if fewer else taken == steps
 
 
-def test_guesses_beside_preemptions(checkpoint: CheckpointMaker) -> None:
+def test_draft_tokens_with_preemptions(checkpoint: CheckpointMaker) -> None:
     settings = EngineSettings(threads=1, speculation="off", kv_cache_tokens=512)
     texts, _ = run(load_engine(settings, checkpoint("llama")), PARAMS)
     known = {name: text[0] for name, text in joined(texts).items()}
@@ -111,7 +111,7 @@ def test_guesses_beside_preemptions(checkpoint: CheckpointMaker) -> None:
     assert joined(got) == joined(texts)
 
 
-def test_nobody_is_preempted_for_a_guess(checkpoint: CheckpointMaker) -> None:
+def test_no_sequence_is_preempted_for_draft_tokens(checkpoint: CheckpointMaker) -> None:
     """The cache holds the texts and not one block more."""
     blocks = sum(blocks_for(len(prompt) + 40) for prompt in PROMPTS)
     settings = EngineSettings(
@@ -126,20 +126,20 @@ def test_nobody_is_preempted_for_a_guess(checkpoint: CheckpointMaker) -> None:
     assert taken == steps
 
 
-def test_a_task_says_how_many_guesses_it_verifies(checkpoint: CheckpointMaker) -> None:
+def test_a_task_limits_the_draft_tokens_that_it_verifies(checkpoint: CheckpointMaker) -> None:
     """Beam searches verify no draft tokens; a text's last token needs none after it."""
     engine = load_engine(
         EngineSettings(threads=1, speculation="off", kv_cache_tokens=512), checkpoint("llama")
     )
-    asked: list[int] = []
+    proposed: list[int] = []
 
     def propose(sequence: Sequence) -> list[int]:
-        asked.append(sequence.generated)
+        proposed.append(sequence.generated)
         return [5] * 99
 
     engine._scheduler.propose_drafts = each(propose)
     greedy = msgspec.structs.replace(PARAMS, temperature=0.0, max_tokens=6)
     run(engine, msgspec.structs.replace(greedy, num_beams=3))
-    assert asked == []
+    assert proposed == []
     run(engine, greedy)
-    assert max(asked) == 4
+    assert max(proposed) == 4

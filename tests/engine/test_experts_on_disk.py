@@ -203,7 +203,7 @@ class _Served:
     processes: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
 
 
-def test_what_does_not_fit_in_memory_is_told_of_the_disk(
+def test_the_error_for_too_little_memory_suggests_the_disk(
     checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = checkpoint("qwen3-moe")
@@ -276,7 +276,7 @@ def test_experts_that_cannot_be_read_end_the_step(checkpoint: CheckpointMaker, c
         ("mixtral", {"experts": "disk", "expert_cache_bytes": 0}, "at least 1"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(
+def test_unsupported_settings_are_refused_and_named(
     checkpoint: CheckpointMaker, variant: str, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(SettingsError, match=message):

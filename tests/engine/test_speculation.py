@@ -80,7 +80,7 @@ def test_what_was_served_before_takes_few_steps(
     assert stats.prompt_proposed_tokens == 0
 
 
-def test_guesses_that_cost_what_they_bring_are_not_made(checkpoint: CheckpointMaker) -> None:
+def test_draft_tokens_without_a_gain_are_not_made(checkpoint: CheckpointMaker) -> None:
     off = EngineSettings(threads=1, speculation="off", kv_cache_tokens=512)
     engine = eager(load_engine(off, checkpoint("llama")), "auto", {1: 1.0, 2: 2.0})
     params = {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True, "few": True}
@@ -90,7 +90,7 @@ def test_guesses_that_cost_what_they_bring_are_not_made(checkpoint: CheckpointMa
 
 
 @pytest.mark.parametrize("chosen", ["auto", "off"])
-def test_steps_are_measured_where_something_is_guessed(
+def test_steps_are_measured_where_tokens_are_drafted(
     chosen: Speculation, checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[dict[int, float]] = []

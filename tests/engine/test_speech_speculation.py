@@ -36,11 +36,11 @@ WISHES = st.fixed_dictionaries(
         "speculation": st.just("off"),
     },
 )
-HEARD = st.tuples(st.integers(0, 2), st.sampled_from([40, 90, 150]))
+AUDIO = st.tuples(st.integers(0, 2), st.sampled_from([40, 90, 150]))
 """(seed, frames) of the features; several requests may be of the same audio."""
 
 
-def spoken(engine: Engine, i: int, heard: tuple[int, int], wish: dict[str, Any]) -> EngineRequest:
+def spoken(engine: Engine, i: int, audio: tuple[int, int], wish: dict[str, Any]) -> EngineRequest:
     rules = wish.get("rules", False)
     params = {"temperature": 0.0, "ignore_eos": not rules} | wish
     params.pop("rules", None)
@@ -55,7 +55,7 @@ def spoken(engine: Engine, i: int, heard: tuple[int, int], wish: dict[str, Any])
         sampling,
         engine.info,
         request_id=f"r{i}",
-        encoder_input=window_of(random_features(heard[0], 80, heard[1])),
+        encoder_input=window_of(random_features(audio[0], 80, audio[1])),
         rules=RULES if rules else NO_RULES,
     )
     return made
@@ -83,7 +83,7 @@ def distilled(tmp_path_factory: pytest.TempPathFactory, checkpoint: CheckpointMa
 
 @settings(max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    wished=st.lists(st.tuples(HEARD, WISHES), min_size=1, max_size=5),
+    wished=st.lists(st.tuples(AUDIO, WISHES), min_size=1, max_size=5),
     draft=st.sampled_from(["none", "agrees", "other", "distilled"]),
     budget=st.sampled_from([8, 512]),
     tokens=st.sampled_from([320, 1024]),
@@ -138,7 +138,7 @@ def test_a_model_that_agrees_saves_steps(rules: bool, checkpoint: CheckpointMake
     assert len(draft._encoded) == 2
 
 
-def test_what_a_tenant_said_before_is_guessed(checkpoint: CheckpointMaker) -> None:
+def test_a_tenants_earlier_text_is_drafted(checkpoint: CheckpointMaker) -> None:
     """An earlier transcript of the same tenant provides draft tokens, another tenant's does not."""
     engine = eager(load_engine(SMALL, checkpoint("whisper")), "recent")
     window = window_of(random_features(0, 80, 150))

@@ -178,7 +178,7 @@ def test_a_damaged_file_is_refused_with_its_name(
     assert str(folder) in str(refused.value)
 
 
-def test_other_integers_are_refused_by_name(original: Path, tmp_path: Path) -> None:
+def test_other_integers_are_refused_and_named(original: Path, tmp_path: Path) -> None:
     from ctranslate2.converters import TransformersConverter
 
     folder = tmp_path / "int16"

@@ -56,7 +56,7 @@ def config(architecture: str, **own: Any) -> dict[str, Any]:
     return config_of(metadata(architecture, **own), (), 320, {})
 
 
-def test_what_no_key_says_is_what_llama_cpp_does() -> None:
+def test_missing_keys_default_as_in_llama_cpp() -> None:
     """Cases that the files above do not cover: missing keys, and sizes given by layer."""
     assert config("gemma2")["sliding_window"] == 4096
     assert config("gemma3")["sliding_window"] is None
@@ -132,7 +132,7 @@ def test_which_layers_have_a_window(said: Any, slides: list[int]) -> None:
         ),
     ],
 )
-def test_what_a_family_does_not_do_is_refused_by_name(
+def test_what_a_family_lacks_is_refused_and_named(
     architecture: str, own: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(UnsupportedModel, match=re.escape(said)):

@@ -66,7 +66,7 @@ def transformers_logits(path: Path) -> Floats:
 
 
 @pytest.mark.parametrize("type", ["Q4_1", "Q4_K", "Q8_0"])
-def test_keys_and_values_beside_integers_are_bfloat16(
+def test_keys_and_values_of_integer_models_are_bfloat16(
     folders: Folders, tmp_path: Path, type: str
 ) -> None:
     path = write_gguf(tmp_path / "model.gguf", folders["llama"], type)

@@ -110,7 +110,7 @@ def test_without_a_batch_shapes_are_whole(repository: Path) -> None:
         ('input { name: "x" data_type: TYPE_BF16 }', CheckpointError, "'x' is TYPE_BF16"),
     ],
 )
-def test_what_is_not_honoured_is_refused_by_name(
+def test_unsupported_fields_are_refused_and_named(
     repository: Path, text: str, error: type[Exception], says: str
 ) -> None:
     with pytest.raises(error) as raised:

@@ -46,7 +46,7 @@ def edit(folder: Path, change: Callable[[Tensors], Tensors]) -> None:
     save_file({n: t.contiguous() for n, t in tensors.items()}, path, metadata={"format": "pt"})
 
 
-def test_a_whole_file_counts_and_no_index_beside_it(model: Path) -> None:
+def test_a_whole_file_is_used_instead_of_its_index(model: Path) -> None:
     expected = galleys_logits(model, IDS)
     for index in ({"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}, {}):
         (model / INDEX).write_text(json.dumps(index))

@@ -187,7 +187,7 @@ def test_damage_is_named(plain: Path, tmp_path: Path, change: Change, said: str)
     assert len(str(refused.value)) < 600
 
 
-def test_the_cache_tells_quantizations_apart(plain: Path, tmp_path: Path) -> None:
+def test_the_cache_distinguishes_quantizations(plain: Path, tmp_path: Path) -> None:
     """The same integers have other values under another config."""
     write_gptq(plain, tmp_path / "made", 4, 32)
     before = open_checkpoint(tmp_path / "made")

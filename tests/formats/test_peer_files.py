@@ -73,7 +73,7 @@ def test_keys_and_values_have_8_bits_if_the_checkpoint_was_made_for_them() -> No
         ({"quant_method": "fp8"}, False),
     ],
 )
-def test_what_a_checkpoint_says_of_its_keys_and_values(
+def test_a_checkpoints_type_of_keys_and_values_is_read(
     tmp_path: Path, said: dict[str, Any], has: bool
 ) -> None:
     assert has_8_bit_kv(tmp_path, {"quantization_config": said}) is has

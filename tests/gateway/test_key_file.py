@@ -146,7 +146,7 @@ def test_what_is_no_file_of_a_sane_size_is_refused_at_once(tmp_path: Path) -> No
         ("others: []\n", "nothing else"),
     ],
 )
-def test_what_is_wrong_is_told_with_line_and_tenant(tmp_path: Path, lines: str, says: str) -> None:
+def test_errors_name_the_line_and_the_tenant(tmp_path: Path, lines: str, says: str) -> None:
     with pytest.raises(SettingsError) as error:
         read(tmp_path, "tenants:\n" + FIRST + lines)
     assert says in str(error.value)

@@ -79,7 +79,7 @@ def test_a_model_with_requests_keeps_its_place() -> None:
     assert a.memory_holds == {"a", "c"}
 
 
-def test_without_room_it_is_said_beside_whom() -> None:
+def test_without_memory_the_error_names_the_other_models() -> None:
     a, b = models("a", "b", fitting=1)
     a.has_requests = True
     with pytest.raises(

@@ -10,16 +10,16 @@ from galley.gateway.rates import MINUTE, Bucket, LastMinute
 
 LIMITS = st.integers(1, 10_000)
 # Clock steps in seconds, and the amount requested after each as a share of the limit.
-ASKED = st.lists(st.tuples(st.floats(0, 90), st.floats(0, 1)), min_size=1, max_size=60)
+AMOUNTS = st.lists(st.tuples(st.floats(0, 90), st.floats(0, 1)), min_size=1, max_size=60)
 
 
-@given(limit=LIMITS, asked=ASKED)
+@given(limit=LIMITS, amounts=AMOUNTS)
 def test_a_minute_lets_through_the_burst_and_the_refill(
-    limit: int, asked: list[tuple[float, float]]
+    limit: int, amounts: list[tuple[float, float]]
 ) -> None:
     now, taken = 0.0, []
     bucket = Bucket(limit, now)
-    for step, share in asked:
+    for step, share in amounts:
         now += step
         amount = share * limit
         if bucket.wait(amount, now) == 0:

@@ -157,7 +157,7 @@ def test_a_number_ends_though_the_model_wants_nothing_but_digits(
         assert re.fullmatch(rf"\[\s*{shape}\s*,\s*{shape}\s*\]", answer.text), answer.text
 
 
-def test_digits_that_are_asked_for_are_no_run_away_number(llm: LLM) -> None:
+def test_required_digits_are_not_a_runaway_number(llm: LLM) -> None:
     for schema, digits in (
         ({"const": 10**30}, 31),
         ({"type": "string", "pattern": "^[0-9]{40}$"}, 40),
@@ -321,7 +321,7 @@ def test_neither_a_text_nor_its_neighbours_depend_on_the_batch(
 
 
 @pytest.mark.parametrize("wrong", [False, True])
-def test_guesses_change_nothing(
+def test_draft_tokens_change_nothing(
     wrong: bool, alone: dict[str, tuple[object, ...]], checkpoint: CheckpointMaker
 ) -> None:
     """The draft tokens are right, or end in ones that the grammar may not allow."""

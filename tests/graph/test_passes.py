@@ -133,7 +133,7 @@ def test_the_last_layer_computes_wanted_rows_alone(checkpoint: CheckpointMaker) 
     assert program.ops[attention].output in selected
 
 
-def test_an_mlp_beside_attention_reads_the_rows_that_it_rounds_itself(
+def test_an_mlp_parallel_to_attention_reads_the_rows_that_it_rounds_itself(
     checkpoint: CheckpointMaker,
 ) -> None:
     """The last layer's MLP computes wanted rows only; its input is selected before it is rounded."""
@@ -179,7 +179,7 @@ def test_layers_with_and_without_bias_stay_apart() -> None:
     assert merged["a", "f"].width == 12
 
 
-def test_ops_that_nobody_reads_are_dropped() -> None:
+def test_ops_with_unused_results_are_dropped() -> None:
     def describe(g: Tracer) -> Buffer:
         x = g.embed("e", vocab=8, width=4)
         g.rms_norm(g.linear(x, "unused", 4), "norm", eps=1e-5)

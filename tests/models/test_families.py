@@ -113,7 +113,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("variant", "changes", "names"), REFUSED, ids=str)
-def test_what_is_not_honoured_is_refused_by_name(
+def test_unsupported_fields_are_refused_and_named(
     variant: str, changes: dict[str, Any], names: str, checkpoint: CheckpointMaker
 ) -> None:
     with pytest.raises(GalleyError, match=names):

@@ -50,7 +50,7 @@ def truth(folder: Path) -> Floats:
 
 
 @pytest.mark.parametrize("variant", ["llama", "gemma3", "cohere2", "gpt_neox"])
-def test_a_head_of_its_own_is_kept(variant: str, tmp_path: Path) -> None:
+def test_a_separate_head_is_kept(variant: str, tmp_path: Path) -> None:
     folder = says_tied(make_checkpoint(tmp_path, variant, tie_word_embeddings=False))
     assert relative(galleys_logits(folder, IDS), truth(folder)) < 1e-4
 
@@ -89,7 +89,7 @@ def test_a_quantised_head_is_kept(tmp_path: Path) -> None:
     assert relative(galleys_logits(folder, IDS), truth(plain)) < 1e-4
 
 
-def test_a_head_of_its_own_is_written_to_gguf(tmp_path: Path) -> None:
+def test_a_separate_head_is_written_to_gguf(tmp_path: Path) -> None:
     folder = with_head(make_checkpoint(tmp_path / "model", "llama-mha-tied"), torch.neg)
     model = read_dense_model(folder)
     write(model, prepare(model, "a model"), tmp_path / "model.gguf")

@@ -387,7 +387,7 @@ def test_prefixes_chunks_and_preemption_leave_every_bit(
     assert preempted > 0
 
 
-def test_the_type_is_a_setting_of_its_own(checkpoint: CheckpointMaker) -> None:
+def test_the_type_is_a_separate_setting(checkpoint: CheckpointMaker) -> None:
     folder = checkpoint("llama")
     sizes = {
         kv: cpu_executor(folder, "float32", kv_dtype=kv).kv_bytes_per_block()

@@ -11,7 +11,7 @@ from galley.demo import MODEL_DIR, heldout
 from galley.ops.executor import Executor, forward
 from galley.ops.isa import ISA_VARIABLE
 from galley.settings.engine import Activations, Quantize
-from recipes.assistant.tokeniser import encode_turns, load_tokeniser
+from recipes.assistant.tokenizer import encode_turns, load_tokenizer
 from tests.native.harness import ISAS, Floats, cpu_executor, ragged, rounding_executor, softmax
 from tests.thorough import unless
 
@@ -22,10 +22,10 @@ ITEMS_APART = 40
 @cache
 def conversations() -> list[tuple[list[int], list[bool]]]:
     """Return prompts with their right answers: token ids, and which of them the assistant writes."""
-    tokeniser = load_tokeniser(MODEL_DIR)
+    tokenizer = load_tokenizer(MODEL_DIR)
     items = [item for number in heldout.SETS for item in heldout.read(number)[::ITEMS_APART]]
     return [
-        encode_turns(tokeniser, [*item.messages, {"role": "assistant", "content": item.answer}])
+        encode_turns(tokenizer, [*item.messages, {"role": "assistant", "content": item.answer}])
         for item in items
     ]
 

@@ -262,7 +262,7 @@ def test_bf16_weights_meet_what_the_instruction_set_is_fastest_with(
 @pytest.mark.parametrize(
     ("kind", "activations"), [("bf16", "bfloat16"), ("int8", "int8"), ("int4", "int8")]
 )
-def test_activations_are_rounded_unless_told_otherwise(
+def test_activations_are_rounded_by_default(
     kind: Quantize, activations: Activations, checkpoint: CheckpointMaker
 ) -> None:
     from galley import LLM

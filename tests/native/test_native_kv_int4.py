@@ -138,7 +138,7 @@ def test_draft_tokens_change_no_bit(checkpoint: CheckpointMaker) -> None:
     assert speculation.stats.prompt_proposed_tokens > 0
 
 
-def test_other_types_are_refused_by_name(checkpoint: CheckpointMaker) -> None:
+def test_other_types_are_refused_and_named(checkpoint: CheckpointMaker) -> None:
     folder = checkpoint("llama")
     with pytest.raises(SettingsError, match=r"int3.*int8.*int4"):
         LLM(folder, kv_dtype="int3")  # type: ignore[arg-type]

@@ -114,7 +114,7 @@ def test_what_is_no_audit_log_or_has_a_writer_is_refused(path: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("body", ['{"line":1', '["line"', '{"line":"1","previous":"","time":""'])
-def test_a_line_with_a_hash_of_its_own_but_without_fields_is_found(path: Path, body: str) -> None:
+def test_a_line_with_a_valid_hash_but_without_fields_is_found(path: Path, body: str) -> None:
     digest = hashlib.sha256(body.encode()).hexdigest()
     path.write_text(f'{body},"hash":"{digest}"}}\n')
     with pytest.raises(AuditError, match="is not a line of an audit log"):

@@ -53,15 +53,15 @@ def test_every_line_is_json_from_the_first(server: Server) -> None:
     assert {"time", "level", "logger"} <= last.keys()
 
 
-def test_the_start_is_told_in_fields_and_single_lines(server: Server) -> None:
+def test_the_start_is_logged_in_fields_and_single_lines(server: Server) -> None:
     lines = [json.loads(line) for line in server.log.splitlines()]
     assert all("\n" not in line["message"] for line in lines)
     phases = {line["phase"]: line for line in lines if "phase" in line}
     assert {"resolve", "spawn", "import", "load", "warm-up"} <= phases.keys()
     assert all(line["model"] == "tiny" and line["seconds"] >= 0 for line in phases.values())
-    [told] = [line for line in lines if "ledger" in line]
-    assert told["ledger"]["weights"] > 0
-    assert told["message"].startswith("tiny: llama, ")
+    [expected] = [line for line in lines if "ledger" in line]
+    assert expected["ledger"]["weights"] > 0
+    assert expected["message"].startswith("tiny: llama, ")
 
 
 def test_a_request_is_logged_in_one_line(server: Server) -> None:
@@ -88,7 +88,7 @@ def test_a_sane_request_id_is_kept(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "told"),
+    ("path", "body", "expected"),
     [
         (PLAIN, BODY | {"temperature": -1}, {"status": 400, "param": "temperature"}),
         (PLAIN, BODY | {"model": "quagmire"}, {"status": 404, "error": "model_not_found"}),
@@ -99,10 +99,10 @@ def test_a_sane_request_id_is_kept(server: Server) -> None:
     ],
 )
 def test_the_cause_of_a_refusal_is_logged(
-    server: Server, path: str, body: dict[str, Any], told: dict[str, Any]
+    server: Server, path: str, body: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     line = post(server, body, path)
-    assert line.items() >= told.items()
+    assert line.items() >= expected.items()
     assert "error" in line
     assert "quagmire" not in json.dumps(line)
 

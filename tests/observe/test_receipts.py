@@ -47,10 +47,10 @@ def idle(server: Server) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("path", "asked"), [(CHAT, {"messages": MESSAGES}), (PLAIN, {"prompt": "the cat"})]
+    ("path", "fields"), [(CHAT, {"messages": MESSAGES}), (PLAIN, {"prompt": "the cat"})]
 )
-def test_each_answer_has_its_receipt(server: Server, path: str, asked: dict[str, Any]) -> None:
-    body = {"model": "tiny", "max_tokens": 8, "ignore_eos": True, **asked}
+def test_each_answer_has_its_receipt(server: Server, path: str, fields: dict[str, Any]) -> None:
+    body = {"model": "tiny", "max_tokens": 8, "ignore_eos": True, **fields}
     began = time.monotonic()
     whole = httpx.post(server.url + path, json=body).json()["usage"]
     took = 1000 * (time.monotonic() - began)

@@ -172,7 +172,7 @@ def test_a_span_continues_the_clients_trace(server: Server, collector: Collector
     assert line["trace_id"] == TRACE
 
 
-def test_an_error_is_told_and_what_the_client_does_not_sample_is_not_sent(
+def test_an_error_is_recorded_and_unsampled_traces_are_not_sent(
     server: Server, collector: Collector
 ) -> None:
     unsampled, failing = "1" * 32, "2" * 32

@@ -61,7 +61,7 @@ def test_the_reference_executor_serves_where_the_native_one_is_missing(
 
 
 @pytest.mark.usefixtures("no_native")
-def test_the_native_executor_by_name_is_an_error_where_it_is_missing(
+def test_selecting_the_native_executor_is_an_error_where_it_is_missing(
     checkpoint: CheckpointMaker,
 ) -> None:
     with pytest.raises(SettingsError, match=r"'cpu' needs galley\._native.*C\+\+17 compiler"):

@@ -231,7 +231,7 @@ def test_every_kind_agrees_with_torch_on_its_values(kind: str, activations: str)
     assert error.mean() <= limit / 10
 
 
-def test_each_matrix_of_an_expert_may_be_of_a_kind_of_its_own() -> None:
+def test_each_matrix_of_an_expert_may_have_another_kind() -> None:
     program = program_of()
     weights = weights_of(program, router=ROUTERS["by chance"])
     kinds = {**EXACT, "2.gate": "bf16", "2.up": "int8", "4.down": "float32", "5.up": "f16"}

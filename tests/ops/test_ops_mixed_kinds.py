@@ -254,7 +254,7 @@ def test_packed_integers_come_back_from_the_cache_unread(
     assert len(cached_files(packed_folder())) == 1
 
 
-def test_integers_stay_what_they_are_beside_rounded_ones(tmp_path: Path) -> None:
+def test_stored_integers_are_unchanged_when_other_layers_are_rounded(tmp_path: Path) -> None:
     """A dense matrix rounded to the kind of an integer one merges with it."""
     values = {name: values_of(name, shape) for name, shape in PROGRAM.all_shapes.items()}
     dense: dict[str, Weight] = {name: as_weight(v) for name, v in values.items()}
@@ -283,7 +283,7 @@ def test_int8_with_groups_is_packed_exactly() -> None:
 
 
 @pytest.mark.parametrize("flaw", ["block", "norm"])
-def test_kinds_without_a_kernel_are_refused_by_name(flaw: str) -> None:
+def test_kinds_without_a_kernel_are_refused_and_named(flaw: str) -> None:
     name, shape = "model.layers.1.mlp.up_proj.weight", (200, 96)
     made = BlockWeight(name, "MXFP4", shape, 32, 17, np.zeros(200 * 3 * 17, np.uint8))
     if flaw == "norm":

@@ -130,7 +130,7 @@ def test_tied_embeddings_are_kept_once(cache: Path, model: Path) -> None:
     assert "lm_head.weight" not in names
 
 
-def test_each_kind_has_a_file_of_its_own(cache: Path, model: Path) -> None:
+def test_each_kind_has_its_own_file(cache: Path, model: Path) -> None:
     for kind in KINDS:
         logits(model, kind)
     assert sorted(file.header.kind for file in cached_files(cache) if file.header) == sorted(KINDS)
@@ -200,7 +200,7 @@ def test_weights_that_change_while_they_are_packed_are_not_kept(
     assert not cached_files(cache)
 
 
-def test_what_cannot_be_read_is_in_nobodys_way(cache: Path, model: Path) -> None:
+def test_an_unreadable_file_is_ignored(cache: Path, model: Path) -> None:
     (cache / "folder.packed").mkdir(parents=True)
     (cache / "torn.use").write_text("{")
     expected = logits(model)
@@ -282,7 +282,7 @@ def test_a_running_engine_outlives_its_file(cache: Path, model: Path) -> None:
 
 
 @pytest.mark.parametrize("obstacle", ["a file", "no home", "read-only"])
-def test_without_a_place_to_write_it_serves_and_says_so_once(
+def test_without_a_writable_folder_it_serves_and_warns_once(
     obstacle: str,
     cache: Path,
     model: Path,

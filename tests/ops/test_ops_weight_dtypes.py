@@ -114,7 +114,7 @@ def test_a_plan_multiplies_a_type_where_the_table_says_so() -> None:
                 assert set(one.products_on("cpu")) <= set(one.inputs)
 
 
-def test_a_kind_of_the_table_is_refused_by_name_where_no_kernel_has_it() -> None:
+def test_a_kind_of_the_table_without_a_kernel_is_refused_and_named() -> None:
     dense = DenseWeight("some.weight", "F32", (4, 64), np.zeros(4 * 4 * 64, np.uint8))
     with pytest.raises(UnsupportedModel, match=r"some\.weight is kept as .*fp8"):
         pack([dense], rounded_kind("fp8", 64))

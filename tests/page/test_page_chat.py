@@ -148,7 +148,7 @@ def test_thinking_stands_apart_from_the_answer(browser: Browser, tmp_path: Path)
     assert not thinking.get_attribute("open")
 
 
-def test_a_refusal_is_told_in_the_servers_words(signed_in: Browser) -> None:
+def test_a_refusal_shows_the_servers_message(signed_in: Browser) -> None:
     signed_in.find("chat-temperature").send_keys("-1")
     ask(signed_in, QUESTION)
     signed_in.until(lambda: signed_in.all("#log .error"))

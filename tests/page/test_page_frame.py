@@ -20,7 +20,9 @@ AXE = "axe-core@4.10.3"
 PANELS = ["chat", "transcript", "curves", "memory", "reference"]
 
 
-def test_a_key_is_asked_for_and_stays_in_the_tab(browser: Browser, served: Server) -> None:
+def test_the_page_prompts_for_a_key_and_keeps_it_in_the_tab(
+    browser: Browser, served: Server
+) -> None:
     browser.open(served)
     browser.until(browser.find("key-dialog").is_displayed)
     assert "API key required" in browser.text("key-reason")

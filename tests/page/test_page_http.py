@@ -55,7 +55,7 @@ def test_the_files_name_no_other_origin_and_hold_no_markup_in_scripts() -> None:
         assert len(text.splitlines()) < 400, file
 
 
-def test_what_is_asked_for_is_there() -> None:
+def test_files_named_by_the_page_are_the_served_ones() -> None:
     index = (FOLDER / "index.html").read_text(encoding="utf-8")
     named = set(re.findall(r'(?:href|src)="(page/[^"]+)"', index))
     for file in FOLDER.glob("*.js"):

@@ -252,7 +252,7 @@ def test_shares_lie_on_the_line_between_two_measured_ones() -> None:
     assert shares.arithmetic_of(32) == pytest.approx(0.35)
 
 
-def test_a_prompt_beside_others_shares_its_steps_with_them() -> None:
+def test_a_prompt_shares_its_steps_with_other_sequences() -> None:
     model = sizes(LLAMA_7B)
     load = Load(prompt=600, output=2, concurrency=101, batch_tokens=500)
     found = predict(model, MACHINE, load, EXACT)
@@ -354,7 +354,7 @@ def test_more_tokens_than_the_context_are_refused(tmp_path: Path) -> None:
     assert "4096" in str(result.exception)
 
 
-def test_the_command_tells_of_experts_on_disk(tmp_path: Path) -> None:
+def test_the_command_reports_experts_on_disk(tmp_path: Path) -> None:
     page = tmp_path / "plan.json"
     cache = 6 * GIB
     on_disk = ("--experts", "disk", "--precision", "int4", "--json", str(page))

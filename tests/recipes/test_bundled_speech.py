@@ -20,10 +20,10 @@ from galley.service.speech_requests import transcribe_requests
 from galley.settings.engine import EngineSettings
 from galley.speech.evaluate import plain_text
 from galley.types.audio import EncoderInput, SpeechRules
-from recipes.assistant.tokeniser import load_tokeniser, token_id
+from recipes.assistant.tokenizer import load_tokenizer, token_id
 from recipes.speech import CALL_DIR, DATA_DIR, heldout
 from recipes.speech.evaluate import TARGET
-from recipes.speech.tokeniser import END, LANGUAGE, NO_TIMESTAMPS, START, TASK
+from recipes.speech.tokenizer import END, LANGUAGE, NO_TIMESTAMPS, START, TASK
 from tests.thorough import long
 
 RECORDINGS = [f"{name}.{ending}" for name, ending in heldout.FORMATS.items()]
@@ -65,8 +65,8 @@ def test_the_same_tokens_as_ctranslate2_of_the_same_features(
     heard = peer.feature_extractor(faster_whisper.decode_audio(str(DATA_DIR / name)))
     features = np.zeros((heard.shape[0], FRAMES), np.float32)
     features[:, : heard.shape[1]] = heard[:, :FRAMES]
-    tokeniser = load_tokeniser(SPEECH_MODEL_DIR)
-    prompt = [token_id(tokeniser, token) for token in (START, LANGUAGE, TASK, NO_TIMESTAMPS)]
+    tokenizer = load_tokenizer(SPEECH_MODEL_DIR)
+    prompt = [token_id(tokenizer, token) for token in (START, LANGUAGE, TASK, NO_TIMESTAMPS)]
     data = np.ascontiguousarray(features.T, "<f4").tobytes()
     window = EncoderInput(frames=FRAMES, mels=len(features), data=data)
     settings = EngineSettings(model=BUNDLED_SPEECH, dtype="float32", threads=1)
@@ -87,7 +87,7 @@ def test_the_same_tokens_as_ctranslate2_of_the_same_features(
         StorageView.from_array(features[None]), [prompt], beam_size=beams, suppress_blank=False,
         suppress_tokens=list(suppressed),
     )  # fmt: skip
-    assert tokens == [*expected.sequences_ids[0], token_id(tokeniser, END)]
+    assert tokens == [*expected.sequences_ids[0], token_id(tokenizer, END)]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from galley.demo.heldout import Item
 from recipes.assistant.generator import CALL_TASKS, example, examples
 from recipes.assistant.heldout import make, violations
 from recipes.assistant.model import DemoConfig, DemoModel, load_checkpoint
-from recipes.assistant.tokeniser import load_tokeniser
+from recipes.assistant.tokenizer import load_tokenizer
 from recipes.assistant.train import CHECKPOINT, Recipe, batches, rate_factor, train
 from recipes.assistant.vocabulary import Source, is_held_out
 
@@ -63,8 +63,8 @@ def test_scores_are_exact_matches() -> None:
 
 
 def test_the_recipe_is_a_function_of_seed_and_step() -> None:
-    tokeniser = load_tokeniser(MODEL_DIR)
-    first, again, other = (batches(Recipe(), tokeniser, step) for step in (900, 900, 901))
+    tokenizer = load_tokenizer(MODEL_DIR)
+    first, again, other = (batches(Recipe(), tokenizer, step) for step in (900, 900, 901))
     assert all(torch.equal(a.ids, b.ids) for a, b in zip(first, again, strict=True))
     assert any(
         a.ids.shape != b.ids.shape or not torch.equal(a.ids, b.ids)
@@ -101,7 +101,7 @@ def test_the_rate_falls_to_zero_three_times() -> None:
 
 
 def test_processes_together_move_the_weights_as_one_does(tmp_path: Path) -> None:
-    recipe = Recipe(steps=3, step_tokens=300, longest=200, tokeniser_conversations=50, copy_steps=1)
+    recipe = Recipe(steps=3, step_tokens=300, longest=200, tokenizer_conversations=50, copy_steps=1)
     config = DemoConfig(vocab_size=400, hidden=32, intermediate=64, layers=1, head_dim=16)
     torch.manual_seed(recipe.seed)
     start = DemoModel(config).state_dict()

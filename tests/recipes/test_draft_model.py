@@ -12,7 +12,7 @@ from galley.demo.heldout import Message
 from galley.formats.vocabulary import first_difference
 from galley.settings.engine import EngineSettings
 from galley.train.trainer import Options
-from recipes.assistant.tokeniser import encode_turns, load_tokeniser
+from recipes.assistant.tokenizer import encode_turns, load_tokenizer
 from recipes.draft.train import Recipe, Shape, run
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=256)
@@ -23,7 +23,7 @@ LIMIT = 2_000_000
 def test_it_says_mostly_what_the_demo_model_says() -> None:
     assert sum(path.stat().st_size for path in DRAFT_DIR.iterdir()) <= LIMIT
     assert first_difference(MODEL_DIR, DRAFT_DIR) is None
-    tokeniser = load_tokeniser(MODEL_DIR)
+    tokenizer = load_tokenizer(MODEL_DIR)
     exact = EngineSettings(dtype="float32", threads=1)
     same = written = 0
     with (
@@ -32,7 +32,7 @@ def test_it_says_mostly_what_the_demo_model_says() -> None:
     ):
         for item in heldout.read(1)[::10]:
             answer: Message = {"role": "assistant", "content": item.answer}
-            ids, own = encode_turns(tokeniser, [*item.messages, answer])
+            ids, own = encode_turns(tokenizer, [*item.messages, answer])
             agrees = np.concatenate(
                 [
                     p.argmax(axis=1) == q.argmax(axis=1)
@@ -44,7 +44,7 @@ def test_it_says_mostly_what_the_demo_model_says() -> None:
     assert same > 0.65 * written
 
 
-def test_it_guesses_and_changes_no_text() -> None:
+def test_it_drafts_and_changes_no_text() -> None:
     asked = [item.messages for item in heldout.read(1) if item.task == "ticket"][:4]
     texts = []
     with_draft: dict[str, Any] = {"draft_model": "galley-demo-draft", "speculation": "draft"}

@@ -38,7 +38,7 @@ SAID = {
 
 
 @pytest.mark.parametrize("written", SAID)
-def test_numbers_are_said_as_people_say_them(written: str) -> None:
+def test_numbers_are_spoken_as_people_speak_them(written: str) -> None:
     heard = {letters(spoken(written, random.Random(seed))) for seed in range(40)}
     for way in SAID[written]:
         assert any(way in text for text in heard)
@@ -119,7 +119,7 @@ def test_one_byte_a_sample_is_what_a_telephone_has() -> None:
     assert np.abs(again - samples)[np.abs(samples) < 0.05].max() < 2e-3
 
 
-def test_without_espeak_the_way_to_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_espeak_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(SettingsError, match="apt-get install espeak-ng"):
         voices.say("hello", voices.draw(random.Random(1), held_out=False))

@@ -18,7 +18,7 @@ from transformers.generation import LogitsProcessorList, SuppressTokensLogitsPro
 from galley import QualityRules, TranscribeOptions, Transcriber
 from galley.settings.engine import ExecutorName
 from galley.speech.features import LogMel
-from recipes.assistant.tokeniser import load_tokeniser, token_id
+from recipes.assistant.tokenizer import load_tokenizer, token_id
 from recipes.assistant.wordings import TRAINING
 from recipes.speech.batches import ALPHABET, Batch, Draw, Maker, feed
 from recipes.speech.evaluate import evaluate
@@ -28,7 +28,7 @@ from recipes.speech.model import transcribe as torch_transcribe
 from recipes.speech.pool import LONGEST, Pool, Said, Utterance, encode
 from recipes.speech.sentences import SpokenSource, sentence
 from recipes.speech.spoken import letters, spoken
-from recipes.speech.tokeniser import (
+from recipes.speech.tokenizer import (
     END,
     LANGUAGE,
     NO_SPEECH,
@@ -36,14 +36,14 @@ from recipes.speech.tokeniser import (
     PREVIOUS,
     START,
     TASK,
-    save_tokeniser,
+    save_tokenizer,
     time_id,
-    train_tokeniser,
+    train_tokenizer,
 )
 from recipes.speech.train import (
     Recipe,
     Trainer,
-    build_tokeniser,
+    build_tokenizer,
     make_maker,
     rate_factor,
     train,
@@ -57,7 +57,7 @@ SMALL = SpeechConfig(
 )  # fmt: skip
 ROOMY = replace(SMALL, target_positions=256)
 RECIPE = Recipe(
-    steps=40, shards=1, warm_up=2, tokeniser_sentences=400,
+    steps=40, shards=1, warm_up=2, tokenizer_sentences=400,
     draw=Draw(seconds=20, group_seconds=10, short_steps=1, mask_from=0),
 )  # fmt: skip
 PROMPT = (START, LANGUAGE, TASK, NO_TIMESTAMPS)
@@ -67,7 +67,7 @@ PROMPT = (START, LANGUAGE, TASK, NO_TIMESTAMPS)
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pool of 40 utterances of beeps, and a tokenizer: the first outputs of a run."""
     folder = tmp_path_factory.mktemp("work")
-    save_tokeniser(build_tokeniser(RECIPE, SMALL), folder, SMALL.target_positions)
+    save_tokenizer(build_tokenizer(RECIPE, SMALL), folder, SMALL.target_positions)
     rng = random.Random(1)
     source = SpokenSource(rng, held_out=False)
     told: list[Utterance] = []
@@ -99,8 +99,8 @@ def maker(work: Path) -> Maker:
 
 
 @pytest.fixture(scope="module")
-def tokeniser(work: Path) -> Tokenizer:
-    return load_tokeniser(work)
+def tokenizer(work: Path) -> Tokenizer:
+    return load_tokenizer(work)
 
 
 def same(a: Batch, b: Batch) -> bool:
@@ -119,10 +119,12 @@ def test_batches_are_a_function_of_seed_and_step(work: Path, maker: Maker) -> No
     assert not same(maker.batches(7)[0], maker.batches(8)[0])
 
 
-def test_rows_say_what_is_heard_in_every_form_of_asking(maker: Maker, tokeniser: Tokenizer) -> None:
+def test_rows_have_the_transcript_for_every_form_of_prompt(
+    maker: Maker, tokenizer: Tokenizer
+) -> None:
     texts = {told.written for told in maker.pool.utterances[0]}
     spelled = {told.letters for told in maker.pool.utterances[0]}
-    ids = {name: token_id(tokeniser, name) for name in (*PROMPT, PREVIOUS, NO_SPEECH, END)}
+    ids = {name: token_id(tokenizer, name) for name in (*PROMPT, PREVIOUS, NO_SPEECH, END)}
     forms, lengths = set(), set()
     for batch in (batch for step in range(30) for batch in maker.batches(step)):
         spellings = np.split(batch.letters, np.cumsum(batch.letter_counts)[:-1])
@@ -141,11 +143,11 @@ def test_rows_say_what_is_heard_in_every_form_of_asking(maker: Maker, tokeniser:
                 continue
             forms |= {name for name in ids if ids[name] in known}
             forms.add("named" if ids[LANGUAGE] in known else "unnamed")
-            assert tokeniser.decode(written) in texts
+            assert tokenizer.decode(written) in texts
             assert word in spelled
             assert batch.targets[row][weighed][-1] == ids[END]
             assert not weighed[:asked].any()
-            times = [i for i in known if i >= time_id(tokeniser, 0)]
+            times = [i for i in known if i >= time_id(tokenizer, 0)]
             assert bool(times) != (ids[NO_TIMESTAMPS] in known)
             assert times == sorted(times)
             assert len(told) < batch.frames[row] / 2
@@ -154,22 +156,22 @@ def test_rows_say_what_is_heard_in_every_form_of_asking(maker: Maker, tokeniser:
     assert len(lengths) > 5
 
 
-def test_special_tokens_lie_where_peers_look(tokeniser: Tokenizer) -> None:
+def test_special_tokens_lie_where_peers_look(tokenizer: Tokenizer) -> None:
     text = "My account number is AC-48213377, it's £42.50 — naïve?"
-    assert tokeniser.decode(tokeniser.encode(text).ids) == text
-    assert token_id(tokeniser, END) == SMALL.text_tokens
-    assert token_id(tokeniser, NO_SPEECH) + 1 == token_id(tokeniser, NO_TIMESTAMPS)
-    assert token_id(tokeniser, NO_TIMESTAMPS) + 1 == time_id(tokeniser, 0.0)
-    assert time_id(tokeniser, 8.0) + 1 == tokeniser.get_vocab_size() == SMALL.vocab_size
-    assert token_id(tokeniser, "<|5.62|>") == time_id(tokeniser, 5.62)
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    assert token_id(tokenizer, END) == SMALL.text_tokens
+    assert token_id(tokenizer, NO_SPEECH) + 1 == token_id(tokenizer, NO_TIMESTAMPS)
+    assert token_id(tokenizer, NO_TIMESTAMPS) + 1 == time_id(tokenizer, 0.0)
+    assert time_id(tokenizer, 8.0) + 1 == tokenizer.get_vocab_size() == SMALL.vocab_size
+    assert token_id(tokenizer, "<|5.62|>") == time_id(tokenizer, 5.62)
     # The first token of each is on the peers' list of non-speech tokens.
-    assert all(len(tokeniser.encode(symbol).ids) == 1 for symbol in (" -", " '"))
+    assert all(len(tokenizer.encode(symbol).ids) == 1 for symbol in (" -", " '"))
     with pytest.raises(ValueError, match="give more texts"):
-        train_tokeniser(["one text"], 400, 8)
+        train_tokenizer(["one text"], 400, 8)
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory, tokeniser: Tokenizer) -> Path:
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
     """Random weights large enough that greedy tokens differ from each other."""
     folder = tmp_path_factory.mktemp("checkpoint")
     torch.manual_seed(4)
@@ -178,8 +180,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory, tokeniser: Tokenizer) -
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 parameter.add_((1.0 if "embed" in name else 0.3) * torch.randn_like(parameter))
-    save_tokeniser(tokeniser, folder, SMALL.target_positions)
-    save_checkpoint(model, tokeniser, folder)
+    save_tokenizer(tokenizer, folder, SMALL.target_positions)
+    save_checkpoint(model, tokenizer, folder)
     return folder
 
 
@@ -193,12 +195,12 @@ def noise(seconds: float) -> Samples:
 def test_transformers_computes_the_same(checkpoint: Path) -> None:
     truth = WhisperForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).eval()
     processor = WhisperProcessor.from_pretrained(checkpoint)
-    model, tokeniser = load_checkpoint(checkpoint), load_tokeniser(checkpoint)
+    model, tokenizer = load_checkpoint(checkpoint), load_tokenizer(checkpoint)
     samples = noise(3.3)
     features = processor(samples, sampling_rate=16_000, return_tensors="pt").input_features
     own = torch.from_numpy(LogMel(chunk_seconds=8)(samples))[None]
     assert torch.allclose(features.transpose(1, 2), own, atol=1e-4)
-    prompt = [token_id(tokeniser, name) for name in PROMPT]
+    prompt = [token_id(tokenizer, name) for name in PROMPT]
     ids = torch.tensor([[*prompt, 5, 300, 77]])
     with torch.inference_mode():
         expected = truth(input_features=features, decoder_input_ids=ids).logits
@@ -208,13 +210,13 @@ def test_transformers_computes_the_same(checkpoint: Path) -> None:
             truth, features, decoder_input_ids=torch.tensor([prompt]), max_new_tokens=25,
             do_sample=False, suppress_tokens=None, begin_suppress_tokens=None,
         )  # fmt: skip
-    stop = token_id(tokeniser, END)
+    stop = token_id(tokenizer, END)
     [written] = torch_transcribe(model, own, prompt, stop, 25)
     answer = generated[0, len(prompt) :].tolist()
     assert written == (answer[: answer.index(stop)] if stop in answer else answer)
     assert len(set(written)) > 3
     encoded = processor.tokenizer("Hello there.", add_special_tokens=False).input_ids
-    assert encoded == tokeniser.encode("Hello there.").ids
+    assert encoded == tokenizer.encode("Hello there.").ids
 
 
 @pytest.mark.parametrize("executor", ["reference", "cpu"])
@@ -227,9 +229,9 @@ def test_galley_writes_what_transformers_writes(
     assert preprocessor.pop("padding") == "do_not_pad"
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(preprocessor))
     truth = WhisperForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).eval()
-    tokeniser = load_tokeniser(checkpoint)
+    tokenizer = load_tokenizer(checkpoint)
     samples = noise(5)
-    prompt = [token_id(tokeniser, name) for name in PROMPT]
+    prompt = [token_id(tokenizer, name) for name in PROMPT]
     features = torch.from_numpy(LogMel(chunk_seconds=8)(samples).T.copy())[None]
     config = truth.generation_config
     with torch.inference_mode():
@@ -240,8 +242,8 @@ def test_galley_writes_what_transformers_writes(
                 [SuppressTokensLogitsProcessor(config.suppress_tokens)]
             ),
         )  # fmt: skip
-    times = time_id(tokeniser, 0.0)
-    expected = tokeniser.decode([t for t in generated[0, len(prompt) :].tolist() if t < times])
+    times = time_id(tokenizer, 0.0)
+    expected = tokenizer.decode([t for t in generated[0, len(prompt) :].tolist() if t < times])
     rules = QualityRules(
         beam_size=1,
         temperatures=(0.0,),
@@ -341,9 +343,9 @@ def test_chosen_heads_are_named_in_the_checkpoint(
 ) -> None:
     monkeypatch.setattr("recipes.speech.heads.ITEMS", 2)
     torch.manual_seed(0)
-    tokeniser = load_tokeniser(work)
-    save_tokeniser(tokeniser, tmp_path, ROOMY.target_positions)
-    save_checkpoint(SpeechModel(ROOMY), tokeniser, tmp_path)
+    tokenizer = load_tokenizer(work)
+    save_tokenizer(tokenizer, tmp_path, ROOMY.target_positions)
+    save_checkpoint(SpeechModel(ROOMY), tokenizer, tmp_path)
     before = json.loads((tmp_path / "generation_config.json").read_text())
     found = choose_heads(tmp_path)
     after = json.loads((tmp_path / "generation_config.json").read_text())

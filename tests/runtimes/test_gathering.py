@@ -24,7 +24,7 @@ def test_the_fixed_time_of_a_batch_is_found(fixed: float, each: float) -> None:
     assert costs(fixed, each).fixed == pytest.approx(fixed, abs=1e-9)
 
 
-def test_batches_of_one_size_say_nothing_of_the_fixed_time() -> None:
+def test_batches_of_one_size_do_not_determine_the_fixed_time() -> None:
     assert costs(0.002, 0.0001, (4, 4, 4, 4)).fixed == 0.0
 
 

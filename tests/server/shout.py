@@ -51,9 +51,9 @@ class Shout:
         self.close = generation.close
 
     @classmethod
-    async def start(cls, served: ServedModel, asked: ShoutRequest, caller: Caller) -> Self:
+    async def start(cls, served: ServedModel, body: ShoutRequest, caller: Caller) -> Self:
         with opened(Call(served, PATH, caller)) as call:
-            conversation = Conversation(messages=[{"role": "user", "content": asked.say}])
+            conversation = Conversation(messages=[{"role": "user", "content": body.say}])
             params = SamplingParams(max_tokens=8, temperature=0.0)
             return cls(await converse(call, conversation, params))
 
@@ -70,11 +70,11 @@ def routes(models: Registry) -> list[Operation]:
 
     async def shout(request: Request) -> Response:
         """Answer loudly."""
-        asked, caller, served = await admit(
-            models, request, ShoutRequest, "generate", prompt=lambda asked: asked.say
+        body, caller, served = await admit(
+            models, request, ShoutRequest, "generate", prompt=lambda body: body.say
         )
-        answer = await while_connected(request.receive, Shout.start(served, asked, caller))
-        return await respond(request, answer, EventStream if asked.stream else None)
+        answer = await while_connected(request.receive, Shout.start(served, body, caller))
+        return await respond(request, answer, EventStream if body.stream else None)
 
     return [
         Operation("POST", PATH, shout, tag="shout", body=ShoutRequest, answers={200: Shouted}),

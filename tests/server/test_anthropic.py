@@ -87,8 +87,8 @@ def test_what_newer_clients_add_changes_nothing_in_the_prompt(
     assert counted(**added) == counted()
     answer = post(server, **{**PLAIN, **added})
     assert answer.status_code == 200, answer.text
-    told = answer.json().get("context_management")
-    assert told == ({"applied_edits": []} if "context_management" in added else None)
+    answered = answer.json().get("context_management")
+    assert answered == ({"applied_edits": []} if "context_management" in added else None)
 
 
 @pytest.mark.parametrize("where", [0, 1, 2, 3])
@@ -144,25 +144,25 @@ WITHOUT: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "same"), WITHOUT)
-def test_system_messages_change_what_the_model_is_told(
-    server: Server, asked: dict[str, Any], same: dict[str, Any]
+@pytest.mark.parametrize(("params", "same"), WITHOUT)
+def test_system_messages_are_part_of_the_prompt(
+    server: Server, params: dict[str, Any], same: dict[str, Any]
 ) -> None:
     counts = [
         httpx.post(
             f"{server.url}{PATH}/count_tokens", json=body, headers={"x-api-key": "sk-1"}
         ).json()
-        for body in (asked, same)
+        for body in (params, same)
     ]
     assert counts[0] == counts[1]
     assert counts[0]["input_tokens"]
 
 
-def test_a_tool_that_was_found_is_told_by_its_name(server: Server) -> None:
+def test_a_tool_reference_counts_as_its_name(server: Server) -> None:
     found = {"type": "tool_reference", "tool_name": "get_weather"}
-    told = {"type": "text", "text": "get_weather"}
+    answered = {"type": "text", "text": "get_weather"}
     counts = []
-    for block in (found, told):
+    for block in (found, answered):
         result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [block]}
         messages = [*ASKED, CALL, {"role": "user", "content": [result]}]
         answer = post(server, messages=messages, tools=[{**TOOL, "defer_loading": True}])
@@ -173,11 +173,9 @@ def test_a_tool_that_was_found_is_told_by_its_name(server: Server) -> None:
 
 
 @pytest.mark.parametrize("display", [None, "summarized", "omitted"])
-def test_adaptive_thinking_is_told_as_it_is_asked_for(
-    client: Anthropic, display: str | None
-) -> None:
+def test_adaptive_thinking_is_reported_as_requested(client: Anthropic, display: str | None) -> None:
     thinking: Any = {"type": "adaptive"} | ({"display": display} if display else {})
-    asked: dict[str, Any] = {
+    params: dict[str, Any] = {
         "model": "calling",
         "max_tokens": 12,
         "messages": ASKED,
@@ -185,8 +183,8 @@ def test_adaptive_thinking_is_told_as_it_is_asked_for(
         "output_config": {"effort": "high"},
         "extra_body": {"temperature": 0.0},
     }
-    [block, *_] = client.messages.create(**asked).content
-    with client.messages.stream(**asked) as stream:
+    [block, *_] = client.messages.create(**params).content
+    with client.messages.stream(**params) as stream:
         [streamed, *_] = stream.get_final_message().content
     assert block.type == streamed.type == "thinking"
     assert block.thinking == streamed.thinking
@@ -229,7 +227,7 @@ def test_input_of_a_call_that_is_no_json_is_taken_back(server: Server, text: str
 
 
 def test_an_answer_and_its_stream_say_the_same(client: Anthropic) -> None:
-    asked: dict[str, Any] = {
+    params: dict[str, Any] = {
         "model": "calling",
         "max_tokens": 20,
         "extra_body": {"temperature": 0.0},
@@ -243,14 +241,14 @@ def test_an_answer_and_its_stream_say_the_same(client: Anthropic) -> None:
             },
         ],
     }
-    answer = client.messages.create(**asked)
+    answer = client.messages.create(**params)
     assert answer.id.startswith("msg_")
     assert (answer.role, answer.type, answer.model) == ("assistant", "message", "calling")
     [block] = answer.content
     assert block.type == "text"
     assert answer.stop_reason in ("max_tokens", "end_turn")
     assert answer.usage.output_tokens <= 20
-    with client.messages.stream(**asked) as stream:
+    with client.messages.stream(**params) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
     assert text == block.text
@@ -275,7 +273,7 @@ def test_events_come_in_the_documented_order(client: Anthropic) -> None:
     assert set(kinds[2:-3]) == {"content_block_delta"}
 
 
-def test_a_stop_sequence_is_told(server: Server) -> None:
+def test_a_stop_sequence_is_reported(server: Server) -> None:
     plain = post(server, max_tokens=60, temperature=0).json()
     text = plain["content"][0]["text"]
     stop = text[10:13]
@@ -306,8 +304,8 @@ def test_tokens_are_counted_as_they_are_used(client: Anthropic) -> None:
 
     bare, same = both(messages=ASKED)
     assert bare == same
-    told, same = both(messages=ASKED, tools=[TOOL])
-    assert told == same > bare + 50
+    answered, same = both(messages=ASKED, tools=[TOOL])
+    assert answered == same > bare + 50
     thinking, same = both(messages=ASKED, thinking={"type": "enabled", "budget_tokens": 1024})
     assert thinking == same > bare
     called: Any = [
@@ -332,7 +330,7 @@ def test_tokens_are_counted_as_they_are_used(client: Anthropic) -> None:
         },
     ]
     longer, same = both(messages=called, tools=[TOOL])
-    assert longer == same > told + 20
+    assert longer == same > answered + 20
 
 
 def test_blocks_begin_grow_and_stop_one_after_another() -> None:
@@ -372,7 +370,7 @@ def test_blocks_begin_grow_and_stop_one_after_another() -> None:
     assert "".join(d.get("partial_json", "") for d in deltas) == '{"city": "Rome"}{}'
 
 
-def test_a_call_that_breaks_off_in_a_stream_is_told_once() -> None:
+def test_a_call_interrupted_in_a_stream_is_reported_once() -> None:
     blocks = _Blocks()
     events: list[Event] = [
         Text("So: "),
@@ -443,11 +441,11 @@ def test_what_cannot_be_honoured_is_named_in_anthropics_form(
     body = {"model": "calling", "messages": ASKED, "max_tokens": 4} | fields
     body = {name: value for name, value in body.items() if value is not None}
     answer = httpx.post(server.url + PATH, json=body, headers={"x-api-key": "sk-1"})
-    told = answer.json()
+    answered = answer.json()
     assert answer.status_code == 400
-    assert set(told) == {"type", "error"}
-    assert (told["type"], told["error"]["type"]) == ("error", "invalid_request_error")
-    assert named in told["error"]["message"]
+    assert set(answered) == {"type", "error"}
+    assert (answered["type"], answered["error"]["type"]) == ("error", "invalid_request_error")
+    assert named in answered["error"]["message"]
 
 
 def test_errors_are_those_of_the_sdk(server: Server, client: Anthropic) -> None:

@@ -115,8 +115,8 @@ def test_a_long_text_is_refused_or_cut(
 ) -> None:
     with pytest.raises(BadRequestError, match=r"input\[1\] has 242 tokens; .* at most 130"):
         client.embeddings.create(model="vectors", input=["cat", LONG])
-    for asked, tokens in ((-1, 130), (20, 20)):
-        body = {"model": "vectors", "input": LONG, "truncate_prompt_tokens": asked}
+    for limit, tokens in ((-1, 130), (20, 20)):
+        body = {"model": "vectors", "input": LONG, "truncate_prompt_tokens": limit}
         answer = http.post("/v1/embeddings", json=body).json()
         assert answer["usage"]["prompt_tokens"] == tokens
         tokenizer = AutoTokenizer.from_pretrained(folders["vectors"])
@@ -152,9 +152,9 @@ def test_rerank(path: str, http: httpx.Client, folders: dict[str, Any]) -> None:
     assert answer["usage"]["cost"] > 0
 
 
-def scores_of(http: httpx.Client, documents: list[Any], **asked: Any) -> list[float]:
+def scores_of(http: httpx.Client, documents: list[Any], **fields: Any) -> list[float]:
     """Return the scores in the order of the documents."""
-    body = {"model": "ranks", "query": QUERY, "documents": documents, **asked}
+    body = {"model": "ranks", "query": QUERY, "documents": documents, **fields}
     answer = http.post("/v1/rerank", json=body)
     assert answer.status_code == 200, answer.text
     results = sorted(answer.json()["results"], key=lambda one: one["index"])
@@ -195,7 +195,7 @@ def test_documents_are_cut_as_cohere_and_jina_cut_them(
     assert twice == scores_of(http, [LONG], truncate_prompt_tokens=40) != whole
 
 
-def test_answers_say_what_coheres_say(http: httpx.Client) -> None:
+def test_answers_match_coheres(http: httpx.Client) -> None:
     for path, version in (("/v1/rerank", "1"), ("/v2/rerank", "2"), ("/rerank", "1")):
         answer = http.post(path, json={"query": QUERY, "documents": TEXTS}).json()
         tokens = {"input_tokens": answer["usage"]["prompt_tokens"], "output_tokens": 0}
@@ -221,14 +221,14 @@ def test_score_is_a_rerankers_or_the_cosine_of_vectors(http: httpx.Client, clien
 
 def test_ollamas_client(server: Server, client: OpenAI) -> None:
     vectors = client.embeddings.create(model="vectors", input=TEXTS).data
-    asked = ollama.Client(host=server.url)
-    answer = asked.embed(model="vectors:latest", input=TEXTS)
+    embedder = ollama.Client(host=server.url)
+    answer = embedder.embed(model="vectors:latest", input=TEXTS)
     assert [list(v) for v in answer.embeddings] == [one.embedding for one in vectors]
     assert answer.prompt_eval_count
-    assert len(asked.embed(model="vectors", input=LONG).embeddings) == 1  # truncated, by default
+    assert len(embedder.embed(model="vectors", input=LONG).embeddings) == 1  # truncated, by default
     with pytest.raises(ollama.ResponseError, match="truncate"):
-        asked.embed(model="vectors", input=LONG, truncate=False)
-    assert asked.show("vectors").capabilities == ["embedding"]
+        embedder.embed(model="vectors", input=LONG, truncate=False)
+    assert embedder.show("vectors").capabilities == ["embedding"]
 
 
 def test_langchains_embeddings_by_ollamas_route(http: httpx.Client, client: OpenAI) -> None:

@@ -48,7 +48,7 @@ def client(server: Server) -> Iterator[ollama.Client]:
         yield sdk
 
 
-def test_a_name_of_its_own_has_a_system_prompt_and_parameters(
+def test_a_created_name_has_a_system_prompt_and_parameters(
     server: Server, operator: ollama.Client, client: ollama.Client
 ) -> None:
     made = operator.create("terse", from_="calling", system="Be brief.", parameters=PARAMETERS)

@@ -60,12 +60,12 @@ def stored(home: Path) -> set[str]:
 def test_a_model_is_pulled_with_its_progress_and_deleted(boss: ollama.Client, home: Path) -> None:
     lines = list(boss.pull("acme/tiny", stream=True))
     assert (lines[0].status, lines[-1].status) == ("pulling manifest", "success")
-    told = [line for line in lines if line.total]
-    assert told
-    completed = [line.completed or 0 for line in told]
+    sized = [line for line in lines if line.total]
+    assert sized
+    completed = [line.completed or 0 for line in sized]
     assert completed == sorted(completed)
-    assert completed[-1] == told[-1].total == SIZE
-    assert len({line.digest for line in told}) == 1
+    assert completed[-1] == sized[-1].total == SIZE
+    assert len({line.digest for line in sized}) == 1
     assert stored(home) == WANTED
     # The model is present: nothing is downloaded, which is also a success.
     assert boss.pull("acme/tiny").status == "success"
@@ -120,8 +120,8 @@ def test_who_is_no_admin_may_do_neither(server: Server, home: Path) -> None:
 def test_who_hangs_up_stops_the_download(server: Server, boss: ollama.Client, hub: Hub) -> None:
     hub.requests.clear()
     hub.hold = threading.Event()
-    asked: Any = {"json": {"model": "acme/tiny"}, "headers": bearer(key_of("boss"))}
-    with httpx.stream("POST", f"{server.url}/api/pull", **asked) as answer:
+    params: Any = {"json": {"model": "acme/tiny"}, "headers": bearer(key_of("boss"))}
+    with httpx.stream("POST", f"{server.url}/api/pull", **params) as answer:
         lines = answer.iter_lines()  # a collected generator would disconnect
         next(lines)
         until(lambda: "model.safetensors" in hub.fetched())

@@ -160,7 +160,7 @@ def test_ps_shows_what_is_loaded(server: Server) -> None:
     assert "no server answers at http://127.0.0.1:9/v1/models" in nobody.stderr
 
 
-def test_a_model_that_nobody_asks_for_is_unloaded(server: Server) -> None:
+def test_a_model_without_requests_is_unloaded(server: Server) -> None:
     assert ask(server, "a").status_code == 200
     until(lambda: "loaded" not in states(server).values(), 2 * KEEP_ALIVE + 10)
     until(lambda: not server.children(), 10)

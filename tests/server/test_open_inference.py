@@ -150,7 +150,7 @@ def test_the_clients_compress_and_run_asynchronously(server: Server, client: Any
     assert asyncio.run(run()) == [(2,)] * 16
 
 
-def test_parameters_are_honoured_or_refused_by_name(client: Any) -> None:
+def test_parameters_are_honoured_or_refused_and_named(client: Any) -> None:
     x = [given("x", np.ones((1, 30), np.float32), binary=True)]
     assert client.infer("fraud", x, priority=2, timeout=10_000_000).as_numpy("y").shape == (1, 3)
     for options, says in (

@@ -173,7 +173,7 @@ def test_errors_name_what_is_wrong(channel: Any, inputs: Any, raw: Any, says: st
     assert says in error.value.details()
 
 
-def test_what_is_not_served_is_refused_by_name(client: Any) -> None:
+def test_unsupported_methods_are_refused_and_named(client: Any) -> None:
     x = [given("x", X)]
     cases: list[tuple[Callable[[], Any], str]] = [
         (lambda: client.infer("other", x), "NOT_FOUND.*does not exist"),

@@ -68,21 +68,21 @@ def client(server: Server) -> Iterator[OpenAI]:
 
 
 def test_an_answer_and_its_stream_say_the_same(client: OpenAI) -> None:
-    asked: dict[str, Any] = {
+    params: dict[str, Any] = {
         "model": "calling",
         "instructions": "Be brief.",
         "input": "Who sat on the mat?",
         "max_output_tokens": 30,
         "temperature": 0.0,
     }
-    answer = client.responses.create(**asked)
+    answer = client.responses.create(**params)
     assert answer.id.startswith("resp_")
     assert answer.output_text
     assert answer.usage
     assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens
     whole = answer.status == "completed"
     assert whole or answer.incomplete_details
-    events = list(client.responses.create(stream=True, **asked))
+    events = list(client.responses.create(stream=True, **params))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     kinds = [event.type for event in events]
     assert kinds[:4] == [
@@ -199,7 +199,7 @@ def test_a_broken_call_is_text_with_a_warning() -> None:
 
 
 @pytest.mark.parametrize("behind", ["", " And so on."])
-def test_a_stream_tells_a_broken_call_once(behind: str) -> None:
+def test_a_stream_reports_a_broken_call_once(behind: str) -> None:
     items = Items("x", streamed=True)
     events: list[Event] = [
         CallStart(0, "call_1", "get_weather"),
@@ -222,15 +222,15 @@ SPACED: Any = {"type": "namespace", "name": "agents", "tools": [{**TOOL, "name":
 def test_functions_of_a_namespace_are_called_by_it(client: OpenAI) -> None:
     """As Codex declares them; the namespace in a call is sent back with it."""
     tools: Any = [SPACED, {"type": "web_search", "external_web_access": False}]
-    asked: dict[str, Any] = {"model": "calling", "tools": tools, "parallel_tool_calls": False}
+    params: dict[str, Any] = {"model": "calling", "tools": tools, "parallel_tool_calls": False}
     answer = client.responses.create(
-        input="Who?", tool_choice="required", max_output_tokens=200, **asked
+        input="Who?", tool_choice="required", max_output_tokens=200, **params
     )
     [call] = [item for item in answer.output if item.type == "function_call"]
     assert (call.namespace, call.name) == ("agents", "wait")
     output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "21"}
     given: Any = [{"role": "user", "content": "Who?"}, *answer.output, output]
-    events = list(client.responses.create(input=given, max_output_tokens=4, stream=True, **asked))
+    events = list(client.responses.create(input=given, max_output_tokens=4, stream=True, **params))
     assert events[-1].type in ("response.completed", "response.incomplete")
 
 
@@ -311,9 +311,9 @@ def test_fields_of_newer_clients_do_not_change_the_answer(
 
 def test_tokens_are_counted_as_they_are_used(client: OpenAI) -> None:
     for fields in ({}, {"instructions": "Be brief."}, {"tools": [TOOL]}):
-        asked: dict[str, Any] = {"model": "calling", "input": CALLED, **fields}
-        counted = client.responses.input_tokens.count(**asked)
-        usage = client.responses.create(max_output_tokens=1, **asked).usage
+        params: dict[str, Any] = {"model": "calling", "input": CALLED, **fields}
+        counted = client.responses.input_tokens.count(**params)
+        usage = client.responses.create(max_output_tokens=1, **params).usage
         assert usage
         assert counted.input_tokens == usage.input_tokens
     first = client.responses.create(model="calling", input="Who?", max_output_tokens=4)

@@ -54,7 +54,7 @@ def test_answers_have_the_form_that_a_schema_asks_for(server: Server) -> None:
         ("F16", "f16"),
     ],
 )
-def test_the_kind_of_a_files_weights_is_told(type: str, kind: str, tmp_path: Path) -> None:
+def test_the_kind_of_a_files_weights_is_reported(type: str, kind: str, tmp_path: Path) -> None:
     (tmp_path / "wide").mkdir()
     folder = make_checkpoint(tmp_path / "wide", hidden_size=64, intermediate_size=128)
     path = write_gguf(tmp_path / "q.gguf", folder, type)

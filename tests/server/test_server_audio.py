@@ -273,7 +273,7 @@ def samples_of(recording: bytes) -> bytes:
     return recording.partition(b"data")[2][4:]
 
 
-def test_a_recording_without_a_header_is_heard(
+def test_a_recording_without_a_header_is_transcribed(
     client: OpenAI, speech: bytes, expected: str
 ) -> None:
     mono = samples_of(speech)
@@ -288,7 +288,7 @@ def test_a_recording_without_a_header_is_heard(
         assert answer.text == expected
 
 
-def test_a_track_is_heard(client: OpenAI, speech: bytes, expected: str) -> None:
+def test_a_track_is_transcribed(client: OpenAI, speech: bytes, expected: str) -> None:
     whole = np.frombuffer(samples_of(speech), "<i2").repeat(3)[None]
     samples = (whole / 32768).astype(np.float32)
     data = film("matroska", Track([(0, samples * 0)]), Track([(0, samples)]), codec="flac")
@@ -309,7 +309,7 @@ def test_a_track_is_heard(client: OpenAI, speech: bytes, expected: str) -> None:
     assert not heard.get("warnings")
 
 
-def test_channels_are_heard_one_by_one(client: OpenAI, speech: bytes, expected: str) -> None:
+def test_channels_are_transcribed_one_by_one(client: OpenAI, speech: bytes, expected: str) -> None:
     """One speaker on the left, then the other on the right; then the right channel is silent."""
     voice = np.frombuffer(samples_of(speech), "<i2")
     pause = np.zeros_like(voice)
@@ -350,7 +350,7 @@ def test_channels_are_heard_one_by_one(client: OpenAI, speech: bytes, expected: 
 
 
 @pytest.mark.parametrize("kind", ["mp3", "flac", "ogg", "m4a", "webm"])
-def test_every_format_is_heard(kind: str, client: OpenAI) -> None:
+def test_every_format_is_transcribed(kind: str, client: OpenAI) -> None:
     """Silence gives 200 and an empty text, whatever its format."""
     rate = 16_000 if kind == "flac" else 48_000 if kind in ("ogg", "webm") else 44_100
     data = encode(kind, np.zeros(5 * rate, np.float32))
@@ -487,7 +487,7 @@ def test_a_client_that_hangs_up_leaves_nothing_behind(server: Server) -> None:
     assert httpx.get(f"{server.url}/health").status_code == 200
 
 
-def test_what_was_heard_is_counted(client: OpenAI, server: Server, speech: bytes) -> None:
+def test_transcribed_seconds_are_counted(client: OpenAI, server: Server, speech: bytes) -> None:
     name = f"galley_audio_seconds_total{{endpoint={TRANSCRIPTIONS}}}"
     before = server.metrics().get(name, 0.0)
     client.audio.transcriptions.create(model="hearing", file=("a.wav", speech), language="en")

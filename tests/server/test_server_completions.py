@@ -132,11 +132,11 @@ def test_offsets_of_an_echo_are_into_the_text_that_is_sent(client: OpenAI, promp
 
 @pytest.mark.parametrize("echo", [False, True])
 def test_a_stream_is_the_answer_in_pieces(client: OpenAI, echo: bool) -> None:
-    asked: dict[str, Any] = {"prompt": [PROMPT, "the dog"], "n": 2, "echo": echo, "logprobs": 1}
-    asked |= {"temperature": 1, "seed": 8, "max_tokens": 6}
-    whole = complete(client, **asked)
+    params: dict[str, Any] = {"prompt": [PROMPT, "the dog"], "n": 2, "echo": echo, "logprobs": 1}
+    params |= {"temperature": 1, "seed": 8, "max_tokens": 6}
+    whole = complete(client, **params)
     stream = client.completions.create(
-        model="tiny", stream=True, stream_options={"include_usage": True}, **asked
+        model="tiny", stream=True, stream_options={"include_usage": True}, **params
     )
     *body, last = list(stream)
     assert last.choices == []
@@ -154,8 +154,8 @@ def test_a_stream_is_the_answer_in_pieces(client: OpenAI, echo: bool) -> None:
 
 def test_what_unicode_calls_a_line_end_does_not_break_an_event(server: Server) -> None:
     prompt = "".join(map(chr, [*range(1, 0x300), *range(0x2000, 0x2100)]))
-    asked = {"model": "tiny", "prompt": prompt, "echo": True, "max_tokens": 0, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=asked) as answer:
+    params = {"model": "tiny", "prompt": prompt, "echo": True, "max_tokens": 0, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=params) as answer:
         *chunks, done = events(answer)
     assert done == "[DONE]"
     assert "".join(json.loads(chunk)["choices"][0]["text"] for chunk in chunks) == prompt

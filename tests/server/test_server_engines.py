@@ -188,7 +188,7 @@ def test_an_engine_reads_its_own_options(model: Path, package: str) -> None:
     assert "`int` >= 1" in small
 
 
-def test_the_native_engine_refuses_options_by_name(model: Path) -> None:
+def test_the_native_engine_refuses_options_and_names_them(model: Path) -> None:
     with pytest.raises(SettingsError, match=r"engine 'native'.*`tokens_per_step`"):
         LLM(str(model), engine_options='{"tokens_per_step": 3}')
 

@@ -135,7 +135,7 @@ def test_a_client_that_is_cut_off_leaves_nothing_behind(
     assert httpx.get(f"{server.url}/health").status_code == 200
 
 
-def test_what_was_heard_is_counted(server: Server, call: NDArray[np.float32]) -> None:
+def test_transcribed_seconds_are_counted(server: Server, call: NDArray[np.float32]) -> None:
     name = f"galley_audio_seconds_total{{endpoint={ENDPOINT}}}"
     before = server.metrics().get(name, 0.0)
     with LiveClient(server) as client:
@@ -149,7 +149,7 @@ def test_what_was_heard_is_counted(server: Server, call: NDArray[np.float32]) ->
     assert "audio_seconds=1.0 turns=1" in server.log
 
 
-def test_a_drain_lets_what_was_heard_come_to_its_end(
+def test_a_drain_finishes_audio_already_received(
     hearing: Path, tmp_path: Path, call: NDArray[np.float32]
 ) -> None:
     # A busy machine must not close a connection.

@@ -190,7 +190,7 @@ def test_unknown_models_and_models_for_other_tasks_are_refused(
         ("/v1/rerank", {"query": "a", "documents": ["b"]}, "rerank"),
     ],
 )
-def test_an_error_of_routing_names_the_model_that_was_asked_for(
+def test_a_routing_error_names_the_requested_model(
     server: Server, path: str, body: dict[str, Any], task: str, named: str | None
 ) -> None:
     """No model of the server supports the task, so the error cannot single one out."""
@@ -208,7 +208,7 @@ def test_an_error_of_routing_names_the_model_that_was_asked_for(
             assert f"No model of this server can {task}; it has 'chat', 'speech'" in message
 
 
-def test_live_audio_beside_a_chat(server: Server, client: OpenAI) -> None:
+def test_live_audio_during_a_chat(server: Server, client: OpenAI) -> None:
     samples = np.concatenate(list(Recording(CALL)))[: 9 * 16_000]
     source = {"format": {"type": "audio/pcm", "rate": 16_000}, "transcription": {"language": "en"}}
     session = {"type": "transcription", "audio": {"input": source}}
@@ -227,7 +227,7 @@ def test_live_audio_beside_a_chat(server: Server, client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("victim", ["chat", "speech"])
-def test_killing_one_engine_changes_nobody_s_answer(
+def test_killing_one_engine_changes_no_answer(
     victim: str, pair: list[str], tmp_path: Path, recording: bytes, transcript: str
 ) -> None:
     """The engine dies amid both streams: the other model's continues, the victim's is resumed."""

@@ -141,9 +141,7 @@ def test_what_asks_for_nothing_changes_nothing(client: OpenAI, fields: dict[str,
     ],
     ids=str,
 )
-def test_what_asks_for_something_else_is_refused_by_name(
-    client: OpenAI, fields: dict[str, Any]
-) -> None:
+def test_unsupported_options_are_refused_and_named(client: OpenAI, fields: dict[str, Any]) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         text(client, **fields)
     [name] = fields

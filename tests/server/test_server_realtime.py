@@ -102,7 +102,7 @@ def test_audio_is_resampled(source: dict[str, Any], rate: int, client: LiveClien
     client.until(f"{TEXT}completed")
 
 
-def test_a_telephones_bytes_are_heard(client: LiveClient, call: NDArray[np.float32]) -> None:
+def test_mu_law_bytes_are_transcribed(client: LiveClient, call: NDArray[np.float32]) -> None:
     configure(client, transcription={"language": "en"}, format={"type": "audio/pcmu"})
     narrow = np.concatenate(list(Recording(CALL, sample_rate=8_000)))[: 8 * 8_000]
     squeezed = np.sign(narrow) * np.log1p(255 * np.abs(narrow)) / np.log1p(255)
@@ -221,7 +221,7 @@ def test_messages_may_end_within_a_sample(client: LiveClient, call: NDArray[np.f
     assert {text["usage"]["seconds"] for text in texts} == {16.0}
 
 
-def test_what_was_heard_is_final_before_a_silent_client_is_left(
+def test_received_audio_is_final_before_a_silent_client_is_disconnected(
     hearing: Path, tmp_path: Path, call: NDArray[np.float32]
 ) -> None:
     with (
@@ -257,7 +257,7 @@ def test_a_session_lasts_as_long_as_audio_arrives(
         assert client.until(f"{TEXT}completed")["transcript"]
 
 
-def test_interim_text_may_be_asked_for(client: LiveClient) -> None:
+def test_interim_text_can_be_requested(client: LiveClient) -> None:
     wanted = ["item.input_audio_transcription.interim"]
     client.send("session.update", session={"type": "transcription", "include": wanted})
     assert client.until("session.updated")["session"]["include"] == wanted

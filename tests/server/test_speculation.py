@@ -30,7 +30,7 @@ def server(
         yield running
 
 
-def test_guesses_are_counted_and_on_the_receipt(server: Server) -> None:
+def test_draft_tokens_are_counted_and_on_the_receipt(server: Server) -> None:
     """An earlier answer provides draft tokens, unless speculation is off."""
     before = server.metrics()
     body = {

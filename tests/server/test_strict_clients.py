@@ -66,20 +66,20 @@ CHATS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("fields", CHATS)
 def test_chat(openai: OpenAI, fields: dict[str, Any]) -> None:
-    asked: dict[str, Any] = {"model": "chat", "messages": MESSAGES, "max_tokens": 60, **fields}
-    answer = openai.chat.completions.create(**asked)
+    params: dict[str, Any] = {"model": "chat", "messages": MESSAGES, "max_tokens": 60, **fields}
+    answer = openai.chat.completions.create(**params)
     assert answer.usage
     assert answer.usage.prompt_tokens_details
     options: Any = {"include_usage": True}
-    chunks = list(openai.chat.completions.create(stream=True, stream_options=options, **asked))
+    chunks = list(openai.chat.completions.create(stream=True, stream_options=options, **params))
     assert chunks[-1].usage
     assert len(chunks) > 2
 
 
 def test_completions(openai: OpenAI) -> None:
-    asked: dict[str, Any] = {"model": "chat", "prompt": "the cat", "max_tokens": 4, "logprobs": 2}
+    params: dict[str, Any] = {"model": "chat", "prompt": "the cat", "max_tokens": 4, "logprobs": 2}
     # Only the last chunk has a finish_reason, as with OpenAI's server, though its document says otherwise.
-    assert openai.completions.create(**asked).usage
+    assert openai.completions.create(**params).usage
 
 
 RESPONSES: list[dict[str, Any]] = [
@@ -103,23 +103,23 @@ REQUIRED = (
 
 
 def check_response(response: Any, *, ended: bool) -> None:
-    told = response.to_dict(mode="json")
-    assert set(REQUIRED) <= told.keys()
+    fields = response.to_dict(mode="json")
+    assert set(REQUIRED) <= fields.keys()
     numbers = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "top_logprobs")
-    assert all(isinstance(told[name], int | float) for name in numbers)
-    assert (told["completed_at"] is not None) == (told["status"] == "completed")
+    assert all(isinstance(fields[name], int | float) for name in numbers)
+    assert (fields["completed_at"] is not None) == (fields["status"] == "completed")
     if ended:
-        details = told["usage"]["input_tokens_details"]
+        details = fields["usage"]["input_tokens_details"]
         assert {"cached_tokens", "cache_write_tokens"} <= details.keys()
-        assert "reasoning_tokens" in told["usage"]["output_tokens_details"]
+        assert "reasoning_tokens" in fields["usage"]["output_tokens_details"]
 
 
 @pytest.mark.parametrize("fields", RESPONSES)
 def test_responses(openai: OpenAI, fields: dict[str, Any]) -> None:
-    asked: dict[str, Any] = {"model": "chat", "input": "Who?", "temperature": 0, **fields}
-    answer = openai.responses.create(**asked)
+    params: dict[str, Any] = {"model": "chat", "input": "Who?", "temperature": 0, **fields}
+    answer = openai.responses.create(**params)
     check_response(answer, ended=True)
-    events: list[Any] = list(openai.responses.create(stream=True, **asked))
+    events: list[Any] = list(openai.responses.create(stream=True, **params))
     check_response(events[0].response, ended=False)
     check_response(events[-1].response, ended=True)
     if fields.get("store") is False:
@@ -143,9 +143,9 @@ def test_embeddings(openai: OpenAI) -> None:
 
 
 def test_recordings(openai: OpenAI) -> None:
-    asked: dict[str, Any] = {"model": "hearing", "file": CALL}
-    assert openai.audio.transcriptions.create(**asked).text is not None
-    spoken = openai.audio.transcriptions.create(response_format="verbose_json", **asked)
+    params: dict[str, Any] = {"model": "hearing", "file": CALL}
+    assert openai.audio.transcriptions.create(**params).text is not None
+    spoken = openai.audio.transcriptions.create(response_format="verbose_json", **params)
     assert spoken.duration
 
 
@@ -162,10 +162,10 @@ MESSAGE_FIELDS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("fields", MESSAGE_FIELDS)
 def test_messages(anthropic: Anthropic, fields: dict[str, Any]) -> None:
-    asked: dict[str, Any] = {"model": "chat", "max_tokens": 60, "messages": MESSAGES, **fields}
-    answer = anthropic.messages.create(**asked)
+    params: dict[str, Any] = {"model": "chat", "max_tokens": 60, "messages": MESSAGES, **fields}
+    answer = anthropic.messages.create(**params)
     assert answer.usage.output_tokens_details
-    kinds = [event.type for event in anthropic.messages.create(stream=True, **asked)]
+    kinds = [event.type for event in anthropic.messages.create(stream=True, **params)]
     assert kinds[0] == "message_start"
     assert kinds[-1] == "message_stop"
 

@@ -124,10 +124,10 @@ def test_a_call_that_cannot_be_read_is_text_with_a_warning(http: httpx.Client) -
 
 
 @pytest.mark.parametrize("limit", [30, 40, 50])
-def test_a_call_that_is_cut_off_is_told_once(client: OpenAI, limit: int) -> None:
+def test_a_truncated_call_is_reported_once(client: OpenAI, limit: int) -> None:
     """A stream that breaks off has already sent the call; a whole answer has its text instead."""
     named = {"type": "function", "function": {"name": "get_weather"}}
-    asked: dict[str, Any] = {
+    params: dict[str, Any] = {
         "model": "calling",
         "messages": MESSAGES,
         "tools": [WEATHER],
@@ -135,8 +135,8 @@ def test_a_call_that_is_cut_off_is_told_once(client: OpenAI, limit: int) -> None
         "max_tokens": limit,
         "seed": 4,
     }
-    [(finish, text, calls, _)] = answers(client, stream=False, **asked)
-    [(streamed_finish, streamed_text, streamed_calls, _)] = answers(client, stream=True, **asked)
+    [(finish, text, calls, _)] = answers(client, stream=False, **params)
+    [(streamed_finish, streamed_text, streamed_calls, _)] = answers(client, stream=True, **params)
     assert finish == streamed_finish == "length"
     assert (text[:11], calls) == ("<tool_call>", [])
     assert streamed_text == ""
@@ -181,7 +181,7 @@ def tokens(http: httpx.Client, **fields: Any) -> int:
     return count
 
 
-def test_the_template_is_told_of_tools_and_calls(http: httpx.Client) -> None:
+def test_the_template_gets_tools_and_calls(http: httpx.Client) -> None:
     bare = tokens(http)
     assert tokens(http, tools=[WEATHER]) > bare + 100
     assert tokens(http, tools=[WEATHER], tool_choice="none") == bare
@@ -421,7 +421,7 @@ def test_a_call_follows_thinking(http: httpx.Client) -> None:
 
 
 def test_an_answer_is_taken_back_as_it_was_received(client: OpenAI) -> None:
-    asked: dict[str, Any] = {
+    params: dict[str, Any] = {
         "model": "calling",
         "tools": [CLOCK],
         "tool_choice": "required",
@@ -430,17 +430,17 @@ def test_an_answer_is_taken_back_as_it_was_received(client: OpenAI) -> None:
         "max_tokens": 300,
         "seed": 5,
     }
-    message = client.chat.completions.create(messages=MESSAGES, **asked).choices[0].message
+    message = client.chat.completions.create(messages=MESSAGES, **params).choices[0].message
     [call] = message.tool_calls or []
     answered = {"role": "tool", "tool_call_id": call.id, "content": "noon"}
     for sent in (message, message.model_dump(), {**message.model_dump(), "warning": "w"}):
         again: Any = [*MESSAGES, sent, answered]
-        assert client.chat.completions.create(messages=again, **asked).choices[0].message
+        assert client.chat.completions.create(messages=again, **params).choices[0].message
 
 
 def test_only_automatic_chunking_is_accepted() -> None:
-    asked = validate(TranscriptionRequest, {"chunking_strategy": "auto"}, text=True)
-    assert asked.options() == TranscriptionRequest().options()
+    params = validate(TranscriptionRequest, {"chunking_strategy": "auto"}, text=True)
+    assert params.options() == TranscriptionRequest().options()
     with pytest.raises(RequestError) as refused:
         validate(TranscriptionRequest, {"chunking_strategy": "server_vad"}, text=True)
     assert refused.value.param == "chunking_strategy"

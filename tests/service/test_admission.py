@@ -14,7 +14,7 @@ SEATS = 4
 TOKENS_PER_SECOND = 100.0
 
 
-def asked(name: str, output: int = 50, **fields: object) -> EngineRequest:
+def new_request(name: str, output: int = 50, **fields: object) -> EngineRequest:
     sampling = SamplingParams(max_tokens=output)
     payload = Generate(prompt=[1] * 10, sampling=sampling)
     return EngineRequest(id=name, payload=payload, **fields)  # type: ignore[arg-type]
@@ -67,7 +67,7 @@ class Model:
 def measured() -> Model:
     model = Model()
     for index in range(20):
-        model.submit(asked(f"warm{index}"))
+        model.submit(new_request(f"warm{index}"))
     model.run(60.0)
     assert not model.running
     return model
@@ -76,7 +76,7 @@ def measured() -> Model:
 def test_without_a_measurement_everybody_is_let_in() -> None:
     model = Model()
     for index in range(50):
-        model.submit(asked(str(index)), deadline=0.001)
+        model.submit(new_request(str(index)), deadline=0.001)
 
 
 @pytest.mark.parametrize("idle", [0.0, 45.0, 4500.0])
@@ -84,23 +84,23 @@ def test_a_full_queue_says_when_half_of_it_is_gone(idle: float) -> None:
     model = measured()
     model.now += idle
     for index in range(SEATS + 1000):
-        model.submit(asked(str(index)))
+        model.submit(new_request(str(index)))
     with pytest.raises(QueueFull) as refused:
-        model.submit(asked("late"))
+        model.submit(new_request("late"))
     assert refused.value.retry_after == 60.0
     model.admission._max_queue = 20  # half of 20 are ten, of 60 tokens each
     with pytest.raises(QueueFull) as refused:
-        model.submit(asked("late"))
+        model.submit(new_request("late"))
     assert refused.value.retry_after == pytest.approx(10 * 60 / TOKENS_PER_SECOND, abs=1.5)
 
 
 def test_the_predicted_wait_is_the_wait() -> None:
     model = measured()
     for index in range(40):
-        model.submit(asked(str(index)))
+        model.submit(new_request(str(index)))
     model.run(3.0)
-    [predicted] = predictions(model, [asked("x")])
-    last = model.submit(asked("last"))
+    [predicted] = predictions(model, [new_request("x")])
+    last = model.submit(new_request("last"))
     model.run(60.0)
     own = 60 * SEATS / TOKENS_PER_SECOND
     assert model.waits[last] + own == pytest.approx(predicted, rel=0.25)
@@ -109,12 +109,12 @@ def test_the_predicted_wait_is_the_wait() -> None:
 def test_a_deadline_that_would_be_missed_is_refused_with_the_seconds() -> None:
     model = measured()
     for index in range(40):
-        model.submit(asked(str(index)))
-    model.submit(asked("patient"), deadline=model.now + 600)
+        model.submit(new_request(str(index)))
+    model.submit(new_request("patient"), deadline=model.now + 600)
     with pytest.raises(
         QueueFull, match=r"expected in \d+\.\d seconds.* in 10\.0 seconds"
     ) as refused:
-        model.submit(asked("hasty"), deadline=model.now + 10)
+        model.submit(new_request("hasty"), deadline=model.now + 10)
     assert refused.value.retry_after >= 10
     with pytest.raises(QueueFull):
         model.admission.check_early(NOBODY, 0, model.now + 10, now=model.now)
@@ -124,8 +124,8 @@ def test_a_deadline_that_would_be_missed_is_refused_with_the_seconds() -> None:
 def test_all_of_a_request_must_fit_in_time() -> None:
     model = measured()
     deadline = model.now + 30
-    model.submit(asked("one"), deadline)
-    many = [asked(str(index)) for index in range(100)]
+    model.submit(new_request("one"), deadline)
+    many = [new_request(str(index)) for index in range(100)]
     with pytest.raises(QueueFull):
         model.admission.check(many, deadline, now=model.now)
 
@@ -133,36 +133,37 @@ def test_all_of_a_request_must_fit_in_time() -> None:
 def test_a_free_seat_takes_whoever_comes() -> None:
     model = measured()
     for index in range(SEATS - 1):
-        model.submit(asked(str(index), output=10_000))
-    model.submit(asked("short"), deadline=model.now + 0.5)
+        model.submit(new_request(str(index), output=10_000))
+    model.submit(new_request("short"), deadline=model.now + 0.5)
 
 
 def test_another_tenants_queue_is_not_in_the_way() -> None:
     model = measured()
     for index in range(100):
-        model.submit(asked(str(index), tenant="heavy"))
+        model.submit(new_request(str(index), tenant="heavy"))
     deadline = model.now + 15
     with pytest.raises(QueueFull):
-        model.submit(asked("more", tenant="heavy"), deadline)
-    model.submit(asked("little", tenant="light"), deadline)
+        model.submit(new_request("more", tenant="heavy"), deadline)
+    model.submit(new_request("little", tenant="light"), deadline)
 
 
 def test_nobody_waits_for_a_later_priority() -> None:
     model = measured()
     for index in range(100):
-        model.submit(asked(str(index), priority=1))
+        model.submit(new_request(str(index), priority=1))
     with pytest.raises(QueueFull):
-        model.submit(asked("late", priority=1), deadline=model.now + 15)
-    model.submit(asked("urgent", priority=0), deadline=model.now + 15)
+        model.submit(new_request("late", priority=1), deadline=model.now + 15)
+    model.submit(new_request("urgent", priority=0), deadline=model.now + 15)
 
 
 def test_long_limits_do_not_frighten_anybody_when_answers_are_short() -> None:
     """Most requests leave max_tokens at the context's length and end long before."""
     model = measured()
     claims = [
-        model.admission.add(asked(str(i), output=100_000), now=model.now) for i in range(2 * SEATS)
+        model.admission.add(new_request(str(i), output=100_000), now=model.now)
+        for i in range(2 * SEATS)
     ]
-    model.admission.check([asked("x")], model.now + 20, now=model.now)
+    model.admission.check([new_request("x")], model.now + 20, now=model.now)
     for claim in claims:
         model.admission.remove(claim, finished=False, now=model.now)
 

@@ -153,7 +153,9 @@ def test_a_poisonous_request_fails_alone(checkpoint: CheckpointMaker) -> None:
     asyncio.run(run())
 
 
-def test_hanging_up_on_a_dying_engine_blames_nobody_else(checkpoint: CheckpointMaker) -> None:
+def test_disconnecting_from_a_dying_engine_fails_no_other_request(
+    checkpoint: CheckpointMaker,
+) -> None:
     """The client leaves while its request, which kills the engine, is retried, or just after."""
 
     async def run(wait_for_death: bool) -> None:
@@ -203,7 +205,7 @@ def test_submitting_while_the_engine_dies_loses_nothing(checkpoint: CheckpointMa
     asyncio.run(run())
 
 
-def test_the_engine_is_not_told_the_keys(
+def test_the_engine_does_not_get_the_keys(
     checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GALLEY_API_KEY", "secret")
@@ -218,7 +220,7 @@ def test_the_engine_is_not_told_the_keys(
     assert "secret" not in asyncio.run(run()).values()
 
 
-def test_a_killed_engine_is_nobodys_fault(checkpoint: CheckpointMaker) -> None:
+def test_repeated_kills_of_the_engine_fail_no_stream(checkpoint: CheckpointMaker) -> None:
     """Repeated kills, each as soon as an engine is ready: the streams still complete their text."""
 
     async def run() -> None:

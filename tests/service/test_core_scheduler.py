@@ -96,7 +96,9 @@ def test_long_pieces_get_no_more_than_short_ones(start: Start, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("third", ["idle", "busy"])
-def test_long_pieces_get_no_more_beside_two(start: Start, tmp_path: Path, third: str) -> None:
+def test_long_pieces_get_no_larger_share_than_two_others(
+    start: Start, tmp_path: Path, third: str
+) -> None:
     if third == "idle":
         assert start("third", 0.001, 1).wait(120) == 0
         (tmp_path / "log").unlink()

@@ -68,7 +68,7 @@ def test_only_what_draws_tokens_has_sampling(payload: Payload) -> None:
     assert payload.reads == len(payload.prompt)  # type: ignore[attr-defined]
 
 
-def test_a_new_engine_is_not_asked_again_for_what_came_with_the_first_output() -> None:
+def test_a_new_engine_does_not_repeat_what_came_with_the_first_output() -> None:
     text, transcript, *whole = PAYLOADS
     begun, again = text.resumed([], answered=False), text.resumed([6], answered=True)
     assert begun == text

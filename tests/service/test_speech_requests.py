@@ -56,7 +56,7 @@ def heard(outputs: list[Output]) -> tuple[list[int], list[float], list[float], l
 
 
 @pytest.mark.parametrize("kill", [False, True])
-def test_an_engine_process_hears_what_the_local_one_does(
+def test_an_engine_process_transcribes_like_the_local_one(
     kill: bool, checkpoint: CheckpointMaker
 ) -> None:
     folder = checkpoint("whisper")

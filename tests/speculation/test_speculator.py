@@ -72,7 +72,7 @@ class Decoding:
         return [len(own) for own in draft_tokens]
 
 
-def test_guesses_that_are_right_become_many_and_those_that_are_not_few() -> None:
+def test_right_draft_tokens_become_many_and_wrong_ones_few() -> None:
     known = Known()
     one = Decoding(Speculator([known], RowCosts(CHEAP)), 1)
     first = one.step()[0]
@@ -97,7 +97,7 @@ def test_a_large_batch_is_quiet_and_looks_nothing_up() -> None:
     assert known.requests == 0
 
 
-def test_between_the_two_only_likely_guesses_are_verified() -> None:
+def test_in_between_only_likely_draft_tokens_are_verified() -> None:
     known = Known()
     some = Decoding(Speculator([known], RowCosts({1: 1.0, 64: 4.0})), 8)
     for _ in range(10):
@@ -140,7 +140,7 @@ def test_a_prompt_in_the_same_step_makes_rows_cost_what_they_cost_there() -> Non
     assert one.step(rows=64)[0] < alone
 
 
-def test_the_budget_bounds_the_guesses() -> None:
+def test_the_budget_bounds_the_draft_tokens() -> None:
     one = Decoding(Speculator([Known()], RowCosts(FLAT)), 1)
     assert one.step(budget=1) == [1]
 
@@ -160,7 +160,7 @@ def test_steps_that_take_longer_than_measured_are_believed() -> None:
     assert costs.factor(8) == 1.0
 
 
-def test_what_each_step_takes_beside_the_model_makes_guesses_cheaper() -> None:
+def test_overhead_per_step_makes_draft_tokens_cheaper() -> None:
     costs = RowCosts({1: 1.0, 2: 2.0})
     one = Decoding(Speculator([Known()], costs), 1)
     assert one.speculator.least(1, 1) == 1.0

@@ -52,7 +52,7 @@ def test_the_median_is_transformers(rows: int) -> None:
     assert np.array_equal(_smooth(values), expected)
 
 
-def test_what_all_tokens_share_says_nothing() -> None:
+def test_attention_shared_by_all_tokens_is_ignored() -> None:
     weights = np.zeros((3, 2, 20), np.float32)
     assert not affinity(weights).any()
     weights[1, :, 4:12] = 0.1

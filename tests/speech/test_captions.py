@@ -99,7 +99,7 @@ def test_verbose_json_is_openais() -> None:
     assert json.loads(data)["warnings"] == ["cut off"]
 
 
-def test_verbose_json_has_what_was_asked_for() -> None:
+def test_verbose_json_has_the_requested_granularities() -> None:
     quiet = Info(task="translate", language="xx", duration=1.0)
     plain = json.loads(captions.as_verbose_json(SEGMENTS, quiet))
     assert set(plain) == {"task", "language", "duration", "text", "segments"}

@@ -160,7 +160,7 @@ def test_a_recording_that_is_closed_early_ends_its_fork(decoder: Decoder) -> Non
     until(lambda: not worker.children())
 
 
-def test_a_fork_waits_while_nobody_takes_its_samples(decoder: Decoder) -> None:
+def test_a_fork_waits_while_its_samples_are_not_read(decoder: Decoder) -> None:
     """The socket bounds what is decoded ahead, whatever the recording's length."""
     recording = decoder.open(encode("flac", np.zeros(100 * SAMPLE_RATE, np.float32)))
     [worker] = [psutil.Process(pid) for pid in decoder.pids]

@@ -44,7 +44,7 @@ def test_plain_text(text: str, expected: str) -> None:
     assert plain_text(text) == expected
 
 
-def test_a_manifest_names_recordings_beside_it(tmp_path: Path) -> None:
+def test_a_manifest_names_recordings_in_its_folder(tmp_path: Path) -> None:
     manifest = tmp_path / "m.jsonl"
     manifest.write_text(json.dumps({"audio": "a/b.wav", "text": "Hi"}) + "\n\n")
     assert read_manifest(manifest) == [ManifestEntry(tmp_path / "a" / "b.wav", "Hi")]

@@ -115,7 +115,7 @@ def placed(layout: str, place: int, count: int) -> Track:
         ("stereo", 1, 2, 0.24),
     ],
 )
-def test_a_voice_is_heard_from_its_place(layout: str, place: int, count: int, least: float) -> None:
+def test_a_voice_is_found_in_its_channel(layout: str, place: int, count: int, least: float) -> None:
     samples = np.concatenate(
         list(Recording(film("matroska", placed(layout, place, count), codec="flac")))
     )
@@ -132,7 +132,7 @@ def test_the_subwoofer_has_no_speech() -> None:
     ("layout", "signs"),
     [("stereo", [1, -1]), ("quad", [1, 1, -1, -1]), ("5.1", [1, -1, 0, 0, 0, 0])],
 )
-def test_channels_in_opposite_phase_are_heard(
+def test_channels_in_opposite_phase_are_transcribed(
     layout: str, signs: list[int], balance: float
 ) -> None:
     """A microphone wired with reversed polarity: the mean of its channels is next to nothing."""
@@ -162,7 +162,7 @@ def hertz(recording: Recording) -> int:
 
 @pytest.mark.parametrize("container", ["matroska", "mp4", "mov"])
 @pytest.mark.parametrize("default", [1, 2, 3])
-def test_the_default_track_is_heard_unless_another_is_asked_for(
+def test_the_default_track_is_used_unless_another_is_requested(
     default: int, container: str
 ) -> None:
     tracks = [track_of(300 * n, default=n == default) for n in (1, 2, 3)]
@@ -180,7 +180,7 @@ def test_a_track_that_is_not_there_is_refused(track: int) -> None:
     assert refused.value.param == "track"
 
 
-def test_a_silent_track_is_told() -> None:
+def test_a_silent_track_is_reported() -> None:
     data = film("mp4", track_of(300, peak=0.0), track_of(600), video=1)
     recording = Recording(data, name="film")
     assert np.concatenate(list(recording)).max() < 1e-3
@@ -192,7 +192,7 @@ def test_a_silent_track_is_told() -> None:
     assert heard.warnings == []
 
 
-def test_a_recording_of_silence_alone_is_told() -> None:
+def test_a_recording_of_silence_alone_is_reported() -> None:
     recording = Recording(encode("wav", np.zeros(SAMPLE_RATE, np.float32)), name="call.wav")
     assert not np.concatenate(list(recording)).any()
     assert recording.warnings == ["call.wav contains only silence"]

@@ -108,7 +108,7 @@ def test_a_turn_that_is_committed_by_hand_has_all_its_utterances(tokenizer: Toke
     assert len(driver.texts()) == 2
 
 
-def test_a_turn_that_is_committed_by_hand_is_heard_in_one(tokenizer: Tokenizer) -> None:
+def test_a_turn_committed_by_the_client_is_transcribed_as_one(tokenizer: Tokenizer) -> None:
     options = LiveOptions(language="en", commit_turns=False)
     words = speech("one two", 0.9, "three", 0.7, "four")
     driver = Driver(tokenizer, words, options=options)

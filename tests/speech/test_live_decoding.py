@@ -116,9 +116,7 @@ def test_a_slow_engine_makes_the_stream_wait(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("bad", ["silent", "repeating", "unsure", "endless"])
-def test_a_partial_transcript_that_is_not_good_tells_nothing(
-    bad: str, tokenizer: Tokenizer
-) -> None:
+def test_an_unreliable_partial_transcript_is_ignored(bad: str, tokenizer: Tokenizer) -> None:
     def answer(request: EngineRequest) -> Output:
         text = " so" * 40 if bad == "repeating" else " thanks for watching"
         said = says(
@@ -193,7 +191,7 @@ def test_what_the_model_does_not_know_is_refused(tokenizer: Tokenizer) -> None:
         driver.session.configure(LiveOptions(language="fr"))
 
 
-def test_the_prompt_is_in_front_and_earlier_text_if_it_is_asked_for(tokenizer: Tokenizer) -> None:
+def test_the_prompt_comes_first_then_earlier_text_if_requested(tokenizer: Tokenizer) -> None:
     rules = QualityRules(beam_size=1, condition_on_previous_text=True)
     options = LiveOptions(language="en", prompt="Kowalska", rules=rules)
     words = speech("one two", 0.9, "three")

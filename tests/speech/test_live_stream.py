@@ -123,7 +123,7 @@ def test_an_engine_that_does_not_come_along_ends_the_stream(tokenizer: Tokenizer
     assert (engine.asked, engine.cancelled) == (1, 1)
 
 
-def test_a_full_queue_is_asked_again(tokenizer: Tokenizer) -> None:
+def test_a_full_queue_is_retried(tokenizer: Tokenizer) -> None:
     engine = Engine(tokenizer, full=3)
     stream, told = stream_of(engine, tokenizer)
 

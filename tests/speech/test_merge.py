@@ -71,7 +71,7 @@ def test_a_repeated_word_stays_repeated() -> None:
     assert joined(said[:7], said[3:], (1.5, 3.5)) == [plain(word.text) for word in said]
 
 
-def test_the_chunk_that_heard_more_of_a_word_has_it() -> None:
+def test_the_chunk_with_more_of_a_word_keeps_it() -> None:
     left, right = words("my broad band keep"), words("band keeps dropping", start=1.0)
     assert joined(left, right, (1.0, 2.0)) == ["my", "broad", "band", "keeps", "dropping"]
 

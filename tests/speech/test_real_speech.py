@@ -38,14 +38,14 @@ def silence(seconds: float) -> Samples:
 
 
 @pytest.mark.parametrize("timestamps", [True, False])
-def test_a_public_address_is_heard_word_for_word(
+def test_a_public_address_is_transcribed_word_for_word(
     transcriber: Transcriber, jfk: Samples, timestamps: bool
 ) -> None:
     assert heard(transcriber, jfk, timestamps=timestamps) == SAID
 
 
 @pytest.mark.parametrize("seconds", [4, 8, 13, 23] if thorough.THOROUGH else [8])
-def test_what_is_said_after_silence_is_heard(
+def test_speech_after_silence_is_transcribed(
     transcriber: Transcriber, jfk: Samples, seconds: int
 ) -> None:
     again = np.concatenate([jfk, silence(seconds), jfk[: 11 * RATE // 4]])
@@ -73,7 +73,7 @@ def test_a_talk_cut_anywhere_keeps_its_words(
 
 @pytest.mark.skipif(not thorough.THOROUGH, reason="left to make thorough: it takes minutes")
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_shuffled_clips_are_heard_no_worse_than_by_faster_whisper(condition: Condition) -> None:
+def test_shuffled_clips_have_no_more_errors_than_with_faster_whisper(condition: Condition) -> None:
     """Both compute in float32."""
     from faster_whisper import WhisperModel
 
@@ -108,7 +108,7 @@ def test_live_audio_with_turns_is_within_two_points_of_files(transcriber: Transc
 
 
 @pytest.mark.parametrize("decibels", [-40, -50])
-def test_quiet_speech_is_heard_word_for_word(
+def test_quiet_speech_is_transcribed_word_for_word(
     transcriber: Transcriber, jfk: Samples, decibels: int
 ) -> None:
     assert heard(transcriber, jfk * np.float32(10 ** (decibels / 20))) == SAID
@@ -123,7 +123,7 @@ def test_live_audio_and_files_agree(transcriber: Transcriber, jfk: Samples) -> N
     assert real.errors(heard(transcriber, jfk), real.words(" ".join(texts))) == 0
 
 
-def test_each_turn_of_live_audio_is_heard_as_a_file_of_it_is(
+def test_each_turn_of_live_audio_is_transcribed_like_a_file(
     transcriber: Transcriber, jfk: Samples
 ) -> None:
     """Half a second of silence ends a turn, and the transcript depends on where turns end."""

@@ -113,7 +113,7 @@ def test_a_stream_removes_what_the_whole_transcript_removes(pieces: list[str]) -
     assert "4111 1111 1111 1111" not in " ".join(texts(stream))
 
 
-def test_kinds_by_name() -> None:
+def test_kinds_selected_by_name() -> None:
     assert check_kinds(["all"]) == KINDS
     assert check_kinds(["phone", "card"]) == ("card", "phone")
     with pytest.raises(RequestError, match="unknown kind 'iban' to redact"):

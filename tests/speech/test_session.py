@@ -86,7 +86,7 @@ def test_without_timestamps_a_chunk_is_a_segment(tokenizer: Tokenizer) -> None:
     assert spoken(driver.asked[0]).rules.timestamps is None
 
 
-def test_the_language_is_detected_in_the_first_chunk_and_nothing_else_is_asked_before(
+def test_the_language_is_detected_in_the_first_chunk_before_any_other_request(
     tokenizer: Tokenizer,
 ) -> None:
     def answer(request: EngineRequest) -> Output:
@@ -280,7 +280,7 @@ def test_what_is_translated_is_joined_at_words_of_english(tokenizer: Tokenizer) 
     assert "".join(segment.text for segment in segments) == " the quick brown fox jumps over"
 
 
-def test_text_conditions_what_comes_after_if_asked_for(tokenizer: Tokenizer) -> None:
+def test_text_conditions_later_text_if_requested(tokenizer: Tokenizer) -> None:
     def answer(request: EngineRequest) -> Output:
         return to(request, says(tokenizer, 0.0, f" at {place(request):.0f}", 1.0))
 
@@ -389,7 +389,7 @@ def test_timestamps_part_segments(
             assert output.tokens[scores.index(score)] == token
 
 
-def test_an_early_checkpoints_tokens_are_found_by_name(tokenizer: Tokenizer) -> None:
+def test_an_early_checkpoints_tokens_are_found_by_their_names(tokenizer: Tokenizer) -> None:
     info = model_info()
     assert info.speech is not None
     silent = msgspec.structs.replace(info.speech, previous_token=None, no_timestamps_token=None)

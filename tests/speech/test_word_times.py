@@ -79,7 +79,7 @@ def timed(
     return [(w.text, round(w.start, 2), round(w.end, 2)) for w in words]
 
 
-def test_punctuation_has_no_time_of_its_own(tokenizer: Tokenizer) -> None:
+def test_punctuation_has_no_separate_time(tokenizer: Tokenizer) -> None:
     words = timed(' this, "is".', [0.3, 0.1, 0.1, 0.3, 0.1, 0.1], tokenizer)
     assert words == [(" this,", 0.0, 0.3), (' "is".', 0.5, 0.8)]
 

@@ -118,7 +118,7 @@ def test_additional_special_tokens_of_the_map_are_special(
         ({ADDED: {"<a>": "1"}}, "added_tokens.json"),
     ],
 )
-def test_what_is_no_token_is_refused_by_name(
+def test_a_name_that_is_not_a_token_is_refused_and_named(
     files: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
     with pytest.raises(CheckpointError, match=says):

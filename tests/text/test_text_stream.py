@@ -165,7 +165,7 @@ def test_other_ends_flush_what_was_held_back(byte_level: Tokenizer, reason: Fini
     assert stream.finish_reason == reason
 
 
-def test_no_logprobs_asked_for(tokenizer: Tokenizer) -> None:
+def test_without_requested_logprobs_there_are_none(tokenizer: Tokenizer) -> None:
     stream = TextStream(tokenizer)
     assert stream.feed(Output(request_id="r", result=Tokens(tokens=[300]))).logprobs is None
     assert stream.logprobs is None

@@ -16,7 +16,7 @@ from tests.text import templates, trained
 
 Messages = list[dict[str, Any]]
 Case = tuple[Tokenizer, ChatTemplate, Any]
-"""Tokeniser, template, and transformers' own view of the same folder."""
+"""Tokenizer, template, and transformers' own view of the same folder."""
 
 BYTE_LEVEL = ("LLAMA3", "LLAMA3_TOOLS", "CHATML", "THINKING")
 SENTENCEPIECE = ("MISTRAL", "LLAMA2")

@@ -146,26 +146,26 @@ def conversation(*tools: Tool, **fields: Any) -> Conversation:
 def answer_of(
     model: Model,
     format_: ChatFormat,
-    asked: Conversation,
+    request: Conversation,
     seed: int,
     *,
     thinking: Thinking = "over",
     answer: Grammar | None = None,
 ) -> Any:
     """Return a random answer, or None if it did not end."""
-    grammar = grammar_of(asked, format_, model.tokenizer, thinking, answer)
+    grammar = grammar_of(request, format_, model.tokenizer, thinking, answer)
     assert grammar is not None
     ids, ended = model.random_ids(grammar, seed)
-    return read(model, format_, asked, ids, thinking) if ended else None
+    return read(model, format_, request, ids, thinking) if ended else None
 
 
 def read(
-    model: Model, format_: ChatFormat, asked: Conversation, ids: list[int], thinking: Thinking
+    model: Model, format_: ChatFormat, request: Conversation, ids: list[int], thinking: Thinking
 ) -> Answer:
     """Return the answer parsed from tokens, which arrive two at a time."""
     parser = format_.parser(
-        asked.offered,
-        parallel=asked.parallel,
+        request.offered,
+        parallel=request.parallel,
         in_thinking=thinking == "begun",
         tokens=control_tokens(model.tokenizer),
         constrained=True,
@@ -194,17 +194,17 @@ def test_required_and_named(models: dict[bool, Model], name: str, special: bool)
     ended = 0
     for template in templates(name):
         for seed in range(6):
-            asked = conversation(BOOK, SHOUT, CLOCK, choice="required", parallel=seed % 2 == 0)
+            request = conversation(BOOK, SHOUT, CLOCK, choice="required", parallel=seed % 2 == 0)
             if seed == 5:
-                asked = conversation(BOOK, SHOUT, named="shout")
-            answer = answer_of(models[special], form(name, template), asked, seed)
+                request = conversation(BOOK, SHOUT, named="shout")
+            answer = answer_of(models[special], form(name, template), request, seed)
             if answer is None:
                 continue
             ended += 1
             assert answer.calls, answer
             assert not answer.text
             assert not answer.warnings
-            if not asked.parallel:
+            if not request.parallel:
                 assert len(answer.calls) == 1
             if seed == 5:
                 assert {call.name for call in answer.calls} == {"shout"}
@@ -219,8 +219,8 @@ def test_a_call_follows_thinking(models: dict[bool, Model], name: str, thinking:
     reasoned = 0
     for seed in range(4):
         model = models[seed < 3]
-        asked = conversation(SHOUT, choice="required", parallel=False)
-        answer = answer_of(model, format_, asked, seed, thinking=thinking)
+        request = conversation(SHOUT, choice="required", parallel=False)
+        answer = answer_of(model, format_, request, seed, thinking=thinking)
         if answer is not None:
             assert len(answer.calls) == 1
             reasoned += bool(answer.reasoning)
@@ -230,11 +230,11 @@ def test_a_call_follows_thinking(models: dict[bool, Model], name: str, thinking:
 
 @BY_FORMAT
 def test_a_call_or_a_text_of_a_certain_form(models: dict[bool, Model], name: str) -> None:
-    asked = conversation(msgspec.structs.replace(SHOUT, strict=True))
+    request = conversation(msgspec.structs.replace(SHOUT, strict=True))
     either = Grammar("choice", '["7"]')
     kinds = set()
     for seed in range(12):
-        answer = answer_of(models[seed % 2 == 0], form(name), asked, seed, answer=either)
+        answer = answer_of(models[seed % 2 == 0], form(name), request, seed, answer=either)
         if answer is not None:
             check_calls(answer.calls, SHOUT)
             kinds.add(bool(answer.calls))
@@ -263,16 +263,16 @@ def test_a_thought_ends_with_its_token_and_not_with_its_spelling(
     models: dict[bool, Model], name: str, thought: str
 ) -> None:
     model, format_ = models[True], form(name, thinking="think")
-    asked = conversation(CLOCK)
+    request = conversation(CLOCK)
     ids = model.spelled(thought, ("</think>",), "7")
     expected: Parts = ("7", thought, [], [])
-    assert parts(read(model, format_, asked, ids, "begun")) == expected
+    assert parts(read(model, format_, request, ids, "begun")) == expected
     either = Grammar("choice", '["7"]')
     grammar = grammar_of(conversation(), format_, model.tokenizer, "begun", either)
     assert grammar is not None
     assert model.accepts(grammar, ids)
     # Where the marker is not a token, its text decides.
-    plain = read(models[False], format_, asked, models[False].spelled("a</think>7"), "begun")
+    plain = read(models[False], format_, request, models[False].spelled("a</think>7"), "begun")
     assert parts(plain) == ("7", "a", [], [])
 
 
@@ -286,14 +286,14 @@ def test_a_spelled_call_is_text_and_a_call_behind_it_is_none_of_its_text(
     """The example's answer with its markers as tokens, after the same in ordinary tokens."""
     model = models[True]
     format_ = form(example.format, thinking=example.thinking)
-    asked = conversation(WEATHER, CLOCK)
+    request = conversation(WEATHER, CLOCK)
     own = {*FORMATS[example.format].parser.MARKERS, *THINKING.get(example.thinking or "", ())}
     markers = sorted(own & control_tokens(model.tokenizer).keys(), key=len, reverse=True)
     pieces = re.split(f"({'|'.join(map(re.escape, markers))})", example.answer)
     tokens = model.spelled(*((piece,) if piece in markers else piece for piece in pieces))
     expected: Parts = (example.text, example.reasoning, example.calls, [])
-    assert parts(read(model, format_, asked, tokens, "over")) == expected
-    spelled = read(model, format_, asked, model.spelled(example.answer), "over")
+    assert parts(read(model, format_, request, tokens, "over")) == expected
+    spelled = read(model, format_, request, model.spelled(example.answer), "over")
     if example.format not in ("llama", "pythonic"):  # which have calls without markers
         assert not spelled.calls
         assert not spelled.warnings
@@ -328,9 +328,9 @@ def test_grammar_and_parser_agree_on_a_spelled_call(models: dict[bool, Model], n
 )
 def test_text_between_tags(models: dict[bool, Model], text: str, allowed: bool) -> None:
     parameters = {"properties": {"text": {"type": "string"}}, "required": ["text"]}
-    asked = conversation(Tool(name="note", parameters=parameters), choice="required")
+    request = conversation(Tool(name="note", parameters=parameters), choice="required")
     model = models[False]
-    grammar = grammar_of(asked, form("qwen_xml"), model.tokenizer, "over", None)
+    grammar = grammar_of(request, form("qwen_xml"), model.tokenizer, "over", None)
     assert grammar is not None
     compiled = check(grammar, model.vocabulary, "tools").source
     written = f"<function=note>\n<parameter=text>\n{text}\n</parameter>\n</function>"
@@ -339,7 +339,7 @@ def test_text_between_tags(models: dict[bool, Model], text: str, allowed: bool) 
     matcher = LLMatcher(model.vocabulary, compiled, log_level=0, limits=LIMITS)
     assert (matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()) == allowed
     if allowed:
-        parser = form("qwen_xml").parser(asked.offered)
+        parser = form("qwen_xml").parser(request.offered)
         assert parser is not None
         [call] = whole(events_of(parser, written)).calls
         assert json.loads(call.arguments) == {"text": text}
@@ -375,15 +375,15 @@ def test_grammar_and_parser_agree_on_values_between_tags(
         "required": ["x"],
         "$defs": {"name": {"type": "string"}},
     }
-    asked = conversation(Tool(name="note", parameters=parameters), choice="required")
+    request = conversation(Tool(name="note", parameters=parameters), choice="required")
     model = models[False]
-    grammar = grammar_of(asked, form("qwen_xml"), model.tokenizer, "over", None)
+    grammar = grammar_of(request, form("qwen_xml"), model.tokenizer, "over", None)
     assert grammar is not None
     text = f"<function=note>\n<parameter=x>\n{written}\n</parameter>\n</function>"
     text = f"<tool_call>\n{text}\n</tool_call>"
     assert model.accepts(grammar, model.spelled(text)) == (value is not ValueError)
     if value is not ValueError:
-        parser = form("qwen_xml").parser(asked.offered)
+        parser = form("qwen_xml").parser(request.offered)
         assert parser is not None
         [call] = whole(events_of(parser, text)).calls
         assert json.loads(call.arguments) == {"x": value}
@@ -401,9 +401,9 @@ def test_a_schema_that_cannot_be_followed_is_named(
     models: dict[bool, Model], name: str, parameters: dict[str, Any]
 ) -> None:
     field = "tools[0].function.parameters"
-    asked = conversation(Tool(name="x", parameters=parameters, field=field), choice="required")
+    request = conversation(Tool(name="x", parameters=parameters, field=field), choice="required")
     with pytest.raises(RequestError) as refused:
-        answer_of(models[False], form(name), asked, 0)
+        answer_of(models[False], form(name), request, 0)
     assert refused.value.param == field
 
 
@@ -421,13 +421,13 @@ def test_what_a_format_cannot_write_is_named(
     models: dict[bool, Model], name: str, parameters: dict[str, Any]
 ) -> None:
     field = "tools[3].function.parameters"
-    asked = conversation(Tool(name="x", parameters=parameters, field=field), choice="required")
+    request = conversation(Tool(name="x", parameters=parameters, field=field), choice="required")
     with pytest.raises(RequestError) as refused:
-        grammar_of(asked, form(name), models[False].tokenizer, "over", None)
+        grammar_of(request, form(name), models[False].tokenizer, "over", None)
     assert refused.value.param == field
 
 
-def test_no_grammar_where_nothing_is_asked_for(models: dict[bool, Model]) -> None:
+def test_no_grammar_where_none_is_requested(models: dict[bool, Model]) -> None:
     tokenizer = models[False].tokenizer
     json_ = Grammar("json_schema", "{}")
     assert grammar_of(conversation(), form("hermes"), tokenizer, "over", None) is None

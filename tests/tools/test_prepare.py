@@ -18,18 +18,18 @@ GRADED = PLAIN + "{{ reasoning_effort }}"
 
 @pytest.mark.parametrize("effort", ["low", "high", "none"])
 @pytest.mark.parametrize(
-    ("source", "told"), [(PLAIN, {}), (SWITCH, "enable_thinking"), (GRADED, "reasoning_effort")]
+    ("source", "variable"), [(PLAIN, {}), (SWITCH, "enable_thinking"), (GRADED, "reasoning_effort")]
 )
 def test_a_hint_of_effort_is_used_where_the_template_has_it(
-    source: str, told: Any, effort: str
+    source: str, variable: Any, effort: str
 ) -> None:
     form = chat_format(ChatTemplate(source, file="x"))
     values = {"enable_thinking": effort != "none", "reasoning_effort": effort}
-    expected = {told: values[told]} if told else {}
+    expected = {variable: values[variable]} if variable else {}
     hint = Conversation(messages=ASKED, effort=effort, effort_is_hint=True)
     assert variables_of(hint, form) == expected
     strict = Conversation(messages=ASKED, effort=effort)
-    if told or effort == "none":
+    if variable or effort == "none":
         assert variables_of(strict, form) == expected
     else:
         with pytest.raises(RequestError, match="reasoning_effort"):

@@ -14,7 +14,7 @@ from galley.models.registry import build_program
 from scripts import gpu_check
 
 
-def test_figures_are_read_again_and_a_missed_target_is_told(tmp_path: Path) -> None:
+def test_figures_are_read_back_and_a_missed_target_is_reported(tmp_path: Path) -> None:
     figures = [
         {
             "kind": kind,

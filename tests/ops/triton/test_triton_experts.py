@@ -154,7 +154,7 @@ def test_a_row_has_the_same_bits_alone_and_with_others(kind: str) -> None:
         assert torch.equal(case.run(x[row : row + 1], routes[row : row + 1])[0], together[row])
 
 
-def test_experts_of_two_types_are_refused_by_name() -> None:
+def test_experts_of_two_types_are_refused_and_named() -> None:
     case = Case("int8", torch.float32)
     kinds = {**case.program.kinds, "3.up.weight": WeightKind("float32")}
     with pytest.raises(

@@ -138,7 +138,7 @@ def test_memory_is_what_is_kept(checkpoint: CheckpointMaker) -> None:
     ("variant", "named"),
     [("granite-hybrid", "has no kernel for op"), ("whisper", "does not support speech models")],
 )
-def test_a_model_with_ops_that_have_no_kernel_is_refused_by_name(
+def test_a_model_with_ops_that_have_no_kernel_is_refused_and_named(
     variant: str, named: str, checkpoint: CheckpointMaker
 ) -> None:
     with pytest.raises(UnsupportedModel, match=f"executor 'gpu' {named}.*use executor cpu"):
@@ -153,14 +153,14 @@ def test_a_model_with_ops_that_have_no_kernel_is_refused_by_name(
         ({"experts": "disk"}, "experts is 'disk'"),
     ],
 )
-def test_what_it_cannot_do_is_refused_by_name(
+def test_unsupported_settings_are_refused_and_named(
     changes: dict[str, Any], named: str, checkpoint: CheckpointMaker
 ) -> None:
     with pytest.raises(SettingsError, match=named):
         executor_of(checkpoint("llama"), "gpu", **changes)
 
 
-def test_without_a_gpu_it_says_so(
+def test_without_a_gpu_the_error_says_so(
     checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu, "INTERPRETED", False)

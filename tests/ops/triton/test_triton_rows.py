@@ -82,7 +82,7 @@ def test_norms_of_sums(width: int, groups: int, mean: bool) -> None:
 
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("adjacent", [False, True])
-def test_keys_are_turned_and_written_where_the_table_says(adjacent: bool, int8: bool) -> None:
+def test_keys_are_rotated_and_written_to_the_tables_blocks(adjacent: bool, int8: bool) -> None:
     """Two rows of one sequence, one padding row, and one of another sequence."""
     heads, kv_heads, dim, pairs = 3, 1, 20, 8
     q, k, v = random(4, heads * dim), random(4, dim, seed=1), random(4, dim, seed=2)

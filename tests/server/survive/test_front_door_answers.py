@@ -49,9 +49,9 @@ def read_to_the_end(client: Raw) -> None:
         pass
 
 
-def ask(client: Raw, asked: dict[str, object]) -> None:
-    body = json.dumps(asked).encode()
-    client.post(f"Content-Length: {len(body)}", path=PLAIN).send(body=body)
+def ask(client: Raw, body: dict[str, object]) -> None:
+    content = json.dumps(body).encode()
+    client.post(f"Content-Length: {len(content)}", path=PLAIN).send(body=content)
 
 
 @pytest.mark.parametrize("count", [1, 4])

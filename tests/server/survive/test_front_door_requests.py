@@ -263,7 +263,7 @@ def test_a_target_with_a_host_is_of_the_same_host(server: Server, target: str, s
     ],
     ids=str,
 )
-def test_transfer_codings_beside_chunks_are_unknown(
+def test_transfer_codings_other_than_chunked_are_unknown(
     server: Server, codings: list[str], status: int
 ) -> None:
     body = b'{"model": "tiny", "prompt": "x"}'

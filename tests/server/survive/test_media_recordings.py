@@ -79,7 +79,7 @@ PLAYLISTS = {
 
 
 @pytest.mark.parametrize("kind", PLAYLISTS)
-def test_a_file_that_names_an_address_calls_nobody(
+def test_a_file_that_names_an_address_opens_no_connection(
     http: httpx.Client, watched: socket.socket, kind: str
 ) -> None:
     port = watched.getsockname()[1]

@@ -181,7 +181,7 @@ def test_a_full_file_system_harms_nobody(
     assert transcribe(http, LARGE).status_code == 200
 
 
-def test_speech_writes_nothing_and_calls_nobody(tmp_path: Path) -> None:
+def test_speech_writes_no_file_and_opens_no_connection(tmp_path: Path) -> None:
     """Speech detection runs in a separate process with an empty home and empty caches."""
     work = (
         "import numpy as np\n"

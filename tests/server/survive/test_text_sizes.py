@@ -93,7 +93,7 @@ def test_accepted_large_texts_wait_for_each_other(server: Server, http: httpx.Cl
     assert all(worker.memory_info().rss < 150 * MIB for worker in server.text_workers())
 
 
-def test_more_ids_than_are_detokenised_are_refused(http: httpx.Client) -> None:
+def test_more_ids_than_are_detokenized_are_refused(http: httpx.Client) -> None:
     error = error_of(http.post("/detokenize", json={"tokens": [300] * 10**6}))
     assert error["param"] == "tokens"
     assert "65536" in error["message"]

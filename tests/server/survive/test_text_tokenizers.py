@@ -154,7 +154,7 @@ def test_a_text_worker_that_died_while_it_was_idle_is_no_requests_fault(
     assert [ask(http, route) for route in ("chat", "completion")] == before
 
 
-def test_a_speech_model_whose_tokenizer_has_steps_of_its_own_is_not_served(
+def test_a_speech_model_whose_tokenizer_has_custom_steps_is_not_served(
     hearing: Path, tmp_path: Path
 ) -> None:
     """Prompts of live sessions are encoded in the server's process, between two pieces of audio."""

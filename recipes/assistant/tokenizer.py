@@ -1,4 +1,4 @@
-"""The demo model's byte-level BPE tokeniser and chat template.
+"""The demo model's byte-level BPE tokenizer and chat template.
 
 A capitalized word never includes the space before it, so a name has the same tokens in a sentence
 and between quotes; each digit is a token. Both reduce copying into JSON to repeating tokens.
@@ -44,30 +44,30 @@ CHAT_TEMPLATE = (
 )
 
 
-def train_tokeniser(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Train on texts. Every byte has a token, so any Unicode text survives a round trip."""
-    tokeniser = Tokenizer(models.BPE())
-    tokeniser.pre_tokenizer = pre_tokenizers.Sequence(
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    tokeniser.decoder = decoders.ByteLevel()
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIAL],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokeniser.train_from_iterator(texts, trainer)
-    return tokeniser
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
 
 
-def save_tokeniser(tokeniser: Tokenizer, folder: Path, max_length: int) -> None:
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
     """Write `tokenizer.json` and `tokenizer_config.json` with the chat template."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokeniser.save(str(folder / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": BOS,
@@ -82,37 +82,37 @@ def save_tokeniser(tokeniser: Tokenizer, folder: Path, max_length: int) -> None:
     (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 
-def load_tokeniser(folder: Path) -> Tokenizer:
+def load_tokenizer(folder: Path) -> Tokenizer:
     """Read `tokenizer.json` from `folder`."""
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
-def token_id(tokeniser: Tokenizer, token: str) -> int:
+def token_id(tokenizer: Tokenizer, token: str) -> int:
     """Return the id of a token.
 
     Raises:
-        KeyError: the tokeniser has no such token.
+        KeyError: the tokenizer has no such token.
     """
-    number = tokeniser.token_to_id(token)
+    number = tokenizer.token_to_id(token)
     if number is None:
         raise KeyError(token)
     return number
 
 
-def encode_turns(tokeniser: Tokenizer, messages: list[Message]) -> tuple[list[int], list[bool]]:
+def encode_turns(tokenizer: Tokenizer, messages: list[Message]) -> tuple[list[int], list[bool]]:
     """Return token ids in the chat template's format, and which of them the assistant wrote."""
-    ids: list[int] = [token_id(tokeniser, BOS)]
+    ids: list[int] = [token_id(tokenizer, BOS)]
     written = [False]
     for message in messages:
-        body = tokeniser.encode(message["content"].strip(), add_special_tokens=False).ids
-        end = token_id(tokeniser, END)
-        ids += [token_id(tokeniser, f"<|{message['role']}|>"), *body, end]
+        body = tokenizer.encode(message["content"].strip(), add_special_tokens=False).ids
+        end = token_id(tokenizer, END)
+        ids += [token_id(tokenizer, f"<|{message['role']}|>"), *body, end]
         own = message["role"] == "assistant"
         written += [False, *[own] * (len(body) + 1)]
     return ids, written
 
 
-def encode_prompt(tokeniser: Tokenizer, messages: list[Message]) -> list[int]:
+def encode_prompt(tokenizer: Tokenizer, messages: list[Message]) -> list[int]:
     """Return token ids of a conversation, up to the start of the assistant's answer."""
-    ids, _ = encode_turns(tokeniser, messages)
-    return [*ids, token_id(tokeniser, ASSISTANT)]
+    ids, _ = encode_turns(tokenizer, messages)
+    return [*ids, token_id(tokenizer, ASSISTANT)]

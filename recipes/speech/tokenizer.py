@@ -13,7 +13,7 @@ from typing import Final
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from ..assistant.tokeniser import token_id
+from ..assistant.tokenizer import token_id
 
 END: Final = "<|endoftext|>"
 START: Final = "<|startoftranscript|>"
@@ -34,36 +34,36 @@ _SPLIT: Final = r"'(?:s|t|re|ve|m|ll|d)\b| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s
 _NO_SPEECH_SYMBOLS: Final = (" -", " '")
 
 
-def train_tokeniser(texts: Iterable[str], text_tokens: int, window_seconds: float) -> Tokenizer:
+def train_tokenizer(texts: Iterable[str], text_tokens: int, window_seconds: float) -> Tokenizer:
     """Train on transcripts. Every byte has a token, so any text survives a round trip.
 
     Raises:
         ValueError: they have too few different words for this vocabulary size.
     """
-    tokeniser = Tokenizer(models.BPE())
-    tokeniser.pre_tokenizer = pre_tokenizers.Sequence(
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    tokeniser.decoder = decoders.ByteLevel()
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=text_tokens,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokeniser.train_from_iterator(_with_symbols(texts), trainer)
-    if tokeniser.get_vocab_size() < text_tokens:
-        found = tokeniser.get_vocab_size()
+    tokenizer.train_from_iterator(_with_symbols(texts), trainer)
+    if tokenizer.get_vocab_size() < text_tokens:
+        found = tokenizer.get_vocab_size()
         raise ValueError(
             f"the texts have {found} tokens, {text_tokens} are wanted: give more texts"
         )
     steps = round(window_seconds / TIME_STEP) + 1
     times = [f"<|{step * TIME_STEP:.2f}|>" for step in range(steps)]
-    tokeniser.add_special_tokens([AddedToken(name, special=True) for name in SPECIAL])
-    tokeniser.add_tokens([AddedToken(name, special=False) for name in times])
-    return tokeniser
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in SPECIAL])
+    tokenizer.add_tokens([AddedToken(name, special=False) for name in times])
+    return tokenizer
 
 
 def _with_symbols(texts: Iterable[str]) -> Iterator[str]:
@@ -72,15 +72,15 @@ def _with_symbols(texts: Iterable[str]) -> Iterator[str]:
         yield from _NO_SPEECH_SYMBOLS
 
 
-def time_id(tokeniser: Tokenizer, seconds: float) -> int:
+def time_id(tokenizer: Tokenizer, seconds: float) -> int:
     """Return the id of the timestamp nearest to a time."""
-    return token_id(tokeniser, "<|0.00|>") + round(seconds / TIME_STEP)
+    return token_id(tokenizer, "<|0.00|>") + round(seconds / TIME_STEP)
 
 
-def save_tokeniser(tokeniser: Tokenizer, folder: Path, max_length: int) -> None:
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
     """Write `tokenizer.json` and `tokenizer_config.json`."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokeniser.save(str(folder / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "WhisperTokenizer",
         "processor_class": "WhisperProcessor",

