@@ -446,8 +446,8 @@ def main() -> None:
         table = Table("sequences", "acceptance", "without", "ratio", "predicted")
         for curve in curves:
             for point in curve.points:
-                cells = (f"{n:.2f}" for n in (point.plain, point.ratio, point.predicted))
-                table.add_row(str(curve.sequences), f"{point.rate:.0%}", *cells)
+                shown = (f"{n:.2f}" for n in (point.plain, point.ratio, point.predicted))
+                table.add_row(str(curve.sequences), f"{point.rate:.0%}", *shown)
         figures = figures_of_curves(options.name, curves)
     Console().print(table)
     if options.results:
