@@ -11,7 +11,7 @@ from galley.gateway.caller import Caller
 from galley.gateway.served import ServedModel
 from galley.gateway.speaking import Speaking
 from galley.protocols.openai.speech.schemas import SpeechRequest
-from galley.protocols.openai.usage import told_receipt
+from galley.protocols.openai.usage import receipt_fields
 from galley.tts.encode import encoder
 
 SPEECH: Final = "/v1/audio/speech"
@@ -71,7 +71,7 @@ class Speech:
             "input_tokens": characters,
             "output_tokens": audio,
             "total_tokens": characters + audio,
-            **told_receipt(self._call.receipt),
+            **receipt_fields(self._call.receipt),
         }
         yield {"type": "speech.audio.done", "usage": usage}
 
