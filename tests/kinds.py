@@ -8,12 +8,13 @@ TESTS: Final = Path(__file__).parent
 KINDS: Final[dict[str, frozenset[str]]] = {
     "unit": frozenset(
         {"fuzz", "gateway", "graph", "plan", "quant", "redact", "speculation", "text", "tools"}
+        | {"tts"}
     ),
     "model": frozenset(
         {"adapters", "calibration", "embedding", "engine", "formats", "grammar", "models", "native"}
         | {"ops", "quality", "runtimes", "speech", "train"}
         | {"test_llm.py", "test_llm_evaluate.py", "test_llm_first_day.py", "test_llm_tools.py"}
-        | {"test_real_models.py"}
+        | {"test_real_models.py", "test_real_voice.py"}
     ),
     "process": frozenset(
         {

@@ -159,6 +159,32 @@ def _sizes(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
+@bench_group.command("speak", cls=Command)
+@with_flags(EngineSettings)
+@click.argument("model", required=True, help="the .onnx file of a Piper voice")
+@click.option("--text", default="", help="sentence to speak; default: one of twenty words")
+@_count("--repeats", default=7, help="measurements of each figure")
+@_json_option
+def speak(flags: Flags, model: str, text: str, repeats: int, json_file: Path | None) -> None:
+    """Measure how soon a voice begins to speak a sentence, and its real-time factor."""
+    settings = flags.settings(model=model)
+    start_logging(settings)
+    check_folders(json=json_file)
+    from galley.bench.speech_out import SENTENCE, bench_speech_out
+    from galley.llm.speaker import Speaker
+
+    with Speaker(settings) as speaker:
+        found = bench_speech_out(speaker, text or SENTENCE, repeats)
+    first, factor, audio = found.first_audio_seconds, found.real_time_factor, found.audio_seconds
+    rows = [
+        ("first audio, ms", *_figures(first, 1e-3)),
+        ("audio, s", *_figures(audio, 1)),
+        ("real-time factor", f"{factor.median:.3f}", f"{factor.low:.3f} to {factor.high:.3f}"),
+    ]
+    print(table((f"a sentence of {found.words} words", "median", "lowest to highest"), rows))
+    write_json(json_file, {"speech": found})
+
+
 def _measure(threads: int | None, memory_mib: int, repeats: int) -> "Machine":
     from galley.ops.executor import executor_factory
 

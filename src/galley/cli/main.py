@@ -26,6 +26,7 @@ from galley.cli.quantize import quantize
 from galley.cli.replay import replay
 from galley.cli.run import run
 from galley.cli.serve import serve
+from galley.cli.speak import speak
 from galley.cli.transcribe import transcribe
 from galley.errors import GalleyError, SettingsError
 
@@ -51,6 +52,7 @@ for command in (
     batch,
     embed,
     transcribe,
+    speak,
     plan,
     doctor,
     graph,

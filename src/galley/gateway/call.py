@@ -293,6 +293,25 @@ class Call:
         self._record(audio_seconds=audio, **facts, generated=self.generated, finish=reason)
         self._present(whole=reason == "stop")
 
+    def speech_begun(self) -> None:
+        """Record that the first audio of a spoken text is there."""
+        waited = time.monotonic() - self.caller.arrived
+        self.served.metrics.speech_begun(self.endpoint, waited)
+        self.caller.record.setdefault("first_audio_ms", round(1000 * waited, 3))
+
+    def speech_ended(self, seconds: float, reason: str, *, characters: int) -> None:
+        """Record the end of a spoken text: "stop", "cancelled" or "error".
+
+        Args:
+            seconds: length of its audio.
+            reason: how it ended.
+            characters: length of the text.
+        """
+        work = self.receipt.engine_seconds
+        self.served.metrics.speech_ended(self.endpoint, audio=seconds, work=work, reason=reason)
+        self._record(audio_seconds=round(seconds, 1), characters=characters, finish=reason)
+        self._present(whole=reason == "stop")
+
     def recording_done(self, seconds: float) -> None:
         """Record that the transcript of a recording of ``seconds`` is complete."""
         work = time.monotonic() - self.caller.arrived

@@ -177,6 +177,24 @@ class ModelMetrics:
         self._families.audio.labels(self._name, endpoint).inc(seconds)
         self.sequence_finished(endpoint, reason)
 
+    def speech_begun(self, endpoint: str, seconds: float) -> None:
+        """Record a spoken text's first audio, ``seconds`` after its request arrived."""
+        self._families.first_audio.labels(self._name, endpoint).observe(seconds)
+
+    def speech_ended(self, endpoint: str, *, audio: float, work: float, reason: str) -> None:
+        """Count a spoken text that has ended.
+
+        Args:
+            endpoint: the route.
+            audio: seconds of its audio.
+            work: seconds that the engine worked for it.
+            reason: see :meth:`sequence_finished`.
+        """
+        self._families.spoken.labels(self._name, endpoint).inc(audio)
+        if audio and reason == "stop":
+            self._families.speech_factor.labels(self._name, endpoint).observe(work / audio)
+        self.sequence_finished(endpoint, reason)
+
     def recording_done(self, endpoint: str, *, audio: float, work: float) -> None:
         """Record that ``audio`` seconds were transcribed ``work`` seconds after the request arrived."""
         self._families.real_time.labels(self._name, endpoint).observe(work / audio)
@@ -212,6 +230,13 @@ class _Families:
             "galley_audio_real_time_factor",
             "Request duration per second of audio",
             FACTORS,
+        )
+        self.spoken = counter("galley_speech_seconds", "Audio of spoken texts", "endpoint")
+        self.speech_factor = histogram(
+            "galley_speech_real_time_factor", "Engine time per second of spoken audio", FACTORS
+        )
+        self.first_audio = histogram(
+            "galley_time_to_first_audio_seconds", "From arrival to the first audio of a spoken text"
         )
         self.first_token = histogram(
             "galley_time_to_first_token_seconds", "From arrival to the first token"

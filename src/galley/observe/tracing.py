@@ -31,6 +31,7 @@ _OPERATIONS: Final = {
     "/score": "rerank",
     "/v1/audio/transcriptions": "transcription",
     "/v1/audio/translations": "translation",
+    "/v1/audio/speech": "speech",
     "/v1/realtime": "transcription",
 }
 """Route -> ``gen_ai.operation.name``. Requests of other routes have no span."""

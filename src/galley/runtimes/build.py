@@ -22,7 +22,7 @@ from galley.types.model_info import ModelInfo, OnLedger, TensorInfo
 
 log = logging.getLogger("galley.runtimes")
 
-_OF_TEXT: Final = {
+OF_TEXT: Final = {
     "dtype": "auto",
     "quantize": "auto",
     "activations": "auto",
@@ -77,7 +77,7 @@ class TensorLoader(Generic[Options]):
         options = settings.options_as(self.options)
         refuse_settings(
             settings,
-            _OF_TEXT,
+            OF_TEXT,
             f"is a model of tensors, which {self.executor} computes: leave it out for this model; "
             "engine_options has the settings of such models",
         )

@@ -34,6 +34,7 @@ from galley.protocols.openai.embeddings import routes as embeddings
 from galley.protocols.openai.models import routes as models
 from galley.protocols.openai.realtime import routes as realtime
 from galley.protocols.openai.responses import routes as responses
+from galley.protocols.openai.speech import routes as speech
 from galley.protocols.openai.tokens import routes as tokens
 from galley.server import adapters, admin, health, page_files
 from galley.server.access import AccessLog
@@ -54,7 +55,7 @@ class Served(Protocol):
 
 PROTOCOLS: tuple[Served, ...] = (
     *(chat, completions, responses, anthropic, ollama, ollama_create, ollama_embed),
-    *(embeddings, audio, models, tokens, oip, oip_repository, oip_generate, kserve, health),
+    *(embeddings, audio, speech, models, tokens, oip, oip_repository, oip_generate, kserve, health),
 )
 """Modules of routes for users of the models."""
 

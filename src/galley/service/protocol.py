@@ -20,6 +20,7 @@ from galley.settings.engine_choice import (
     ONNX_ENGINE,
     OPENVINO_ENGINE,
     SKLEARN_ENGINE,
+    VOICE_ENGINE,
     XGBOOST_ENGINE,
 )
 from galley.types import Adapter, EngineRequest, OnPhase, Output
@@ -35,6 +36,7 @@ ENGINES: Final[Mapping[str, str]] = {
     LIGHTGBM_ENGINE: "galley.runtimes.lightgbm:load",
     SKLEARN_ENGINE: "galley.runtimes.sklearn:load",
     OPENVINO_ENGINE: "galley.runtimes.openvino:load",
+    VOICE_ENGINE: "galley.runtimes.piper:load",
 }
 """Name -> ``module:function`` of Galley's own loaders."""
 
@@ -42,9 +44,9 @@ ENGINES: Final[Mapping[str, str]] = {
 class Engine(Protocol):
     """A loaded model that processes requests. It is called from one thread and need not be thread-safe.
 
-    Requests come from :mod:`galley.service.requests`, ``speech_requests``, ``vector_requests`` or
-    ``tensor_requests``, so their payloads match the tasks in :attr:`info`, and their token ids, lengths,
-    audio and tensors fit the model.
+    Requests come from :mod:`galley.service.requests`, ``speech_requests``, ``vector_requests``,
+    ``tensor_requests`` or ``voice_requests``, so their payloads match the tasks in :attr:`info`, and
+    their token ids, lengths, audio, tensors and voices fit the model.
     An engine that cannot honour a request answers it with an Output whose ``finish_reason`` is "error".
 
     A request that kills the process is retried in a new one (see ``quarantine.py``): a resubmitted

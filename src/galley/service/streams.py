@@ -10,7 +10,7 @@ import msgspec
 
 from galley.service.admission import Claim
 from galley.service.unread import Unread
-from galley.types import EngineRequest, Output, Timing
+from galley.types import Audio, EngineRequest, Output, Timing
 
 
 @dataclass(slots=True)
@@ -30,6 +30,7 @@ class Unfinished:
     submitted: float
     timer: asyncio.TimerHandle | None = None
     tokens: list[int] = field(default_factory=list)
+    samples: int = 0
     first_token: float = 0.0
     cached: int = 0
     answered: bool = False
@@ -39,13 +40,17 @@ class Unfinished:
         """Return the request for a new engine, which does not recompute what the first Output brought."""
         if not self.resumed:
             return self.request
-        payload = self.request.payload.resumed(self.tokens, answered=self.answered)
+        payload = self.request.payload.resumed(
+            self.tokens, answered=self.answered, samples=self.samples
+        )
         return msgspec.structs.replace(self.request, payload=payload)
 
     def take(self, output: Output) -> None:
         """Pass an Output to the reader, corrected as if a single engine had served the whole request."""
         now = time.monotonic()
         self.tokens.extend(output.tokens)
+        if isinstance(output.result, Audio):
+            self.samples += output.result.samples
         if not self.answered:
             self.answered, self.cached, self.first_token = True, output.cached_tokens, now
         if self.resumed:

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from galley.errors import GalleyError, SlowReader
-from galley.types import Output, Result, Tensors, Tokens
+from galley.types import Audio, Output, Result, Tensors, Tokens
 
 T = TypeVar("T")
 
@@ -146,7 +146,9 @@ def as_one(outputs: Sequence[Output]) -> Output:
 
 
 def _result(results: Sequence[Result | None]) -> Result | None:
-    """Merge tokens into one result; any other result arrives whole, and last."""
+    """Merge tokens, or audio, into one result; any other result arrives whole, and last."""
+    if audio := [result.data for result in results if isinstance(result, Audio)]:
+        return Audio(b"".join(audio))
     parts = [result for result in results if isinstance(result, Tokens)]
     if not parts:
         return results[-1]

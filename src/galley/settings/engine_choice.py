@@ -11,6 +11,7 @@ XGBOOST_ENGINE: Final = "xgboost"
 LIGHTGBM_ENGINE: Final = "lightgbm"
 SKLEARN_ENGINE: Final = "sklearn"
 OPENVINO_ENGINE: Final = "openvino"
+VOICE_ENGINE: Final = "voice"
 LLAMA_CPP_ENGINE: Final = "llama.cpp"
 
 OPENVINO_FILE: Final = "openvino_model.xml"
@@ -62,7 +63,8 @@ def engine_of(model: str) -> str:
     if any(file.name == OPENVINO_FILE for file in files):
         return OPENVINO_ENGINE
     engines = {_engine_of_file(file) for file in files} - {None}
-    found = (engine for engine in ENGINE_OF_SUFFIX.values() if engine in engines)
+    known = (VOICE_ENGINE, *ENGINE_OF_SUFFIX.values())
+    found = (engine for engine in known if engine in engines)
     return next(found, NATIVE_ENGINE)
 
 
@@ -78,9 +80,16 @@ def conversion_of(path: Path) -> str | None:
     return CONVERTED.get(path.suffix.lower()) if path.is_file() else None
 
 
+def voice_config(path: Path) -> Path:
+    """Return the place of the configuration of a Piper voice, next to its model."""
+    return path.with_name(f"{path.name}.json")
+
+
 def _engine_of_file(path: Path) -> str | None:
     suffix = path.suffix.lower()
     engine = ENGINE_OF_SUFFIX.get(suffix)
+    if engine == ONNX_ENGINE and _is_file(voice_config(path)):
+        return VOICE_ENGINE
     beginning = _BEGINNINGS.get(suffix)
     if beginning is None:
         return engine
@@ -89,3 +98,10 @@ def _engine_of_file(path: Path) -> str | None:
             return engine if file.read(len(beginning)) == beginning else None
     except (OSError, ValueError, RuntimeError):
         return None
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.expanduser().is_file()
+    except (OSError, ValueError, RuntimeError):
+        return False

@@ -5,6 +5,7 @@ values only: no tensors, no callables.
 """
 
 from galley.types.outputs import (
+    Audio,
     FinishReason,
     Output,
     Result,
@@ -24,6 +25,7 @@ from galley.types.requests import (
     Generate,
     Payload,
     Predict,
+    Speak,
     Task,
     Transcribe,
     Written,
@@ -49,6 +51,7 @@ from galley.types.sizes import (
 from galley.types.tensors import Datatype, Tensor, TensorSpec
 
 __all__ = [
+    "Audio",
     "Align",
     "Decoded",
     "Transcribe",
@@ -76,6 +79,7 @@ __all__ = [
     "Result",
     "SamplingDefaults",
     "SamplingParams",
+    "Speak",
     "Task",
     "Tensor",
     "TensorSpec",

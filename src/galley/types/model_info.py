@@ -291,6 +291,24 @@ class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):
     platform: str = ""
 
 
+class VoiceInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Properties of a model that speaks.
+
+    Attributes:
+        sample_rate: samples per second of its audio.
+        voices: names of its voices, at least one; the first is the default.
+        aliases: further names -> voice.
+        languages: languages that it speaks, as BCP 47 tags; the first is the default.
+        streams: whether the first audio of a text does not wait for the last.
+    """
+
+    sample_rate: int
+    voices: tuple[str, ...]
+    aliases: dict[str, str] = {}
+    languages: tuple[str, ...] = ()
+    streams: bool = False
+
+
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Properties that a ready engine reports: those of every model, and parts that only some models have.
 
@@ -307,6 +325,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         speech: input format and special tokens of a model that transcribes, which has ``text``, too.
         vectors: properties of a model that embeds or reranks texts, which has ``text``, too.
         tensors: inputs and outputs of a model of tensors.
+        voice: voices and sample rate of a model that speaks.
     """
 
     name: str
@@ -322,6 +341,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     speech: SpeechInfo | None = None
     vectors: VectorInfo | None = None
     tensors: TensorInfo | None = None
+    voice: VoiceInfo | None = None
 
     def require_text(self) -> TextInfo:
         """Return ``text``. Raises RequestError if the model has none."""

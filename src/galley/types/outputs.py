@@ -72,7 +72,23 @@ class Tensors(msgspec.Struct, frozen=True, tag="tensors"):
     outputs: tuple[Tensor, ...]
 
 
-Result: TypeAlias = Tokens | Vector | Alignment | Tensors
+class Audio(msgspec.Struct, frozen=True, tag="audio"):
+    """Speech that a step adds to a spoken text.
+
+    Attributes:
+        data: new samples since the last Output: 16-bit integers in little-endian order, mono, at the
+            model's :attr:`~galley.types.model_info.VoiceInfo.sample_rate`.
+    """
+
+    data: bytes
+
+    @property
+    def samples(self) -> int:
+        """Return the number of samples."""
+        return len(self.data) // 2
+
+
+Result: TypeAlias = Tokens | Vector | Alignment | Tensors | Audio
 """The result of a request, by its kind. A new kind is a tagged struct that is added to this union."""
 
 _NO_TOKENS = Tokens()

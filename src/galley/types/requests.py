@@ -12,11 +12,20 @@ LIVE_PRIORITY: Final = -1000
 """Priority of live audio, before every priority that an API request can set."""
 
 Task = Literal[
-    "generate", "score", "transcribe", "translate", "align", "embed", "rerank", "predict"
+    "generate",
+    "score",
+    "transcribe",
+    "translate",
+    "align",
+    "embed",
+    "rerank",
+    "predict",
+    "speak",
 ]
 """Tasks of a model: to continue a text, to report the log-probabilities of a given text's tokens, to
 transcribe speech in its language or translate it into English, to time the tokens of a given transcript, to
-embed a text as a vector, to score how well a text answers another, and to compute tensors from tensors."""
+embed a text as a vector, to score how well a text answers another, to compute tensors from tensors, and to
+speak a text."""
 
 
 class Adapter(msgspec.Struct, frozen=True):
@@ -47,11 +56,12 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return the maximum number of output tokens."""
         return 0
 
-    def resumed(self, tokens: list[int], *, answered: bool) -> Self:
+    def resumed(self, tokens: list[int], *, answered: bool, samples: int = 0) -> Self:
         """Return the payload to submit to a new engine after the last one died.
 
         Args:
             tokens: tokens delivered so far.
+            samples: samples of audio delivered so far.
             answered: whether an Output has arrived; the contents of the first one are not computed again.
         """
         return self
@@ -86,7 +96,7 @@ class Generate(Payload, frozen=True, kw_only=True, tag="generate"):
         """Return ``max_tokens``."""
         return self.sampling.max_tokens or 0
 
-    def resumed(self, tokens: list[int], *, answered: bool) -> Self:
+    def resumed(self, tokens: list[int], *, answered: bool, samples: int = 0) -> Self:
         """Return the payload with the delivered tokens as its output."""
         sampling = self.sampling
         if answered:
@@ -120,7 +130,7 @@ class Transcribe(Payload, frozen=True, kw_only=True, tag="transcribe"):
         """Return ``max_tokens``."""
         return self.sampling.max_tokens or 0
 
-    def resumed(self, tokens: list[int], *, answered: bool) -> Self:
+    def resumed(self, tokens: list[int], *, answered: bool, samples: int = 0) -> Self:
         """Return the payload with the delivered tokens as its output."""
         sampling, rules = self.sampling, self.rules
         if answered:
@@ -184,13 +194,40 @@ class Predict(Payload, frozen=True, kw_only=True, tag="predict"):
         return self.rows
 
 
+class Speak(Payload, frozen=True, kw_only=True, tag="speak"):
+    """A sentence or clause to speak; a text is several of these.
+
+    Attributes:
+        text: what to say, with abbreviations and the like written out.
+        voice: one of the model's :attr:`~galley.types.model_info.VoiceInfo.voices`.
+        speed: 1: the voice's own pace; 2: twice as fast.
+        ahead: seconds of audio that the listener has yet to hear of what came before.
+        samples: number of samples that have been delivered, when a request is resubmitted to a new engine.
+    """
+
+    text: str
+    voice: str
+    speed: float = 1.0
+    ahead: float = 0.0
+    samples: int = 0
+
+    @property
+    def reads(self) -> int:
+        """Return the number of characters."""
+        return len(self.text)
+
+    def resumed(self, tokens: list[int], *, answered: bool, samples: int = 0) -> Self:
+        """Return the payload with the samples to leave out."""
+        return msgspec.structs.replace(self, samples=samples)
+
+
 Written: TypeAlias = Generate | Transcribe
 """Payloads that produce tokens, sampled one after another."""
 
 Decoded: TypeAlias = Written | Align
 """Payloads that a decoder runs for: a sequence of tokens with keys and values."""
 
-AnyPayload: TypeAlias = Generate | Transcribe | Align | Embed | Predict
+AnyPayload: TypeAlias = Generate | Transcribe | Align | Embed | Predict | Speak
 """Any payload. A new kind of request is a tagged struct above that is added to this union."""
 
 

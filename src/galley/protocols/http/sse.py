@@ -47,6 +47,30 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(task, watch, return_exceptions=True)
 
 
+async def begun(receive: Receive, parts: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    """Wait for the first of an answer's parts, and return all of them.
+
+    An error before the first part can still be reported by the status line.
+
+    Raises:
+        ClientGone: the client hung up first.
+        Exception: whatever the generator raises.
+    """
+
+    async def first() -> T:
+        return await anext(parts)
+
+    found = await while_connected(receive, first())
+
+    async def all_parts() -> AsyncGenerator[T, None]:
+        async with aclosing(parts):
+            yield found
+            async for part in parts:
+                yield part
+
+    return all_parts()
+
+
 class EventStream(Response):
     """``events``, each as one ``data:`` line, then ``[DONE]``; an error midway is sent as an event.
 

@@ -1,8 +1,7 @@
 """``POST /v1/audio/transcriptions`` and ``/v1/audio/translations``: transcripts of recordings."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import ExitStack, aclosing, suppress
+from contextlib import ExitStack, suppress
 from typing import Any, Final, Literal
 
 import msgspec
@@ -19,8 +18,8 @@ from galley.protocols.http.budget import ByteBudget
 from galley.protocols.http.caller import caller_of
 from galley.protocols.http.forms import Upload, read_form
 from galley.protocols.http.openapi import Operation
-from galley.protocols.http.sse import EventStream, while_connected
-from galley.protocols.openai.audio.answers import ENDPOINTS, Event, Transcript
+from galley.protocols.http.sse import EventStream, begun, while_connected
+from galley.protocols.openai.audio.answers import ENDPOINTS, Transcript
 from galley.protocols.openai.audio.schemas import TranscriptionRequest, TranslationRequest
 
 _MEDIA_TYPES: Final = {
@@ -90,10 +89,8 @@ async def _answer(
         transcript = await while_connected(request.receive, begin)
         held.callback(transcript.close)
         if form.stream:
-            events = transcript.events()
-            # An error before the first event can still be reported by the status line.
-            first = await while_connected(request.receive, _next(events))
-            return EventStream(_from(first, events), held.pop_all().close)
+            events = await begun(request.receive, transcript.events())
+            return EventStream(events, held.pop_all().close)
         page = await while_connected(request.receive, transcript.page(form))
     return Response(page, media_type=_MEDIA_TYPES[form.response_format])
 
@@ -142,14 +139,3 @@ def require_extra() -> None:
         raise ApiError(
             501, str(error), type="internal_error", code="speech_not_installed"
         ) from error
-
-
-async def _next(events: AsyncGenerator[Event, None]) -> Event:
-    return await anext(events)
-
-
-async def _from(first: Event, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
-    async with aclosing(events):
-        yield first
-        async for event in events:
-            yield event

@@ -1,6 +1,6 @@
 """Answers that list the served models, field by field."""
 
-from typing import Literal, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 from galley.types import Task
 from galley.types.model_info import WeightReceipt
@@ -16,8 +16,8 @@ class ModelCard(TypedDict):
     bytes. `expires_at` is the Unix time at which a model that was loaded on request is unloaded if
     nobody requests it; null if it stays loaded. `engine` is the library that runs a loaded model, and
     `unsupported_parameters` are the sampling parameters that it does not honour. `parent` is the model to
-    which a LoRA adapter is
-    applied, or of which this is a further name.
+    which a LoRA adapter is applied, or of which this is a further name. `voices` are the names that
+    `/v1/audio/speech` takes; only a loaded model that speaks has them.
     """
 
     id: str
@@ -33,6 +33,7 @@ class ModelCard(TypedDict):
     engine: str | None
     unsupported_parameters: list[str]
     parent: str | None
+    voices: NotRequired[list[str]]
 
 
 class ModelList(TypedDict):

@@ -98,7 +98,7 @@ def card(models: Registry, served: ServedModel) -> ModelCard:
         }
     backend = served.backend()
     info, ledger = backend.engine.info, served.ledger
-    return {
+    loaded: ModelCard = {
         "id": served.name,
         "object": "model",
         "created": backend.created,
@@ -113,6 +113,9 @@ def card(models: Registry, served: ServedModel) -> ModelCard:
         "unsupported_parameters": _unsupported(info),
         "parent": None,
     }
+    if info.voice is not None:
+        loaded["voices"] = [*info.voice.voices, *info.voice.aliases]
+    return loaded
 
 
 def _card_of(models: Registry, name: str) -> ModelCard:

@@ -1,0 +1,135 @@
+"""Parts of an ONNX graph as models of their own (package ``onnx``)."""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from galley.errors import CheckpointError
+from galley.runtimes.library import import_library
+
+
+class Graph:
+    """The graph of an ONNX model.
+
+    Attributes:
+        inputs, outputs: names of its inputs and outputs.
+    """
+
+    def __init__(self, onnx: Any, model: Any) -> None:
+        """Wrap a parsed model; :meth:`read` calls this."""
+        self._onnx = onnx
+        self._model = model
+        self._weights = {weight.name: weight for weight in model.graph.initializer}
+        self.inputs = [one.name for one in model.graph.input if one.name not in self._weights]
+        self.outputs = [one.name for one in model.graph.output]
+
+    @classmethod
+    def read(cls, file: Path) -> "Graph":
+        """Read a file; its weights must be in it.
+
+        Raises:
+            CheckpointError: it is no ONNX model.
+            SettingsError: onnx is not installed.
+        """
+        onnx = import_library("onnx", "voice", "voice")
+        try:
+            model = onnx.load(str(file), load_external_data=False)
+        except Exception as error:  # protobuf's errors depend on its version
+            raise CheckpointError(f"this is no ONNX model: {error}", file=str(file)) from error
+        if any(weight.external_data for weight in model.graph.initializer):
+            raise CheckpointError("its weights are in other files; save it as one", file=str(file))
+        return cls(onnx, model)
+
+    def whole(self) -> bytes:
+        """Return the model."""
+        data: bytes = self._model.SerializeToString()
+        return data
+
+    def input_of_weight(self, weight: str) -> str | None:
+        """Return the value that the first op with this weight is applied to; None: there is no such op."""
+        for node in self._model.graph.node:
+            if weight in node.input[1:]:
+                return str(node.input[0])
+        return None
+
+    def first_input_of(self, prefix: str) -> str | None:
+        """Return the value that enters the ops whose weights begin with ``prefix``; None: there are none.
+
+        It is the one that is not made by an op of the same scope, which exporters name after the module.
+        """
+        scope = "/" + prefix.partition(".")[0] + "/"
+        made = {n for node in self._model.graph.node if scope in node.name for n in node.output}
+        for node in self._model.graph.node:
+            if scope in node.name:
+                for name in node.input:
+                    if (
+                        name
+                        and name not in made
+                        and name not in self._weights
+                        and not self._is_constant(name)
+                    ):
+                        return str(name)
+        return None
+
+    def after(
+        self, inputs: Collection[str], outputs: Collection[str], *, stop: str | None = None
+    ) -> tuple[list[Any], list[str]]:
+        """Return the ops that depend on ``inputs`` and that ``outputs`` need, and the values they take.
+
+        Args:
+            inputs: names of values.
+            outputs: names of values.
+            stop: ops that depend on this value are left out.
+        """
+        reached, beyond = set(inputs), {stop} if stop else set()
+        nodes = []
+        for node in self._model.graph.node:
+            if beyond.intersection(node.input):
+                beyond.update(node.output)
+            elif reached.intersection(node.input) or not any(node.input):
+                nodes.append(node)
+                if any(node.input):
+                    reached.update(node.output)
+        needed, kept = set(outputs), []
+        for node in reversed(nodes):
+            if needed.intersection(node.output):
+                kept.append(node)
+                needed.update(node.input)
+        kept.reverse()
+        made = {name for node in kept for name in node.output}
+        taken = dict.fromkeys(name for node in kept for name in node.input if name)
+        return kept, [n for n in taken if n not in made and n not in self._weights]
+
+    def part(self, nodes: Sequence[Any], inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
+        """Return a model of some of the ops.
+
+        Args:
+            nodes: from :meth:`after`.
+            inputs, outputs: names of the part's inputs and outputs; the types of those that are not the
+                model's own are inferred by onnxruntime.
+        """
+        helper, own = self._onnx.helper, self._model.graph
+        known = {one.name: one for one in [*own.input, *own.output]}
+        float32 = self._onnx.TensorProto.FLOAT
+
+        def value(name: str) -> Any:
+            return known.get(name) or helper.make_tensor_value_info(name, float32, None)
+
+        used = {name for node in nodes for name in node.input}
+        graph = helper.make_graph(
+            nodes,
+            "part",
+            [value(name) for name in inputs],
+            [value(name) for name in outputs],
+            [weight for name, weight in self._weights.items() if name in used],
+        )
+        model = helper.make_model(
+            graph, opset_imports=self._model.opset_import, ir_version=self._model.ir_version
+        )
+        data: bytes = model.SerializeToString()
+        return data
+
+    def _is_constant(self, name: str) -> bool:
+        return any(
+            node.op_type == "Constant" and name in node.output for node in self._model.graph.node
+        )

