@@ -133,6 +133,8 @@ def test_the_wheel_leaves_out_what_is_there_and_what_can_be_had_elsewhere() -> N
     for pattern in BUILD["wheel"]["exclude"]:
         assert (ROOT / "src" / pattern).is_file(), pattern
     assert BUILD["wheel"]["exclude"] == [
+        "galley/demo/draft/model.safetensors",
+        "galley/demo/draft/tokenizer.json",
         "galley/demo/speech/model/model.safetensors",
         "galley/demo/speech/model/tokenizer.json",
     ]

@@ -153,17 +153,18 @@ def _bundled(name: str) -> Path:
     from galley.demo import DRAFT_DIR, EMBED_DIR, MODEL_DIR
     from galley.demo.speech import SPEECH_MODEL_DIR
 
-    if name == BUNDLED_SPEECH and not (SPEECH_MODEL_DIR / "model.safetensors").exists():
-        raise ModelNotFound(
-            f"{BUNDLED_SPEECH} is part of Galley's source tree, but not of its wheel; "
-            "run from a checkout (make run), or choose another speech model"
-        )
     others = {
         BUNDLED_DRAFT: DRAFT_DIR,
         BUNDLED_EMBED: EMBED_DIR,
         BUNDLED_SPEECH: SPEECH_MODEL_DIR,
     }
-    return others.get(name, MODEL_DIR)
+    folder = others.get(name, MODEL_DIR)
+    if not (folder / "model.safetensors").exists():
+        raise ModelNotFound(
+            f"{name} is part of Galley's source tree, but not of its wheel; "
+            "run from a checkout (make run), or choose another model"
+        )
+    return folder
 
 
 def resolve_config(model: str, *, revision: str = "main") -> Path:
