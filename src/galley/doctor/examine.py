@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from galley.doctor import cores, gpu, memory, process, processor, runtimes, storage
+from galley.doctor import cores, gpu, gpu_state, memory, process, processor, runtimes, storage
 from galley.doctor.findings import Context, Finding
 
 Check = Callable[[Context], list[Finding]]
@@ -12,6 +12,7 @@ _CHECKS: Final[tuple[Check, ...]] = (
     cores.check,
     memory.check,
     gpu.check,
+    gpu_state.check,
     runtimes.check,
     process.check,
 )

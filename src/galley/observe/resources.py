@@ -71,7 +71,7 @@ def _resident_bytes(pid: int) -> int:
 
 
 @cache
-def _nvml() -> Any:
+def load_nvml() -> Any:
     """Initialize and return NVIDIA's NVML; None without a driver or the package ``nvidia-ml-py``."""
     try:
         import pynvml
@@ -83,7 +83,7 @@ def _nvml() -> Any:
 
 
 def _gpus() -> Iterator[Metric]:
-    nvml = _nvml()
+    nvml = load_nvml()
     if nvml is None:
         return
     families = {
