@@ -32,7 +32,7 @@ STAND_IN = SimpleNamespace(
 
 def test_gpus_have_their_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "galley_gpu" not in Metrics().render().decode() or resources.load_nvml() is not None
-    monkeypatch.setattr(resources, "nvml", lambda: STAND_IN)
+    monkeypatch.setattr(resources, "load_nvml", lambda: STAND_IN)
     page = Metrics().render().decode()
     assert 'galley_gpu_memory_used_bytes{gpu="1",name="GPU 1"} 11.0' in page
     assert 'galley_gpu_utilization_ratio{gpu="0",name="GPU 0"} 0.5' in page
