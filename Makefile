@@ -1,4 +1,4 @@
-# make run    serve the bundled models, show what they answer, keep serving
+# make run    serve the bundled models, print their answers, keep serving
 # make test   every check that a change must pass (the same as .ci/run)
 # make help   all targets
 
@@ -125,8 +125,8 @@ demo-speech-model: $(VENV)/.installed-dev
 clean:
 	rm -rf $(VENV) $(VENV)-clients $(VENV)-docs dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-# The stamps make a second run quick; a change of the pins installs again.
-# So does a change of the native code, which is compiled then.
+# The stamps make a second run quick. A change of the pins, or of the native code, installs
+# (and compiles) again.
 NATIVE := $(shell find native -type f)
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
@@ -160,7 +160,7 @@ $(VENV)/.installed-gpu: $(VENV)/.installed-dev
 	@$(PIP) --editable '.[gpu]'
 	@touch $@
 
-# uv, because pip tries version after version of what these clients want, for more than half an hour.
+# uv, because pip takes more than half an hour to resolve the dependencies of these clients.
 $(VENV)-clients/.installed: pyproject.toml $(NATIVE) | $(BIN)/python
 	@$(PYTHON) -m venv $(VENV)-clients
 	@$(VENV)-clients/bin/python -m pip install --quiet --disable-pip-version-check uv

@@ -45,7 +45,7 @@ class Heard:
     text: str = ""
     arrived: list[float] = field(default_factory=list)
     contradictions: int = 0
-    """Turns whose transcript was not their deltas joined."""
+    """Turns whose transcript differed from their concatenated deltas."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ async def _stream(server: str, samples: np.ndarray[Any, Any], interim: bool) -> 
         if interim:
             session["include"] = ["item.input_audio_transcription.interim"]
         await socket.send(json.dumps({"type": "session.update", "session": session}))
-        # The first message waits for what the server loads with the first stream.
+        # The first message waits while the server loads what the first stream needs.
         while json.loads(await socket.recv())["type"] != "session.updated":
             pass
         began = time.monotonic()

@@ -72,7 +72,7 @@ class _Sink(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Log nothing."""
+        """Suppress the access log."""
 
 
 def collector() -> str:

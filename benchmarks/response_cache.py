@@ -28,7 +28,7 @@ PROMPT, ANSWER = 500, 200
 
 
 class NoEngine:
-    """An engine that must not be called: a hit needs none."""
+    """Stands in for the engine and fails if it is called: a hit needs no engine."""
 
     def submit_all(self, requests: Sequence[EngineRequest], deadline: float) -> Sequence[Outputs]:
         """Fail."""
@@ -42,7 +42,7 @@ class NoEngine:
 
 
 class NoCounts:
-    """Metrics are measured elsewhere."""
+    """Checks that each look-up is a hit, and counts nothing."""
 
     def looked_up(self, result: str) -> None:
         """Check that it is a hit."""

@@ -94,7 +94,7 @@ def convert(checkpoint: Path, target: Path, variant: str) -> None:
     fused.save_model_to_file(str(file))
     if variant == "int8":
         whole = file.rename(target / "float32.onnx")
-        # It does not know the types of the fused operators.
+        # The quantizer does not know the types of the fused operators.
         floats = {"DefaultTensorType": onnx.TensorProto.FLOAT}
         quantize_dynamic(whole, file, weight_type=QuantType.QInt8, extra_options=floats)
         whole.unlink()

@@ -97,7 +97,7 @@ PEER = Peer(
     variants={4: ("int4",), 8: ("int8",), 16: ("fp16",)},
     load=_Model,
     convert=convert,
-    # It belongs to a different torch build; transformers fails when it tries to import it.
+    # torchvision belongs to a different torch build; transformers fails when it tries to import it.
     unwanted=("torchvision",),
 )
 

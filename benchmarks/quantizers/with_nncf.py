@@ -36,7 +36,9 @@ assert all(
     isinstance(hook, INT4SymmetricWeightsDecompressor)
     for name, hook in hooks.items()
     if name[-2:] == ".0"
-), "AWQ scales inputs that nothing before makes: its factors would have to be in the matrices"
+), (
+    "AWQ scales inputs that no preceding layer produces: the factors cannot be merged into the matrices"
+)
 for name in tensors:
     hook = hooks.get(f"post_hooks.{name.replace('.', ':')}__0.0")
     if hook is not None:

@@ -142,7 +142,7 @@ def weighted(tokenizer: Tokenizer, made: Example, prompt_weight: float) -> Row:
     """Return the token ids and weights of a conversation with its answer."""
     answer: Message = {"role": "assistant", "content": made.answer}
     ids, written = encode_turns(tokenizer, [*made.messages, answer])
-    # A queue is only two or three tokens, which long answers would outweigh.
+    # A queue's name is only two or three tokens, which long answers would outweigh.
     answer_weight = 4.0 if made.task == "queue" else 1.0
     return ids, [answer_weight if own else prompt_weight for own in written]
 

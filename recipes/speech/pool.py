@@ -33,7 +33,7 @@ _MU: Final = 255.0
 
 
 class Said(msgspec.Struct, frozen=True):
-    """One sentence of an utterance, and its place in the speech, in seconds."""
+    """One sentence of an utterance, and its start and end in seconds."""
 
     written: str
     spoken: str

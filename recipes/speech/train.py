@@ -62,7 +62,7 @@ class Recipe:
     seed: int = 17
     shards: int = 80  # shards of the pool, of 500 utterances each
     draw: Draw = field(default_factory=Draw)
-    spelling_weight: float = 0.5  # weight of the encoder's own loss
+    spelling_weight: float = 0.5  # weight of the CTC loss
     muon_rate: float = 4e-3
     adam_rate: float = 2e-3
     warm_up: int = 150
@@ -90,21 +90,21 @@ def rate_factor(recipe: Recipe, step: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Loss per written token, and per letter that the encoder spells."""
+    """Loss per transcript token, and per letter of the encoder's CTC output."""
 
     writing: float
     spelling: float
 
 
 class Trainer:
-    """The model, its spelling head for training, two optimizers and the current step."""
+    """The model, its CTC head for training, two optimizers and the current step."""
 
     def __init__(self, recipe: Recipe, config: SpeechConfig, device: torch.device) -> None:
         torch.manual_seed(recipe.seed)
         self.recipe, self.device, self.step = recipe, device, 0
         self.model = SpeechModel(config).to(device)
-        # Connectionist temporal classification trains the encoder without any attention, and a decoder
-        # soon learns to attend to rows that spell. The head is not part of the checkpoint.
+        # Connectionist temporal classification (CTC) trains the encoder without the decoder, which then
+        # soon learns to attend to rows that contain letters. The head is not part of the checkpoint.
         self.spelling = nn.Linear(config.width, len(ALPHABET) + 1).to(device)
         named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         named += [(f"spelling.{name}", p) for name, p in self.spelling.named_parameters()]
