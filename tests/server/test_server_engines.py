@@ -209,7 +209,7 @@ def test_unknown_engines_are_refused_with_what_there_is(
             "other",
             package,
             "unknown engine 'other'; engines: native, onnx, xgboost, lightgbm, sklearn, openvino, "
-            "echo",
+            "llama.cpp, echo",
         ),
         ("echo", path, "engine 'echo' .* cannot be imported: No module named 'a_missing_package'"),
     ):
