@@ -15,13 +15,14 @@ from galley.settings.engine import EngineSettings
 from galley.settings.engine_choice import OPENVINO_ENGINE, engine_of
 from galley.types import SamplingParams
 from galley.types.sampling import Grammar
-from tests.checkpoints import EOS, random_ids
+from tests.checkpoints import EOS
 from tests.runtimes.language_models import (
     CONTEXT,
     EXACT,
     generate,
     make_gguf,
     openvino_alone,
+    random_ids,
     run,
     tokens_of,
 )

@@ -14,6 +14,7 @@ import pytest
 
 from galley import LLM, SamplingParams
 from galley.errors import SettingsError
+from galley.service.protocol import ENGINES
 from tests.server import toy_engine
 from tests.server.packages import install
 from tests.server.serving import Server, events, until
@@ -208,8 +209,7 @@ def test_unknown_engines_are_refused_with_what_there_is(
         (
             "other",
             package,
-            "unknown engine 'other'; engines: native, onnx, xgboost, lightgbm, sklearn, openvino, "
-            "echo",
+            f"unknown engine 'other'; engines: {', '.join(ENGINES)}, echo",
         ),
         ("echo", path, "engine 'echo' .* cannot be imported: No module named 'a_missing_package'"),
     ):

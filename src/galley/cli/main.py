@@ -11,6 +11,7 @@ from galley.cli.audit import audit_group
 from galley.cli.batch import batch
 from galley.cli.bench import bench_group
 from galley.cli.cache import cache_group
+from galley.cli.compare import compare
 from galley.cli.distill import distill
 from galley.cli.doctor import doctor
 from galley.cli.embed import embed
@@ -58,6 +59,7 @@ for command in (
     graph,
     eval_group,
     bench_group,
+    compare,
     replay,
     quantize,
     distill,
