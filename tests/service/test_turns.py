@@ -63,10 +63,10 @@ def test_turns_go_by_weight(weight: float) -> None:
 
 
 def test_a_tenant_gains_no_credit_from_a_pause() -> None:
-    asyncio.run(_who_comes_back_after_a_pause_has_saved_nothing_up())
+    asyncio.run(_a_tenant_gains_no_credit_from_a_pause())
 
 
-async def _who_comes_back_after_a_pause_has_saved_nothing_up() -> None:
+async def _a_tenant_gains_no_credit_from_a_pause() -> None:
     clock = Clock()
     turns = Turns(10, clock=clock)
     for _ in range(100):
@@ -91,10 +91,10 @@ async def _who_comes_back_after_a_pause_has_saved_nothing_up() -> None:
 
 
 def test_no_job_waits_for_long() -> None:
-    asyncio.run(_nobody_waits_for_long())
+    asyncio.run(_no_job_waits_for_long())
 
 
-async def _nobody_waits_for_long() -> None:
+async def _no_job_waits_for_long() -> None:
     turns = Turns(0.05)
     await turns.wait(0)
     with pytest.raises(QueueFull, match=r"within 0\.05 s") as full:
