@@ -152,7 +152,7 @@ def test_what_would_overwrite_another_transcript_is_refused(whisper: Path, short
     assert "the transcripts of two files would both be written to" in done.stderr
 
 
-def test_without_the_extra_it_is_said_how_to_get_it(short: Path, tmp_path: Path) -> None:
+def test_without_the_extra_the_error_says_how_to_install_it(short: Path, tmp_path: Path) -> None:
     done = galley("transcribe", short, environ=without(tmp_path, "soxr"))
     assert done.returncode == 2
     assert "pip install 'galley-inference[speech]'" in done.stderr

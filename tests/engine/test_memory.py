@@ -56,7 +56,7 @@ def test_weights_and_cache_are_what_is_packed_and_allocated(
 
 
 @pytest.mark.parametrize("share", [0.001, 0.01])
-def test_without_a_wish_the_cache_takes_its_share_of_what_is_left(
+def test_without_a_setting_the_cache_takes_its_share_of_what_is_left(
     checkpoint: CheckpointMaker, share: float
 ) -> None:
     settings = EngineSettings(threads=1, kv_memory_fraction=share, max_running=512)

@@ -37,7 +37,7 @@ def generate(engine: Engine, prompt: list[int], name: str) -> list[int]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_longer_text_goes_on_from_the_last_kept_state(
+def test_a_longer_text_continues_from_the_last_kept_state(
     variant: str, checkpoint: CheckpointMaker
 ) -> None:
     """States are kept while a prompt is computed, and while the answer is generated."""
@@ -119,7 +119,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(
     assert np.array_equal(together, np.concatenate(alone))
 
 
-def test_what_a_state_cannot_do_is_said(
+def test_what_a_state_cannot_do_is_reported(
     checkpoint: CheckpointMaker, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = checkpoint("granite-hybrid")

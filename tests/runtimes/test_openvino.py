@@ -164,7 +164,7 @@ def test_no_more_than_max_running_run_and_no_tokens_are_no_work(path: Path) -> N
     ],
     ids=lambda params: next(iter(params)),
 )
-def test_what_it_does_not_do_is_refused_by_name(engine: TextEngine, params: Any) -> None:
+def test_what_it_does_not_do_is_refused_and_named(engine: TextEngine, params: Any) -> None:
     [name] = params
     with pytest.raises(RequestError, match=f"engine openvino does not support {name}") as error:
         expand(PROMPTS[0], SamplingParams(**params), engine.info, request_id="a")

@@ -119,7 +119,7 @@ def test_an_abort_reaches_the_engine(server: Server) -> None:
     until(lambda: server.metrics()["galley_requests_running"] == 0)
 
 
-def test_a_killed_engine_is_replaced_and_the_stream_goes_on(server: Server) -> None:
+def test_a_killed_engine_is_replaced_and_the_stream_continues(server: Server) -> None:
     body = {"model": "tiny", "prompt": IDS, "max_tokens": 600, "stream": True}
     received: list[str] = []
     with server.client() as client, client.stream("POST", PLAIN, json=body) as answer:

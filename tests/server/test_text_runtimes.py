@@ -114,7 +114,7 @@ def test_a_stop_string_ends_the_text(engine: Engine) -> None:
     until(lambda: engine.server.metrics()["galley_requests_running"] == 0)
 
 
-def test_a_client_that_leaves_frees_its_place(engine: Engine) -> None:
+def test_a_client_that_disconnects_frees_its_slot(engine: Engine) -> None:
     with (
         engine.server.client() as client,
         client.stream("POST", PLAIN, json=body(1, max_tokens=CONTEXT - 10)) as answer,

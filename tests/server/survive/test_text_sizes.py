@@ -99,7 +99,7 @@ def test_more_ids_than_are_detokenized_are_refused(http: httpx.Client) -> None:
     assert "65536" in error["message"]
 
 
-def test_a_killed_text_worker_harms_nobody(server: Server, http: httpx.Client) -> None:
+def test_a_killed_text_worker_affects_no_other_request(server: Server, http: httpx.Client) -> None:
     body = {"prompt": words(MIB)}
     expected = http.post("/tokenize", json=body).json()
     answers: list[httpx.Response] = []
@@ -138,7 +138,7 @@ class TestAlone:
             assert answer.status_code == 200, answer.text
             assert chat(http).status_code == 200
 
-    def test_a_text_of_7_mb_in_a_container_of_400_mb_harms_nobody(
+    def test_a_text_of_7_mb_in_a_container_of_400_mb_affects_no_other_request(
         self, model: Path, tmp_path: Path
     ) -> None:
         with (
