@@ -160,6 +160,8 @@ def _file(form: FormData) -> UploadFile:
     [file] = given
     if not isinstance(file, UploadFile):
         raise RequestError(
-            "file: expected a recording, got text; send its bytes, with a filename", param="file"
+            "file: expected a recording, got text; send the recording as a file, with a filename (curl -F "
+            "file=@call.wav, not -F file=<call.wav)",
+            param="file",
         )
     return file
