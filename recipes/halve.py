@@ -1,6 +1,6 @@
 """Store the large float32 weights of an ONNX file in float16; they are computed in float32 as before.
 
-python -m recipes.halve silero_vad_16k_sequence.onnx OUTPUT
+python -m recipes.halve MODEL.onnx OUTPUT
 """
 
 import sys
