@@ -23,9 +23,9 @@ SETTINGS = EngineSettings(threads=1, kv_cache_tokens=512)
 
 def loaded(settings: EngineSettings, folder: Path) -> tuple[Ledger, int]:
     """Return the ledger, and the bytes of the KV cache that the engine allocated."""
-    told: list[Ledger] = []
-    engine = load_engine(settings, folder, on_ledger=told.append)
-    [ledger] = told
+    ledgers: list[Ledger] = []
+    engine = load_engine(settings, folder, on_ledger=ledgers.append)
+    [ledger] = ledgers
     assert engine.info.ledger == ledger
     executor = native(engine)._executor
     return ledger, executor.kv_bytes_per_block() * engine.stats.kv_total_blocks

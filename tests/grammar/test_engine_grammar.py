@@ -365,7 +365,7 @@ def test_forced_tokens_take_no_separate_steps(checkpoint: CheckpointMaker) -> No
         "required": ["department", "priority_of_the_ticket", "customer_identification"],
         "additionalProperties": False,
     }
-    asked = constrained("json_schema", json.dumps(schema), temperature=0.0, max_tokens=400)
+    constraint = constrained("json_schema", json.dumps(schema), temperature=0.0, max_tokens=400)
     steps: dict[str, int] = {}
     texts = []
     for chosen in ("off", "grammar"):
@@ -374,7 +374,7 @@ def test_forced_tokens_take_no_separate_steps(checkpoint: CheckpointMaker) -> No
         )
         if chosen == "grammar":
             eager(engine, "grammar")
-        texts.append(run(engine, requests_of(engine, folder, [asked])))
+        texts.append(run(engine, requests_of(engine, folder, [constraint])))
         steps[chosen] = engine.stats.steps
         accepted = engine.stats.grammar_accepted_tokens
         engine.close()

@@ -123,9 +123,9 @@ def test_a_large_answer_delays_no_other_request(server: Server, http: httpx.Clie
 
 
 def test_a_whole_answer_says_what_its_stream_says(http: httpx.Client) -> None:
-    asked = ASKED | {"n": 2, "logprobs": 20, "max_tokens": 700}
-    whole = http.post(PLAIN, json=asked).json()["choices"]
-    with http.stream("POST", PLAIN, json=asked | {"stream": True}) as stream:
+    fields = ASKED | {"n": 2, "logprobs": 20, "max_tokens": 700}
+    whole = http.post(PLAIN, json=fields).json()["choices"]
+    with http.stream("POST", PLAIN, json=fields | {"stream": True}) as stream:
         chunks = [json.loads(event) for event in events(stream) if event != "[DONE]"]
     for index, choice in enumerate(whole):
         parts = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]

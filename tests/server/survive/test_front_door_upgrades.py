@@ -67,8 +67,8 @@ def test_a_handshake_that_is_none_is_refused_at_once(
 
 
 def test_a_handshake_after_an_unanswered_request_is_refused(server: Server) -> None:
-    asked = {"model": "tiny", "prompt": "x", "max_tokens": 4000, "ignore_eos": True}
-    body = json.dumps(asked).encode()
+    fields = {"model": "tiny", "prompt": "x", "max_tokens": 4000, "ignore_eos": True}
+    body = json.dumps(fields).encode()
     with Raw(server) as client:
         client.post(f"Content-Length: {len(body)}", path="/v1/completions").send(body=body)
         client.send(f"GET {LIVE} HTTP/1.1", "Host: localhost", *HANDSHAKE, KEY, "")

@@ -133,9 +133,9 @@ def test_a_burst_after_idling_gets_a_retry_time(server: Server) -> None:
     began = time.monotonic()
     answers = burst(server, SEATS + QUEUE + 6, tokens=600)
     took = time.monotonic() - began
-    told = [int(a.headers["retry-after"]) for a, _ in answers if a.status_code == 429]
-    assert told
-    assert max(told) <= took + 1
+    delays = [int(a.headers["retry-after"]) for a, _ in answers if a.status_code == 429]
+    assert delays
+    assert max(delays) <= took + 1
 
 
 def test_a_deadline_that_passes_while_running_ends_the_text(server: Server) -> None:
