@@ -11,6 +11,8 @@ from galley.cli.audit import audit_group
 from galley.cli.batch import batch
 from galley.cli.bench import bench_group
 from galley.cli.cache import cache_group
+from galley.cli.call import call
+from galley.cli.calls import calls_group
 from galley.cli.compare import compare
 from galley.cli.distill import distill
 from galley.cli.doctor import doctor
@@ -54,6 +56,8 @@ for command in (
     embed,
     transcribe,
     speak,
+    call,
+    calls_group,
     plan,
     doctor,
     graph,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -14,6 +14,9 @@ from galley.errors import RequestError, SettingsError
 if TYPE_CHECKING:
     from galley.speech.diarize.diarizer import Diarization
     from galley.speech.diarize.options import DiarizeOptions
+
+
+_COUNTS: Final = ("num_speakers", "min_speakers", "max_speakers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,26 +61,60 @@ class Speakers:
         return DiarizeOptions(known_names=tuple(names), known_voices=tuple(voices), **self.counts)
 
 
+_VOICES: Final = (
+    click.option("--num-speakers", type=int, help="number of speakers; default: found"),
+    click.option("--min-speakers", type=int, help="least number of speakers"),
+    click.option("--max-speakers", type=int, help="largest number of speakers"),
+    click.option(
+        "--speaker",
+        metavar="NAME=FILE",
+        multiple=True,
+        help="a known speaker, and 2 to 10 s of that voice; repeat for several",
+    ),
+    click.option(
+        "--speaker-models",
+        metavar="DIR",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="folder with segmentation.onnx and encoder.onnx; default: those of the source tree",
+    ),
+)
+
+
 def speaker_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the flags of diarization to a command, which gets them as ``speakers``."""
+    function = _with_speakers(command)
+    return _all(
+        function,
+        click.option(
+            "--diarize", is_flag=True, help="find out who speaks, and write speakers with the text"
+        ),
+        *_VOICES,
+        click.option("--rttm", is_flag=True, help="also write the turns as NAME.rttm"),
+    )
 
+
+def call_speaker_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the flags of speakers to a command that always finds them."""
+    return _all(_with_speakers(command), *_VOICES)
+
+
+def _all(function: Callable[..., None], *options: Callable[..., Any]) -> Callable[..., None]:
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def _with_speakers(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def with_speakers(
         *args: Any,
-        diarize: bool,
-        rttm: bool,
         speaker: tuple[str, ...],
         speaker_models: Path | None,
-        num_speakers: int | None,
-        min_speakers: int | None,
-        max_speakers: int | None,
+        diarize: bool = True,
+        rttm: bool = False,
         **flags: Any,
     ) -> None:
-        counts = {
-            "num_speakers": num_speakers,
-            "min_speakers": min_speakers,
-            "max_speakers": max_speakers,
-        }
+        counts = {name: flags.pop(name) for name in _COUNTS}
         if not diarize:
             given = {"rttm": rttm, "speaker": speaker, "speaker_models": speaker_models, **counts}
             for name, value in given.items():
@@ -88,34 +125,7 @@ def speaker_options(command: Callable[..., None]) -> Callable[..., None]:
         )
         command(*args, speakers=speakers, **flags)
 
-    function: Callable[..., None] = with_speakers
-    for option in reversed(
-        (
-            click.option(
-                "--diarize",
-                is_flag=True,
-                help="find out who speaks, and write speakers with the text",
-            ),
-            click.option("--num-speakers", type=int, help="number of speakers; default: found"),
-            click.option("--min-speakers", type=int, help="least number of speakers"),
-            click.option("--max-speakers", type=int, help="largest number of speakers"),
-            click.option(
-                "--speaker",
-                metavar="NAME=FILE",
-                multiple=True,
-                help="a known speaker, and 2 to 10 s of that voice; repeat for several",
-            ),
-            click.option(
-                "--speaker-models",
-                metavar="DIR",
-                type=click.Path(path_type=Path, file_okay=False),
-                help="folder with segmentation.onnx and encoder.onnx; default: those of the source tree",
-            ),
-            click.option("--rttm", is_flag=True, help="also write the turns as NAME.rttm"),
-        )
-    ):
-        function = option(function)
-    return function
+    return with_speakers
 
 
 def write_rttm(found: "Diarization", file: Path, target: Path) -> None:
