@@ -37,6 +37,8 @@ _PARTIAL_SUFFIX: Final = ".partial"
 _PARTIAL_SECONDS: Final = 3600.0
 """Age in seconds after which a partial file counts as abandoned."""
 _CHECKSUM_BYTES: Final = hashlib.sha256().digest_size
+_LONGEST_KEPT: Final = 86_400.0
+"""Seconds for which a block is kept at most; a file with a later time has a wrong one."""
 _TRIMMED: Final = 7 / 8
 """Share of the allowed bytes that is left after the oldest files are removed."""
 
@@ -195,10 +197,10 @@ class PrefixFiles:
 
     def touch(self, key: bytes, *, until: float = 0.0) -> bool:
         """Record that a block was used now, or is kept ``until`` then; return whether it has a file."""
-        path, when = self.path(key), max(time.time(), until)
+        path, now = self.path(key), time.time()
         try:
-            if until:
-                when = max(when, path.stat().st_mtime)
+            # Another session may keep the block longer.
+            when = max(now, until, min(path.stat().st_mtime, now + _LONGEST_KEPT))
             os.utime(path, (when, when), follow_symlinks=False)
         except OSError:
             return False
@@ -213,24 +215,22 @@ class PrefixFiles:
         """Measure the folder; remove the files that were used longest ago if it exceeds its bytes.
 
         Args:
-            in_use: keys of blocks that are in memory, whose files go last.
+            in_use: keys of blocks that are in memory; their files count as used now.
         """
         now = time.time()
         files = sorted(self._files(now, in_use))
-        self.bytes, self._unscanned = sum(size for *_, size, _ in files), 0
+        self.bytes, self._unscanned = sum(size for _, size, _ in files), 0
         if self.bytes <= self._most_bytes:
             return
-        for *_, size, path in files:
+        for _, size, path in files:
             if self.bytes <= self._most_bytes * _TRIMMED:
                 break
             with suppress(OSError):
                 os.unlink(path)
                 self.bytes -= size
 
-    def _files(
-        self, now: float, in_use: Container[bytes]
-    ) -> Iterator[tuple[bool, float, int, str]]:
-        """Yield (whether it is in use, time of last use, bytes, path) of all files in the folder."""
+    def _files(self, now: float, in_use: Container[bytes]) -> Iterator[tuple[float, int, str]]:
+        """Yield (time of last use, bytes, path) of all files in the folder."""
         for parent, _, names in os.walk(self.folder):
             mine = parent.startswith(str(self._own))
             for name in names:
@@ -239,7 +239,8 @@ class PrefixFiles:
                     status = os.lstat(path)
                     if name.endswith(_SUFFIX):
                         used = mine and bytes.fromhex(name.removesuffix(_SUFFIX)) in in_use
-                        yield used, status.st_mtime, status.st_size, path
+                        when = max(now, status.st_mtime) if used else status.st_mtime
+                        yield when, status.st_size, path
                     elif (
                         name.endswith(_PARTIAL_SUFFIX) and now - status.st_mtime > _PARTIAL_SECONDS
                     ):

@@ -33,6 +33,7 @@ class Caller:
         deadline: time on the same clock after which the answer is useless; infinite if unknown.
         trace: data for the request's trace.
         adapter: the LoRA adapter that the request names, once its model is found.
+        keep_seconds: how long the request's prefix stays cached while others are evicted first.
         wish: what the request says about caching.
         cached: what the response cache did; None: it was not involved.
         headers: headers of the response.
@@ -47,6 +48,7 @@ class Caller:
     trace: Trace = field(default_factory=Trace)
     adapter: Adapter | None = None
     derived: Derived | None = None
+    keep_seconds: float = 0.0
     wish: Wish = NO_WISH
     cached: Outcome | None = None
     headers: dict[str, str] = field(default_factory=dict)
@@ -72,6 +74,7 @@ class Caller:
                 tenant_priority=tenant.priority,
                 priority=self.priority(request.priority),
                 adapter=self.adapter,
+                keep_seconds=self.keep_seconds,
             )
             for request in requests
         ]
