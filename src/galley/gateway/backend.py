@@ -14,6 +14,7 @@ from galley.cache.keys import model_identity
 from galley.cache.responses import Counts, ModelResponses, ResponseCache
 from galley.formats.model_files import files_digest
 from galley.gateway.adapters import ServedAdapters
+from galley.gateway.caller import Caller
 from galley.gateway.daemon_thread import in_daemon_thread
 from galley.gateway.make_submitter import MakeSubmitter
 from galley.gateway.memory_plans import MemoryPlans
@@ -58,6 +59,12 @@ class Backend:
     def busy(self) -> bool:
         """Whether it has requests."""
         return bool(self.calls) or (self.text is not None and self.text.pool.busy)
+
+    def may_have_stored(self, caller: Caller) -> bool:
+        """Return whether the response cache may answer the caller, so that the queue does not matter."""
+        if self.responses is None or not caller.wish.reads:
+            return False
+        return (caller.wish.mode or caller.tenant.response_cache or self.responses.mode) != "off"
 
     def require_text(self) -> TextParts:
         """Return ``text``. Raises RequestError if the model does not work with text."""

@@ -352,7 +352,8 @@ class ServedModel:
         Every model supports the task ``None``. A model that has yet to be loaded on request passes. With
         a ``caller``, whose request is for the engine's queue, also raise QueueFull, DeadlineExceeded or
         MemoryPressure if that is certain before any work is done: from the queue's places and, given the
-        request's ``priority``, also from its pace. ``called`` is the model's name in the request.
+        request's ``priority``, also from its pace. What the response cache may answer needs no place.
+        ``called`` is the model's name in the request.
         """
         if task is not None and self.tasks is not None and task not in self.tasks:
             raise RequestError(
@@ -365,6 +366,8 @@ class ServedModel:
         backend = self.backend()
         if caller is not None:
             self.memory.check()
+            if backend.may_have_stored(caller):
+                return
             if priority is None:
                 backend.engine.check_place(caller.deadline, caller.share)
             else:
