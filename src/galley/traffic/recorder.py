@@ -20,7 +20,9 @@ log = logging.getLogger("galley.record")
 FILE_BYTES: Final = 64 << 20
 """Size of a file, after which the next is begun."""
 _MOST_WAITING: Final = 10_000
-"""Lines that may wait for the disk; further ones are left out of the record."""
+"""Requests that may wait for the disk; further ones are left out of the record."""
+_MOST_TOKENS: Final = 4_000_000
+"""Tokens of the prompts that may wait: some 150 MB if no two are equal."""
 
 _RECORDED: Final = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
@@ -54,7 +56,9 @@ class Recorder:
         self._number = 0
         self._lost = 0
         self._broken = False
-        self._lines: queue.Queue[Work | None] = queue.Queue(_MOST_WAITING)
+        self._lines: queue.Queue[tuple[Work, int] | None] = queue.Queue(_MOST_WAITING)
+        self._taken = self._done = 0
+        """Tokens of all requests so far, and of those that wait no longer; one thread changes each."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._file: BinaryIO = self._next_file()
@@ -90,10 +94,19 @@ class Recorder:
             self, prompts, params, arrived + self._epoch, tenant, (scope, model, endpoint)
         )
 
-    def write(self, work: Work) -> None:
-        """Have a thread compute lines and write them."""
+    def write(self, work: Work, tokens: int) -> None:
+        """Have a thread compute lines and write them.
+
+        Args:
+            work: returns the lines.
+            tokens: tokens of the prompts that ``work`` holds in memory until it has run.
+        """
+        waiting = self._taken - self._done
         try:
-            self._lines.put_nowait(work)
+            if waiting and waiting + tokens > _MOST_TOKENS:
+                raise queue.Full
+            self._lines.put_nowait((work, tokens))
+            self._taken += tokens
         except queue.Full:
             self._lost += 1
 
@@ -116,7 +129,8 @@ class Recorder:
         return self._hasher
 
     def _write_all(self) -> None:
-        while (work := self._lines.get()) is not None:
+        while (waiting := self._lines.get()) is not None:
+            work, tokens = waiting
             try:
                 if self._file.closed:
                     self._file = self._next_file()
@@ -131,6 +145,8 @@ class Recorder:
                     log.warning("the record cannot be written: %s", error)
                 self._broken = True
                 self._lost += 1
+            del waiting, work
+            self._done += tokens
 
     def _next_file(self) -> BinaryIO:
         """Open the next file, and remove the oldest ones beyond the bound."""
@@ -209,7 +225,7 @@ class Recorded:
                 parts.append(msgspec.json.encode(line) + b"\n")
             return b"".join(parts)
 
-        self._recorder.write(lines)
+        self._recorder.write(lines, sum(map(len, self._prompts)))
 
 
 def _sampling(params: SamplingParams) -> dict[str, Any]:
