@@ -116,6 +116,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "log_prompts": st.booleans(),
     "price_per_hour": st.none() | st.floats(0, 1e6),
     "record": TEXT,
+    "record_texts": TEXT,
     "record_bytes": st.integers(128 << 20, 1 << 40),
     "response_cache": st.sampled_from(["off", "exact"]),
     "response_cache_store": st.sampled_from(["", "answers.sqlite", "redis://localhost:6379/1"]),
@@ -133,6 +134,8 @@ def _agrees(settings: dict[str, Any]) -> bool:
         return False
     on_disk = settings.get("experts") == "disk"
     if on_disk and not settings.get("weight_cache", True):
+        return False
+    if settings.get("record_texts") and not settings.get("record"):
         return False
     if settings.get("prefix_cache_dir") and not settings.get("prefix_cache", True):
         return False

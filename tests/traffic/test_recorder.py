@@ -24,7 +24,7 @@ for _ in range(3):
     begun = recorder.begin(
         [[1, 2]], SamplingParams(), arrived=0.0, tenant="", scope="", model="m", endpoint="/"
     )
-    begun.ended([1], "stop", cached=0, ttft_ms=None, duration_ms=1.0)
+    begun.ended([[[7]]], "stop", cached=0, ttft_ms=None, duration_ms=1.0)
 recorder.close()
 recorder.close()
 print("closed")
@@ -52,12 +52,12 @@ def test_prompts_that_wait_for_a_stalled_disk_are_bounded(
     stalled.wait()
     held: list[weakref.ref[Prompt]] = []
     for _ in range(100):
-        prompt = Prompt([1] * 100_000)
+        prompt = Prompt([1] * 99_999)  # and one token of the answer
         held.append(weakref.ref(prompt))
         begun = recorder.begin(
             [prompt], SamplingParams(), arrived=0.0, tenant="", scope="", model="m", endpoint="/"
         )
-        begun.ended([1], "stop", cached=0, ttft_ms=None, duration_ms=1.0)
+        begun.ended([[[7]]], "stop", cached=0, ttft_ms=None, duration_ms=1.0)
         del prompt, begun
     assert sum(one() is not None for one in held) == 40
     goes_on.set()

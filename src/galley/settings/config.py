@@ -287,6 +287,10 @@ class Settings(CacheSettings):
         self._check_observation()
         self._check_origins()
         self._check_redact()
+        if self.record_texts and not self.record:
+            raise SettingsError(
+                f"record_texts is {self.record_texts!r}, but there is no record; set record to its folder"
+            )
         if self.max_upload_bytes is not None and self.max_upload_bytes < self.max_audio_bytes:
             raise SettingsError(
                 f"max_upload_bytes ({self.max_upload_bytes}) must be at least max_audio_bytes "
