@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from openai.types.realtime import RealtimeServerEvent
 from pydantic import TypeAdapter
 
+from galley.cli.main import app
 from galley.speech.audio import Recording
 from tests.runtimes import voice_files
 from tests.server.live_client import LiveClient
 from tests.server.serving import Server
-from tests.speech.recordings import CALL
+from tests.speech.recordings import CALL, encode
 from tests.tools.checkpoint import make_calling
 
 pytestmark = pytest.mark.xdist_group("server_conversation")
@@ -294,6 +296,25 @@ def test_the_sdk_holds_a_conversation(server: Server) -> None:
                 assert item.content[0].text == text
                 break
     assert text
+
+
+def test_the_benchmark_times_each_part_of_a_turn(server: Server, tmp_path: Path) -> None:
+    call = np.concatenate(list(Recording(CALL, sample_rate=16_000)))[24_000:72_000]
+    said, figures = tmp_path / "said.wav", tmp_path / "figures.json"
+    said.write_bytes(encode("wav", call))
+    flags = ["--url", server.url, "--model", "chat", "--callers", "2", "--turns", "1"]
+    done = CliRunner().invoke(app, ["bench", "voice", str(said), *flags, "--json", str(figures)])
+    assert done.exit_code == 0, done.exception
+    assert "2 turns of 2 callers, ms" in done.output
+    turns = json.loads(figures.read_text(encoding="utf-8"))["turns"]
+    assert len(turns) == 2
+    for turn in turns:
+        assert list(turn) == ["endpoint", "transcript", "first words", "first audio"]
+        # Half a second of silence ends a turn, of which the recording may have some itself.
+        assert turn["endpoint"] >= 0
+        assert sum(turn.values()) > 0
+    wrong = CliRunner().invoke(app, ["bench", "voice", str(said), *flags[:2], "--model", "none"])
+    assert "cannot connect" in str(wrong.exception)
 
 
 def test_transcription_sessions_are_as_before(server: Server) -> None:
