@@ -67,6 +67,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "api_key_file": TEXT,
     "admin_key": st.lists(TEXT, max_size=3).map(tuple),
     "metrics_without_key": st.booleans(),
+    "speaker_models": TEXT,
     "metrics_vllm_names": st.booleans(),
     "allowed_host": st.lists(TEXT, max_size=3).map(tuple),
     "cors_origin": st.lists(
