@@ -22,10 +22,21 @@ class BlockPool:
         self._key_of: dict[int, bytes] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._on_evict: Callable[[bytes, int], None] | None = None
+        self._changes: dict[bytes, bool] | None = None
 
     def on_evict(self, call: Callable[[bytes, int], None]) -> None:
         """Call back with the key and the block whenever a cached block is about to be taken."""
         self._on_evict = call
+
+    def take_changes(self) -> dict[bytes, bool]:
+        """Return the keys found (True) or lost since the last call; the first call returns all."""
+        changes = self._changes
+        self._changes = {}
+        return dict.fromkeys(self._block_of, True) if changes is None else changes
+
+    def _note(self, key: bytes, found: bool) -> None:
+        if self._changes is not None:
+            self._changes[key] = found
 
     @property
     def free(self) -> int:
@@ -65,6 +76,7 @@ class BlockPool:
             del self._block_of[key]
             if self._on_evict is not None:
                 self._on_evict(key, block)
+            self._note(key, False)
         self._references[block] = 1
         return block
 
@@ -98,6 +110,7 @@ class BlockPool:
             return False
         self._block_of[key] = block
         self._key_of[block] = key
+        self._note(key, True)
         return True
 
     def keys_by_use(self) -> list[bytes]:
@@ -112,10 +125,13 @@ class BlockPool:
             if block is not None and block in self._cached:
                 del self._cached[block], self._block_of[key], self._key_of[block]
                 self._free.append(block)
+                self._note(key, False)
 
     def forget_all(self) -> None:
         """Make all content unreachable: cached blocks become free."""
         self._free += self._cached
+        for key in self._block_of:
+            self._note(key, False)
         self._cached.clear()
         self._block_of.clear()
         self._key_of.clear()
