@@ -68,7 +68,7 @@ class ClusterMachine(RuleBasedStateMachine):
             "/m",
             max_queue=1000,
             replicas=0,
-            remotes=[self.source("a"), self.source("a", remote=True)],
+            remotes=[self.source("a", remote=True), self.source("a", remote=True)],
             router=PrefixRouter(seed=1),
             watchdog=lambda: Watchdog(1e9, 0),
         )
@@ -151,8 +151,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
         async def partition() -> None:
             replica = self.one(number)
-            others = [r for r in self.client.fleet.replicas if r.name not in self.cut]
-            if replica.source.remote and len(others) > 1:
+            if replica.source.remote:
                 self.cut.add(replica.name)
                 if replica.name in self.engines:
                     self.engines[replica.name].end(0)
@@ -164,6 +163,11 @@ class ClusterMachine(RuleBasedStateMachine):
     def heal(self) -> None:
         self.cut.clear()
         self.run(asyncio.sleep(20))  # longer than the longest pause between two attempts
+
+    @rule(number=st.integers(0, 9))
+    def heal_one(self, number: int) -> None:
+        self.cut.discard(self.one(number).name)
+        self.run(asyncio.sleep(20))
 
     @rule(version=st.sampled_from("ab"), remote=st.booleans())
     def add(self, version: str, remote: bool) -> None:
@@ -209,6 +213,15 @@ class ClusterMachine(RuleBasedStateMachine):
             )
             assert reader.tokens in texts, "a text has tokens twice, lacks some, or mixes versions"
 
+    @invariant()
+    def nothing_waits_while_it_could_go_on(self) -> None:
+        replicas = self.client.fleet.replicas
+        served = {replica.version for replica in replicas if replica.accepts}
+        for unfinished in self.client.fleet.book._unfinished.values():
+            if not unfinished.replica.is_connected:
+                assert unfinished.version not in served
+                assert unfinished.version is not None or not served
+
     def teardown(self) -> None:
         self.heal()
         self.run(self.finish())
@@ -241,6 +254,55 @@ class ClusterMachine(RuleBasedStateMachine):
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+def test_what_waits_goes_to_the_first_replica_that_is_ready() -> None:
+    async def run() -> None:
+        open_now = {"a": True, "b": True}
+        engines: dict[str, ToyEngine] = {}
+
+        def source(name: str) -> ReplicaSource:
+            async def connect() -> ToyEngine:
+                if not open_now[name]:
+                    raise ConnectionRefusedError(name)
+                engines[name] = ToyEngine("same", SEATS)
+                return engines[name]
+
+            return ReplicaSource(name=name, connect=connect, seats=SEATS, remote=True)
+
+        client = EngineClient(
+            EngineSettings(max_running=SEATS),
+            "/m",
+            max_queue=9,
+            replicas=0,
+            remotes=[source("a"), source("b")],
+            router=PrefixRouter(seed=1),
+        )
+        client.launch()
+        await client.ready()
+        for name in "ab":
+            open_now[name] = False
+            engines[name].end(0)
+        await asyncio.sleep(1)
+        assert client.state == "recovering"
+        sampling = SamplingParams(seed=1, max_tokens=2)
+        requests = [
+            EngineRequest(id=f"r{i}", payload=Generate(prompt=[i + 1], sampling=sampling))
+            for i in range(4)
+        ]
+        readers = [Reader(one, client.submit(one)) for one in requests]
+        open_now["b"] = True
+        await asyncio.sleep(20)
+        assert set(engines["b"].requests) == {"r0", "r1", "r2", "r3"}
+        engines["b"].step()
+        engines["b"].step()
+        await asyncio.gather(*(reader.read() for reader in readers))
+        assert [len(reader.tokens) for reader in readers] == [2] * 4
+        await client.close()
+
+    loop = JumpingLoop()
+    loop.run_until_complete(run())
+    loop.close()
 
 
 TestClusterMachine = ClusterMachine.TestCase

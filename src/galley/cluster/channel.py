@@ -28,8 +28,8 @@ Frame = TypeVar("Frame")
 HANDSHAKE_SECONDS: Final = 10.0
 """Time limit of the handshake."""
 
-MAX_UNSENT_BYTES: Final = 64 * 1024 * 1024
-"""Bytes waiting to be sent at which the other side counts as gone."""
+MAX_UNSENT_BYTES: Final = MAX_FRAME_BYTES + 64 * 1024 * 1024
+"""Bytes waiting to be sent at which the other side counts as gone: more than a single frame may have."""
 
 _READ_BYTES: Final = 1 << 18
 _LENGTH: Final = struct.Struct("<I")

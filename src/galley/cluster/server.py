@@ -118,6 +118,8 @@ class ReplicaServer:
     async def _serve(self, channel: Channel) -> None:
         caller = _Caller(channel, self._client)
         fleet = self._client.fleet
+        while self._client.state != "ready":
+            await fleet.change()
         caller.send(
             Ready(
                 self._client.info,

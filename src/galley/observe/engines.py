@@ -186,7 +186,9 @@ class EngineTotals:
     def observe(self, replica: ReplicaStatus) -> None:
         """Record a snapshot. Called after each step, so that little is lost when an engine dies."""
         totals = self.of(replica)
-        if totals.observe(replica.stats, replica.restarts):
+        # The counters of a remote replica go on when the connection to it is lost.
+        restarts = 0 if replica.remote else replica.restarts
+        if totals.observe(replica.stats, restarts):
             self.batch_sequences.observe(replica.stats.batch_sequences)
             self.batch_tokens.observe(replica.stats.batch_tokens)
 

@@ -220,6 +220,8 @@ class Fleet:
             replica.replace("it has work but does not respond")
         elif replica.state == "failed":
             self._give_up(replica)
+        elif replica.accepts:
+            self._relieve_others(replica)
         self._observe()
         self._changed.set()
 
@@ -356,6 +358,14 @@ class Fleet:
     def _spare(self) -> Replica:
         """Return a replica at which a request can wait until one is ready."""
         return min(self.replicas, key=lambda one: (one.state in ("failed", "closed"), one.draining))
+
+    def _relieve_others(self, ready: Replica) -> None:
+        """Have a replica that has become ready continue the requests of those that are not."""
+        for other in self.replicas:
+            if other.state == "stalled":
+                other.replace("it has work but does not respond")
+            elif other is not ready and not other.accepts:
+                self.book.move(other)
 
     def _give_up(self, replica: Replica) -> None:
         """End the requests of a replica that has failed, if no other can continue them."""

@@ -349,6 +349,7 @@ class Replica:
         self.adapters.lost()
         self._events.blocks_changed(self, Blocks([], list(self.blocks)))
         self.blocks.clear()
+        self.stats = self.stats.without_engine()
         if was_ready:
             self._set_state("recovering")
         status = await link.close() if link else None

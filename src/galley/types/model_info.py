@@ -88,6 +88,18 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     expert_read_bytes: int = 0
     expert_read_seconds: float = 0.0
 
+    def without_engine(self) -> "EngineStats":
+        """Return the counters of an engine that has ended; nothing runs or is held there any more."""
+        return msgspec.structs.replace(
+            self,
+            running=0,
+            waiting=0,
+            kv_used_blocks=0,
+            kv_cached_blocks=0,
+            adapters_loaded=0,
+            adapter_names=(),
+        )
+
     @classmethod
     def sum_of(cls, every: Sequence["EngineStats"]) -> "EngineStats":
         """Return the statistics of several engines as those of one; names are put together."""
