@@ -13,8 +13,8 @@ from galley.cli.bench import bench_group
 from galley.cli.cache import cache_group
 from galley.cli.call import call
 from galley.cli.calls import calls_group
-from galley.cli.compare import compare
 from galley.cli.cluster import cluster_group
+from galley.cli.compare import compare
 from galley.cli.distill import distill
 from galley.cli.doctor import doctor
 from galley.cli.embed import embed
