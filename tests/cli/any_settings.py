@@ -65,6 +65,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "take_turns": st.booleans(),
     "replicas": st.integers(1, 256),
     "replica": st.lists(st.sampled_from(["10.0.0.7:8500", "[::1]:9000"]), max_size=2).map(tuple),
+    "gateway_headers": st.booleans(),
+    "objective": st.lists(st.sampled_from(["chat=-10", "batch=100"]), max_size=2).map(tuple),
     "cluster_token_file": TEXT,
     "cluster_ca": TEXT,
     "cluster_cert": TEXT,
@@ -136,6 +138,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 def _agrees(settings: dict[str, Any]) -> bool:
     """Return whether settings only for draft models, experts on disk or a gate come with these."""
     if settings.get("quality_gate_against") and not settings.get("quality_gate"):
+        return False
+    if settings.get("objective") and not settings.get("gateway_headers"):
         return False
     several = settings.get("models_dir") or settings.get("model_repository")
     if settings.get("replicas", 1) > 1 and settings.get("take_turns", True) and several:

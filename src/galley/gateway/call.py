@@ -93,7 +93,8 @@ class Call:
             QueueFull, DeadlineExceeded: see :meth:`galley.gateway.submitter.Submitter.submit_all`.
         """
         caller = self.caller
-        self.backend.engine.check_early(caller.deadline, caller.share, caller.priority(priority))
+        wanted = caller.priority(priority)
+        self.backend.engine.check_early(caller.scheduled_by, caller.share, wanted)
 
     @property
     def room(self) -> int:

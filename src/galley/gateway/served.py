@@ -373,10 +373,10 @@ class ServedModel:
         if caller is not None:
             self.memory.check()
             if priority is None:
-                backend.engine.check_place(caller.deadline, caller.share)
+                backend.engine.check_place(caller.scheduled_by, caller.share)
             else:
                 wanted = caller.priority(priority)
-                backend.engine.check_early(caller.deadline, caller.share, wanted)
+                backend.engine.check_early(caller.scheduled_by, caller.share, wanted)
 
     @property
     def state(self) -> EngineState:
