@@ -146,6 +146,32 @@ def test_replicas_that_would_wait_for_each_other_are_refused() -> None:
         Settings(replicas=0)
 
 
+def test_an_update_mixes_no_texts_and_loses_none(folder: Path, tmp_path: Path) -> None:
+    wanted = asks(5, "tiny", "tiny:a")
+    with cluster(folder, tmp_path / "log", 2) as server:
+        before = asyncio.run(answers(server.url, wanted))
+        engines = {child.pid for child in server.children()}
+        updates: list[asyncio.Future[httpx.Response]] = []
+
+        def update() -> httpx.Response:
+            url = f"{server.url}/admin/reload"
+            return httpx.post(url, json={"model": "tiny"}, headers=ADMIN, timeout=120)
+
+        async def on_piece(_: int) -> None:
+            if not updates:
+                updates.append(asyncio.ensure_future(asyncio.to_thread(update)))
+
+        async def while_updated() -> list[str]:
+            texts = await answers(server.url, wanted, on_piece)
+            assert (await updates[0]).status_code == 200
+            return texts
+
+        assert asyncio.run(while_updated()) == before
+        assert asyncio.run(answers(server.url, wanted)) == before
+        until(lambda: len(server.children()) == 2)
+        assert not engines & {child.pid for child in server.children()}
+
+
 @long
 def test_64_streams_survive_3_minutes_of_kills(folder: Path, tmp_path: Path) -> None:
     """A random replica is killed every 5 s; one is stopped and one is drained and reloaded meanwhile."""
