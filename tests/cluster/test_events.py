@@ -20,7 +20,7 @@ from galley.service.streams import OutputStream
 from galley.service.watchdog import Watchdog
 from galley.settings.engine import EngineSettings
 from galley.types import EngineRequest, Generate, SamplingParams
-from tests.cluster.toy_link import JumpingLoop, ToyEngine, token_at
+from tests.cluster.toy_link import JumpingLoop, Stillborn, ToyEngine, token_at
 from tests.thorough import examples
 
 SEATS = 4
@@ -298,6 +298,34 @@ def test_what_waits_goes_to_the_first_replica_that_is_ready() -> None:
         engines["b"].step()
         await asyncio.gather(*(reader.read() for reader in readers))
         assert [len(reader.tokens) for reader in readers] == [2] * 4
+        await client.close()
+
+    loop = JumpingLoop()
+    loop.run_until_complete(run())
+    loop.close()
+
+
+def test_a_replica_with_others_tries_again_for_as_long_as_it_takes() -> None:
+    async def run() -> None:
+        starts = itertools.count()
+        engines: list[ToyEngine] = []
+
+        async def connect() -> ToyEngine:
+            engines.append(ToyEngine("same", SEATS))
+            if 0 < next(starts) < 9:
+                engines[-1] = Stillborn("same", SEATS)
+            return engines[-1]
+
+        source = ReplicaSource(name="a", connect=connect, seats=SEATS, has_others=True)
+        client = EngineClient(
+            EngineSettings(), "/m", max_queue=9, replicas=0, remotes=[source], router=PrefixRouter()
+        )
+        client.launch()
+        await client.ready()
+        engines[0].kill()
+        await asyncio.sleep(100)
+        assert len(engines) == 10
+        assert client.state == "ready"
         await client.close()
 
     loop = JumpingLoop()

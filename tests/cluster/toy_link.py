@@ -86,6 +86,15 @@ class ToyEngine:
         return self._status
 
 
+class Stillborn(ToyEngine):
+    """An engine that is killed while it loads."""
+
+    async def frames(self) -> AsyncIterator[list[FromEngine]]:
+        self.kill()
+        return
+        yield
+
+
 class _JumpingSelector(selectors.DefaultSelector):
     """Waits for nothing: time passes at once instead."""
 

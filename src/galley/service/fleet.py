@@ -301,7 +301,11 @@ class Fleet:
     def _local_source(self, name: str) -> ReplicaSource:
         seats = self.settings.running_limit
         return ReplicaSource(
-            name=name, connect=self._start_engine, seats=seats, contents=self._plan.contents
+            name=name,
+            connect=self._start_engine,
+            seats=seats,
+            has_others=self._plan.router is not None,
+            contents=self._plan.contents,
         )
 
     async def _start_engine(self) -> EngineProcess:

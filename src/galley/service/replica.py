@@ -36,7 +36,7 @@ from galley.types.model_info import EngineState, EngineStats, Ledger, ModelInfo,
 log = logging.getLogger("galley.service")
 
 MAX_FAILED_STARTS: Final = 5
-"""Consecutive failed engine starts after which a replica gives up."""
+"""Consecutive failed engine starts after which a replica without others gives up."""
 
 FIRST_RETRY_SECONDS: Final = 0.5
 LONGEST_RETRY_SECONDS: Final = 8.0
@@ -132,6 +132,7 @@ class ReplicaSource:
         seats: sequences that run at the same time, before an engine has reported more.
         remote: whether it is reached over a network: lost connections are tried again without end, and no
             request is suspected of having caused them.
+        has_others: whether there are further replicas, so that it need not give up.
         contents: digest of the checkpoint's files; empty if all replicas load the same ones.
     """
 
@@ -139,6 +140,7 @@ class ReplicaSource:
     connect: Callable[[], Awaitable[EngineLink]]
     seats: int
     remote: bool = False
+    has_others: bool = False
     contents: str = ""
 
 
@@ -279,7 +281,7 @@ class Replica:
         """Start engines until one cannot start, or until the replica is closed."""
         try:
             failed_starts = 0
-            while self.source.remote or failed_starts < MAX_FAILED_STARTS:
+            while failed_starts < MAX_FAILED_STARTS or self._keeps_trying:
                 if failed_starts:
                     delay = FIRST_RETRY_SECONDS * 2 ** min(failed_starts - 1, 8)
                     await asyncio.sleep(min(LONGEST_RETRY_SECONDS, delay))
@@ -301,6 +303,11 @@ class Replica:
             if not isinstance(error, GalleyError):
                 log.exception("the supervisor failed")
             self._fail(error)
+
+    @property
+    def _keeps_trying(self) -> bool:
+        """Whether failed starts may pass: others serve meanwhile, and the model has been loaded before."""
+        return self.source.remote or (self.source.has_others and self.info is not None)
 
     async def _one_engine(self) -> bool:
         """Run one engine from start to end; return whether it ever became ready.
