@@ -63,6 +63,14 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "max_loaded_models": st.integers(1, 100),
     "model_keep_alive": st.floats(-1, 1e6),
     "take_turns": st.booleans(),
+    "replicas": st.integers(1, 256),
+    "replica": st.lists(st.sampled_from(["10.0.0.7:8500", "[::1]:9000"]), max_size=2).map(tuple),
+    "gateway_headers": st.booleans(),
+    "objective": st.lists(st.sampled_from(["chat=-10", "batch=100"]), max_size=2).map(tuple),
+    "cluster_token_file": TEXT,
+    "cluster_ca": TEXT,
+    "cluster_cert": TEXT,
+    "cluster_key": TEXT,
     "api_key": st.lists(TEXT, max_size=3).map(tuple),
     "api_key_file": TEXT,
     "admin_key": st.lists(TEXT, max_size=3).map(tuple),
@@ -132,6 +140,11 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 def _agrees(settings: dict[str, Any]) -> bool:
     """Return whether settings only for draft models, experts on disk or a gate come with these."""
     if settings.get("quality_gate_against") and not settings.get("quality_gate"):
+        return False
+    if settings.get("objective") and not settings.get("gateway_headers"):
+        return False
+    several = settings.get("models_dir") or settings.get("model_repository")
+    if settings.get("replicas", 1) > 1 and settings.get("take_turns", True) and several:
         return False
     on_disk = settings.get("experts") == "disk"
     if on_disk and not settings.get("weight_cache", True):

@@ -33,10 +33,21 @@ class BlockPool:
         self._until: dict[int, float] = {}
         """Block with a key -> time until which it is kept whenever it has no references."""
         self._on_evict: Callable[[bytes, int], None] | None = None
+        self._changes: dict[bytes, bool] | None = None
 
     def on_evict(self, call: Callable[[bytes, int], None]) -> None:
         """Call back with the key and the block whenever a cached block is about to be taken."""
         self._on_evict = call
+
+    def take_changes(self) -> dict[bytes, bool]:
+        """Return the keys found (True) or lost since the last call; the first call returns all."""
+        changes = self._changes
+        self._changes = {}
+        return dict.fromkeys(self._block_of, True) if changes is None else changes
+
+    def _note(self, key: bytes, found: bool) -> None:
+        if self._changes is not None:
+            self._changes[key] = found
 
     @property
     def free(self) -> int:
@@ -77,6 +88,7 @@ class BlockPool:
             self._until.pop(block, None)
             if self._on_evict is not None:
                 self._on_evict(key, block)
+            self._note(key, False)
         self._references[block] = 1
         return block
 
@@ -143,6 +155,7 @@ class BlockPool:
             return False
         self._block_of[key] = block
         self._key_of[block] = key
+        self._note(key, True)
         return True
 
     def keys_by_use(self) -> list[bytes]:
@@ -160,10 +173,13 @@ class BlockPool:
                 self._until.pop(block, None)
                 del self._block_of[key], self._key_of[block]
                 self._free.append(block)
+                self._note(key, False)
 
     def forget_all(self) -> None:
         """Make all content unreachable: cached blocks become free."""
         self._free += [*self._cached, *self._kept.clear()]
+        for key in self._block_of:
+            self._note(key, False)
         self._cached.clear()
         self._until.clear()
         self._block_of.clear()

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from galley.engine.block_hashes import HashChain
 from galley.engine.blocks import BlockPool
 from galley.engine.states import StateCache
 from galley.graph.program import KVGroup
 from galley.types import BLOCK_TOKENS, blocks_for
+from galley.types.block_hashes import HashChain
 
 Table: TypeAlias = "array[int]"
 """Block ids; each step copies their bytes."""

@@ -98,7 +98,8 @@ class Call:
         caller = self.caller
         if self.backend.may_have_stored(caller):
             return
-        self.backend.engine.check_early(caller.deadline, caller.share, caller.priority(priority))
+        wanted = caller.priority(priority)
+        self.backend.engine.check_early(caller.scheduled_by, caller.share, wanted)
 
     @property
     def room(self) -> int:

@@ -37,6 +37,9 @@ class Caller:
         wish: what the request says about caching.
         cached: what the response cache did; None: it was not involved.
         headers: headers of the response.
+        flow: requests of a tenant's different flows share the model like tenants.
+        objective: priority of the request's objective, added to that of the tenant.
+        first_token_by: time by which the first token has to be expected for the request to be admitted.
         derived: the derived model by whose name the request names its model, if it does.
     """
 
@@ -52,6 +55,9 @@ class Caller:
     wish: Wish = NO_WISH
     cached: Outcome | None = None
     headers: dict[str, str] = field(default_factory=dict)
+    flow: str = ""
+    objective: int = 0
+    first_token_by: float = math.inf
 
     @property
     def tenant(self) -> Tenant:
@@ -61,7 +67,17 @@ class Caller:
     @property
     def share(self) -> Share:
         """The tenant's share of the resources that tenants share by weight."""
-        return Share(self.tenant.name, self.tenant.weight)
+        return Share(self._flow_name, self.tenant.weight)
+
+    @property
+    def scheduled_by(self) -> float:
+        """Time by which the request's computation has to be expected to begin, at the latest."""
+        return min(self.deadline, self.first_token_by)
+
+    @property
+    def _flow_name(self) -> str:
+        """The name under which the request competes; names of tenants have no slash."""
+        return f"{self.tenant.name}/{self.flow}" if self.flow else self.tenant.name
 
     def marked(self, requests: Sequence[EngineRequest]) -> list[EngineRequest]:
         """Return the requests with the tenant's fields, which the engine needs, and the adapter."""
@@ -69,7 +85,7 @@ class Caller:
         return [
             msgspec.structs.replace(
                 request,
-                tenant=tenant.name,
+                tenant=self._flow_name,
                 weight=tenant.weight,
                 tenant_priority=tenant.priority,
                 priority=self.priority(request.priority),
@@ -86,7 +102,9 @@ class Caller:
         """
         if wanted == LIVE_PRIORITY:
             return LIVE_PRIORITY
-        return max(-LOWEST_PRIORITY, min(LOWEST_PRIORITY, wanted + self.tenant.priority))
+        return max(
+            -LOWEST_PRIORITY, min(LOWEST_PRIORITY, wanted + self.tenant.priority + self.objective)
+        )
 
     @contextmanager
     def limited(self, metrics: TenantMetrics) -> Iterator[None]:
