@@ -195,8 +195,7 @@ int64_t Packed::fill(const std::vector<Source>& parts, int threads) {
     if (rows.count() != matrix_.outputs)
         throw std::invalid_argument("the parts have not as many rows as the matrix has outputs");
     if (matrix_.minima) throw std::invalid_argument("rounding makes no minima");
-    const FloatType rounded = matrix_.kind == Kind::kInt8 ? FloatType::kF32 : FloatType::kBF16;
-    if (integer() && matrix_.scale_type != rounded)
+    if (integer() && matrix_.scale_type != FloatType::kBF16)
         throw std::invalid_argument("rounding makes scales of another type");
     require_own_memory();
     std::atomic<int64_t> unusable{-1};
@@ -255,14 +254,13 @@ bool Packed::round_row(int64_t output, const float* values, uint8_t* stored) {
     for (int64_t g = 0; g < m.groups; ++g) {
         const int64_t begin = g * m.group, count = std::min(m.group, m.depth - begin);
         const int64_t at = lane_at(output, g, m.groups);
-        auto* floats = reinterpret_cast<float*>(own(m.scales)) + at;
-        auto* halves = reinterpret_cast<uint16_t*>(own(m.scales)) + at;
+        auto* scale = reinterpret_cast<uint16_t*>(own(m.scales)) + at;
         if (m.kind == Kind::kInt8)
-            finite &= round_int8(values + begin, count, stored + begin, floats);
+            finite &= round_int8(values + begin, count, stored + begin, scale);
         else if (m.zeros)
-            finite &= round_int4(values + begin, count, stored + begin, halves, own(m.zeros) + at);
+            finite &= round_int4(values + begin, count, stored + begin, scale, own(m.zeros) + at);
         else
-            finite &= round_int4(values + begin, count, stored + begin, halves);
+            finite &= round_int4(values + begin, count, stored + begin, scale);
     }
     return finite;
 }

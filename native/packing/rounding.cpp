@@ -92,11 +92,11 @@ bool to_f16(float value, uint16_t& half) {
     return rounded != 0x7c00 || magnitude == static_cast<uint32_t>(kInfinity);
 }
 
-bool round_int8(const float* values, int64_t count, uint8_t* stored, float* scale) {
+bool round_int8(const float* values, int64_t count, uint8_t* stored, uint16_t* scale) {
     const int32_t most = largest_magnitude(values, count);
     if (most >= kInfinity) return false;
-    *scale = float_of(most) / 127.0f;
-    round_all(values, count, *scale, 128, 255, stored);
+    *scale = to_bf16(float_of(most) / 127.0f);
+    round_all(values, count, bf16_to_float(*scale), 128, 255, stored);
     return true;
 }
 

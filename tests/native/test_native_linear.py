@@ -80,12 +80,15 @@ def test_f16(isa: str, rows: int, outputs: int, depth: int, seed: int) -> None:
     rows=many,
     outputs=odd,
     depth=st.integers(1, 600),
+    group=st.sampled_from([0, 32, 64, 128, 576]),
     activations=BESIDE_INTEGERS,
     seed=seeds,
 )
-def test_int8(isa: str, rows: int, outputs: int, depth: int, activations: str, seed: int) -> None:
+def test_int8(
+    isa: str, rows: int, outputs: int, depth: int, group: int, activations: str, seed: int
+) -> None:
     x, w = random_matrix(seed, rows, depth), random_matrix(seed + 1, outputs, depth)
-    weight = quantize_int8(as_weight(w))
+    weight = quantize_int8(as_weight(w), group=group)
     got = run_linear(x, pack_integers([weight]), outputs, isa=isa, activations=activations)
     assert close(got, *expected_integer(x, weight, activations))
 
@@ -340,12 +343,14 @@ def test_rows_that_a_layer_cannot_read_are_refused() -> None:
         program.linear(exact, np.zeros(17, np.float32), None, x, y)
 
 
-def test_int8_matrices_that_are_too_wide_are_named() -> None:
+def test_groups_that_are_too_wide_are_named() -> None:
     wide = as_weight(np.zeros((1, 65_552), np.float32))
-    for kind in ("bf16", "int4"):
+    for kind in ("bf16", "int8", "int4"):
         assert pack_as(kind, wide).memory.size
-    with pytest.raises(UnsupportedModel, match=r"tensor w has 65552 columns.*65536.*int4 or bf16"):
-        pack_as("int8", wide)
+    with pytest.raises(
+        UnsupportedModel, match=r"tensor w has 65552 columns.*65536.*smaller groups"
+    ):
+        pack_integers([quantize_int8(wide, group=wide.shape[1])])
 
 
 def test_impossible_matrices_are_refused() -> None:
