@@ -21,6 +21,7 @@ from galley import LLM, SamplingParams, SettingsError, UnsupportedModel
 from galley.calibration.compressed import tensors_of, write_tensors
 from galley.calibration.forward import TeacherForced
 from galley.calibration.held_out import held_apart
+from galley.calibration.matrices import linear_weights
 from galley.calibration.measures import Divergence, Loss, following
 from galley.calibration.quantize import (
     INPUTS,
@@ -29,7 +30,6 @@ from galley.calibration.quantize import (
     Plan,
     Quantizer,
     copy_others,
-    linear_weights,
 )
 from galley.engine.read_model import Model, read_model
 from galley.formats.values import dequantize

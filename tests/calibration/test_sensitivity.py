@@ -10,8 +10,8 @@ import pytest
 from galley import SettingsError
 from galley.calibration.forward import TeacherForced
 from galley.calibration.layerwise import Layerwise
+from galley.calibration.matrices import linear_weights
 from galley.calibration.measures import Divergence, following
-from galley.calibration.quantize import linear_weights
 from galley.calibration.rounding import trials_of
 from galley.calibration.sensitivity import (
     Choice,
