@@ -127,4 +127,12 @@ bool round_int4(const float* values, int64_t count, uint8_t* stored, uint16_t* s
     return true;
 }
 
+bool round_steps(const float* values, int64_t count, float step, int8_t* steps) {
+    for (int64_t k = 0; k < count; ++k) {
+        const float clipped = std::min(std::max(values[k] / step, -127.0f), 127.0f);
+        steps[k] = static_cast<int8_t>(nearest(clipped));
+    }
+    return largest_magnitude(values, count) < kInfinity;
+}
+
 }  // namespace galley

@@ -27,4 +27,8 @@ bool round_int4(const float* values, int64_t count, uint8_t* stored, uint16_t* s
 bool round_int4(const float* values, int64_t count, uint8_t* stored, uint16_t* scale,
                 uint8_t* zero);
 
+// To multiples of `step`, by division as in other programs, from -127 to 127 of them: kernels
+// negate inputs, so -128 is left out. False if a value is not finite.
+bool round_steps(const float* values, int64_t count, float step, int8_t* steps);
+
 }  // namespace galley

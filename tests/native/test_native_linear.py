@@ -343,6 +343,39 @@ def test_rows_that_a_layer_cannot_read_are_refused() -> None:
         program.linear(exact, np.zeros(17, np.float32), None, x, y)
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("rows", "depth"), [(1, 48), (3, 300), (20, 70)])
+def test_a_static_scale_of_inputs(isa: str, rows: int, depth: int) -> None:
+    x, w = random_matrix(1, rows, depth), random_matrix(2, 50, depth)
+    step = float(np.abs(x).max() / 90)  # some inputs are clipped
+    x[0, :2] = 2 * np.abs(x).max(), -2 * np.abs(x).max()
+    kept = np.clip(np.rint(x / np.float32(step)), -127, 127) * np.float32(step)
+    assert (kept != np.rint(x / np.float32(step)) * np.float32(step)).any()
+    for weight in (
+        quantize_int8(as_weight(w)),
+        quantize_int8(as_weight(w), group=depth),
+        quantize_int4(as_weight(w), group=32, symmetric=False),
+    ):
+        packed = pack_integers([weight])
+        got = run_linear(x, packed, len(w), isa=isa, activations="int8", step=step)
+        expected = kept.astype(np.float64) @ dequantize(weight).astype(np.float64).T
+        assert np.abs(got - expected).max() <= 1e-5 * np.abs(expected).max()
+    for wrong in (-1.0, np.inf, np.nan):
+        with pytest.raises(ValueError, match="positive and finite"):
+            input_layout(packed, "int8", wrong)
+    with pytest.raises(ValueError, match="only int8 inputs have a step"):
+        input_layout(packed, "bfloat16", 1.0)
+
+
+def test_static_scales_show_values_that_are_not_finite() -> None:
+    x, w = random_matrix(1, 3, 70), random_matrix(2, 20, 70)
+    x[1, 65] = np.inf
+    packed = pack_integers([quantize_int8(as_weight(w))])
+    got = run_linear(x, packed, len(w), isa=ISAS[0], activations="int8", step=0.1)
+    assert np.isnan(got[1]).all()
+    assert np.isfinite(got[[0, 2]]).all()
+
+
 def test_groups_that_are_too_wide_are_named() -> None:
     wide = as_weight(np.zeros((1, 65_552), np.float32))
     for kind in ("bf16", "int8", "int4"):

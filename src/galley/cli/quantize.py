@@ -84,9 +84,9 @@ _SETTINGS: Final = ("revision", "executor", "device", "threads")
     type=click.Choice(("float", "dynamic", "min-max", "percentile", "mse", "entropy")),
     default="float",
     show_default=True,
-    help="how other programs round the layers' inputs (--bits 8 only). dynamic: int8 with a scale per "
+    help="how the layers' inputs are rounded (--bits 8 only). dynamic: int8 with a scale per "
     "token; min-max and the others: int8 with one scale per layer, which this observer determines from the "
-    "text. Galley itself follows its own settings",
+    "text, and which Galley uses unless activations is set",
 )
 @click.option(
     "--symmetric/--zero-points",
