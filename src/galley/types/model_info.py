@@ -176,6 +176,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
         parameters: number of values in the checkpoint.
         executor, isa, device, threads: what runs it; ``isa`` is empty where there is no choice of kernels.
         quantize, inputs, kv_dtype: types of weights, of the inputs multiplied by them, and of the KV cache.
+        static_inputs: number of matrices whose inputs are rounded by the checkpoint's static scales.
         max_model_len: longest context, in tokens.
         step_tokens: token budget of a step, for which the buffers are sized.
         weights, buffers: bytes of weights, and of all buffers between ops.
@@ -215,6 +216,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     experts: int = 0
     experts_on_disk: int = 0
     experts_of_token: int = 0
+    static_inputs: int = 0
 
     @property
     def total(self) -> int:
