@@ -21,7 +21,7 @@ from galley.ops.executor import ExpertCounts, forward
 from galley.ops.packed_files import Entry, cached_files, map_file
 from galley.server.ledger import ledger_lines
 from galley.settings.engine import EngineSettings, Quantize
-from galley.types.model_info import EngineStats, Ledger, ModelInfo
+from galley.types.model_info import EngineStats, Ledger, ModelInfo, ReplicaStatus
 from tests.conftest import CheckpointMaker
 from tests.engines import native
 from tests.native.harness import ragged
