@@ -1,6 +1,6 @@
 """Tiny language models in the formats of other libraries, and these libraries alone."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,10 +21,10 @@ _METADATA: Final = {"general.file_type": 1, "tokenizer.ggml.bos_token_id": 0}
 """Keys of llama.cpp's converter that OpenVINO's reader expects."""
 
 
-def make_gguf(path: Path, **changes: Any) -> Path:
-    """Write a random model in float16 as a GGUF file."""
+def make_gguf(path: Path, metadata: Mapping[str, Any] = {}, **changes: Any) -> Path:
+    """Write a random model in float16 as a GGUF file; ``metadata``: further keys of it."""
     folder = make_checkpoint(path.parent / f"{path.stem}-checkpoint", "llama", **changes)
-    return write_gguf(path, folder, "F16", metadata=_METADATA)
+    return write_gguf(path, folder, "F16", metadata={**_METADATA, **metadata})
 
 
 def generate(engine: Any, prompts: Sequence[list[int]], params: SamplingParams) -> list[list[int]]:
