@@ -135,7 +135,7 @@ def main() -> None:
         absorbed, anew = operations(before)
         print(
             f"{CHUNK} tokens behind {before:5}: {absorbed / 1e9:6.1f} G operations a layer over the "
-            f"latent, {anew / 1e9:6.1f} with keys and values made anew ({absorbed / anew:.2f} times)"
+            f"latent, {anew / 1e9:6.1f} with keys and values expanded again ({absorbed / anew:.2f} times)"
         )
 
 

@@ -1,11 +1,11 @@
-"""A long session that goes on after a restart: its prefix read from disk, and computed again.
+"""Measure a session after a restart: its prefix read from disk, and computed again.
 
     python -m benchmarks.prefix_tier [MODEL] [--tokens 30000] [--json FILE]
 
 Starts a real ``galley serve`` with ``prefix_cache_dir``, sends one long prompt, and restarts the server.
-The next turn is timed from the request to its first token: in the restarted server, in one without the
-folder, and in memory. All answers must be equal. By default the model is a random one of two layers with
-a context of 32,768 tokens; speed does not depend on its values. For an idle machine.
+The figures are the times to first token of the next turn: in the restarted server, in one without the
+folder, and with the prefix in memory. All answers must be equal. By default the model is a random one of
+two layers with a context of 32,768 tokens; speed does not depend on its values. Run it on an idle machine.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from benchmarks.peers.checkpoint import COMMON, SHAPES, write_checkpoint
 from benchmarks.serving import Server, completion, machine, serving
 
 TURN_TOKENS: Final = 50
-"""Tokens of the turn that is new."""
+"""Tokens of the new turn."""
 
 
 def flags_of(tokens: int, folder: Path | None) -> list[str]:
@@ -75,7 +75,9 @@ def measure(model: str, tokens: int, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Measure a session and print its figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", nargs="?", default="")
     parser.add_argument("--tokens", type=int, default=30_000)
     parser.add_argument("--json", type=Path, help="also write the figures to this file")

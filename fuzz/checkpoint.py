@@ -122,7 +122,7 @@ def _data_bytes(header: Any) -> int:
 
 @cache
 def _folder() -> Path:
-    memory = Path("/dev/shm")  # noqa: S108 - a folder of its own there
+    memory = Path("/dev/shm")  # noqa: S108 - a separate folder there
     folder = tempfile.mkdtemp(dir=memory if memory.is_dir() else None)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)

@@ -40,7 +40,7 @@ METHOD: Final = """## Method
   are killed and stopped, clients misbehave and requests exceed the capacity. A seed determines what
   is sent and what goes wrong when; every text is compared with the prompt's expected one.
 - `python -m benchmarks...` needs `pip install --constraint constraints.txt --editable '.[dev]'`.
-  Peers are the versions in `benchmarks/peers/requirements`; a figure of another version says so.
+  Peers are the versions in `benchmarks/peers/requirements`; a figure of another version names it.
 - Absolute figures move with the machine; compare within one table. A bold figure misses its target.
 """
 

@@ -20,6 +20,7 @@ KINDS: Final[dict[str, frozenset[str]]] = {
         {
             "bench",
             "cache",
+            "calls",
             "cli",
             "clients",
             "traffic",

@@ -137,6 +137,8 @@ def test_the_wheel_leaves_out_what_is_there_and_what_can_be_had_elsewhere() -> N
         "galley/demo/draft/tokenizer.json",
         "galley/demo/speech/model/model.safetensors",
         "galley/demo/speech/model/tokenizer.json",
+        "galley/speech/diarize/models/encoder.onnx",
+        "galley/speech/diarize/models/segmentation.onnx",
     ]
 
 

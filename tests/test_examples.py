@@ -171,7 +171,7 @@ def test_live_audio_becomes_text(example: Example) -> None:
     assert "refund for the TV package" in example("live.py")
 
 
-def test_an_engine_of_ones_own_is_served(url: str) -> None:
+def test_a_custom_engine_is_served(url: str) -> None:
     client = OpenAI(base_url=url, api_key="none")
     answer = client.completions.create(model="echo", prompt="one two three", max_tokens=3)
     assert "one two three".startswith(answer.choices[0].text.strip())

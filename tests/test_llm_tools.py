@@ -35,7 +35,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
         yield model
 
 
-def test_a_call_that_must_come_behind_thinking(llm: LLM) -> None:
+def test_a_required_call_comes_after_thinking(llm: LLM) -> None:
     params = SamplingParams(max_tokens=200, seed=1, n=2)
     [output] = llm.chat(
         "What time is it?",

@@ -125,7 +125,7 @@ def violations(items: list[Item]) -> list[str]:
         if not is_held_out(written)
     ]
     return found + [
-        f"{item.name}: training hears {item.voice.variant}"
+        f"{item.name}: training uses the voice {item.voice.variant}"
         for item in items
         if item.voice.variant not in HELD_OUT_VARIANTS
     ]

@@ -1,8 +1,8 @@
 """Train the speech model from scratch: `python -m recipes.speech.train`.
 
 espeak-ng first synthesizes the pool of utterances; then the model learns to transcribe it. Noise, loudness,
-pitch and pauses are drawn anew each time. Every step's batch depends only on the seed and the step, so an
-interrupted run continues from its last checkpoint with the same result.
+pitch and pauses are drawn again for each use. Every step's batch depends only on the seed and the step, so
+an interrupted run continues from its last checkpoint with the same result.
 
 On a server with AVX-512 and bfloat16, the pool takes six minutes on two cores. A step of about 48
 utterances takes 1.5 s on one core and 1.3 s on two, plus 0.15 s for its batch, so 5,000 steps take two
@@ -286,8 +286,8 @@ def _report(result: Evaluation, console: Console) -> None:
     console.print(f"together {result.wer:.1%}, target {'met' if result.passed else 'missed'}")
     for heard in result.heard:
         if heard.wrong:
-            console.print(f"{heard.item.name}  said  {heard.item.text}", markup=False)
-            console.print(f"       heard {heard.text}", markup=False)
+            console.print(f"{heard.item.name}  expected    {heard.item.text}", markup=False)
+            console.print(f"       transcribed {heard.text}", markup=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

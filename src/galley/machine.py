@@ -121,6 +121,24 @@ def held_memory(pid: int) -> int:
     return sum(int(status.get(name, 0)) * 1024 for name in names)
 
 
+def peak_memory(parent: int, *, running: str) -> int | None:
+    """Return the most bytes that a child process has had resident so far, pages of mapped files included.
+
+    Args:
+        parent: process id of its parent.
+        running: a part of its command line.
+
+    Returns:
+        The sum over such children; None if there is none, or the system does not report it.
+    """
+    peaks = []
+    for process in Path("/proc").glob("[0-9]*"):
+        status = _table(_read(process / "status"))
+        if status.get("PPid:") == str(parent) and running in _read(process / "cmdline"):
+            peaks.append(int(status.get("VmHWM:", 0)) * 1024)
+    return sum(peaks) or None
+
+
 def memory(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP, meminfo: Path = MEMINFO) -> Memory:
     """Return the memory of the machine, or of the cgroup (v1 or v2) that leaves the least."""
     table = _table(_read(meminfo))

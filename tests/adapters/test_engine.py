@@ -160,7 +160,7 @@ def test_streams_do_not_change_while_adapters_come_and_go(
     assert engine.stats.adapters_loaded <= SLOTS
 
 
-def test_the_least_recently_used_makes_room_and_what_is_used_stays(
+def test_the_least_recently_used_is_evicted_and_used_ones_stay(
     engine: NativeEngine, adapters: list[Adapter]
 ) -> None:
     alone = [run(engine, [request(engine, adapter)])[0] for adapter in adapters]
@@ -182,7 +182,7 @@ def test_the_least_recently_used_makes_room_and_what_is_used_stays(
     assert engine.stats.adapters_loaded == SLOTS
 
 
-def test_who_waits_for_a_slot_is_not_overtaken(
+def test_requests_waiting_for_a_slot_are_not_overtaken(
     engine: NativeEngine, adapters: list[Adapter]
 ) -> None:
     """Requests for adapters 0 and 1 never stop; one for 2 arrives in between and is served."""
@@ -197,7 +197,7 @@ def test_who_waits_for_a_slot_is_not_overtaken(
         assert len(finished) < 400
 
 
-def test_aborted_requests_give_their_adapter_up(
+def test_aborted_requests_release_their_adapter(
     engine: NativeEngine, adapters: list[Adapter]
 ) -> None:
     held = [request(engine, adapters[i], count=400) for i in (0, 1)]

@@ -82,7 +82,7 @@ def test_a_sequence_that_cannot_go_on_is_an_error(folder: Path) -> None:
 
 
 def test_a_report_has_a_point_for_each_kind_of_work(folder: Path) -> None:
-    told: list[str] = []
+    progress: list[str] = []
     workload = Workload(prompt=30, decode=3, context=5, batches=(1, 3), repeats=2)
     rates: list[float] = []
 
@@ -91,7 +91,7 @@ def test_a_report_has_a_point_for_each_kind_of_work(folder: Path) -> None:
         return 1e9
 
     info, points = bench_engine(
-        settings(folder, quantize="int8"), workload, MACHINE, read_rate, told.append
+        settings(folder, quantize="int8"), workload, MACHINE, read_rate, progress.append
     )
     assert len(rates) == 2 * workload.runs
     assert info.path == str(folder)
@@ -100,8 +100,8 @@ def test_a_report_has_a_point_for_each_kind_of_work(folder: Path) -> None:
         ("decode", 1, 3),
         ("decode", 3, 3),
     ]
-    assert told == ["prefill"] * 3 + ["decode 1"] * 3 + ["decode 3"] * 3
-    assert len(told) == workload.runs
+    assert progress == ["prefill"] * 3 + ["decode 1"] * 3 + ["decode 3"] * 3
+    assert len(progress) == workload.runs
 
 
 def test_a_batch_that_the_engine_would_split_is_refused(folder: Path) -> None:

@@ -14,17 +14,17 @@ from galley.machine import cpu_name
 @pytest.mark.parametrize("isa", _native.supported_isas())
 def test_every_instruction_set_can_be_measured(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GALLEY_CPU_ISA", isa)
-    told: list[None] = []
+    phases: list[None] = []
     machine = measure_machine(
         threads=2,
         memory_bytes=3 << 20,
         seconds=0.001,
         repeats=2,
-        on_phase=lambda: told.append(None),
+        on_phase=lambda: phases.append(None),
     )
     assert machine.isa == isa
     assert machine.threads == 2
-    assert len(told) == PHASES
+    assert len(phases) == PHASES
     assert set(machine.operations) == set(KINDS)
     for rate in (machine.read_huge, machine.read_small, *machine.operations.values()):
         assert 0 < rate.low <= rate.median <= rate.high

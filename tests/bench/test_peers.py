@@ -23,12 +23,12 @@ class Scripted:
     """A contender whose step takes ``seconds``; it dies at measurement number ``dies_at``."""
 
     def __init__(self, seconds: float, dies_at: int = 1000) -> None:
-        self.asked: list[tuple[int, int, int]] = []
+        self.requests: list[tuple[int, int, int]] = []
         self._seconds, self._dies_at = seconds, dies_at
 
     def measure(self, prompts: Sequence[list[int]], steps: int) -> list[float]:
-        self.asked.append((len(prompts), len(prompts[0]), steps))
-        if len(self.asked) == self._dies_at:
+        self.requests.append((len(prompts), len(prompts[0]), steps))
+        if len(self.requests) == self._dies_at:
             raise PeerFailed("gone")
         # The first step of a decode is the warm-up, and slow.
         return [self._seconds * (9 if steps and i == 0 else 1) for i in range(steps or 1)]
@@ -70,15 +70,15 @@ def test_contenders_take_turns_at_the_same_work_after_a_short_round() -> None:
         ("galley int4", "decode x 1"),
         ("peer a", "decode x 1"),
     ]
-    assert first.asked == second.asked
-    assert first.asked == [(1, 8, 0), (1, 4, 3), (2, 4, 3), (1, 8, 0), (1, 4, 6), (2, 4, 6)]
+    assert first.requests == second.requests
+    assert first.requests == [(1, 8, 0), (1, 4, 3), (2, 4, 3), (1, 8, 0), (1, 4, 6), (2, 4, 6)]
 
 
 def test_a_contender_that_fails_is_named_and_left_out() -> None:
     broken = Scripted(0.1, dies_at=5)
     comparison, _ = run({"galley int4": Scripted(1.0), "peer a": broken, "peer b": Scripted(2.0)})
     assert comparison.failures == {"peer a": "decode x 1: gone"}
-    assert len(broken.asked) == 5
+    assert len(broken.requests) == 5
     assert comparison.best_peer(comparison.works[0]) == "peer b"
 
 

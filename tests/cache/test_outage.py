@@ -36,7 +36,7 @@ async def until_found(cache: ResponseCache, number: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["slow", "gone"])
-def test_without_redis_nothing_is_found_and_it_is_said_once(
+def test_without_redis_nothing_is_found_and_it_is_logged_once(
     how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work(server: RedisServer) -> None:

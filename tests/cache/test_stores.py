@@ -83,7 +83,7 @@ def test_an_entry_that_has_ended_is_not_found(opened: Open) -> None:
 
 
 @pytest.mark.parametrize("bound", ["entries", "bytes"])
-def test_the_least_recently_used_make_room(opened: Open, bound: str) -> None:
+def test_the_least_recently_used_are_evicted(opened: Open, bound: str) -> None:
     size = 1000
     bounds = Bounds(bytes=1 << 30, entries=20, seconds=3600)
     if bound == "bytes":

@@ -8,7 +8,7 @@ from galley.cache.wish import NO_WISH, Outcome, wish_of
 from galley.errors import RequestError
 
 
-def test_no_header_is_no_wish() -> None:
+def test_no_header_means_defaults() -> None:
     assert wish_of({"accept": "*/*"}) is NO_WISH
 
 
@@ -29,7 +29,7 @@ def test_times_are_whole_seconds(value: str) -> None:
     ("hits", "misses", "bypassed", "word"),
     [(1, 0, 0, "hit"), (2, 1, 0, "miss"), (0, 0, 3, "bypass"), (1, 0, 1, "miss")],
 )
-def test_one_word_says_what_happened(hits: int, misses: int, bypassed: int, word: str) -> None:
+def test_a_header_states_what_happened(hits: int, misses: int, bypassed: int, word: str) -> None:
     outcome = Outcome(hits=hits, misses=misses, bypassed=bypassed, age=3.7)
     assert outcome.headers()["x-galley-cache"] == word
     assert outcome.headers().get("x-galley-cache-age") == ("3" if word == "hit" else None)

@@ -15,7 +15,7 @@ def test_one_text_in_eight_is_measured_on() -> None:
     assert texts.calibration == [*TEXTS[1:8], *TEXTS[9:16]]
 
 
-def test_a_text_that_comes_again_is_not_calibrated_with() -> None:
+def test_a_repeated_text_is_not_used_for_calibration() -> None:
     texts = held_apart([*TEXTS[:9], TEXTS[0], TEXTS[8], TEXTS[9]])
     assert texts.measured == [TEXTS[0], TEXTS[8]]
     assert texts.calibration == [*TEXTS[1:8], TEXTS[9]]
@@ -26,7 +26,7 @@ def test_without_calibration_all_are_measured_on() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_what_cannot_be_held_apart_is_refused(count: int) -> None:
+def test_too_few_texts_to_hold_some_out_are_refused(count: int) -> None:
     with pytest.raises(SettingsError, match="give more text"):
         held_apart(TEXTS[:count] * 4)
     with pytest.raises(SettingsError, match="give more text"):

@@ -216,7 +216,7 @@ def test_transformers_rounds_inputs_as_the_file_says(
     assert said[0].token_ids == said[1].token_ids
 
 
-def test_an_interrupted_run_goes_on_and_writes_the_same(folder: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes_and_writes_the_same(folder: Path, tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     quantizer(folder, whole, "gptq").run()
 

@@ -141,7 +141,7 @@ def test_gptq_is_measured_as_gptq(checkpoint: CheckpointMaker) -> None:
     assert by_gptq != parts_of(*asked, method="gptq", calibration=calibration[1:])
 
 
-def test_later_layers_of_a_block_make_up_for_what_one_loses(checkpoint: CheckpointMaker) -> None:
+def test_later_layers_of_a_block_compensate_the_error_of_one(checkpoint: CheckpointMaker) -> None:
     """Rounded queries change attention's output; adjusting it brings it closer to the original."""
     settings = EngineSettings(dtype="float32", kv_dtype="float32", threads=1)
     model = read_model(settings, checkpoint("llama"))

@@ -190,7 +190,7 @@ def test_failed_lines_are_counted_and_removed(tmp_path: Path) -> None:
     assert path.read_text(encoding="utf-8").splitlines() == [lines[2], lines[0]]
 
 
-def test_a_full_disk_keeps_failures_that_cannot_be_taken_out(tmp_path: Path) -> None:
+def test_a_full_disk_keeps_failures_that_cannot_be_removed(tmp_path: Path) -> None:
     path = write(tmp_path / "out", *map(json.dumps, (failure(1, "a"), result(3, "c"))))
     before = path.read_bytes()
     with largest_file(10), pytest.raises(RequestError, match="cannot write"):

@@ -112,7 +112,9 @@ def test_what_is_no_size_is_refused(environ: dict[str, str]) -> None:
     assert "'lots' is not a size" in done.stderr
 
 
-def test_a_file_in_the_folders_place_holds_nothing(environ: dict[str, str], tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_caches_nothing(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
     (tmp_path / "cache").write_text("in the way")
     assert "no packed weights in" in cache("list", environ=environ)
     assert "freed 0 B" in cache("prune", "--all", environ=environ)

@@ -59,7 +59,7 @@ def test_the_table_and_the_file_say_what_was_measured(capsys: pytest.CaptureFixt
     assert json.loads(json.dumps(page)) == page
 
 
-def test_a_file_that_cannot_be_written_is_said_before_the_work(tmp_path: Path) -> None:
+def test_an_unwritable_file_is_reported_before_any_work(tmp_path: Path) -> None:
     done = galley("eval", "demo", tmp_path, "--json", tmp_path / "nowhere" / "scores.json")
     assert done.returncode == 2
     assert "nowhere does not exist" in done.stderr

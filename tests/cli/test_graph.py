@@ -79,7 +79,7 @@ def test_a_speech_model_shows_its_decoder(tmp_path: Path) -> None:
         (["--activations", "int3"], "'int3' is not one of"),
     ],
 )
-def test_what_cannot_be_done_is_said_before_the_work(args: list[str], message: str) -> None:
+def test_what_cannot_be_done_is_reported_before_any_work(args: list[str], message: str) -> None:
     done = galley("graph", *args)
     assert done.returncode == 2
     assert message in done.stderr

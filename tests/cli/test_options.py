@@ -165,8 +165,8 @@ def test_summaries_of_commands_are_whole() -> None:
         assert summaries
         assert "..." not in summaries
         assert "…" not in summaries
-    told = " ".join(galley("--help", environ=narrow).stdout.split())
-    assert "with their costs and remedies." in told  # the end of a long one
+    shown = " ".join(galley("--help", environ=narrow).stdout.split())
+    assert "with their costs and remedies." in shown  # the end of a long one
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

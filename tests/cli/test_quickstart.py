@@ -62,10 +62,10 @@ def test_answers_then_serving_until_stopped(checkpoint: Path, stop: signal.Signa
         children = psutil.Process(process.pid).children(recursive=True)
         engines = [child for child in children if "galley.service.worker" in child.cmdline()]
         assert len(engines) == 3
-        asked = {"model": "embed", "input": "x"}
+        content = {"model": "embed", "input": "x"}
         headers = {"Authorization": "Bearer key"}
         url = f"http://127.0.0.1:{port}/v1/embeddings"
-        assert httpx.post(url, json=asked, headers=headers).json()["data"][0]["embedding"]
+        assert httpx.post(url, json=content, headers=headers).json()["data"][0]["embedding"]
         if stop is signal.SIGINT:
             os.killpg(process.pid, stop)  # a terminal sends it to every process
         else:

@@ -71,7 +71,7 @@ def test_a_name_that_looks_like_a_model_is_no_prompt(name: str, prompt: str | No
         _model_and_prompt(name, prompt)
 
 
-def test_names_that_are_near_are_said() -> None:
+def test_similar_names_are_suggested() -> None:
     with pytest.raises(click.BadParameter, match=r"did you mean .*llama3\.2"):
         _model_and_prompt("llama-3.2", None)
 

@@ -14,8 +14,8 @@ def test_progress_is_a_line_now_and_then(
         for seconds in (4, 5, 2, 3, 8):
             now += seconds
             shown.update(1)
-    told = capsys.readouterr().err
-    assert told == "answering: 5 of 8 (62%)\nanswering: 7 of 8 (88%)\n"
+    printed = capsys.readouterr().err
+    assert printed == "answering: 5 of 8 (62%)\nanswering: 7 of 8 (88%)\n"
 
 
 def test_progress_of_unknown_length_is_a_count(

@@ -14,6 +14,7 @@ from galley.speech.audio import Recording
 from tests.missing import without
 from tests.speech import tiny
 from tests.speech.recordings import CALL, encode
+from tests.speech.voices import READ, conversation
 
 from .command import environment, galley
 
@@ -152,7 +153,7 @@ def test_what_would_overwrite_another_transcript_is_refused(whisper: Path, short
     assert "the transcripts of two files would both be written to" in done.stderr
 
 
-def test_without_the_extra_it_is_said_how_to_get_it(short: Path, tmp_path: Path) -> None:
+def test_without_the_extra_the_error_says_how_to_install_it(short: Path, tmp_path: Path) -> None:
     done = galley("transcribe", short, environ=without(tmp_path, "soxr"))
     assert done.returncode == 2
     assert "pip install 'galley-inference[speech]'" in done.stderr
@@ -168,3 +169,36 @@ def test_a_manifest_is_scored(whisper: Path, short: Path, tmp_path: Path) -> Non
     page = json.loads(scores.read_text())
     assert page["audio_seconds"] == 3.0
     assert page["recordings"][0]["expected"] == "Hello"
+
+
+def test_speakers_are_written_as_text_and_rttm(whisper: Path, tmp_path: Path) -> None:
+    samples, turns = conversation()
+    file = tmp_path / "two people.wav"
+    file.write_bytes(encode("wav", samples[: round(turns[1][2] * 16_000)]))
+    flags = ["--diarize", "--rttm", "--speaker", f"reader={READ / 'austen-5.flac'}"]
+    done = galley("transcribe", file, *model(whisper), *flags, "--format", "diarized_json")
+    assert done.returncode == 0, done.stderr
+    assert {segment["speaker"] for segment in json.loads(done.stdout)["segments"]} == {
+        "reader",
+        "A",
+    }
+    lines = [line.split() for line in file.with_suffix(".rttm").read_text().splitlines()]
+    assert [line[:3] + line[7:8] for line in lines] == [
+        ["SPEAKER", "two_people", "1", "reader"],
+        ["SPEAKER", "two_people", "1", "A"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--rttm"], "--rttm needs --diarize"),
+        (["--diarize", "--speaker", "x=/nowhere"], "cannot read /nowhere"),
+    ],
+)
+def test_flags_of_speakers_are_checked(
+    whisper: Path, short: Path, flags: list[str], message: str
+) -> None:
+    done = galley("transcribe", short, *model(whisper), *flags)
+    assert done.returncode != 0
+    assert message in done.stderr

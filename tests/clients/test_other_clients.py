@@ -89,7 +89,7 @@ def test_langchain(server: Server, text: str) -> None:
 )
 def test_litellm(server: Server, text: str, provider: str, path: str) -> None:
     litellm = pytest.importorskip("litellm")
-    asked: dict[str, Any] = {
+    params: dict[str, Any] = {
         "model": f"{provider}/calling",
         "api_base": f"{server.url}{path}",
         "api_key": "none",
@@ -97,8 +97,8 @@ def test_litellm(server: Server, text: str, provider: str, path: str) -> None:
         "temperature": 0,
         "max_tokens": 30,
     }
-    assert litellm.completion(**asked).choices[0].message.content == text
-    chunks = litellm.completion(stream=True, **asked)
+    assert litellm.completion(**params).choices[0].message.content == text
+    chunks = litellm.completion(stream=True, **params)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
 
 
@@ -118,7 +118,7 @@ def test_the_llm_command(server: Server, text: str, tmp_path: Path) -> None:
     (tmp_path / "extra-openai-models.yaml").write_text(
         f"- model_id: calling\n  model_name: calling\n  api_base: {server.url}/v1\n"
     )
-    told = subprocess.run(
+    done = subprocess.run(
         [
             *(sys.executable, "-m", "llm", "-m", "calling"),
             *("-o", "temperature", "0", "-o", "max_tokens", "30", ASKED),
@@ -129,4 +129,4 @@ def test_the_llm_command(server: Server, text: str, tmp_path: Path) -> None:
         timeout=60,
         check=True,
     )
-    assert told.stdout.rstrip("\n") == text.rstrip("\n")
+    assert done.stdout.rstrip("\n") == text.rstrip("\n")

@@ -290,7 +290,7 @@ def test_what_a_model_name_should_give(tmp_path: Path) -> None:
     assert speed.arithmetic(measured(5.0, 200), None).level == "note"
 
 
-def test_who_interferes(tmp_path: Path) -> None:
+def test_processes_that_interfere(tmp_path: Path) -> None:
     quiet, stolen = speed.Interference(0.0, 0), speed.Interference(0.05, 0)
     assert speed.steadiness(measured(9, 200), quiet).level == "ok"
     assert speed.steadiness(measured(9, 200, spread=0.4), quiet).level == "warning"

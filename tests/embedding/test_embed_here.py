@@ -113,8 +113,8 @@ def test_the_command_writes_a_line_for_each_text(
     done = command("batch", texts, tmp_path / "batch.jsonl", *flags)
     assert done.returncode == 0, done.stderr
     [result] = map(json.loads, (tmp_path / "batch.jsonl").read_text().splitlines())
-    told = [one["embedding"] for one in result["response"]["body"]["data"]]
-    assert np.allclose(told, expected, atol=1e-6)
+    vectors = [one["embedding"] for one in result["response"]["body"]["data"]]
+    assert np.allclose(vectors, expected, atol=1e-6)
     texts.write_text('{"text": 5}\n')
     refused = command("embed", *flags, "--file", texts)
     assert refused.returncode == 1

@@ -102,7 +102,7 @@ def test_poolings_in_the_order_that_it_has_them(
         assert read_sentence_files(folder, {}, "mean").pooling == poolings
 
 
-def test_small_letters_are_made_before_all_else(tmp_path: Path) -> None:
+def test_texts_are_lowercased_first(tmp_path: Path) -> None:
     folder = make_model(tmp_path, "bert", **SIZES)
     plain = Tokenizer.load(folder)
     assert plain.encode("ROUTER ÄÖ") == plain.encode("router äö")

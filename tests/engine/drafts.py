@@ -47,8 +47,8 @@ def eager(engine: Engine, chosen: Speculation, costs: dict[int, float] = FREE) -
 def drafting(folder: Path, draft: Path, **changes: Any) -> Engine:
     """Build an engine with a draft model whose steps, like all drafting, cost next to nothing."""
     settings = EngineSettings(threads=1, kv_cache_tokens=512)
-    asked = {"draft_model": str(draft), "speculation": "draft"} | changes
-    engine = load_engine(dataclasses.replace(settings, **asked), folder)
+    overrides = {"draft_model": str(draft), "speculation": "draft"} | changes
+    engine = load_engine(dataclasses.replace(settings, **overrides), folder)
     speculator = engine._speculation._speculator
     assert speculator is not None
     assert speculator._drafter is not None

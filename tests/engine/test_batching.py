@@ -63,7 +63,7 @@ def test_continuous_batching_lets_a_newcomer_join(checkpoint: CheckpointMaker) -
 
 
 @pytest.mark.parametrize("batching", ["dynamic", "static"])
-def test_a_batch_begins_when_the_one_before_is_over(
+def test_a_batch_begins_when_the_previous_one_has_ended(
     checkpoint: CheckpointMaker, batching: Batching
 ) -> None:
     machine = run(checkpoint, batching)
@@ -87,7 +87,7 @@ def test_a_static_batch_waits_to_be_full(checkpoint: CheckpointMaker) -> None:
     assert machine.steps[3:] == [{"r0", "r1", "r2", "last"}]
 
 
-def test_one_that_is_aborted_while_it_waits_is_no_more(checkpoint: CheckpointMaker) -> None:
+def test_one_that_is_aborted_while_it_waits_is_removed(checkpoint: CheckpointMaker) -> None:
     machine = run(checkpoint, "static", delay=3600)
     for i in range(SEATS):
         machine.add(f"r{i}", 1)

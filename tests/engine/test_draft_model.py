@@ -82,8 +82,8 @@ def test_a_model_that_agrees_saves_steps(temperature: float, checkpoint: Checkpo
     assert stats.steps < 12
     assert stats.draft_accepted_tokens == stats.draft_proposed_tokens > 150
     assert stats.prompt_proposed_tokens == stats.recent_proposed_tokens == 0
-    for told in outputs.values():
-        timing = told[-1].timing
+    for received in outputs.values():
+        timing = received[-1].timing
         assert timing is not None
         assert timing.accepted == timing.proposed > 50
     assert (

@@ -187,8 +187,8 @@ def test_greedy_texts_are_the_same_and_the_stats_say_what_was_read(
     samples = {s.name: s.value for family in collector.collect() for s in family.samples}
     assert samples["galley_expert_cache_bytes"] == least
     for name in ("hits", "misses", "evictions", "read_bytes", "read_seconds"):
-        told = samples[f"galley_expert_cache_{name}_total"]
-        assert told == getattr(stats, f"expert_{name}") > 0
+        counted = samples[f"galley_expert_cache_{name}_total"]
+        assert counted == getattr(stats, f"expert_{name}") > 0
 
 
 @dataclasses.dataclass

@@ -87,14 +87,14 @@ def test_a_light_tenant_gets_blocks_of_a_full_cache() -> None:
     assert steps_until_started(machine, add(machine, "", length=20, output=5)) <= 3
 
 
-def test_a_long_prompt_of_another_does_not_hold_a_newcomer_up() -> None:
+def test_another_tenants_long_prompt_does_not_delay_a_new_request() -> None:
     machine = machine_with(80)
     add(machine, "heavy", length=60 * BUDGET // 3, output=1)
     machine.step()
     assert steps_until_started(machine, add(machine, "", length=5, output=1)) <= 2
 
 
-def test_idle_time_is_no_credit() -> None:
+def test_idle_time_earns_no_credit() -> None:
     """A late tenant shares from now on, and does not catch up."""
     machine = machine_with(40)
     for _ in range(BACKLOG):

@@ -23,9 +23,9 @@ SETTINGS = EngineSettings(threads=1, kv_cache_tokens=512)
 
 def loaded(settings: EngineSettings, folder: Path) -> tuple[Ledger, int]:
     """Return the ledger, and the bytes of the KV cache that the engine allocated."""
-    told: list[Ledger] = []
-    engine = load_engine(settings, folder, on_ledger=told.append)
-    [ledger] = told
+    ledgers: list[Ledger] = []
+    engine = load_engine(settings, folder, on_ledger=ledgers.append)
+    [ledger] = ledgers
     assert engine.info.ledger == ledger
     executor = native(engine)._executor
     return ledger, executor.kv_bytes_per_block() * engine.stats.kv_total_blocks
@@ -56,7 +56,7 @@ def test_weights_and_cache_are_what_is_packed_and_allocated(
 
 
 @pytest.mark.parametrize("share", [0.001, 0.01])
-def test_without_a_wish_the_cache_takes_its_share_of_what_is_left(
+def test_without_a_setting_the_cache_takes_its_share_of_what_is_left(
     checkpoint: CheckpointMaker, share: float
 ) -> None:
     settings = EngineSettings(threads=1, kv_memory_fraction=share, max_running=512)

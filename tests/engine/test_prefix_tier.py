@@ -76,7 +76,9 @@ def test_a_restarted_engine_computes_only_what_is_new(
     again.close()
 
 
-def test_blocks_that_left_memory_come_back(checkpoint: CheckpointMaker, tmp_path: Path) -> None:
+def test_blocks_evicted_from_memory_are_read_back(
+    checkpoint: CheckpointMaker, tmp_path: Path
+) -> None:
     engine = engine_of(checkpoint("llama"), tmp_path, kv_cache_tokens=224)
     expected, _ = answer(engine)
     other = [*reversed(PROMPT)]
@@ -129,7 +131,7 @@ def link(file: Path) -> None:
     [flip(3), flip(40), flip(-1), flip(-40), cut(-1), cut(20), cut(0), exchange, link],
     ids=["magic", "preamble", "checksum", "value", "short", "head", "empty", "other", "link"],
 )
-def test_a_spoilt_file_is_a_miss(
+def test_a_damaged_file_is_a_miss(
     spoil: Callable[[Path], None], checkpoint: CheckpointMaker, tmp_path: Path
 ) -> None:
     engine = engine_of(checkpoint("llama"), tmp_path)
@@ -147,7 +149,7 @@ def test_a_spoilt_file_is_a_miss(
     healed.close()
 
 
-def test_what_is_before_a_spoilt_file_is_used(checkpoint: CheckpointMaker, tmp_path: Path) -> None:
+def test_blocks_before_a_damaged_file_are_used(checkpoint: CheckpointMaker, tmp_path: Path) -> None:
     engine = engine_of(checkpoint("llama"), tmp_path)
     expected, _ = answer(engine)
     engine.close()

@@ -37,7 +37,7 @@ def generate(engine: Engine, prompt: list[int], name: str) -> list[int]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_longer_text_goes_on_from_the_last_kept_state(
+def test_a_longer_text_continues_from_the_last_kept_state(
     variant: str, checkpoint: CheckpointMaker
 ) -> None:
     """States are kept while a prompt is computed, and while the answer is generated."""
@@ -59,10 +59,10 @@ def test_a_longer_text_goes_on_from_the_last_kept_state(
 def test_the_ledger_counts_the_states_that_there_are(
     variant: str, executor: ExecutorName, checkpoint: CheckpointMaker
 ) -> None:
-    told: list[Ledger] = []
+    ledgers: list[Ledger] = []
     settings = dataclasses.replace(SETTINGS, executor=executor, max_running=3)
-    engine = load_engine(settings, checkpoint(variant), on_ledger=told.append)
-    [ledger] = told
+    engine = load_engine(settings, checkpoint(variant), on_ledger=ledgers.append)
+    [ledger] = ledgers
     assert ledger.state_slots == 3 + 1024 // 32
     assert ledger.states == ledger.state_slots * engine.executor.bytes_per_state()
     assert engine._kv.states is not None
@@ -80,9 +80,9 @@ def test_few_states_let_requests_wait(checkpoint: CheckpointMaker) -> None:
     """Two slots: one request runs at a time, or continues from the state that another left."""
     folder, prompts = checkpoint("granite-hybrid"), [random_ids(i, 70) for i in range(3)]
     settings = dataclasses.replace(SETTINGS, kv_memory_fraction=1e-9)
-    told: list[Ledger] = []
-    engine = load_engine(settings, folder, on_ledger=told.append)
-    assert told[0].state_slots == 2
+    ledgers: list[Ledger] = []
+    engine = load_engine(settings, folder, on_ledger=ledgers.append)
+    assert ledgers[0].state_slots == 2
     roomy = load_engine(SETTINGS, folder)
     expected = [generate(roomy, prompt, f"r{i}") for i, prompt in enumerate(prompts)]
     texts: dict[str, list[int]] = {f"r{i}-0": [] for i in range(3)}
@@ -119,7 +119,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(
     assert np.array_equal(together, np.concatenate(alone))
 
 
-def test_what_a_state_cannot_do_is_said(
+def test_what_a_state_cannot_do_is_reported(
     checkpoint: CheckpointMaker, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = checkpoint("granite-hybrid")

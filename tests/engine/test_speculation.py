@@ -121,14 +121,14 @@ def test_stop_strings_cut_what_came_with_them(checkpoint: CheckpointMaker) -> No
         prompt = [5, 6, 7, 8]
         text = plain.generate([prompt], params)[0].text
         for cut in range(4, len(text) - 3, 3):
-            asked = SamplingParams(
+            sampling = SamplingParams(
                 temperature=0.0,
                 max_tokens=60,
                 ignore_eos=True,
                 logprobs=1,
                 stop=(text[cut : cut + 3],),
             )
-            (one,), (other,) = (llm.generate([prompt], asked) for llm in (plain, speculation))
+            (one,), (other,) = (llm.generate([prompt], sampling) for llm in (plain, speculation))
             assert (one.text, one.finish_reason) == (other.text, other.finish_reason)
             assert one.token_ids == other.token_ids
             assert one.logprobs == other.logprobs

@@ -162,9 +162,9 @@ def test_a_shared_encoder_is_there_once(
 ) -> None:
     """In the ledger and in use: the draft model's weights are those of its decoder."""
     folder = checkpoint("whisper")
-    asked: dict[str, Any] = {"executor": executor, "dtype": "float32"}
-    alone = load_engine(dataclasses.replace(SMALL, **asked), folder)
-    engine = drafting(folder, distilled, kv_cache_tokens=1024, **asked)
+    overrides: dict[str, Any] = {"executor": executor, "dtype": "float32"}
+    alone = load_engine(dataclasses.replace(SMALL, **overrides), folder)
+    engine = drafting(folder, distilled, kv_cache_tokens=1024, **overrides)
     ledgers = alone.info.ledger, engine.info.ledger
     assert ledgers[0] is not None
     assert ledgers[1] is not None

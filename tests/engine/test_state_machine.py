@@ -84,7 +84,7 @@ def test_requests_over_the_same_audio_encode_it_once() -> None:
     assert machine.encoded_rows == 80
 
 
-def test_encoder_outputs_that_are_over_make_room_for_the_next() -> None:
+def test_finished_encoder_outputs_are_evicted_for_the_next() -> None:
     machine = SpeechMachine()
     machine.set_up(1000)
     cached = []

@@ -55,7 +55,7 @@ def test_shares_add_up_to_the_time(executor: ExecutorName, checkpoint: Checkpoin
     assert 0 < stats.sample_seconds < stats.forward_seconds
 
 
-def test_idleness_is_on_no_bill(checkpoint: CheckpointMaker) -> None:
+def test_idle_time_is_on_no_receipt(checkpoint: CheckpointMaker) -> None:
     engine = load_engine(EngineSettings(threads=1, kv_cache_tokens=256), checkpoint("llama"))
     add(engine, "first", [5] * 10, max_tokens=1)
     bills(engine)

@@ -103,6 +103,9 @@ def write_gguf(
     writer = gguf.GGUFWriter(path, architecture)
     _write_config(writer, config)
     _write_tokenizer(writer, folder)
+    named = "ALL_F32" if type == "F32" else f"MOSTLY_{type}"
+    if named in gguf.LlamaFileType.__members__:
+        writer.add_file_type(gguf.LlamaFileType[named])
     for key, value in (metadata or {}).items():
         writer.kv_data[0].pop(key, None)
         kind = gguf.GGUFValueType.get_type(value)

@@ -157,7 +157,7 @@ def test_no_bars(tmp_path: Path, hub: Hub) -> None:
     assert "%" not in bars
 
 
-def test_a_cut_connection_goes_on_where_it_was(tmp_path: Path, hub: Hub) -> None:
+def test_a_cut_connection_resumes_where_it_was(tmp_path: Path, hub: Hub) -> None:
     hub.cuts = 1
     folder, _ = resolve(tmp_path, hub.url)
     assert isinstance(folder, Path), folder
@@ -287,7 +287,7 @@ def test_a_gguf_file_of_several_is_removed_alone(
         (("rm", "galley-demo"), "galley-demo is bundled with Galley"),
     ],
 )
-def test_what_cannot_be_done_is_said(
+def test_what_cannot_be_done_is_reported(
     environ: dict[str, str], arguments: tuple[str, str], message: str
 ) -> None:
     done = galley(*arguments, environ=environ)

@@ -151,7 +151,7 @@ def test_sentencepieces_own_symbols(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["phi3", "llama"])
-def test_phi_3s_tokens_take_the_white_space_behind_them(architecture: str, tmp_path: Path) -> None:
+def test_phi_3s_tokens_absorb_the_white_space_after_them(architecture: str, tmp_path: Path) -> None:
     """As ``rstrip`` in its tokenizer.json: for all tokens except the end of a text."""
     special = ["<|endoftext|>", "<|user|>", "<|end|>"]
     pieces = ["<unk>", "<s>", "</s>", "<0x0A>", "\u2581", "a", "\u2581a", *special]

@@ -95,7 +95,7 @@ def test_values_and_logits_are_what_the_file_means(
     )
 
 
-def test_what_is_converted_is_said_with_its_cost(
+def test_conversions_are_logged_with_their_cost(
     plain: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_gptq(plain, tmp_path / "made", 4, 32, act_order=True)

@@ -104,14 +104,14 @@ def test_zero_points_of_llm_compressor(tmp_path: Path, name: str) -> None:
 def test_values_of_gptqmodel(tmp_path: Path, name: str) -> None:
     """The tool multiplies with float16; ``exact`` keeps every digit where desc_act rules out integers."""
     with np.load(FOLDER / name / "values.npz") as arrays:
-        told = {key: arrays[key] for key in arrays.files}
+        stored = {key: arrays[key] for key in arrays.files}
     weights = open_checkpoint(FOLDER / name, exact=True).weights()
-    assert len(told) == 7
-    for key, values in told.items():
+    assert len(stored) == 7
+    for key, values in stored.items():
         assert np.array_equal(values_of(weights[key]).astype(np.float16), values), key
     tensors = load_file(FOLDER / name / "model.safetensors")
     kept = {key: value for key, value in tensors.items() if key.endswith(".weight")}
-    dense = {key: torch.from_numpy(values).float().contiguous() for key, values in told.items()}
+    dense = {key: torch.from_numpy(values).float().contiguous() for key, values in stored.items()}
     without_inputs(FOLDER / name, tmp_path / "dense", kept | dense)
     expected = transformers_logits(tmp_path / "dense")
     got = galleys_logits(FOLDER / name, IDS)

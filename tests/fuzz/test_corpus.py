@@ -16,7 +16,7 @@ MUTANTS = 40
     [(name, path) for name in targets.NAMES for path in targets.corpus(name)],
     ids=lambda value: value.name if isinstance(value, Path) else str(value),
 )
-def test_a_corpus_raises_no_surprise(name: str, path: Path) -> None:
+def test_a_corpus_has_no_findings(name: str, path: Path) -> None:
     target = targets.load(name)
     data = path.read_bytes()
     target.fuzz(data)
@@ -42,7 +42,7 @@ def mutant(data: bytes, source: random.Random) -> bytes:
     return bytes(changed)
 
 
-def test_a_surprise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_exception_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     from fuzz import requests
 
     def fails(_: bytes) -> None:

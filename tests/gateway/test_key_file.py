@@ -23,7 +23,7 @@ def read(tmp_path: Path, text: str) -> dict[bytes, Tenant]:
     return read_key_file(str(path))
 
 
-def test_tenants_with_all_that_they_may_have(tmp_path: Path) -> None:
+def test_tenants_with_every_field(tmp_path: Path) -> None:
     table = read(
         tmp_path,
         "# who may\n"

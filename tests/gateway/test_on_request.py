@@ -52,13 +52,13 @@ def models(*names: str, fitting: int) -> list[Weightless]:
     return [Weightless(name, memory_holds) for name in names]
 
 
-def run(models: list[Weightless], *asked: Weightless, most: int = 9, patience: float = 9) -> None:
+def run(models: list[Weightless], *wanted: Weightless, most: int = 9, patience: float = 9) -> None:
     """Request models one after another."""
 
     async def ask() -> None:
         loader = OnRequest(models, most=most, patience=patience)
         try:
-            for model in asked:
+            for model in wanted:
                 await loader.ensure(model, time.monotonic() + 60)
         finally:
             await loader.close()

@@ -57,7 +57,7 @@ def test_another_limit_forgets_nothing(limit: int, other: int, spent: float) -> 
     assert bucket.left(0.0) == pytest.approx(other - spent * limit, rel=1e-9, abs=1e-6)
 
 
-def test_what_is_given_back_is_there_again() -> None:
+def test_returned_tokens_are_available_again() -> None:
     bucket = Bucket(100, 0.0)
     bucket.spend(80, 0.0)
     bucket.spend(-30, 0.0)

@@ -134,7 +134,7 @@ def test_a_sentencepiece_vocabulary(tmp_path: Path) -> None:
     ],
     ids=["integer", "number", "fraction", "any"],
 )
-def test_a_number_ends_though_the_model_wants_nothing_but_digits(
+def test_a_number_ends_although_the_model_prefers_digits(
     schema: dict[str, Any], shape: str, draft_tokens: Any, llm: LLM
 ) -> None:
     """In arrays, and where more digits are required or are part of a text."""
@@ -353,7 +353,7 @@ def test_speculation_changes_nothing(
     engine.close()
 
 
-def test_forced_tokens_take_no_steps_of_their_own(checkpoint: CheckpointMaker) -> None:
+def test_forced_tokens_take_no_separate_steps(checkpoint: CheckpointMaker) -> None:
     """Nearly all of this text is fixed by the schema; each remaining token takes a step."""
     folder = checkpoint("llama")
     schema = {
@@ -365,7 +365,7 @@ def test_forced_tokens_take_no_steps_of_their_own(checkpoint: CheckpointMaker) -
         "required": ["department", "priority_of_the_ticket", "customer_identification"],
         "additionalProperties": False,
     }
-    asked = constrained("json_schema", json.dumps(schema), temperature=0.0, max_tokens=400)
+    constraint = constrained("json_schema", json.dumps(schema), temperature=0.0, max_tokens=400)
     steps: dict[str, int] = {}
     texts = []
     for chosen in ("off", "grammar"):
@@ -374,7 +374,7 @@ def test_forced_tokens_take_no_steps_of_their_own(checkpoint: CheckpointMaker) -
         )
         if chosen == "grammar":
             eager(engine, "grammar")
-        texts.append(run(engine, requests_of(engine, folder, [asked])))
+        texts.append(run(engine, requests_of(engine, folder, [constraint])))
         steps[chosen] = engine.stats.steps
         accepted = engine.stats.grammar_accepted_tokens
         engine.close()
@@ -383,7 +383,7 @@ def test_forced_tokens_take_no_steps_of_their_own(checkpoint: CheckpointMaker) -
     assert steps["grammar"] < steps["off"] / 3
 
 
-def test_a_text_goes_on_where_an_engine_died(
+def test_a_text_continues_where_an_engine_died(
     alone: dict[str, tuple[object, ...]], checkpoint: CheckpointMaker
 ) -> None:
     """The matcher of a resubmitted request is positioned after the delivered tokens."""

@@ -142,10 +142,10 @@ def test_nothing_depends_on_the_batch_or_on_preemption(
     folder = checkpoint("llama")
     endless = msgspec.structs.replace(PARAMS, stop_token_ids=())
     plain = msgspec.structs.replace(endless, num_beams=1, scores=True)
-    asked = [(ids, endless) for ids in random_prompts(5, 20, 33, 38)]
-    asked += [(ids, plain) for ids in random_prompts(9, 18)]
+    cases = [(ids, endless) for ids in random_prompts(5, 20, 33, 38)]
+    cases += [(ids, plain) for ids in random_prompts(9, 18)]
     with engine_of(folder, kv_dtype=kv_dtype) as engine:
-        alone = [answers(engine, requests_for(engine, [ids], p))[0] for ids, p in asked]
+        alone = [answers(engine, requests_for(engine, [ids], p))[0] for ids, p in cases]
     for budget, tight in itertools.product((24, 256), (False, True)):
         with engine_of(
             folder,
@@ -156,7 +156,7 @@ def test_nothing_depends_on_the_batch_or_on_preemption(
             kv_cache_tokens=16 * 4 * 5 if tight else 4096,
         ) as engine:
             together = answers(
-                engine, [r for ids, p in asked for r in requests_for(engine, [ids], p)]
+                engine, [r for ids, p in cases for r in requests_for(engine, [ids], p)]
             )
             assert (engine.engine.stats.preemptions > 0) == tight
             native(engine.engine).check_blocks()

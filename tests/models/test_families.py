@@ -262,7 +262,7 @@ def test_pythia_as_its_checkpoints_say_it(tmp_path: Path) -> None:
     assert np.abs(got - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
-def test_command_r_turns_where_it_has_a_window() -> None:
+def test_command_r_rotates_where_it_has_a_window() -> None:
     """config.json of transformers 4 for R7B: a pattern instead of a list of layers."""
     program = built(
         model_type="cohere2",

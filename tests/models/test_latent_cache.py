@@ -33,7 +33,7 @@ SCALES = 8
         ("cpu", "int4", 0.5, SCALES),
     ],
 )
-def test_a_token_takes_its_latent_and_its_turned_keys(
+def test_a_token_stores_its_latent_and_its_rotated_keys(
     executor: ExecutorName,
     kv_dtype: KVType,
     element: float,

@@ -141,9 +141,9 @@ def test_requests_are_for_the_right_kind_of_model(
         transcribe_requests(
             PROMPT, GREEDY, text.info, request_id="r", encoder_input=window_of(good)
         )
-    asked = LLM(checkpoint("whisper"), threads=1, executor="reference")
+    llm = LLM(checkpoint("whisper"), threads=1, executor="reference")
     with pytest.raises(RequestError, match="speech model"):
-        asked.generate([PROMPT], GREEDY)
+        llm.generate([PROMPT], GREEDY)
 
 
 def test_features_that_are_no_numbers_end_their_request_alone(

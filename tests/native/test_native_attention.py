@@ -283,7 +283,9 @@ def test_a_row_alone_has_the_bits_of_the_smallest_values(isa: str, exponent: int
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("kv_type", KV_TYPES)
 @pytest.mark.parametrize("isa", ISAS)
-def test_what_an_evicted_block_held_does_not_show(isa: str, kv_type: str, shared: bool) -> None:
+def test_the_content_of_an_evicted_block_has_no_effect(
+    isa: str, kv_type: str, shared: bool
+) -> None:
     """Blocks are reused uncleared: after a sequence's end they hold another's keys, even infinite ones."""
     shape, rng = Shape(2, 2, 20, 18 if shared else 20, shared=shared), np.random.default_rng(1)
     rows = random_rows(shape, 64, rng)

@@ -130,9 +130,9 @@ def test_requests_of_every_protocol_have_a_span(
     headers = {"traceparent": f"00-{trace}-{PARENT}-01"}
     answer = httpx.post(server.url + path, json={"model": "tiny", **body}, headers=headers)
     assert answer.status_code == 200, answer.text
-    told = attributes(collector.span("chat tiny", trace))
-    assert told["http.route"] == path
-    assert told["gen_ai.usage.output_tokens"] == 2
+    recorded = attributes(collector.span("chat tiny", trace))
+    assert recorded["http.route"] == path
+    assert recorded["gen_ai.usage.output_tokens"] == 2
 
 
 def test_a_span_continues_the_clients_trace(server: Server, collector: Collector) -> None:
@@ -142,9 +142,9 @@ def test_a_span_continues_the_clients_trace(server: Server, collector: Collector
     assert span.parent_span_id.hex() == PARENT
     assert span.kind == Span.SPAN_KIND_SERVER
     assert collector.services == {"galley"}
-    told = attributes(span)
+    recorded = attributes(span)
     assert (
-        told.items()
+        recorded.items()
         >= {
             "gen_ai.operation.name": "chat",
             "gen_ai.provider.name": "galley",

@@ -110,7 +110,7 @@ def chosen_by_hand(logits: Floats, bias: Floats | None, routing: dict[str, Any])
 
 @settings(max_examples=examples(30))
 @given(st.data())
-def test_routes_are_those_taken_by_hand(data: st.DataObject) -> None:
+def test_routes_are_those_computed_by_hand(data: st.DataObject) -> None:
     """Logits have few values, so that many are equal; all are above zero, so no sum of sigmoids is zero."""
     groups = data.draw(st.sampled_from([1, 2, 3]))
     kept = data.draw(st.integers(1, groups))

@@ -298,7 +298,7 @@ def test_kinds_without_a_kernel_are_refused_and_named(flaw: str) -> None:
         ReferenceExecutor(PROGRAM, LoadedWeights(tensors), options())
 
 
-def test_integers_without_a_kernel_are_kept_as_their_values_and_that_is_said(
+def test_integers_without_a_kernel_are_kept_as_values_and_this_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     name, shape = "model.layers.1.mlp.up_proj.weight", (200, 96)

@@ -228,7 +228,7 @@ def test_a_file_that_lacks_a_matrix_is_written_again(
 
 @settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0, 1, exclude_max=True), bit=st.integers(-1, 7))
-def test_a_torn_file_is_mended(cache: Path, model: Path, share: float, bit: int) -> None:
+def test_a_torn_file_is_repaired(cache: Path, model: Path, share: float, bit: int) -> None:
     """The file is cut anywhere, or a bit of its header is flipped."""
     expected = logits(model)
     file = only_file(cache)
@@ -256,7 +256,7 @@ def test_what_another_version_wrote_is_replaced(
     assert header_of(cache).kind == "int4"
 
 
-def test_use_is_stamped_and_leftovers_go(cache: Path, model: Path) -> None:
+def test_use_is_recorded_and_leftovers_are_removed(cache: Path, model: Path) -> None:
     logits(model)
     path = only_file(cache).path
     os.utime(path, (0, 0))
@@ -343,7 +343,7 @@ def test_a_full_disk_means_uncached_service(cache: Path, model: Path) -> None:
     assert {path.suffix for path in cache.iterdir()} <= {".measured"}
 
 
-def test_a_process_that_dies_writing_leaves_nothing_to_take(cache: Path, model: Path) -> None:
+def test_a_process_that_dies_writing_leaves_no_usable_file(cache: Path, model: Path) -> None:
     expected = logits(model, weight_cache=False)
     done = run("import os\nos.fsync = lambda descriptor: os._exit(9)\n" + GENERATE, model)
     done.communicate()

@@ -88,9 +88,9 @@ class Browser:
             f"(async (...args) => {{ {script} }})(...arguments).then("
             "value => done({value}), error => done({error: String(error.stack)}))"
         )
-        told = self.driver.execute_async_script(wrapped, *arguments)
-        assert "error" not in told, told["error"]
-        return told.get("value")
+        result = self.driver.execute_async_script(wrapped, *arguments)
+        assert "error" not in result, result["error"]
+        return result.get("value")
 
     def until(self, condition: Callable[[], T], seconds: float = SECONDS) -> T:
         """Wait for the first true value and return it."""

@@ -63,7 +63,7 @@ def test_each_token_has_its_probability_and_its_time(signed_in: Browser, served:
     assert f"{usage.prompt_tokens} prompt tokens" in signed_in.content(".receipt")
 
 
-def test_the_arrow_keys_put_a_token_under_the_glass(signed_in: Browser) -> None:
+def test_the_arrow_keys_select_a_token(signed_in: Browser) -> None:
     ask(signed_in, QUESTION)
     answered(signed_in)
     tokens = signed_in.find("log").find_element("css selector", ".tokens")

@@ -115,8 +115,8 @@ def check(browser: Browser, where: str) -> None:
     found = browser.run_async("return await axe.run()")
     assert len(found["passes"]) > 10
     serious = [v for v in found["violations"] if v["impact"] in ("serious", "critical")]
-    told = [(v["id"], [node["html"][:160] for node in v["nodes"]]) for v in serious]
-    assert not told, where
+    violations = [(v["id"], [node["html"][:160] for node in v["nodes"]]) for v in serious]
+    assert not violations, where
 
 
 def test_nothing_is_loaded_from_elsewhere_and_nothing_breaks(

@@ -75,9 +75,9 @@ def test_curves_follow_32_streams(signed_in: Browser) -> None:
     signed_in.until(lambda: value(legend(signed_in, "Time to first token")["P95"]) > 0)
     signed_in.until(lambda: value(legend(signed_in, "Time between tokens")["P50"]) > 0)
     assert len(signed_in.all(".plot path.line")) >= 6
-    told = signed_in.all(".plot svg")[0].get_attribute("aria-label")
-    assert told
-    assert re.search(r"running: \d+ to \d+", told)
+    label = signed_in.all(".plot svg")[0].get_attribute("aria-label")
+    assert label
+    assert re.search(r"running: \d+ to \d+", label)
     signed_in.show("chat")
     signed_in.until(signed_in.find("chat-send").is_enabled)
 

@@ -114,8 +114,8 @@ def test_the_engine_says_the_same_of_experts_on_disk(
     assert planned.on_disk.least_bytes < half < planned.on_disk.bytes
     room = whole.total - whole.experts + 2 * half
     monkeypatch.setattr(engine_memory, "available_memory", lambda: room)
-    for asked in (None, half + 1):
-        ledger = ledger_of(settings, folder, expert_cache_bytes=asked)
+    for limit in (None, half + 1):
+        ledger = ledger_of(settings, folder, expert_cache_bytes=limit)
         assert planned.weights == ledger.weights
         assert planned.on_disk.bytes == ledger.experts_on_disk
         assert planned.on_disk.token == ledger.experts_of_token
@@ -128,11 +128,11 @@ def test_the_engine_says_the_same_of_experts_on_disk(
             bandwidth=1,
             tflops={"float32": 1, "int8": 1},
         )
-        load = Load(prompt=8, output=8, concurrency=1, expert_cache_bytes=asked)
+        load = Load(prompt=8, output=8, concurrency=1, expert_cache_bytes=limit)
         found = predict(planned, machine, load, EXACT)
         assert found is not None
-        beside = ledger.buffers + ledger.reserve - found.memory.activations
-        found = predict(planned, machine, load, dataclasses.replace(EXACT, reserve_bytes=beside))
+        fixed = ledger.buffers + ledger.reserve - found.memory.activations
+        found = predict(planned, machine, load, dataclasses.replace(EXACT, reserve_bytes=fixed))
         assert found is not None
         assert found.memory.experts == ledger.experts < whole.experts
         assert found.memory.total - found.memory.kv == ledger.total - ledger.kv
@@ -373,9 +373,9 @@ def test_the_command_reports_experts_on_disk(tmp_path: Path) -> None:
     planned(tmp_path, *on_disk)
     for p in json.loads(page.read_text())["predictions"]:
         memory = p["memory"]
-        beside = memory["available"] - sum(memory[k] for k in ("weights", "activations", "reserve"))
+        fixed = memory["available"] - sum(memory[k] for k in ("weights", "activations", "reserve"))
         assert p["fits"]
-        wanted = min(beside / 2, model.bytes)
+        wanted = min(fixed / 2, model.bytes)
         assert memory["experts"] == pytest.approx(wanted, rel=0.01)
 
 

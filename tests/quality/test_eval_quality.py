@@ -135,8 +135,8 @@ def test_what_the_assistant_writes_is_marked(folder: Path, tmp_path: Path) -> No
     ]
     messages = [{"role": role, "content": text} for role, text in turns]
     data = tmp_path / "a.jsonl"
-    asked = {"prompt": "the cat sat", "answer": ["on a mat", "there"]}
-    data.write_text("\n".join(json.dumps(x) for x in ({"messages": messages}, asked)))
+    question = {"prompt": "the cat sat", "answer": ["on a mat", "there"]}
+    data.write_text("\n".join(json.dumps(x) for x in ({"messages": messages}, question)))
     unasked = tmp_path / "b.jsonl"
     unasked.write_text(json.dumps({"messages": messages[:1]}))
     with LLM(folder, threads=1) as llm:

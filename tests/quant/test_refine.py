@@ -66,7 +66,7 @@ def test_inputs_and_weights_of_zero_are_no_trouble(scheme: Scheme) -> None:
     assert np.isfinite(refitted.scales).all()
 
 
-def test_a_matrix_makes_up_for_what_its_inputs_have_lost() -> None:
+def test_a_matrix_compensates_the_error_of_its_inputs() -> None:
     originals = correlated()
     random = np.random.default_rng(3)
     inputs = (originals + 0.2 * random.standard_normal(originals.shape)).astype(np.float32)

@@ -53,13 +53,15 @@ def test_scores_are_exact_matches() -> None:
     assert score('{"a":1}', ' {"a":1}\n')
     assert not score('{"a":1}', '{"a": 1}')
     perfect = {item.messages[-1]["content"]: item.answer for item in heldout.read(2)}
-    result = evaluate(lambda asked: [perfect[m[-1]["content"]] for m in asked], sets=[2])
+    result = evaluate(
+        lambda conversations: [perfect[m[-1]["content"]] for m in conversations], sets=[2]
+    )
     assert [row.correct for row in result.scores] == [100] * 3
-    result = evaluate(lambda asked: ["no"] * len(asked), sets=[2])
+    result = evaluate(lambda conversations: ["no"] * len(conversations), sets=[2])
     assert [row.correct for row in result.scores] == [0] * 3
     assert not result.passed
     with pytest.raises(ValueError, match="asked for 300"):
-        evaluate(lambda asked: ["one"], sets=[2])
+        evaluate(lambda conversations: ["one"], sets=[2])
 
 
 def test_the_recipe_is_a_function_of_seed_and_step() -> None:

@@ -45,12 +45,12 @@ def test_it_says_mostly_what_the_demo_model_says() -> None:
 
 
 def test_it_drafts_and_changes_no_text() -> None:
-    asked = [item.messages for item in heldout.read(1) if item.task == "ticket"][:4]
+    conversations = [item.messages for item in heldout.read(1) if item.task == "ticket"][:4]
     texts = []
     with_draft: dict[str, Any] = {"draft_model": "galley-demo-draft", "speculation": "draft"}
     for settings in ({}, with_draft):
         with LLM("galley-demo", threads=1, **settings) as llm:
-            texts.append([output.choices[0].text for output in llm.chat(asked, GREEDY)])
+            texts.append([output.choices[0].text for output in llm.chat(conversations, GREEDY)])
     assert texts[0] == texts[1]
 
 

@@ -146,10 +146,10 @@ def test_a_shard_is_a_function_of_seed_and_number(monkeypatch: pytest.MonkeyPatc
     assert utterances == again
     assert np.array_equal(coded, same)
     assert make_shard(3, 2)[0] != utterances
-    for told in utterances:
-        assert told.seconds <= LONGEST
-        assert 0 == told.sentences[0].start < told.sentences[-1].end == told.seconds
-    assert sum(told.samples for told in utterances) == len(coded)
+    for utterance in utterances:
+        assert utterance.seconds <= LONGEST
+        assert 0 == utterance.sentences[0].start < utterance.sentences[-1].end == utterance.seconds
+    assert sum(utterance.samples for utterance in utterances) == len(coded)
 
 
 @needs_espeak

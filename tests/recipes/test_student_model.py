@@ -38,12 +38,12 @@ def test_a_caller_gets_a_name_of_any_tokens_everywhere() -> None:
         renamed_ones += 1
         assert re.fullmatch("((Wh|Ext)(ory|el){0,2} ?)+", new)
         assert len(new.split()) == len(name.split())
-        asked = [message["content"] for message in again.messages]
-        assert asked == [
+        contents = [message["content"] for message in again.messages]
+        assert contents == [
             re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", new, message["content"])
             for message in made.messages
         ]
-        assert new in asked[-1]
+        assert new in contents[-1]
         assert json.loads(again.answer) == {**json.loads(made.answer), "name": new}
     assert renamed_ones > 5
 

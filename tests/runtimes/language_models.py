@@ -14,17 +14,24 @@ from tests.formats.gguf_files import write_gguf
 
 CONTEXT: Final = 256
 
+VOCABULARY: Final = 281
+"""Tokens of the tokenizer: llama.cpp reads no model with more or fewer."""
+
 EXACT: Final = '{"properties": {"KV_CACHE_PRECISION": "f32", "INFERENCE_PRECISION_HINT": "f32"}}'
 """Options with which OpenVINO computes in float32, so that a text does not depend on how it was batched."""
 
-_METADATA: Final = {"general.file_type": 1, "tokenizer.ggml.bos_token_id": 0}
-"""Keys of llama.cpp's converter that OpenVINO's reader expects."""
+
+def random_ids(seed: int, length: int) -> list[int]:
+    """Return token ids of these models, none of them special."""
+    ids: list[int] = np.random.default_rng(seed).integers(3, VOCABULARY, length).tolist()
+    return ids
 
 
 def make_gguf(path: Path, metadata: Mapping[str, Any] = {}, **changes: Any) -> Path:
     """Write a random model in float16 as a GGUF file; ``metadata``: further keys of it."""
-    folder = make_checkpoint(path.parent / f"{path.stem}-checkpoint", "llama", **changes)
-    return write_gguf(path, folder, "F16", metadata={**_METADATA, **metadata})
+    folder = path.parent / f"{path.stem}-checkpoint"
+    make_checkpoint(folder, "llama", vocab_size=VOCABULARY, **changes)
+    return write_gguf(path, folder, "F16", metadata=dict(metadata))
 
 
 def generate(engine: Any, prompts: Sequence[list[int]], params: SamplingParams) -> list[list[int]]:
@@ -65,5 +72,18 @@ def openvino_alone(path: Path) -> Callable[[list[int], dict[str, Any]], list[int
         ids = openvino.Tensor(np.array([prompt], dtype=np.int64))
         [result] = pipeline.generate([ids], [config])
         return list(result.m_generation_ids[0])
+
+    return continued
+
+
+def llama_cpp_alone(path: Path) -> Callable[[list[int], int], list[int]]:
+    """Return a function that continues one prompt greedily with llama-cpp-python, by a number of tokens."""
+    library = pytest.importorskip("llama_cpp", reason="extra llama-cpp")
+    model = library.Llama(str(path), n_ctx=CONTEXT, n_threads=1, verbose=False)
+
+    def continued(prompt: list[int], count: int) -> list[int]:
+        model.reset()
+        tokens = model.generate(prompt, temp=0.0, repeat_penalty=1.0)
+        return [next(tokens) for _ in range(count)]
 
     return continued

@@ -15,13 +15,14 @@ from galley.settings.engine import EngineSettings
 from galley.settings.engine_choice import OPENVINO_ENGINE, engine_of
 from galley.types import SamplingParams
 from galley.types.sampling import Grammar
-from tests.checkpoints import EOS, random_ids
+from tests.checkpoints import EOS
 from tests.runtimes.language_models import (
     CONTEXT,
     EXACT,
     generate,
     make_gguf,
     openvino_alone,
+    random_ids,
     run,
     tokens_of,
 )
@@ -177,7 +178,7 @@ def test_no_more_than_max_running_run_and_no_tokens_are_no_work(path: Path) -> N
     ],
     ids=lambda params: next(iter(params)),
 )
-def test_what_it_does_not_do_is_refused_by_name(engine: TextEngine, params: Any) -> None:
+def test_what_it_does_not_do_is_refused_and_named(engine: TextEngine, params: Any) -> None:
     [name] = params
     with pytest.raises(RequestError, match=f"engine openvino does not support {name}") as error:
         expand(PROMPTS[0], SamplingParams(**params), engine.info, request_id="a")

@@ -100,7 +100,7 @@ def test_speed_and_speakers_change_the_speech(tmp_path: Path) -> None:
     assert np.abs(samples(outputs_of(engine)) - computed(path, LONG, 0, 0.5)).max() <= 4
 
 
-def test_a_new_text_is_heard_before_others_are_far_ahead(tmp_path: Path) -> None:
+def test_a_new_text_is_spoken_before_others_are_far_ahead(tmp_path: Path) -> None:
     engine = engine_of_voice(voice_files.voice(tmp_path / "v.onnx"), '{"max_active": 2}')
     add(engine, "a", LONG)
     [first] = engine.step()
@@ -121,7 +121,7 @@ def test_a_new_text_is_heard_before_others_are_far_ahead(tmp_path: Path) -> None
     assert not engine.has_work
 
 
-def test_a_text_goes_on_in_a_new_engine(tmp_path: Path) -> None:
+def test_a_text_continues_in_a_new_engine(tmp_path: Path) -> None:
     path = voice_files.voice(tmp_path / "v.onnx")
     engine = engine_of_voice(path)
     request = speak_request(LONG, engine.info, request_id="a", voice="ada")

@@ -172,11 +172,11 @@ def test_hundreds_are_registered_while_two_are_in_memory(server: Server, folder:
     for name, file in files.items():
         assert load(server, name, folder / file).status_code == 200
     assert set(listed(server)) == {"tiny", "tiny:a", *(f"tiny:{name}" for name in files)}
-    asked = [*files][::9]
+    wanted = [*files][::9]
     alone = {file: tokens(ask(server, f"{file}0")) for file in "abcd"}
     with concurrent.futures.ThreadPoolExecutor(8) as threads:
-        answers = list(threads.map(lambda name: tokens(ask(server, name)), asked))
-    assert answers == [alone[files[name]] for name in asked]
+        answers = list(threads.map(lambda name: tokens(ask(server, name)), wanted))
+    assert answers == [alone[files[name]] for name in wanted]
     assert server.metrics(**USER)["galley_adapters_loaded"] == 2
     for name in files:
         assert unload(server, name).status_code == 200

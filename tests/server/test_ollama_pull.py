@@ -98,7 +98,7 @@ def test_a_served_model_is_pulled_by_its_name_and_stays(
         ("../../etc", "is not a served model, hub id"),
     ],
 )
-def test_what_cannot_be_pulled_is_said(boss: ollama.Client, name: str, said: str) -> None:
+def test_what_cannot_be_pulled_is_reported(boss: ollama.Client, name: str, said: str) -> None:
     with pytest.raises(ollama.ResponseError, match=said) as refused:
         boss.pull(name)
     assert refused.value.status_code == 400
@@ -106,7 +106,7 @@ def test_what_cannot_be_pulled_is_said(boss: ollama.Client, name: str, said: str
         list(boss.pull(name, stream=True))
 
 
-def test_who_is_no_admin_may_do_neither(server: Server, home: Path) -> None:
+def test_without_an_admin_key_neither_is_allowed(server: Server, home: Path) -> None:
     before = stored(home)
     for method, path in (("POST", "/api/pull"), ("DELETE", "/api/delete")):
         body = {"model": "acme/tiny"}
@@ -117,7 +117,7 @@ def test_who_is_no_admin_may_do_neither(server: Server, home: Path) -> None:
     assert stored(home) == before
 
 
-def test_who_hangs_up_stops_the_download(server: Server, boss: ollama.Client, hub: Hub) -> None:
+def test_disconnecting_stops_the_download(server: Server, boss: ollama.Client, hub: Hub) -> None:
     hub.requests.clear()
     hub.hold = threading.Event()
     params: Any = {"json": {"model": "acme/tiny"}, "headers": bearer(key_of("boss"))}

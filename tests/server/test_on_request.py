@@ -61,7 +61,7 @@ def ask(server: Server, model: str, **fields: Any) -> httpx.Response:
     return httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
 
 
-def test_nothing_is_loaded_before_somebody_asks(server: Server) -> None:
+def test_nothing_is_loaded_before_the_first_request(server: Server) -> None:
     assert httpx.get(f"{server.url}/ready").status_code == 200
     assert states(server) == dict.fromkeys(("a", "b", "broken", "c"), "unloaded")
     assert not server.children()
@@ -102,7 +102,7 @@ def held(server: Server, model: str) -> Iterator[Iterator[Any]]:
             engine.resume()
 
 
-def test_the_least_recently_used_makes_room_and_streams_go_on(server: Server) -> None:
+def test_the_least_recently_used_is_unloaded_and_streams_continue(server: Server) -> None:
     with held(server, "a") as pieces:
         assert ask(server, "b").status_code == 200
         # a was used first, but has a request in flight, so b is evicted.
@@ -127,7 +127,7 @@ def test_a_request_does_not_wait_longer_than_it_may(server: Server) -> None:
     assert ask(server, "b").status_code == 200
 
 
-def test_a_model_that_cannot_be_loaded_hurts_no_other(server: Server, folder: Path) -> None:
+def test_a_model_that_cannot_be_loaded_affects_no_other(server: Server, folder: Path) -> None:
     refused = ask(server, "broken")
     message = error_of(refused, 500)["message"]
     assert "broken cannot be loaded: " in message

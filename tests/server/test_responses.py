@@ -354,7 +354,7 @@ def test_a_complete_response_cannot_be_cancelled(client: OpenAI) -> None:
         client.responses.cancel("resp_nothing")
 
 
-def test_what_was_answered_may_be_sent_again(client: OpenAI, server: Server) -> None:
+def test_earlier_output_items_may_be_sent_again(client: OpenAI, server: Server) -> None:
     said: Any = {"role": "user", "content": "Where?"}
     first = client.responses.create(model="calling", input=[said], max_output_tokens=8)
     parsed = client.responses.parse(model="calling", input=[said], text_format=Where)

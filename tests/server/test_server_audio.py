@@ -470,7 +470,7 @@ def test_a_form_without_a_file_and_other_bodies_are_refused(server: Server, spee
         assert (other.status_code, other.json()["error"]["code"]) == (404, "model_not_found")
 
 
-def test_a_client_that_hangs_up_leaves_nothing_behind(server: Server) -> None:
+def test_a_client_that_disconnects_leaves_nothing_behind(server: Server) -> None:
     samples = np.concatenate(list(Recording(CALL, sample_rate=48_000)))
     data = encode("ogg", np.concatenate([samples, samples]))
     with (

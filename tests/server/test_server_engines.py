@@ -14,6 +14,7 @@ import pytest
 
 from galley import LLM, SamplingParams
 from galley.errors import SettingsError
+from galley.service.protocol import ENGINES
 from tests.server import toy_engine
 from tests.server.packages import install
 from tests.server.serving import Server, events, until
@@ -118,7 +119,7 @@ def test_an_abort_reaches_the_engine(server: Server) -> None:
     until(lambda: server.metrics()["galley_requests_running"] == 0)
 
 
-def test_a_killed_engine_is_replaced_and_the_stream_goes_on(server: Server) -> None:
+def test_a_killed_engine_is_replaced_and_the_stream_continues(server: Server) -> None:
     body = {"model": "tiny", "prompt": IDS, "max_tokens": 600, "stream": True}
     received: list[str] = []
     with server.client() as client, client.stream("POST", PLAIN, json=body) as answer:
@@ -208,8 +209,7 @@ def test_unknown_engines_are_refused_with_what_there_is(
         (
             "other",
             package,
-            "unknown engine 'other'; engines: native, onnx, xgboost, lightgbm, sklearn, openvino, "
-            "echo",
+            f"unknown engine 'other'; engines: {', '.join(ENGINES)}, echo",
         ),
         ("echo", path, "engine 'echo' .* cannot be imported: No module named 'a_missing_package'"),
     ):

@@ -157,7 +157,7 @@ def serve(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_a_port_in_use_is_said(model: Path) -> None:
+def test_a_port_in_use_is_reported(model: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         ended = serve(str(model), "--port", str(port))
@@ -187,7 +187,9 @@ def sent(server: Server, path: str, body: dict[str, Any]) -> Iterator[None]:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", PLAIN])
-def test_a_client_that_hangs_up_frees_its_blocks(server: Server, path: str, stream: bool) -> None:
+def test_a_client_that_disconnects_frees_its_blocks(
+    server: Server, path: str, stream: bool
+) -> None:
     body = LONG | {"stream": stream, "n": 2}
     if "chat" in path:
         del body["prompt"]
@@ -198,7 +200,7 @@ def test_a_client_that_hangs_up_frees_its_blocks(server: Server, path: str, stre
     server.wait_for_log(rf"POST {path} 499 .*finish=unfinished")
 
 
-def test_a_client_that_hangs_up_during_prefill_frees_its_blocks(
+def test_a_client_that_disconnects_during_prefill_frees_its_blocks(
     model: Path, tmp_path: Path
 ) -> None:
     body = LONG | {"prompt": [300] * (CONTEXT - 10), "max_tokens": 9}
@@ -229,7 +231,7 @@ def test_queued_requests_are_bounded_and_can_be_cancelled(model: Path, tmp_path:
         assert answer.status_code == 200
 
 
-def test_a_client_that_hangs_up_while_sending_its_body_is_no_error(server: Server) -> None:
+def test_a_client_that_disconnects_while_sending_its_body_is_no_error(server: Server) -> None:
     head = f"POST {PLAIN} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(f"{head}Content-Length: 1000\r\n\r\n{{".encode())

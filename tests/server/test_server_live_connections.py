@@ -171,7 +171,7 @@ def test_a_drain_finishes_audio_already_received(
         assert server.process.wait(30) == 0
 
 
-def test_a_stream_goes_on_when_its_engine_dies(
+def test_a_stream_continues_when_its_engine_dies(
     hearing: Path, tmp_path: Path, call: NDArray[np.float32]
 ) -> None:
     with Server(hearing, tmp_path / "log", threads=1) as server, LiveClient(server) as client:

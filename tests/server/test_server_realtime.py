@@ -112,7 +112,9 @@ def test_mu_law_bytes_are_transcribed(client: LiveClient, call: NDArray[np.float
     assert started["audio_start_ms"] == pytest.approx(1_750, abs=120)
 
 
-def test_turns_may_be_committed_by_hand(client: LiveClient, call: NDArray[np.float32]) -> None:
+def test_turns_may_be_committed_by_the_client(
+    client: LiveClient, call: NDArray[np.float32]
+) -> None:
     session = configure(client, turn_detection=None, **AT_16_KHZ)
     assert session["audio"]["input"]["turn_detection"] is None
     empty = client.refused("input_audio_buffer.commit", event_id="mine")

@@ -86,7 +86,7 @@ def test_stop_strings_are_not_looked_for_in_the_first_tokens(
 
 
 @pytest.mark.parametrize("min_tokens", [1, 5, 12])
-def test_a_stop_string_that_is_complete_behind_the_first_tokens_ends_the_text(
+def test_a_stop_string_that_is_complete_after_the_first_tokens_ends_the_text(
     http: httpx.Client, min_tokens: int
 ) -> None:
     """This includes a stop that begins within them, and only there."""
@@ -219,7 +219,7 @@ def test_a_lower_priority_number_overtakes(narrow: Server) -> None:
     assert sorted(waiting.ids, key=lambda place: log.index(f"id={waiting.ids[place]}")) == [2, 0, 1]
 
 
-def test_a_full_queue_says_when_to_come_back(narrow: Server) -> None:
+def test_a_full_queue_states_when_to_retry(narrow: Server) -> None:
     with Waiting(narrow, 0, 0, 0) as waiting:
         body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 1}
         answer = httpx.post(f"{narrow.url}{PLAIN}", json=body)

@@ -95,7 +95,7 @@ def test_voices_are_chosen_by_name(server: Server, client: OpenAI) -> None:
         ({"pitch": 2}, "pitch", "pitch"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(
+def test_what_cannot_be_honoured_is_refused_and_named(
     server: Server, body: dict[str, Any], param: str, says: str
 ) -> None:
     answer = post(server, **body)
@@ -125,7 +125,7 @@ def test_events_have_the_same_audio_and_its_usage(server: Server) -> None:
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
 
 
-def test_a_client_that_goes_ends_the_work(server: Server) -> None:
+def test_a_client_that_disconnects_ends_the_work(server: Server) -> None:
     long = "and so it goes on. " * 3_000
     body = {"model": "two", "input": long, "response_format": "pcm"}
     with httpx.stream("POST", f"{server.url}{ROUTE}", json=body, timeout=60) as answer:

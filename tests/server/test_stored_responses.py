@@ -41,7 +41,7 @@ def ada(server: Server) -> Iterator[OpenAI]:
         yield sdk
 
 
-def test_a_conversation_goes_on_as_if_all_of_it_were_sent_again(ada: OpenAI) -> None:
+def test_a_conversation_continues_as_if_all_of_it_were_sent_again(ada: OpenAI) -> None:
     first = ada.responses.create(
         input=[
             {"role": "developer", "content": "Rhyme."},
@@ -139,7 +139,7 @@ def of_size(size: int) -> StoredResponse:
     most=st.integers(0, 5),
     most_bytes=st.integers(1, 25),
 )
-def test_the_store_stays_within_its_bounds_and_the_oldest_makes_room(
+def test_the_store_stays_within_its_bounds_and_the_oldest_is_evicted(
     kept: list[tuple[str, int, int]], most: int, most_bytes: int
 ) -> None:
     now = 0.0

@@ -8,8 +8,7 @@ from typing import Any, Final
 import openai
 import pytest
 
-from tests.checkpoints import random_ids
-from tests.runtimes.language_models import CONTEXT, EXACT, make_gguf
+from tests.runtimes.language_models import CONTEXT, EXACT, make_gguf, random_ids
 from tests.server.serving import Server, events, until
 
 pytestmark = pytest.mark.xdist_group("text_runtimes")
@@ -17,6 +16,13 @@ pytestmark = pytest.mark.xdist_group("text_runtimes")
 PLAIN: Final = "/v1/completions"
 TOKENS: Final = 120
 STREAMS: Final = 32
+
+
+ENGINES: Final[dict[str, tuple[str, str, dict[str, Any]]]] = {
+    "openvino": ("openvino_genai", EXACT, {"seed": 1, "logprobs": 1, "logit_bias": {"5": 1}}),
+    "llama.cpp": ("llama_cpp", '{"kv_type": "f32"}', {}),
+}
+"""Engine -> its library, options with which it computes in float32, and parameters that it refuses."""
 
 
 class Engine:
@@ -28,15 +34,13 @@ class Engine:
         self.refused = refused
 
 
-@pytest.fixture(scope="module", params=["openvino"])
+@pytest.fixture(scope="module", params=ENGINES)
 def engine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
     name, folder = request.param, tmp_path_factory.mktemp("runtimes")
-    options, refused = {
-        "openvino": (EXACT, {"seed": 1, "logprobs": 1, "logit_bias": {"5": 1}}),
-    }[name]
-    pytest.importorskip("openvino_genai", reason="extra openvino")
+    library, options, refused = ENGINES[name]
+    pytest.importorskip(library, reason=f"engine {name}")
     settings: dict[str, Any] = {"max_model_len": CONTEXT, "engine": name, "threads": 1}
     with Server(
         make_gguf(folder / "tiny.gguf"), folder / "log", engine_options=options, **settings
@@ -110,7 +114,7 @@ def test_a_stop_string_ends_the_text(engine: Engine) -> None:
     until(lambda: engine.server.metrics()["galley_requests_running"] == 0)
 
 
-def test_a_client_that_leaves_frees_its_place(engine: Engine) -> None:
+def test_a_client_that_disconnects_frees_its_slot(engine: Engine) -> None:
     with (
         engine.server.client() as client,
         client.stream("POST", PLAIN, json=body(1, max_tokens=CONTEXT - 10)) as answer,

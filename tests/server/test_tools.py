@@ -285,7 +285,7 @@ def test_arguments_that_are_no_json_object_go_to_the_template(
 
 
 @pytest.mark.parametrize("choice", ["required", "get_weather"])
-def test_a_call_that_must_come_comes_from_any_model(client: OpenAI, choice: str) -> None:
+def test_a_required_call_comes_from_any_model(client: OpenAI, choice: str) -> None:
     """The weights are random: only the grammar turns their output into calls."""
     named = {"type": "function", "function": {"name": choice}}
     options: dict[str, Any] = {

@@ -73,14 +73,14 @@ def measured() -> Model:
     return model
 
 
-def test_without_a_measurement_everybody_is_let_in() -> None:
+def test_without_a_measurement_all_requests_are_admitted() -> None:
     model = Model()
     for index in range(50):
         model.submit(new_request(str(index)), deadline=0.001)
 
 
 @pytest.mark.parametrize("idle", [0.0, 45.0, 4500.0])
-def test_a_full_queue_says_when_half_of_it_is_gone(idle: float) -> None:
+def test_a_full_queue_states_the_time_until_half_of_it_is_done(idle: float) -> None:
     model = measured()
     model.now += idle
     for index in range(SEATS + 1000):
@@ -130,7 +130,7 @@ def test_all_of_a_request_must_fit_in_time() -> None:
         model.admission.check(many, deadline, now=model.now)
 
 
-def test_a_free_seat_takes_whoever_comes() -> None:
+def test_a_free_slot_takes_the_next_request() -> None:
     model = measured()
     for index in range(SEATS - 1):
         model.submit(new_request(str(index), output=10_000))
@@ -147,7 +147,7 @@ def test_another_tenants_queue_is_not_in_the_way() -> None:
     model.submit(new_request("little", tenant="light"), deadline)
 
 
-def test_nobody_waits_for_a_later_priority() -> None:
+def test_no_request_waits_for_a_lower_priority() -> None:
     model = measured()
     for index in range(100):
         model.submit(new_request(str(index), priority=1))
@@ -156,7 +156,7 @@ def test_nobody_waits_for_a_later_priority() -> None:
     model.submit(new_request("urgent", priority=0), deadline=model.now + 15)
 
 
-def test_long_limits_do_not_frighten_anybody_when_answers_are_short() -> None:
+def test_high_token_limits_reject_nothing_when_answers_are_short() -> None:
     """Most requests leave max_tokens at the context's length and end long before."""
     model = measured()
     claims = [

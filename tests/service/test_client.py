@@ -79,7 +79,9 @@ def test_phases_are_timed_and_keys_stay_behind(checkpoint: CheckpointMaker) -> N
     asyncio.run(run())
 
 
-def test_the_queue_is_bounded_and_nothing_admitted_is_hurt(checkpoint: CheckpointMaker) -> None:
+def test_the_queue_is_bounded_and_admitted_requests_are_not_affected(
+    checkpoint: CheckpointMaker,
+) -> None:
     async def run() -> None:
         folder = checkpoint("llama")
         client = await EngineClient.start(settings(folder, max_running=2), str(folder), max_queue=2)
@@ -124,7 +126,7 @@ def test_cancelling_frees_the_blocks_of_waiting_and_running(checkpoint: Checkpoi
     asyncio.run(run())
 
 
-def test_a_poisonous_request_fails_alone(checkpoint: CheckpointMaker) -> None:
+def test_a_request_that_crashes_the_engine_fails_alone(checkpoint: CheckpointMaker) -> None:
     async def run() -> None:
         folder = checkpoint("llama")
         client = await EngineClient.start(settings(folder), str(folder), max_queue=4)

@@ -80,7 +80,7 @@ def shares(folder: Path) -> dict[str, float]:
     }
 
 
-def test_one_at_a_time_and_everybody_comes_to_an_end(start: Start, tmp_path: Path) -> None:
+def test_one_at_a_time_and_all_finish(start: Start, tmp_path: Path) -> None:
     players = [start(name, 0.004, 60) for name in ("a", "b", "c")]
     assert [player.wait(120) for player in players] == [0, 0, 0]
     assert [count(tmp_path, name) for name in ("a", "b", "c")] == [60, 60, 60]
@@ -111,7 +111,7 @@ def test_long_pieces_get_no_larger_share_than_two_others(
     assert share["long"] < 2 * share["short"]
 
 
-def test_who_was_held_up_owes_little(start: Start, tmp_path: Path) -> None:
+def test_a_delayed_process_owes_little(start: Start, tmp_path: Path) -> None:
     """A minute in an op is not computing: the process or the machine was suspended."""
     start("short", 0.003)
     until(lambda: count(tmp_path, "short") > 0)  # or the other is gone before it arrives
@@ -119,7 +119,9 @@ def test_who_was_held_up_owes_little(start: Start, tmp_path: Path) -> None:
     assert shares(tmp_path)["short"] < 2 * (MOST_OWED + 0.1)
 
 
-def test_live_audio_has_most_and_nobody_starves(start: Start, tmp_path: Path) -> None:
+def test_live_audio_gets_most_of_the_time_and_others_do_not_starve(
+    start: Start, tmp_path: Path
+) -> None:
     start("live", 0.002, kind="live")
     assert start("calm", 0.002, 60).wait(120) == 0
     share = shares(tmp_path)
@@ -154,7 +156,9 @@ def test_a_killed_engine_leaves_nothing_behind(
     assert count(tmp_path, "other") == 20
 
 
-def test_who_died_waiting_is_not_waited_for(start: Start, file: int, tmp_path: Path) -> None:
+def test_a_process_that_died_waiting_is_not_waited_for(
+    start: Start, file: int, tmp_path: Path
+) -> None:
     """Its account shows it waiting for ever, with its turn unused; the next one owes half a second."""
     holder = start("holder", 0.001, kind="stuck")
     until(lambda: count(tmp_path, "holder"), 60)

@@ -51,7 +51,7 @@ def test_the_pace_lies_between_the_slowest_and_the_fastest(
     assert min(rates) / slack <= pace.tokens_per_second <= max(rates) * slack
 
 
-def test_nothing_is_said_before_something_was_measured() -> None:
+def test_nothing_is_predicted_before_something_was_measured() -> None:
     pace = Pace()
     pace.set_busy(True, 0.0)
     assert (pace.tokens_per_second, pace.mean_output, pace.mean_cost) == (None, None, None)

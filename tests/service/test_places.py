@@ -18,7 +18,7 @@ def fill(places: Places, share: Share, *, now: float = 0.0) -> int:
     return taken
 
 
-def test_a_tenant_alone_has_them_all() -> None:
+def test_a_single_tenant_gets_all_slots() -> None:
     places = Places(10)
     assert fill(places, Share("a")) == 10
     assert places.room(Share("a"), now=0) == 0
@@ -26,19 +26,21 @@ def test_a_tenant_alone_has_them_all() -> None:
 
 @pytest.mark.parametrize("weight", [0.01, 1.0, 100.0])
 @pytest.mark.parametrize("most", [1, 10, 320])
-def test_who_has_none_gets_one_however_many_another_has(most: int, weight: float) -> None:
+def test_a_tenant_without_a_slot_gets_one_however_many_another_has(
+    most: int, weight: float
+) -> None:
     places = Places(most)
     fill(places, Share("heavy"))
     assert places.room(Share("light", weight), now=0) >= 1
 
 
-def test_without_anybody_else_who_wants_them_free_places_are_anybodys() -> None:
+def test_free_slots_without_competition_go_to_any_tenant() -> None:
     places = Places(10)
     places.take(Share("light"))
     assert fill(places, Share("heavy")) == 9
 
 
-def test_who_is_refused_below_its_share_has_the_next_that_become_free() -> None:
+def test_a_tenant_refused_below_its_share_gets_the_next_free_slots() -> None:
     places, heavy, light = Places(10), Share("heavy"), Share("light")
     fill(places, heavy)
     places.take(light)
@@ -56,7 +58,7 @@ def test_who_is_refused_below_its_share_has_the_next_that_become_free() -> None:
     weights=st.lists(st.sampled_from([1.0, 2.0, 5.0]), min_size=2, max_size=4),
     seed=st.integers(0, 2**32),
 )
-def test_tenants_that_all_want_more_get_places_by_weight(weights: list[float], seed: int) -> None:
+def test_competing_tenants_get_slots_by_weight(weights: list[float], seed: int) -> None:
     chance = random.Random(seed)
     places = Places(40)
     shares = [Share(str(index), weight) for index, weight in enumerate(weights)]

@@ -111,7 +111,7 @@ def test_quarantined_requests_come_back_one_at_a_time() -> None:
     assert quarantine.finished("c") == ["new"]
 
 
-def test_a_kill_convicts_only_who_is_always_there() -> None:
+def test_a_kill_blames_only_requests_that_always_ran() -> None:
     quarantine = Quarantine()
     quarantine.engine_ready()
     quarantine.add(["a"])

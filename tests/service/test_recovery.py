@@ -163,7 +163,7 @@ def test_a_terminal_interrupt_reaches_the_server_only(folder: Path, tmp_path: Pa
         until(lambda: not psutil.pid_exists(engine.pid))
 
 
-def test_an_exhausted_cache_preempts_and_everybody_finishes(folder: Path, tmp_path: Path) -> None:
+def test_an_exhausted_cache_preempts_and_all_requests_finish(folder: Path, tmp_path: Path) -> None:
     flags: dict[str, Any] = {
         "threads": 1,
         "kv_cache_tokens": 400,

@@ -24,12 +24,12 @@ TOKEN_A = 67
 """Id of "a" in the tiny tokenizer."""
 
 
-def test_a_caller_who_leaves_does_not_confuse_the_next(tmp_path: Path) -> None:
+def test_a_caller_who_disconnects_does_not_affect_the_next(tmp_path: Path) -> None:
     make_tokenizer(tmp_path)
-    asyncio.run(_a_caller_who_leaves_does_not_confuse_the_next(tmp_path))
+    asyncio.run(_a_caller_who_disconnects_does_not_affect_the_next(tmp_path))
 
 
-async def _a_caller_who_leaves_does_not_confuse_the_next(tmp_path: Path) -> None:
+async def _a_caller_who_disconnects_does_not_affect_the_next(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(tmp_path)
     pool = TextPool(Settings(), "tiny", tmp_path, unchanged=lambda: True)
     work = pool.of()

@@ -62,11 +62,11 @@ def test_turns_go_by_weight(weight: float) -> None:
     assert abs(first.count("b") / first.count("a") - weight) <= 1
 
 
-def test_who_comes_back_after_a_pause_has_saved_nothing_up() -> None:
-    asyncio.run(_who_comes_back_after_a_pause_has_saved_nothing_up())
+def test_a_tenant_gains_no_credit_from_a_pause() -> None:
+    asyncio.run(_a_tenant_gains_no_credit_from_a_pause())
 
 
-async def _who_comes_back_after_a_pause_has_saved_nothing_up() -> None:
+async def _a_tenant_gains_no_credit_from_a_pause() -> None:
     clock = Clock()
     turns = Turns(10, clock=clock)
     for _ in range(100):
@@ -90,11 +90,11 @@ async def _who_comes_back_after_a_pause_has_saved_nothing_up() -> None:
     assert done[:6].count("busy") >= 2
 
 
-def test_nobody_waits_for_long() -> None:
-    asyncio.run(_nobody_waits_for_long())
+def test_no_job_waits_for_long() -> None:
+    asyncio.run(_no_job_waits_for_long())
 
 
-async def _nobody_waits_for_long() -> None:
+async def _no_job_waits_for_long() -> None:
     turns = Turns(0.05)
     await turns.wait(0)
     with pytest.raises(QueueFull, match=r"within 0\.05 s") as full:
@@ -106,11 +106,11 @@ async def _nobody_waits_for_long() -> None:
     await turns.wait(100 * MIB)  # alone it is accepted
 
 
-def test_who_fills_the_room_makes_room_for_another() -> None:
-    asyncio.run(_who_fills_the_room_makes_room_for_another())
+def test_the_tenant_with_most_jobs_loses_one_to_another() -> None:
+    asyncio.run(_tenant_with_most_jobs_loses_one())
 
 
-async def _who_fills_the_room_makes_room_for_another() -> None:
+async def _tenant_with_most_jobs_loses_one() -> None:
     turns = Turns(10, most_bytes=64 * MIB)
     await turns.wait(0, Share("heavy"))
     heavy = [asyncio.create_task(turns.wait(8 * MIB, Share("heavy"))) for _ in range(8)]
@@ -130,11 +130,11 @@ async def _who_fills_the_room_makes_room_for_another() -> None:
     await asyncio.gather(*heavy, return_exceptions=True)
 
 
-def test_who_leaves_is_passed_over() -> None:
-    asyncio.run(_who_leaves_is_passed_over())
+def test_a_cancelled_job_is_skipped() -> None:
+    asyncio.run(_cancelled_job_is_skipped())
 
 
-async def _who_leaves_is_passed_over() -> None:
+async def _cancelled_job_is_skipped() -> None:
     turns = Turns(10)
     await turns.wait(0)
     leaving, staying = (asyncio.create_task(turns.wait(size)) for size in (1, 2))

@@ -14,7 +14,7 @@ def output(tokens: int = 1, logprobs: list[TokenLogprob] | None = None, **fields
     return Output(request_id="r", result=result, **fields)  # type: ignore[arg-type]
 
 
-def test_the_stream_with_most_is_cut_and_the_others_go_on() -> None:
+def test_the_stream_with_most_is_cut_and_the_others_continue() -> None:
     async def run() -> None:
         budget = UnreadBudget(100_000)
         cut: list[str] = []
@@ -47,7 +47,7 @@ def test_what_was_delivered_comes_before_the_error() -> None:
     asyncio.run(run())
 
 
-def test_what_is_cancelled_is_not_counted() -> None:
+def test_cancelled_requests_are_not_counted() -> None:
     async def run() -> None:
         budget = UnreadBudget()
         unread = Unread(budget, lambda: None)
@@ -61,7 +61,7 @@ def test_what_is_cancelled_is_not_counted() -> None:
     asyncio.run(run())
 
 
-def test_what_came_meanwhile_is_taken_as_one() -> None:
+def test_pending_outputs_are_merged() -> None:
     async def run() -> None:
         budget = UnreadBudget()
         unread = Unread(budget, lambda: None)

@@ -5,7 +5,7 @@ import pytest
 from galley.service.watchdog import Watchdog
 
 
-def test_idle_engines_are_well() -> None:
+def test_idle_engines_are_healthy() -> None:
     dog = Watchdog(10, 100)
     assert all(dog.verdict(now, working=False) == "well" for now in range(1000))
     # Work that arrives after a long silence starts a new one.

@@ -89,7 +89,7 @@ def test_right_draft_tokens_become_many_and_wrong_ones_few() -> None:
     assert last == MOST_DRAFT_TOKENS
 
 
-def test_a_large_batch_is_quiet_and_looks_nothing_up() -> None:
+def test_a_large_batch_drafts_and_looks_up_nothing() -> None:
     known = Known()
     many = Decoding(Speculator([known], RowCosts(FLAT)), 48)
     for _ in range(50):

@@ -25,7 +25,7 @@ def test_a_mark_at_the_end_stays_open() -> None:
     assert agreement.finish(" It drops, often. ") == "."
 
 
-def test_a_number_grows_in_place() -> None:
+def test_a_growing_number_is_continued() -> None:
     told, agreement = heard(
         " It is 48", " It is 48", " It is 4821", " It is 4821.50", " It is 4821.50"
     )

@@ -37,7 +37,7 @@ def warped(matrix: NDArray[np.float32]) -> NDArray[np.int64]:
 @pytest.mark.parametrize(
     "shape", [(1, 1), (1, 9), (9, 1), (2, 2), (5, 30), (30, 5), (12, 12), (40, 200)]
 )
-def test_the_way_is_transformers(shape: tuple[int, int]) -> None:
+def test_the_alignment_path_is_transformers(shape: tuple[int, int]) -> None:
     """This includes inputs with several equally good paths."""
     for seed in range(4):
         matrix = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)

@@ -81,7 +81,7 @@ class Submitter:
         return self.submit_all(requests)
 
 
-def test_what_is_done_is_let_go(tokenizer: Tokenizer) -> None:
+def test_what_is_done_is_released(tokenizer: Tokenizer) -> None:
     session = Session(
         SpeechTokens(model_info(), tokenizer),
         TranscribeOptions(language="en"),

@@ -117,7 +117,7 @@ def test_errors_are_those_of_the_recording(decoder: Decoder) -> None:
 
 
 @pytest.mark.parametrize("case", TOO_MUCH)
-def test_a_file_that_wants_too_much_is_refused_and_its_memory_given_back(
+def test_a_file_that_needs_too_much_is_refused_and_its_memory_freed(
     decoder: Decoder, case: str
 ) -> None:
     make, says = TOO_MUCH[case]
@@ -134,7 +134,7 @@ def test_a_file_that_wants_too_much_is_refused_and_its_memory_given_back(
     assert psutil.Process().memory_info().rss < own + 32 * MIB
 
 
-def test_a_file_of_many_tracks_is_read_and_its_memory_given_back(decoder: Decoder) -> None:
+def test_a_file_of_many_tracks_is_read_and_its_memory_freed(decoder: Decoder) -> None:
     assert len(read(decoder.open(mp4(3)))) == 8_000
     [worker] = [psutil.Process(pid) for pid in decoder.pids]
     before = worker.memory_info().rss

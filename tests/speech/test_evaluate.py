@@ -61,7 +61,9 @@ def test_a_manifest_names_recordings_in_its_folder(tmp_path: Path) -> None:
         ('{"audio": 1, "text": "x"}', "line 1: audio and text must be strings"),
     ],
 )
-def test_a_wrong_manifest_is_said_by_its_line(content: str, message: str, tmp_path: Path) -> None:
+def test_a_wrong_manifest_is_reported_with_its_line(
+    content: str, message: str, tmp_path: Path
+) -> None:
     manifest = tmp_path / "m.jsonl"
     manifest.write_text(content)
     with pytest.raises(RequestError, match=message):

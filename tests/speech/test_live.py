@@ -86,7 +86,7 @@ def test_interim_text_is_what_comes_after_the_final(tokenizer: Tokenizer) -> Non
     assert [event.text for event in driver.events if isinstance(event, Interim)][-1] == ""
 
 
-def test_a_turn_that_is_committed_by_hand_has_all_its_utterances(tokenizer: Tokenizer) -> None:
+def test_a_turn_committed_by_the_client_has_all_its_utterances(tokenizer: Tokenizer) -> None:
     options = LiveOptions(language="en", commit_turns=False)
     driver = Driver(tokenizer, speech("one two three", 0.9, "four five six seven"), options=options)
     driver.play(3.5)

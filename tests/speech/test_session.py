@@ -149,7 +149,7 @@ def test_a_language_may_be_auto() -> None:
     assert LiveOptions(language="auto").language is None
 
 
-def test_a_bad_transcript_is_tried_again_hotter(tokenizer: Tokenizer) -> None:
+def test_a_bad_transcript_is_retried_at_a_higher_temperature(tokenizer: Tokenizer) -> None:
     good = says(tokenizer, 0.0, " good", 1.0)
     bad = {
         0.0: says(tokenizer, 0.0, " no" * 30, 1.0),
@@ -206,7 +206,7 @@ def test_of_the_texts_sampled_at_a_temperature_the_likeliest_counts(tokenizer: T
 
 
 @pytest.mark.parametrize(("score", "text"), [(-1.1, " right"), (-1.3, " first")])
-def test_text_that_ran_away_gives_way_to_any_that_ended(
+def test_runaway_text_loses_to_any_that_ended(
     score: float, text: str, tokenizer: Tokenizer
 ) -> None:
     """Samples at one temperature compete like attempts; each repetition is likelier than the last."""
@@ -317,7 +317,7 @@ def test_what_has_no_letter_is_no_text(tokenizer: Tokenizer) -> None:
     assert driver.run([chunk(0, 4)]) == []
 
 
-def test_hot_text_conditions_nothing(tokenizer: Tokenizer) -> None:
+def test_text_sampled_at_a_high_temperature_conditions_nothing(tokenizer: Tokenizer) -> None:
     options = TranscribeOptions(
         language="en",
         rules=QualityRules(condition_on_previous_text=True, temperatures=(0.8,)),

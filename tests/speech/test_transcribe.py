@@ -143,7 +143,7 @@ def test_a_recording_is_transcribed_in_order(transcriber: Transcriber) -> None:
     assert info.duration == pytest.approx(20.08, abs=0.01)
 
 
-def test_threads_share_the_batch_and_hear_their_own(transcriber: Transcriber) -> None:
+def test_threads_share_the_batch_and_get_their_own_results(transcriber: Transcriber) -> None:
     samples = np.concatenate(list(Recording(CALL)))
     files = [encode("wav", samples[start : start + 100_000]) for start in (0, 50_000, 150_000)]
     alone = [told(list(transcriber.transcribe(file, ENGLISH))) for file in files]

@@ -65,9 +65,7 @@ def test_probabilities_do_not_depend_on_the_blocks(
     assert len(expected) == -(-len(call) // VAD_FRAME)
 
 
-def test_streams_do_not_know_of_each_other(
-    detector: SpeechDetector, call: NDArray[np.float32]
-) -> None:
+def test_streams_are_independent(detector: SpeechDetector, call: NDArray[np.float32]) -> None:
     expected = detector.stream().feed(call)
     one, other = detector.stream(), detector.stream()
     found = []

@@ -127,7 +127,7 @@ def test_no_message_adds_or_takes_away_a_special_token(case: Case, parts: list[s
         assert special_ids(tokenizer, ids) == special_ids(tokenizer, plain)
 
 
-def test_reasoning_in_past_answers_is_the_templates_business(
+def test_reasoning_in_past_answers_is_passed_to_the_template(
     byte_level_folder: Path, tmp_path: Path
 ) -> None:
     tokenizer, template, truth = load(byte_level_folder, tmp_path, templates.THINKING)
@@ -308,7 +308,7 @@ def with_tools(write: Callable[[Path], None]) -> Callable[[Path], None]:
     ],
     ids=["file", "config", "object", "list"],
 )
-def test_tools_have_a_template_of_their_own_in_a_file(
+def test_tools_have_a_separate_template_in_a_file(
     byte_level: Tokenizer, tmp_path: Path, write: Callable[[Path], None]
 ) -> None:
     with_tools(write)(tmp_path)

@@ -229,7 +229,7 @@ def test_a_call_follows_thinking(models: dict[bool, Model], name: str, thinking:
 
 
 @BY_FORMAT
-def test_a_call_or_a_text_of_a_certain_form(models: dict[bool, Model], name: str) -> None:
+def test_a_call_or_a_text_of_the_requested_form(models: dict[bool, Model], name: str) -> None:
     request = conversation(msgspec.structs.replace(SHOUT, strict=True))
     either = Grammar("choice", '["7"]')
     kinds = set()

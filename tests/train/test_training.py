@@ -73,7 +73,7 @@ def test_a_student_learns_and_is_an_ordinary_checkpoint(
         assert llm.generate("the cat", SamplingParams(max_tokens=4))[0].choices[0].token_ids
 
 
-def test_an_interrupted_run_goes_on_and_writes_the_same(folder: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes_and_writes_the_same(folder: Path, tmp_path: Path) -> None:
     teacher, config = read(folder), config_of(folder, tmp_path / "c.json")
 
     def distilled(out: Path, **changes: Any) -> None:

@@ -242,7 +242,7 @@ def _plan(options: dict[str, Any]) -> "Plan":
         times = times[:requests]
         loads = [len(times) / times[-1] if times[-1] else float(len(times))]
     else:
-        loads = _numbers(f"--{kind}", options[kind] or _CONCURRENCY, whole=kind == "concurrency")
+        loads = numbers(f"--{kind}", options[kind] or _CONCURRENCY, whole=kind == "concurrency")
         if requests is None and options["seconds"] is None:
             requests = _REQUESTS
     return Plan(
@@ -363,7 +363,8 @@ def _compare(files: tuple[Path, Path], html_file: Path | None) -> None:
         write_text(html_file, page(named))
 
 
-def _numbers(name: str, text: str, *, whole: bool) -> list[float]:
+def numbers(name: str, text: str, *, whole: bool) -> list[float]:
+    """Return the numbers of an option, separated by commas. Raises SettingsError if they are none."""
     try:
         numbers = [float(part) for part in text.split(",")]
     except ValueError:

@@ -11,6 +11,9 @@ from galley.cli.audit import audit_group
 from galley.cli.batch import batch
 from galley.cli.bench import bench_group
 from galley.cli.cache import cache_group
+from galley.cli.call import call
+from galley.cli.calls import calls_group
+from galley.cli.compare import compare
 from galley.cli.distill import distill
 from galley.cli.doctor import doctor
 from galley.cli.embed import embed
@@ -53,11 +56,14 @@ for command in (
     embed,
     transcribe,
     speak,
+    call,
+    calls_group,
     plan,
     doctor,
     graph,
     eval_group,
     bench_group,
+    compare,
     replay,
     quantize,
     distill,

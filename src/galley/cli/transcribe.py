@@ -13,6 +13,7 @@ import click
 
 from galley.cli.options import Command, Flags, start_logging, with_flags
 from galley.cli.report import say_written
+from galley.cli.speaker_options import Speakers, speaker_options, write_rttm
 from galley.cli.speech_options import speech_options, transcribe_options
 from galley.cli.terminal import progress
 from galley.errors import RequestError, SettingsError
@@ -24,13 +25,14 @@ from galley.types.audio import SampleType
 
 if TYPE_CHECKING:
     from galley.speech.decoder import Audio
+    from galley.speech.diarize.diarizer import Diarization
     from galley.speech.redaction import Redactor
     from galley.speech.results import Segment
     from galley.speech.transcribe import Transcription
 
-FORMATS = ("text", "srt", "vtt", "json", "verbose_json")
+FORMATS = ("text", "srt", "vtt", "json", "verbose_json", "diarized_json")
 _STDIN: Final = Path("-")
-SUFFIXES = {"text": ".txt", "json": ".json", "verbose_json": ".json"}
+SUFFIXES = {"text": ".txt", "json": ".json", "verbose_json": ".json", "diarized_json": ".json"}
 
 
 def speech_settings(flags: Flags) -> Settings:
@@ -111,17 +113,18 @@ def speech_settings(flags: Flags) -> Settings:
     is_flag=True,
     help="also write NAME.redacted.wav, with silence in place of what --redact removes",
 )
+@speaker_options
 @speech_options
 def transcribe(
     flags: Flags,
     files: Sequence[Path],
     format_: str,
     output_dir: Path | None,
-    normalize: bool,
     word_timestamps: bool,
     max_line_width: int | None,
     kinds: tuple[str, ...],
     redacted_audio: bool,
+    speakers: Speakers,
     **wanted: Any,
 ) -> None:
     """Transcribe recordings: wav, mp3, flac, ogg, opus, m4a, aac, wma, aiff, and the sound of videos.
@@ -135,8 +138,11 @@ def transcribe(
     _check_words(format_, word_timestamps=word_timestamps, max_line_width=max_line_width)
     if redacted_audio and not kinds:
         raise SettingsError("--redacted-audio needs --redact KIND")
-    if redacted_audio and _STDIN in files:
-        raise SettingsError("--redacted-audio reads the recording twice, and - can be read once")
+    for flag, given in (("--redacted-audio", redacted_audio), ("--diarize", speakers.wanted)):
+        if given and _STDIN in files:
+            raise SettingsError(f"{flag} reads the recording twice, and - can be read once")
+    if format_ == "diarized_json" and not speakers.wanted:
+        raise SettingsError("--format diarized_json needs --diarize")
     from galley.speech import require_extra
 
     require_extra()
@@ -145,11 +151,14 @@ def transcribe(
     from galley.speech.transcribe import Transcriber
 
     redact = check_kinds(kinds)
+    normalize = wanted.pop("normalize")
     track, channel = wanted.pop("track"), wanted.pop("channel")
     raw = raw_pcm(*(wanted.pop(name) for name in ("raw_format", "sample_rate", "channels")))
     options = dataclasses.replace(
-        transcribe_options(**wanted), word_timestamps=word_timestamps or redacted_audio
+        transcribe_options(**wanted),
+        word_timestamps=word_timestamps or redacted_audio or speakers.wanted,
     )
+    diarize = speakers.options() if speakers.wanted else None
     failed = False
     with Transcriber.from_settings(settings) as transcriber:
         for file, target in zip(files, targets, strict=True):
@@ -159,7 +168,19 @@ def transcribe(
                         source, options, raw=raw, normalize=normalize, track=track, channel=channel
                     )
                     redactor = Redactor(redact)
-                    _write(transcription, redactor, file, target, format_, max_line_width)
+                    found = None
+                    if diarize is not None:
+                        found = transcriber.diarize(
+                            file,
+                            diarize,
+                            raw=raw,
+                            track=track,
+                            channel=channel,
+                            models=speakers.models,
+                        )
+                        if speakers.rttm:
+                            write_rttm(found, file, (target or file).with_name(f"{file.stem}.rttm"))
+                    _write(transcription, redactor, found, file, target, format_, max_line_width)
                 if redacted_audio:
                     audio = (target or file).with_name(f"{file.stem}.redacted.wav")
                     _write_audio(
@@ -236,6 +257,7 @@ def _write_audio(recording: "Audio", redactor: "Redactor", target: Path) -> None
 def _write(
     transcription: "Transcription",
     redactor: "Redactor",
+    found: "Diarization | None",
     file: Path,
     target: Path | None,
     format_: str,
@@ -244,6 +266,11 @@ def _write(
     segments = _watched(transcription, "stdin" if file == _STDIN else file.name)
     if redactor.kinds:
         segments = _redacted(segments, redactor)
+    if found is not None:
+        from galley.speech.diarize.speakers import SpeakerLabels, labelled
+
+        labels = SpeakerLabels(found, merges=format_ in ("text", "diarized_json"))
+        segments = labelled(segments, labels)
     if max_line_width:
         from galley.speech.captions import lines_of
 
@@ -273,6 +300,9 @@ def _formatted(
             yield from captions.as_vtt(segments)
         case "json":
             yield captions.as_json(list(segments)).decode() + "\n"
+        case "diarized_json":
+            parts = list(segments)
+            yield captions.as_diarized_json(parts, transcription.info).decode() + "\n"
         case _:
             # The info is complete only once all segments are read.
             complete = list(segments)

@@ -53,6 +53,7 @@ class TextSizes:
         kv_tokens: tokens that the KV cache holds.
         threads: compute threads.
         vocabulary: number of token ids.
+        kv_bytes_per_token: bytes of a token's keys and values, 16 bits each.
     """
 
     context: int
@@ -61,6 +62,7 @@ class TextSizes:
     kv_tokens: int
     threads: int
     vocabulary: int
+    kv_bytes_per_token: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,41 +97,71 @@ class TextLoader(Generic[Options]):
             ModelError, SettingsError: the model or the settings cannot be used.
         """
         options = settings.options_as(self.options)
-        _check_settings(settings, self.executor)
+        check_settings(settings, self.executor)
         clock = StartPhases(on_phase)
         checkpoint = open_checkpoint(folder)
         sizes = text_sizes(settings, checkpoint)
         runtime = self.load(folder, options, sizes)
         clock.end("load")
-        info = ModelInfo(
-            name=settings.model or folder.name,
-            path=str(folder),
-            family=str(checkpoint.config["model_type"]),
-            tasks=("generate",),
-            executor=self.executor,
-            text=TextInfo(
-                vocab_size=sizes.vocabulary,
-                max_model_len=sizes.context,
-                kv_cache_tokens=sizes.kv_tokens,
-                eos_token_ids=checkpoint.eos_token_ids,
-                defaults=settings.with_own(checkpoint.defaults),
-                grammars="grammar" not in self.unsupported,
-                unsupported=self.unsupported,
-            ),
-            phases=clock.ready(),
-        )
-        # Waits for the cores are between steps: a library does not yield them within one.
-        meter = StepMeter(None if pause is None else lambda: 0.0)
         return TextEngine(
             runtime,
-            info,
+            text_info(settings, checkpoint, sizes, self.executor, self.unsupported, clock),
             max_running=sizes.running,
             priority_steps=settings.priority_steps,
-            meter=meter,
+            meter=step_meter(pause),
         )
 
 
-def _check_settings(settings: EngineSettings, executor: str) -> None:
+def step_meter(pause: Callable[[], None] | None) -> StepMeter:
+    """Return the meter of an engine whose waits for the cores are between steps.
+
+    A library does not yield the cores within a step.
+    """
+    return StepMeter(None if pause is None else lambda: 0.0)
+
+
+def text_info(
+    settings: EngineSettings,
+    checkpoint: CheckpointReader,
+    sizes: TextSizes,
+    executor: str,
+    unsupported: tuple[str, ...],
+    clock: StartPhases,
+    *,
+    scores: bool = False,
+) -> ModelInfo:
+    """Return the description of a model that another library runs.
+
+    Args:
+        settings: the model's settings.
+        checkpoint: its configuration.
+        sizes: its sizes and limits.
+        executor: name of the library.
+        unsupported: parameters that requests may not set.
+        clock: the phases of the start, the last of which is over.
+        scores: whether the log-probabilities of a given text's tokens are computed.
+    """
+    return ModelInfo(
+        name=settings.model or checkpoint.folder.name,
+        path=str(checkpoint.folder),
+        family=str(checkpoint.config["model_type"]),
+        tasks=("score", "generate") if scores else ("generate",),
+        executor=executor,
+        text=TextInfo(
+            vocab_size=sizes.vocabulary,
+            max_model_len=sizes.context,
+            kv_cache_tokens=sizes.kv_tokens,
+            eos_token_ids=checkpoint.eos_token_ids,
+            defaults=settings.with_own(checkpoint.defaults),
+            grammars="grammar" not in unsupported,
+            unsupported=unsupported,
+        ),
+        phases=clock.ready(),
+    )
+
+
+def check_settings(settings: EngineSettings, executor: str) -> None:
+    """Raise SettingsError for a setting that only Galley's own engine has."""
     reason = (
         f"is run by {executor}, which has no such setting: leave it out; engine_options has its own"
     )
@@ -158,10 +190,10 @@ def text_sizes(settings: EngineSettings, checkpoint: CheckpointReader) -> TextSi
             f"max_model_len is {context}, but {checkpoint.folder} was trained for {trained}"
         )
     running = settings.running_limit
-    tokens = settings.kv_cache_tokens
+    tokens, kv_bytes = settings.kv_cache_tokens, _kv_bytes_per_token(config)
     if tokens is None:
         share = settings.kv_memory_fraction * available_memory()
-        tokens = min(running * context, int(share) // _kv_bytes_per_token(config))
+        tokens = min(running * context, int(share) // kv_bytes)
     return TextSizes(
         context=context,
         running=running,
@@ -169,6 +201,7 @@ def text_sizes(settings: EngineSettings, checkpoint: CheckpointReader) -> TextSi
         kv_tokens=tokens,
         threads=settings.threads or available_cores(),
         vocabulary=config.count("vocab_size"),
+        kv_bytes_per_token=kv_bytes,
     )
 
 

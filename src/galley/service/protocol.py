@@ -16,6 +16,7 @@ from galley.errors import SettingsError
 from galley.settings.engine import EngineSettings
 from galley.settings.engine_choice import (
     LIGHTGBM_ENGINE,
+    LLAMA_CPP_ENGINE,
     NATIVE_ENGINE,
     ONNX_ENGINE,
     OPENVINO_ENGINE,
@@ -37,6 +38,7 @@ ENGINES: Final[Mapping[str, str]] = {
     SKLEARN_ENGINE: "galley.runtimes.sklearn:load",
     OPENVINO_ENGINE: "galley.runtimes.openvino:load",
     VOICE_ENGINE: "galley.runtimes.piper:load",
+    LLAMA_CPP_ENGINE: "galley.runtimes.llama_cpp:load",
 }
 """Name -> ``module:function`` of Galley's own loaders."""
 

@@ -100,6 +100,12 @@ class Settings(CacheSettings):
         "LoRA adapter in PEFT's layout, NAME=FOLDER, or MODEL:NAME=FOLDER with several models; repeat for "
         "several",
     )
+    speaker_models: str = setting(
+        "",
+        "Server",
+        "folder with segmentation.onnx and encoder.onnx, which tell speakers apart for diarized_json; "
+        "default: those of Galley's source tree",
+    )
     page: bool = setting(True, "Server", "serve a page for browsers at /")
     api_key: tuple[str, ...] = setting(
         (), "Security", "API key; repeat for several (GALLEY_API_KEY: comma-separated)", secret=True

@@ -1,4 +1,7 @@
-"""Transcripts in the response formats of OpenAI's audio API: json, text, srt, vtt, verbose_json."""
+"""Transcripts in the response formats of OpenAI's audio API.
+
+Where speakers were requested, text and captions name them.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, get_args
@@ -9,7 +12,7 @@ from galley.errors import RequestError
 from galley.speech.languages import NAMES
 from galley.speech.results import Info, Segment, Word
 
-Format = Literal["json", "text", "srt", "vtt", "verbose_json"]
+Format = Literal["json", "text", "srt", "vtt", "verbose_json", "diarized_json"]
 FORMATS: Final[tuple[Format, ...]] = get_args(Format)
 
 _LEAST_SECONDS: Final = 0.2
@@ -62,7 +65,12 @@ def _part(segment: Segment, words: Sequence[Word]) -> Segment:
 
 def as_text(segments: Iterable[Segment]) -> Iterator[str]:
     """Yield one line for each segment."""
-    return (f"{_one_line(segment.text)}\n" for segment in segments)
+    return (f"{_by(segment)}{_one_line(segment.text)}\n" for segment in segments)
+
+
+def _by(segment: Segment) -> str:
+    """Return the speaker as the start of a line of text; empty if there is none."""
+    return "" if segment.speaker is None else f"{_one_line(segment.speaker)}: "
 
 
 def as_srt(segments: Iterable[Segment]) -> Iterator[str]:
@@ -70,7 +78,8 @@ def as_srt(segments: Iterable[Segment]) -> Iterator[str]:
     for number, segment in enumerate(_shown(segments), start=1):
         times = f"{_clock(segment.start, ',')} --> {_clock(segment.end, ',')}"
         # SubRip has no escapes; a parser would mistake an arrow in the text for the line of times.
-        yield f"{number}\n{times}\n{_one_line(segment.text).replace('-->', '->')}\n\n"
+        text = f"{_by(segment)}{_one_line(segment.text)}".replace("-->", "->")
+        yield f"{number}\n{times}\n{text}\n\n"
 
 
 def _shown(segments: Iterable[Segment]) -> Iterator[Segment]:
@@ -90,8 +99,13 @@ def as_vtt(segments: Iterable[Segment]) -> Iterator[str]:
     yield "WEBVTT\n\n"
     for segment in _shown(segments):
         times = f"{_clock(segment.start, '.')} --> {_clock(segment.end, '.')}"
-        text = _one_line(segment.text).replace("&", "&amp;").replace("<", "&lt;")
-        yield f"{times}\n{text.replace('>', '&gt;')}\n\n"
+        voice = "" if segment.speaker is None else f"<v {_escaped(segment.speaker)}>"
+        yield f"{times}\n{voice}{_escaped(segment.text)}\n\n"
+
+
+def _escaped(text: str) -> str:
+    """Return text as WebVTT has it."""
+    return _one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def as_json(
@@ -137,10 +151,39 @@ def as_verbose_json(
     return msgspec.json.encode(answer)
 
 
+def as_diarized_json(
+    segments: Sequence[Segment], info: Info, usage: Mapping[str, Any] | None = None
+) -> bytes:
+    """Return the segments with their speakers in OpenAI's fields, and the request's ``usage`` if given."""
+    answer: dict[str, Any] = {
+        "task": info.task,
+        "duration": round(info.duration, 2),
+        "text": text_of(segments),
+        "segments": [diarized(segment) for segment in segments],
+    }
+    if info.warnings:
+        answer["warnings"] = info.warnings
+    if usage is not None:
+        answer["usage"] = usage
+    return msgspec.json.encode(answer)
+
+
+def diarized(segment: Segment) -> dict[str, Any]:
+    """Return a segment of ``diarized_json``, which is an event of its stream, too."""
+    return {
+        "type": "transcript.text.segment",
+        "id": f"seg_{segment.id}",
+        "start": round(segment.start, 3),
+        "end": round(segment.end, 3),
+        "speaker": segment.speaker or "A",
+        "text": segment.text.strip(),
+    }
+
+
 def _segment(segment: Segment) -> dict[str, Any]:
     fields = msgspec.structs.asdict(segment)
     del fields["words"]
-    for name in ("language", "channel"):
+    for name in ("language", "channel", "speaker"):
         if fields[name] is None:
             del fields[name]
     fields["seek"] = round(segment.start * 100)

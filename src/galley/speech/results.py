@@ -32,6 +32,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
         language: code of the chunk's language; None unless each chunk's language is detected.
         channel: the channel that the segment is from, counted from 1; None unless channels are transcribed
             one by one.
+        speaker: name of the segment's speaker; None unless speakers were requested.
     """
 
     id: int
@@ -46,6 +47,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     words: tuple[Word, ...] | None = None
     language: str | None = None
     channel: int | None = None
+    speaker: str | None = None
 
 
 class Info(msgspec.Struct, frozen=True, kw_only=True):

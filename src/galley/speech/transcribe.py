@@ -17,6 +17,9 @@ from galley.speech.audio import SAMPLE_RATE, RawPcm, Recording, Samples, Source
 from galley.speech.captions import text_of
 from galley.speech.chunk_source import ChunkSource
 from galley.speech.decoder import Audio, Decoder
+from galley.speech.diarize.diarizer import Diarization
+from galley.speech.diarize.diarizer import load as load_diarizer
+from galley.speech.diarize.options import DiarizeOptions
 from galley.speech.live import LiveSession
 from galley.speech.live_events import LiveEvent
 from galley.speech.model import SpeechModel
@@ -171,6 +174,33 @@ class Transcriber(Closable):
             RequestError: there is no such track or channel.
         """
         return self._decoder.open(source, raw=raw, track=track, channel=channel)
+
+    def diarize(
+        self,
+        source: Source,
+        options: DiarizeOptions | None = None,
+        *,
+        raw: RawPcm | None = None,
+        track: int | None = None,
+        channel: int | None = None,
+        models: Path | None = None,
+    ) -> Diarization:
+        """Find out who speaks when in a recording, without transcribing it.
+
+        Args:
+            source: a path, a file's bytes, or an open file that can seek.
+            options: the number of speakers, and known ones.
+            raw, track, channel: as for :meth:`transcribe`.
+            models: folder with the networks; default: the bundled ones.
+
+        Raises:
+            AudioError: the recording cannot be read.
+            RequestError: there is no such track or channel, or a reference is not usable.
+            ModelError: the networks are missing, or are others.
+        """
+        diarizer = load_diarizer(models)
+        recording = self.open(source, raw=raw, track=track, channel=channel)
+        return diarizer(recording, options or DiarizeOptions(), self._decoder.open)
 
     def live(self, options: LiveOptions | None = None) -> "LiveTranscription":
         """Start transcribing live audio.

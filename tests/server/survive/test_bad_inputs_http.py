@@ -120,7 +120,7 @@ def test_a_body_over_the_cap_is_413(http: httpx.Client, chunked: bool) -> None:
     assert error["code"] == "request_too_large"
 
 
-def test_a_client_that_sends_all_before_it_reads_sees_why(server: Server) -> None:
+def test_a_client_that_sends_everything_first_gets_the_error(server: Server) -> None:
     size = 9 * 1024 * 1024
     with Raw(server) as client:
         client.post(f"Content-Length: {size}").send(body=b"x" * size)

@@ -82,7 +82,9 @@ def test_max_completion_tokens_is_named_as_given(http: httpx.Client) -> None:
         assert " max_tokens" not in message
 
 
-def test_sampling_values_at_the_edge_harm_nobody(server: Server, http: httpx.Client) -> None:
+def test_sampling_values_at_the_edge_affect_no_other_request(
+    server: Server, http: httpx.Client
+) -> None:
     restarts = server.metrics()["galley_engine_restarts_total"]
     for hostile in (
         {"temperature": 1e-310, "min_p": 0.1},

@@ -25,7 +25,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         yield running
 
 
-def test_idle_connections_and_cut_streams_harm_nobody(server: Server) -> None:
+def test_idle_connections_and_cut_streams_affect_no_other_request(server: Server) -> None:
     load = run(
         server.url,
         server.process.pid,

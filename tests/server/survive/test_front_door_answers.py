@@ -68,7 +68,7 @@ def test_streams_that_nobody_reads_are_ended(server: Server, count: int) -> None
         client.socket.close()
 
 
-def test_a_stream_that_is_read_slowly_goes_on(server: Server) -> None:
+def test_a_stream_that_is_read_slowly_continues(server: Server) -> None:
     with Raw(server, receive_buffer=4096) as client:
         ask(client, ASKED | {"logprobs": 20, "max_tokens": 1500, "stream": True})
         received, began = bytearray(), time.monotonic()
@@ -94,7 +94,7 @@ def test_an_answer_that_nobody_reads_is_ended(server: Server) -> None:
             read_to_the_end(client)
 
 
-def test_a_large_answer_holds_nobody_up(server: Server, http: httpx.Client) -> None:
+def test_a_large_answer_delays_no_other_request(server: Server, http: httpx.Client) -> None:
     answers: list[httpx.Response] = []
 
     def ask_for_much() -> None:
@@ -123,9 +123,9 @@ def test_a_large_answer_holds_nobody_up(server: Server, http: httpx.Client) -> N
 
 
 def test_a_whole_answer_says_what_its_stream_says(http: httpx.Client) -> None:
-    asked = ASKED | {"n": 2, "logprobs": 20, "max_tokens": 700}
-    whole = http.post(PLAIN, json=asked).json()["choices"]
-    with http.stream("POST", PLAIN, json=asked | {"stream": True}) as stream:
+    fields = ASKED | {"n": 2, "logprobs": 20, "max_tokens": 700}
+    whole = http.post(PLAIN, json=fields).json()["choices"]
+    with http.stream("POST", PLAIN, json=fields | {"stream": True}) as stream:
         chunks = [json.loads(event) for event in events(stream) if event != "[DONE]"]
     for index, choice in enumerate(whole):
         parts = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]

@@ -93,7 +93,7 @@ def test_too_few_descriptors_are_an_error_at_start(model: Path, tmp_path: Path) 
     assert "raise the limit or lower max_connections" in wanted.log
 
 
-def test_thousands_of_idle_connections_harm_nobody(model: Path, tmp_path: Path) -> None:
+def test_thousands_of_idle_connections_affect_no_other_request(model: Path, tmp_path: Path) -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     count = min(5000, soft - 300)
     with Server(

@@ -105,7 +105,7 @@ def test_every_answer_has_security_headers(http: httpx.Client, path: str) -> Non
     assert ("content-security-policy" in headers) == (path == "/docs")
 
 
-def test_a_page_of_the_origin_may_ask(http: httpx.Client) -> None:
+def test_a_page_of_an_allowed_origin_may_send_requests(http: httpx.Client) -> None:
     asks = {
         "Origin": PAGE,
         "Access-Control-Request-Method": "POST",
@@ -119,7 +119,7 @@ def test_a_page_of_the_origin_may_ask(http: httpx.Client) -> None:
     assert http.get("/v1/models", headers={"Origin": PAGE}).headers["access-control-allow-origin"]
 
 
-def test_a_page_of_another_origin_may_not(http: httpx.Client) -> None:
+def test_a_page_of_another_origin_may_not_send_requests(http: httpx.Client) -> None:
     asks = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
     refused = http.options("/v1/chat/completions", headers=asks)
     assert refused.status_code == 400

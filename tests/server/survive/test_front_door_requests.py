@@ -184,8 +184,8 @@ def test_a_malformed_chunk_is_refused(server: Server) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_closes_its_half_is_answered(server: Server, stream: bool) -> None:
-    asked = {"model": "tiny", "prompt": "x", "max_tokens": 200, "ignore_eos": True}
-    body = json.dumps(asked | {"stream": stream}).encode()
+    fields = {"model": "tiny", "prompt": "x", "max_tokens": 200, "ignore_eos": True}
+    body = json.dumps(fields | {"stream": stream}).encode()
     with Raw(server) as client:
         client.post(f"Content-Length: {len(body)}", path="/v1/completions").send(body=body)
         client.socket.shutdown(socket.SHUT_WR)
@@ -198,8 +198,8 @@ def test_a_client_that_closes_its_half_is_answered(server: Server, stream: bool)
 def test_a_client_that_is_gone_is_not_answered(server: Server, stream: bool) -> None:
     cancelled = "galley_finished_sequences_total{endpoint=/v1/completions,finish_reason=cancelled}"
     before = server.metrics().get(cancelled, 0)
-    asked = {"model": "tiny", "prompt": "x", "max_tokens": 10_000, "ignore_eos": True}
-    body = json.dumps(asked | {"stream": stream}).encode()
+    fields = {"model": "tiny", "prompt": "x", "max_tokens": 10_000, "ignore_eos": True}
+    body = json.dumps(fields | {"stream": stream}).encode()
     with Raw(server) as client:
         client.post(f"Content-Length: {len(body)}", path="/v1/completions").send(body=body)
         time.sleep(0.2)
@@ -279,8 +279,8 @@ def test_transfer_codings_other_than_chunked_are_unknown(
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_in_http_1_0_ends_with_the_connection(server: Server, stream: bool) -> None:
-    asked = {"model": "tiny", "prompt": "x", "max_tokens": 20, "temperature": 0}
-    body = json.dumps(asked | {"stream": stream}).encode()
+    fields = {"model": "tiny", "prompt": "x", "max_tokens": 20, "temperature": 0}
+    body = json.dumps(fields | {"stream": stream}).encode()
     answers = []
     for version in ("1.0", "1.1"):
         with Raw(server) as client:

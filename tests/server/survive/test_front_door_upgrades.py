@@ -66,9 +66,9 @@ def test_a_handshake_that_is_none_is_refused_at_once(
         error_of(client.answer(), status)
 
 
-def test_a_handshake_behind_a_request_that_is_not_answered_is_refused(server: Server) -> None:
-    asked = {"model": "tiny", "prompt": "x", "max_tokens": 4000, "ignore_eos": True}
-    body = json.dumps(asked).encode()
+def test_a_handshake_after_an_unanswered_request_is_refused(server: Server) -> None:
+    fields = {"model": "tiny", "prompt": "x", "max_tokens": 4000, "ignore_eos": True}
+    body = json.dumps(fields).encode()
     with Raw(server) as client:
         client.post(f"Content-Length: {len(body)}", path="/v1/completions").send(body=body)
         client.send(f"GET {LIVE} HTTP/1.1", "Host: localhost", *HANDSHAKE, KEY, "")
@@ -94,7 +94,7 @@ def test_a_handshake_may_have_long_headers(server: Server) -> None:
 
 @pytest.mark.parametrize("protocol", ["h2c", "TLS/1.3", "websocket, h2c", "x"])
 @pytest.mark.parametrize("how", ["at once", "later", "chunked"])
-def test_a_wish_for_another_protocol_is_ignored(server: Server, protocol: str, how: str) -> None:
+def test_an_upgrade_to_another_protocol_is_ignored(server: Server, protocol: str, how: str) -> None:
     """curl --http2 and Java's HttpClient send such headers with every request."""
     body = TOKENIZE
     framing = f"Content-Length: {len(body)}"
@@ -137,7 +137,7 @@ def test_curl_that_prefers_http_2_is_answered(server: Server) -> None:
     assert json.loads(done.stdout)["count"] > 0
 
 
-def test_a_body_behind_an_upgrade_is_no_request(server: Server) -> None:
+def test_a_body_after_an_upgrade_is_not_a_request(server: Server) -> None:
     body = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with Raw(server) as client:
         client.post(

@@ -167,7 +167,7 @@ def test_a_missing_temporary_folder_is_an_error_of_one_request(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
 @pytest.mark.parametrize("option", ["rw", "ro"], ids=["full", "read-only"])
-def test_a_full_file_system_harms_nobody(
+def test_a_full_file_system_affects_no_other_request(
     server: Server, http: httpx.Client, folder: Path, option: str
 ) -> None:
     assert transcribe(http, LARGE).status_code == 200

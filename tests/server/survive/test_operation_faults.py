@@ -36,7 +36,7 @@ def ready(server: Server) -> tuple[int, str]:
     return answer.status_code, answer.json()["status"]
 
 
-def test_a_stopped_engine_is_not_ready_and_goes_on(server: Server) -> None:
+def test_a_stopped_engine_is_not_ready_and_continues_later(server: Server) -> None:
     [engine] = server.children()
     with server.client() as client:
         expected = client.post("/v1/completions", json=LONG | {"temperature": 0}).json()
@@ -56,7 +56,7 @@ def test_a_stopped_engine_is_not_ready_and_goes_on(server: Server) -> None:
     assert server.metrics()["galley_engine_restarts_total"] == 0
 
 
-def test_an_engine_that_hangs_is_replaced_and_its_streams_go_on(server: Server) -> None:
+def test_an_engine_that_hangs_is_replaced_and_its_streams_continue(server: Server) -> None:
     [engine] = server.children()
     body = LONG | {"temperature": 0}
     with server.client() as client:

@@ -91,7 +91,7 @@ def test_a_deadline_that_passes_in_the_queue_is_504(server: Server, stream: bool
     until(lambda: idle_but_for_the_neighbour(server))
 
 
-def test_who_cannot_be_served_in_time_is_refused_at_once(server: Server) -> None:
+def test_requests_that_would_miss_their_deadline_are_refused_at_once(server: Server) -> None:
     burst(server, SEATS + QUEUE, tokens=4000)  # busy for more than a second: the pace is known
     until(lambda: idle_but_for_the_neighbour(server))
     long = BODY | {"max_tokens": 15_000, "stream": True}
@@ -113,7 +113,7 @@ def test_who_cannot_be_served_in_time_is_refused_at_once(server: Server) -> None
     until(lambda: idle_but_for_the_neighbour(server))
 
 
-def test_a_full_queue_is_refused_and_what_was_admitted_goes_on(server: Server) -> None:
+def test_a_full_queue_refuses_and_admitted_requests_continue(server: Server) -> None:
     answers = [answer for answer, _ in burst(server, SEATS + QUEUE + 8, tokens=300)]
     served = [answer for answer in answers if answer.status_code == 200]
     assert len(served) >= QUEUE
@@ -133,9 +133,9 @@ def test_a_burst_after_idling_gets_a_retry_time(server: Server) -> None:
     began = time.monotonic()
     answers = burst(server, SEATS + QUEUE + 6, tokens=600)
     took = time.monotonic() - began
-    told = [int(a.headers["retry-after"]) for a, _ in answers if a.status_code == 429]
-    assert told
-    assert max(told) <= took + 1
+    delays = [int(a.headers["retry-after"]) for a, _ in answers if a.status_code == 429]
+    assert delays
+    assert max(delays) <= took + 1
 
 
 def test_a_deadline_that_passes_while_running_ends_the_text(server: Server) -> None:

@@ -119,7 +119,7 @@ def test_tokens_per_minute(server: Server) -> None:
     assert samples["galley_tenant_rate_limited_total{limit=tokens,tenant=thrifty}"] == 1
 
 
-def test_tokens_that_were_not_needed_are_given_back(server: Server) -> None:
+def test_unused_tokens_are_returned(server: Server) -> None:
     stream = server.openai(key_of("careful")).completions.create(
         model="tiny", prompt=[5] * 10, max_tokens=14_000, stream=True, **GREEDY
     )
@@ -267,7 +267,7 @@ def test_keys_stay_when_their_file_becomes_something_else(
     assert server.log[log:].count("the keys are unchanged") <= 3  # once more without a file
 
 
-def test_admin_routes_have_a_key_of_their_own(server: Server) -> None:
+def test_admin_routes_have_a_separate_key(server: Server) -> None:
     def ask(key: str | None) -> httpx.Response:
         return httpx.get(f"{server.url}/admin/tenants", headers=bearer(key) if key else {})
 
@@ -294,7 +294,7 @@ def test_without_an_admin_key_the_admin_routes_are_off(model: Path, tmp_path: Pa
     assert "--admin-key" in error["message"]
 
 
-def test_a_tenant_that_fills_all_places_leaves_another_its_own(server: Server) -> None:
+def test_a_tenant_that_fills_all_slots_leaves_another_its_share(server: Server) -> None:
     """There are 260 places."""
 
     def ask_little() -> str:
@@ -327,7 +327,7 @@ def test_a_tenant_that_fills_all_places_leaves_another_its_own(server: Server) -
             answer.close()
 
 
-def test_who_stores_many_responses_evicts_its_own(server: Server) -> None:
+def test_a_tenant_with_many_stored_responses_evicts_its_own(server: Server) -> None:
     def store(name: str) -> str:
         client = server.openai(key_of(name))
         made: Any = client.responses.create(model="tiny", input="hello", max_output_tokens=1)

@@ -53,28 +53,28 @@ def memory(server: Server) -> int:
     return total
 
 
-def beside(
+def during_tokenization(
     server: Server, http: httpx.Client, body: dict[str, Any], times: int
 ) -> list[httpx.Response]:
     """Send ``/tokenize`` from ``times`` clients at once; chat stays responsive and memory bounded."""
     before, highest = memory(server), 0
     assert chat(http).status_code == 200
     with ThreadPoolExecutor(times) as pool, server.client() as other:
-        asked = [pool.submit(other.post, "/tokenize", json=body) for _ in range(times)]
-        while not all(future.done() for future in asked):
+        futures = [pool.submit(other.post, "/tokenize", json=body) for _ in range(times)]
+        while not all(future.done() for future in futures):
             began = time.monotonic()
             assert chat(http).status_code == 200
             assert time.monotonic() - began < 10
             highest = max(highest, memory(server))
         assert highest < before + 800 * MIB
-        return [future.result() for future in asked]
+        return [future.result() for future in futures]
 
 
 @pytest.mark.parametrize("field", ["prompt", "messages"])
 def test_twelve_texts_of_7_mb_are_refused(server: Server, http: httpx.Client, field: str) -> None:
     text: Any = words(7 * MIB)
     body = {field: [{"role": "user", "content": text}] if field == "messages" else text}
-    for answer in beside(server, http, body, 12):
+    for answer in during_tokenization(server, http, body, 12):
         error = error_of(answer)
         assert error["param"] == field
         assert str(7 * MIB) in error["message"]
@@ -82,7 +82,7 @@ def test_twelve_texts_of_7_mb_are_refused(server: Server, http: httpx.Client, fi
 
 
 def test_accepted_large_texts_wait_for_each_other(server: Server, http: httpx.Client) -> None:
-    answers = beside(server, http, {"prompt": words(MIB)}, 4)
+    answers = during_tokenization(server, http, {"prompt": words(MIB)}, 4)
     taken = [answer.json()["count"] for answer in answers if answer.status_code == 200]
     assert len(set(taken)) == 1
     for answer in answers:
@@ -99,7 +99,7 @@ def test_more_ids_than_are_detokenized_are_refused(http: httpx.Client) -> None:
     assert "65536" in error["message"]
 
 
-def test_a_killed_text_worker_harms_nobody(server: Server, http: httpx.Client) -> None:
+def test_a_killed_text_worker_affects_no_other_request(server: Server, http: httpx.Client) -> None:
     body = {"prompt": words(MIB)}
     expected = http.post("/tokenize", json=body).json()
     answers: list[httpx.Response] = []
@@ -138,7 +138,7 @@ class TestAlone:
             assert answer.status_code == 200, answer.text
             assert chat(http).status_code == 200
 
-    def test_a_text_of_7_mb_in_a_container_of_400_mb_harms_nobody(
+    def test_a_text_of_7_mb_in_a_container_of_400_mb_affects_no_other_request(
         self, model: Path, tmp_path: Path
     ) -> None:
         with (

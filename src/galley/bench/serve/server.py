@@ -4,34 +4,47 @@ import contextlib
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
+from typing import IO
 
 from galley.errors import EngineError
 
 
 @contextlib.contextmanager
-def started(*arguments: str) -> Iterator[tuple[str, int]]:
+def started(*arguments: str, quiet: bool = False) -> Iterator[tuple[str, int]]:
     """Start ``galley serve`` on a free port, and stop it at the end of the ``with``.
 
     Args:
         arguments: the model and further flags of ``galley serve``.
+        quiet: keep the server's messages; an error has the last of them.
 
     Yields:
         URL and process id, once every model is ready.
 
     Raises:
-        EngineError: the server exited before that; the reason is on its stderr.
+        EngineError: the server exited before that; the reason is on its stderr, or in the error.
     """
     command = [sys.executable, "-m", "galley", "serve", *arguments]
     command += ["--port", "0", "--log-level", "warning"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    with tempfile.TemporaryFile("w+") if quiet else contextlib.nullcontext() as messages:
+        yield from _run(command, arguments, messages)
+
+
+def _run(
+    command: Sequence[str], arguments: Sequence[str], messages: IO[str] | None
+) -> Iterator[tuple[str, int]]:
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=messages, text=True)
     try:
         assert process.stdout is not None
         url = _wait(process.stdout)
         if url is None:
+            code = process.wait()
+            if messages is not None:
+                raise EngineError(_last_line(messages) or f"galley serve exited with code {code}")
             raise EngineError(
-                f"galley serve {' '.join(arguments)} exited with code {process.wait()} before it "
+                f"galley serve {' '.join(arguments)} exited with code {code} before it "
                 "was ready; see its messages above"
             )
         drain = threading.Thread(target=_drain, args=(process.stdout,), daemon=True)
@@ -40,6 +53,12 @@ def started(*arguments: str) -> Iterator[tuple[str, int]]:
     finally:
         process.terminate()
         process.wait()
+
+
+def _last_line(messages: IO[str]) -> str:
+    messages.seek(0)
+    lines = [line.strip() for line in messages if line.strip()]
+    return lines[-1].removeprefix("galley: ") if lines else ""
 
 
 def _wait(lines: Iterator[str]) -> str | None:

@@ -22,7 +22,7 @@ from galley.protocols.http.query import values_of
 log = logging.getLogger("galley.server")
 
 _MAX_FIELDS: Final = 64
-_MAX_FIELD_BYTES: Final = 64 * 1024
+_FIELD_BYTES: Final = 64 * 1024
 _RETRY_SECONDS: Final = "30"
 """Seconds after which to retry on a server whose temporary folder is full."""
 
@@ -41,7 +41,12 @@ class Upload(NamedTuple):
 
 
 async def read_form(
-    request: Request, model: type[Model], *, max_bytes: int, budget: ByteBudget
+    request: Request,
+    model: type[Model],
+    *,
+    max_bytes: int,
+    budget: ByteBudget,
+    field_bytes: int = _FIELD_BYTES,
 ) -> tuple[Model, Upload]:
     """Read a form and return its fields as ``model``, and its field ``file``.
 
@@ -53,6 +58,7 @@ async def read_form(
         model: the type that the fields are parsed as.
         max_bytes: limit on the size of the body.
         budget: covers the bytes of all uploads that are not closed yet.
+        field_bytes: limit on the size of each field but the file.
 
     Raises:
         ApiError: 415 for a body that is not a multipart form, 413 for one over ``max_bytes``, 503
@@ -70,7 +76,7 @@ async def read_form(
     with ExitStack() as held:
         body = _Bounded(request, max_bytes, budget)
         held.callback(body.give_back)
-        form = await _parsed(Request(request.scope, body.receive))
+        form = await _parsed(Request(request.scope, body.receive), field_bytes)
         for _, value in form.multi_items():
             if isinstance(value, UploadFile):
                 held.callback(value.file.close)
@@ -83,18 +89,16 @@ async def read_form(
         return parsed, Upload(name, file.file, held.pop_all().close)
 
 
-async def _parsed(request: Request) -> FormData:
+async def _parsed(request: Request, field_bytes: int) -> FormData:
     """Parse the request's form. An error leaves no file open (see starlette's parser)."""
     try:
-        return await request.form(
-            max_files=1, max_fields=_MAX_FIELDS, max_part_size=_MAX_FIELD_BYTES
-        )
+        return await request.form(max_files=1, max_fields=_MAX_FIELDS, max_part_size=field_bytes)
     except ClientDisconnect:
         raise ClientGone("the client disconnected while sending its request") from None
     except HTTPException as error:
         if "maximum size" in str(error.detail):
             raise RequestError(
-                f"A field of the form has more than {_MAX_FIELD_BYTES} bytes of text; send the recording "
+                f"A field of the form has more than {field_bytes} bytes of text; send the recording "
                 "as a file, with a filename (curl -F file=@call.wav, not -F file=<call.wav)",
                 param="file",
             ) from None
@@ -156,6 +160,8 @@ def _file(form: FormData) -> UploadFile:
     [file] = given
     if not isinstance(file, UploadFile):
         raise RequestError(
-            "file: expected a recording, got text; send its bytes, with a filename", param="file"
+            "file: expected a recording, got text; send the recording as a file, with a filename (curl -F "
+            "file=@call.wav, not -F file=<call.wav)",
+            param="file",
         )
     return file

@@ -3,16 +3,20 @@
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self, TypeAlias
 
+from galley.errors import ModelError
 from galley.gateway.call import Call
 from galley.gateway.recordings import StoredRecording
+from galley.protocols.common.errors import ApiError
 from galley.protocols.openai.audio.schemas import TranslationRequest
 from galley.protocols.openai.audio.sources import Part, Run, Source, Stored
 from galley.protocols.openai.usage import AudioUsage, audio_usage
 
 if TYPE_CHECKING:
     from galley.speech.decoder import DecodedRecording
+    from galley.speech.diarize.diarizer import Diarizer
     from galley.speech.results import Info, Segment
     from galley.speech.session import Session
 
@@ -60,6 +64,7 @@ class Transcript:
         Raises:
             ModelError, AudioError, RequestError: the recording or request does not suit the model.
         """
+        from galley.speech.diarize.job import DiarizationJob
         from galley.speech.session import Session
 
         options, raw = form.options(), form.raw
@@ -89,8 +94,17 @@ class Transcript:
             return Part(session(number), model.chunks(opened(number), options), number)
 
         checked = session(1)  # before the recording is opened
+        speakers = form.diarization()
         if not form.multichannel:
-            whole = Part(checked, model.chunks(opened(form.channel), options))
+            job = None
+            if speakers is not None:
+                job = DiarizationJob(
+                    _diarizer(settings.speaker_models),
+                    speakers,
+                    partial(opened, form.channel),
+                    partial(decoder.open, name="known_speaker_references"),
+                )
+            whole = Part(checked, model.chunks(opened(form.channel), options), speakers=job)
             return cls(call, Run(call, redact, place, whole))
         recording = opened(1)
         first = Part(checked, model.chunks(recording, options), 1)
@@ -100,10 +114,13 @@ class Transcript:
     async def page(self, form: TranslationRequest) -> bytes:
         """Return the whole transcript in the requested format."""
         from galley.speech import captions
+        from galley.speech.diarize.speakers import by_channel
 
         segments = [segment async for segment in self._segments()]
         if form.multichannel:
             segments = captions.in_order(segments)
+            if form.diarizes:
+                segments = by_channel(segments)
         if form.max_line_width is not None:
             segments = list(captions.lines_of(segments, form.max_line_width))
         match form.response_format:
@@ -119,17 +136,28 @@ class Transcript:
                 return captions.as_verbose_json(
                     segments, self._info(), form.granularities, self._usage()
                 )
+            case "diarized_json":
+                return captions.as_diarized_json(segments, self._info(), self._usage())
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """Yield OpenAI's events: each segment's text when final, and the whole text at the end."""
-        from galley.speech.captions import text_of
+        """Yield OpenAI's events: each segment's text when final, and the whole text at the end.
+
+        Segments with a speaker are events of their own, too.
+        """
+        from galley.speech.captions import diarized, text_of
 
         segments: list[Segment] = []
         async with aclosing(self._segments()) as found:
             async for segment in found:
                 delta = segment.text if segments else segment.text.lstrip()
                 segments.append(segment)
-                yield {"type": "transcript.text.delta", "delta": delta}
+                event = {"type": "transcript.text.delta", "delta": delta}
+                if segment.speaker is None:
+                    yield event
+                else:
+                    whole = diarized(segment)
+                    yield {**event, "segment_id": whole["id"]}
+                    yield whole
         done = {"type": "transcript.text.done", "text": text_of(segments)}
         warnings = self._info().warnings
         yield {**done, **({"warnings": warnings} if warnings else {}), "usage": self._usage()}
@@ -160,3 +188,15 @@ class Transcript:
         finally:
             self._call.close()
             self._call.audio_ended(self._source.seconds, reason, **self._source.facts())
+
+
+def _diarizer(folder: str) -> "Diarizer":
+    """Return the diarizer with the networks in ``folder``; raise ApiError 501 if it has none."""
+    from galley.speech.diarize.diarizer import load
+
+    try:
+        return load(Path(folder) if folder else None)
+    except ModelError as error:
+        raise ApiError(
+            501, str(error), type="internal_error", code="diarization_not_installed"
+        ) from error

@@ -25,10 +25,14 @@ from galley.protocols.openai.audio.schemas import TranscriptionRequest, Translat
 _MEDIA_TYPES: Final = {
     "json": "application/json",
     "verbose_json": "application/json",
+    "diarized_json": "application/json",
     "text": "text/plain; charset=utf-8",
     "srt": "text/plain; charset=utf-8",
     "vtt": "text/vtt; charset=utf-8",
 }
+
+_FIELD_BYTES: Final = 4 << 20
+"""Most bytes of a field: ten seconds of a known speaker, uncompressed, as a data URL."""
 
 _ANSWER: Final[dict[str, Any]] = {
     "application/json": {"type": "object"},
@@ -80,7 +84,9 @@ async def _answer(
     await asyncio.to_thread(require_extra)
     limit = models.settings.max_audio_bytes
     with ExitStack() as held:
-        form, upload = await read_form(request, model, max_bytes=limit, budget=budget)
+        form, upload = await read_form(
+            request, model, max_bytes=limit, budget=budget, field_bytes=_FIELD_BYTES
+        )
         held.callback(upload.close)
         served = await find(models, request, form, task, caller)
         call = Call(served, ENDPOINTS[task], caller)
@@ -103,6 +109,7 @@ async def _found_or_begun(call: Call, form: TranslationRequest, upload: Upload) 
             form.raw,
             (form.track, form.channel, form.multichannel),
             form.kinds(call.served.settings.redact),
+            form.diarization(),
         )
     )
     content = b""

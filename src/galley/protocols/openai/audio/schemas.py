@@ -1,8 +1,10 @@
 """Requests of transcriptions and translations, field by field."""
 
+import base64
+import binascii
 import dataclasses
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
@@ -12,10 +14,19 @@ from galley.redact.spans import Kind
 from galley.types.audio import SampleType
 
 if TYPE_CHECKING:
+    from galley.speech.diarize.options import DiarizeOptions
     from galley.speech.options import QualityRules, SpeechOptions, TranscribeOptions
     from galley.speech.sources import RawPcm
 
 Granularity = Literal["segment", "word"]
+_Format = Literal["json", "text", "srt", "vtt", "verbose_json", "diarized_json"]
+_SPEAKER_FIELDS: Final = (
+    "known_speaker_names",
+    "known_speaker_references",
+    "num_speakers",
+    "min_speakers",
+    "max_speakers",
+)
 Temperature = Annotated[float, Meta(ge=0.0, le=1.0)]
 
 
@@ -140,6 +151,21 @@ class TranslationRequest(Strict, frozen=True, kw_only=True):
         ),
     ] = ()
 
+    _streamed: ClassVar[tuple[str, ...]] = ("json", "text")
+
+    @property
+    def diarizes(self) -> bool:
+        """Whether the transcript is one by speaker."""
+        return False
+
+    def diarization(self) -> "DiarizeOptions | None":
+        """Return how speakers are found; None: they are not wanted, or each has a channel.
+
+        Raises:
+            RequestError: a field is wrong, or not one of this request's format.
+        """
+        return None
+
     @property
     def raw(self) -> "RawPcm | None":
         """The format of a file without a header; None: the file has one.
@@ -184,9 +210,9 @@ class TranslationRequest(Strict, frozen=True, kw_only=True):
         """
         from galley.speech.options import TranscribeOptions
 
-        if self.stream and self.response_format not in ("json", "text"):
+        if self.stream and self.response_format not in self._streamed:
             raise RequestError(
-                f"stream needs response_format json or text, not {self.response_format}",
+                f"stream needs response_format {' or '.join(self._streamed)}, not {self.response_format}",
                 param="stream",
             )
         if self.multichannel and (self.stream or self.channel is not None):
@@ -243,6 +269,53 @@ class TranscriptionRequest(TranslationRequest, frozen=True, kw_only=True):
         Meta(description='"auto", or how speech is found, in place of the fields `vad_...`.'),
     ] = None
     timestamp_granularities: tuple[Granularity, ...] = ()
+    # One more than translations have.
+    response_format: _Format = "json"  # type: ignore[assignment]
+    known_speaker_names: Annotated[
+        tuple[str, ...], Meta(description="Names of known speakers, for diarized_json.")
+    ] = ()
+    known_speaker_references: Annotated[
+        tuple[str, ...],
+        Meta(description="A recording of each known speaker, 2 to 10 s, as a data URL."),
+    ] = ()
+    num_speakers: Annotated[
+        int | None, Meta(description="Number of speakers, for diarized_json; default: found.")
+    ] = None
+    min_speakers: int | None = None
+    max_speakers: int | None = None
+
+    _streamed: ClassVar[tuple[str, ...]] = ("json", "text", "diarized_json")
+
+    @property
+    def diarizes(self) -> bool:
+        """Whether the transcript is one by speaker."""
+        return self.response_format == "diarized_json"
+
+    def diarization(self) -> "DiarizeOptions | None":
+        """Return how speakers are found; see :meth:`TranslationRequest.diarization`."""
+        from galley.speech.diarize.options import DiarizeOptions
+
+        for name in _SPEAKER_FIELDS:
+            if getattr(self, name) not in (None, ()):
+                if not self.diarizes:
+                    raise RequestError(
+                        f"{name} needs response_format diarized_json, not {self.response_format}",
+                        param=name,
+                    )
+                if self.multichannel:
+                    raise RequestError(
+                        f"multichannel takes each channel for a speaker; leave out {name}",
+                        param=name,
+                    )
+        if not self.diarizes or self.multichannel:
+            return None
+        return DiarizeOptions(
+            num_speakers=self.num_speakers,
+            min_speakers=self.min_speakers,
+            max_speakers=self.max_speakers,
+            known_names=self.known_speaker_names,
+            known_voices=tuple(map(_reference, self.known_speaker_references)),
+        )
 
     def options(self) -> "TranscribeOptions":
         """Return ``galley.speech``'s options; see :meth:`TranslationRequest.options`."""
@@ -256,7 +329,9 @@ class TranscriptionRequest(TranslationRequest, frozen=True, kw_only=True):
             options,
             task="transcribe",
             language=self.language,
-            word_timestamps=options.word_timestamps or "word" in self.timestamp_granularities,
+            word_timestamps=options.word_timestamps
+            or "word" in self.timestamp_granularities
+            or self.diarizes,
         )
 
     def _speech(self) -> "SpeechOptions | None":
@@ -276,3 +351,21 @@ class TranscriptionRequest(TranslationRequest, frozen=True, kw_only=True):
     def granularities(self) -> tuple[Granularity, ...]:
         """The units that have timestamps; see :attr:`TranslationRequest.granularities`."""
         return self.timestamp_granularities or super().granularities
+
+
+def _reference(url: str) -> bytes:
+    """Return the bytes of a data URL (RFC 2397) in base64.
+
+    Raises:
+        RequestError: it is no such URL.
+    """
+    head, comma, data = url.partition(",")
+    try:
+        if not (comma and head.lower().startswith("data:") and head.lower().endswith(";base64")):
+            raise ValueError("no data URL")
+        return base64.b64decode(data, validate=True)
+    except (ValueError, binascii.Error):
+        raise RequestError(
+            f"known_speaker_references: expected data:audio/wav;base64,..., got {url[:40]!r}",
+            param="known_speaker_references",
+        ) from None

@@ -15,6 +15,7 @@ from galley.redact.spans import Kind
 
 if TYPE_CHECKING:
     from galley.speech.chunk_source import ChunkSource
+    from galley.speech.diarize.job import DiarizationJob
     from galley.speech.redaction import Redactor
     from galley.speech.results import Info, Segment
     from galley.speech.session import Session
@@ -88,11 +89,13 @@ class Part:
 
     Attributes:
         channel: the channel, counted from 1; None if it is not transcribed on its own.
+        speakers: finds who speaks when; None if speakers are not wanted.
     """
 
     session: "Session"
     chunks: "ChunkSource"
     channel: int | None = None
+    speakers: "DiarizationJob | None" = None
 
 
 class Run:
@@ -156,6 +159,7 @@ class Run:
     async def _of(self, part: Part) -> "AsyncGenerator[Segment, None]":
         """Yield the segments of one part."""
         from galley.speech.async_transcribe import transcribe_async
+        from galley.speech.diarize.speakers import SpeakerLabels, label_stream
         from galley.speech.redaction import Redactor, redact_stream
 
         patient = part is not self._parts[0]
@@ -164,6 +168,10 @@ class Run:
             redactor = Redactor(self._redact)
             self._redactors.append(redactor)
             segments = redact_stream(segments, redactor)
+        if part.speakers is not None:
+            # First, so that segments can be streamed with their speakers.
+            labels = SpeakerLabels(await part.speakers.run(), merges=True)
+            segments = label_stream(segments, labels)
         async with aclosing(segments):
             async for segment in segments:
                 yield msgspec.structs.replace(segment, channel=part.channel)
@@ -191,4 +199,6 @@ class Run:
     def close(self) -> None:
         """See :class:`Source`."""
         for part in self._parts:
+            if part.speakers is not None:
+                part.speakers.close()
             part.chunks.close()

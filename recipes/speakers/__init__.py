@@ -1,0 +1,1 @@
+"""How the bundled models of diarization were made; see :mod:`recipes.speakers.convert`."""

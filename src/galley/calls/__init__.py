@@ -1,0 +1,1 @@
+"""Recorded calls: transcripts by speaker, redaction, reports and tickets."""

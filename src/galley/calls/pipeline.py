@@ -1,0 +1,157 @@
+"""One call: its recording in, its results in a folder out."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from galley.calls.folder import CALL_FILE, CallRecord, now, write_json
+from galley.calls.quality import add_transcript, differ, measure
+from galley.calls.ticket import TicketWriter
+from galley.redact.spans import Kind
+from galley.speech import captions
+from galley.speech.decoder import DecodedRecording
+from galley.speech.diarize.options import DiarizeOptions
+from galley.speech.diarize.speakers import SpeakerLabels, by_channel, labelled
+from galley.speech.options import TranscribeOptions
+from galley.speech.redacted_audio import write_redacted
+from galley.speech.redaction import Passage, Redactor
+from galley.speech.results import Info, Segment
+from galley.speech.transcribe import Transcriber, Transcription
+from galley.speech.vad import SpeechDetector
+
+_TWO: Final = 2
+
+OnSeconds = Callable[[float], None]
+"""Called with the seconds of a recording that are transcribed so far."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallOptions:
+    """What to make of each call.
+
+    Attributes:
+        transcribe: options of the transcription, with word times.
+        diarize: how speakers are found where they have no channels of their own.
+        speaker_models: folder with the networks of diarization; None: the bundled ones.
+        redact: kinds of personal data to remove.
+        redacted_audio: also write the audio without what is removed.
+        ticket: writes tickets; None: there are none.
+        tenant: whose calls they are.
+    """
+
+    transcribe: TranscribeOptions
+    diarize: DiarizeOptions
+    speaker_models: Path | None = None
+    redact: tuple[Kind, ...] = ()
+    redacted_audio: bool = False
+    ticket: TicketWriter | None = None
+    tenant: str = ""
+
+
+@dataclass
+class _Heard:
+    """A transcript, redacted and by speaker."""
+
+    segments: list[Segment]
+    infos: list[Info] = field(default_factory=list)
+    passages: list[Passage] = field(default_factory=list)
+
+
+class Pipeline:
+    """Processes calls with one loaded speech model, one after another."""
+
+    def __init__(self, transcriber: Transcriber, options: CallOptions) -> None:
+        """Create the pipeline; ``transcriber`` stays the caller's."""
+        self._transcriber = transcriber
+        self._options = options
+        self._detector = SpeechDetector()
+
+    def run(self, call: str, recording: Path, into: Path, on_seconds: OnSeconds) -> CallRecord:
+        """Process a call and write its results to the folder ``into``. Only redacted text is written.
+
+        Raises:
+            AudioError: the recording cannot be read.
+            RequestError: audio or ticket cannot be made.
+            Unavailable, EngineError: trying again may help.
+        """
+        options = self._options
+        sound = measure(self._open(recording), self._detector)
+        heard = self._heard(recording, on_seconds)
+        warnings = tuple(warning for info in heard.infos for warning in info.warnings)
+        info = msgspec.structs.replace(heard.infos[0], warnings=warnings)
+        transcript = captions.as_verbose_json(heard.segments, info, ("segment", "word"))
+        text = "".join(captions.as_text(heard.segments))
+        (into / "transcript.json").write_bytes(transcript)
+        (into / "transcript.txt").write_text(text, encoding="utf-8")
+        write_json(into / "quality.json", add_transcript(sound, heard.segments, warnings))
+        if options.redacted_audio:
+            write_redacted(self._open(recording), heard.passages, into / "redacted.wav")
+        if options.ticket is not None:
+            write_json(into / "ticket.json", options.ticket.write(text))
+        record = CallRecord(
+            id=call,
+            tenant=options.tenant,
+            recording=str(recording.resolve()),
+            created=now(),
+            duration=sound.seconds,
+            speakers=len({segment.speaker for segment in heard.segments}),
+            redact=options.redact,
+            redacted=dict(Counter(passage.kind for passage in heard.passages)),
+        )
+        write_json(into / CALL_FILE, record)
+        return record
+
+    def _open(self, recording: Path, channel: int | None = None) -> DecodedRecording:
+        opened = self._transcriber.open(recording, channel=channel)
+        assert isinstance(opened, DecodedRecording)
+        return opened
+
+    def _heard(self, recording: Path, on_seconds: OnSeconds) -> _Heard:
+        if self._has_speakers_channels(recording):
+            return self._by_channel(recording, on_seconds)
+        options = self._options
+        found = self._transcriber.diarize(recording, options.diarize, models=options.speaker_models)
+        heard = _Heard([])
+        labels = SpeakerLabels(found, merges=True)
+        heard.segments = list(labelled(self._segments(recording, None, heard, on_seconds), labels))
+        return heard
+
+    def _has_speakers_channels(self, recording: Path) -> bool:
+        """Return whether the recording has two channels with different sounds."""
+        first = self._open(recording)
+        first.close()
+        if first.channels != _TWO:
+            return False
+        return differ(self._open(recording, 1), self._open(recording, 2))
+
+    def _by_channel(self, recording: Path, on_seconds: OnSeconds) -> _Heard:
+        heard = _Heard([])
+        segments: list[Segment] = []
+        for channel in (1, 2):
+            found = self._segments(recording, channel, heard, on_seconds)
+            segments += (msgspec.structs.replace(one, channel=channel) for one in found)
+        heard.segments = by_channel(captions.in_order(segments))
+        return heard
+
+    def _segments(
+        self, recording: Path, channel: int | None, heard: _Heard, on_seconds: OnSeconds
+    ) -> Iterator[Segment]:
+        """Yield the redacted segments of a recording or of one of its channels."""
+        options = self._options
+        transcription = self._transcriber.transcribe(recording, options.transcribe, channel=channel)
+        redactor = Redactor(options.redact)
+        for segment in _watched(transcription, on_seconds):
+            yield from redactor.take(segment) if options.redact else (segment,)
+        yield from redactor.end()
+        heard.infos.append(transcription.info)
+        heard.passages += redactor.passages
+
+
+def _watched(transcription: Transcription, on_seconds: OnSeconds) -> Iterable[Segment]:
+    for segment in transcription:
+        on_seconds(segment.end)
+        yield segment

@@ -1,0 +1,169 @@
+"""A comparison of engines as a table, a sentence and one self-contained HTML file without scripts."""
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Final
+
+from galley.bench.serve.chart import Line, chart
+from galley.bench.serve.page import STYLE
+from galley.bench.serve.results import Point, Quantiles
+from galley.quality.contenders import Comparison, Contender
+
+_CLOSE: Final = 1.05
+"""Ratio of throughputs below which two engines count as equally fast."""
+
+_LOST: Final = 0.02
+"""An engine whose share of equal tokens is lower than the best by more than this is not recommended."""
+
+
+def rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Return the table: a header, then a row for each contender; one that failed has no figures."""
+    loads = [point.load for point in _points(comparison)]
+    header = ["engine", "start", "memory"]
+    for load in loads:
+        header += [f"TTFT at {load:g}", f"TPOT at {load:g}", f"tokens/s at {load:g}"]
+    header += ["same token", "KL, nats"]
+    return [tuple(header), *(_row(one, len(loads)) for one in comparison.contenders)]
+
+
+def _row(one: Contender, loads: int) -> tuple[str, ...]:
+    if one.error:
+        return (_name(one), *["-"] * (2 + 3 * loads + 2))
+    assert one.start_s is not None
+    cells = [_name(one), f"{one.start_s:.1f} s"]
+    cells.append("-" if one.memory_bytes is None else f"{one.memory_bytes / 2**20:.0f} MiB")
+    for point in one.points:
+        cells += [_ms(point.ttft_s), _ms(point.tpot_s), f"{point.output_tokens_per_s:.1f}"]
+    loss = one.loss
+    cells.append("-" if loss is None else f"{loss.top1:.1%}")
+    cells.append("-" if loss is None or loss.kl is None else f"{loss.kl:.2g}")
+    return tuple(cells)
+
+
+def _ms(quantiles: Quantiles | None) -> str:
+    return "-" if quantiles is None else f"{1e3 * quantiles.p50:.4g} ms"
+
+
+def _name(one: Contender) -> str:
+    """Return the engine, and its model if that is not the one that is compared."""
+    return f"{one.engine}={Path(one.model).name}" if one.own_model else one.engine
+
+
+def _points(comparison: Comparison) -> Sequence[Point]:
+    return next((one.points for one in comparison.contenders if one.points), ())
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """Return what the table does not say: reasons of failures, parameters that are not honoured."""
+    said = [f"{_name(one)} failed: {one.error}" for one in comparison.contenders if one.error]
+    said += [
+        f"{_name(one)} does not support {', '.join(one.unsupported)}"
+        for one in comparison.contenders
+        if one.unsupported
+    ]
+    if comparison.reference_error:
+        said.append(
+            f"the loss was not measured, because Galley's own engine cannot run the model in float32: "
+            f"{comparison.reference_error}"
+        )
+    for one in comparison.contenders:
+        for point in one.points:
+            if point.errors:
+                failed = ", ".join(f"{count} x {kind}" for kind, count in point.errors.items())
+                said.append(f"{_name(one)}, {point.name}: {failed}")
+    return said
+
+
+def advice(comparison: Comparison) -> str:
+    """Return the sentence that says which engine to take, and why."""
+    running = [one for one in comparison.contenders if one.points]
+    if not running:
+        return "None of the engines can be taken: each of them failed."
+    best_top1 = max((one.loss.top1 for one in running if one.loss), default=0.0)
+    exact = [one for one in running if not one.loss or one.loss.top1 >= best_top1 - _LOST]
+    fastest, *others = sorted(exact, key=_throughput, reverse=True)
+    name, load = _name(fastest), fastest.points[-1].name
+    said = f"Take {name}: with {load} it generates {_throughput(fastest):.4g} tokens/s"
+    if others:
+        second = others[0]
+        ratio = _throughput(fastest) / max(_throughput(second), 1e-9)
+        compared = f"{_name(second)} ({_throughput(second):.4g})"
+        if ratio < _CLOSE:
+            said += f", as many as {compared} within {_CLOSE - 1:.0%}"
+        else:
+            said += f", {ratio:.2g} times as many as {compared}"
+    if fastest.loss is not None:
+        said += (
+            f", and its likeliest token is that of float32 at {fastest.loss.top1:.1%} of positions"
+        )
+    left = [_name(one) for one in running if one not in exact]
+    if left:
+        said += f". {' and '.join(left)} lost too many of these tokens to be considered"
+    return said + "."
+
+
+def _throughput(one: Contender) -> float:
+    return one.points[-1].output_tokens_per_s
+
+
+def page(comparison: Comparison) -> str:
+    """Render the sentence, the table, the charts and the notes."""
+    title = f"galley compare: {comparison.model}"
+    header, *body = rows(comparison)
+    heads = "".join(f"<th scope=col>{escape(cell)}</th>" for cell in header)
+    cells = "".join(
+        f"<tr><th scope=row>{escape(name)}</th>"
+        + "".join(f"<td>{escape(cell)}</td>" for cell in row)
+        + "</tr>"
+        for name, *row in body
+    )
+    facts = {
+        "measured": f"{comparison.started}, galley {comparison.galley} on {comparison.machine}",
+        **{f"{_name(one)} serves": one.model for one in comparison.contenders},
+        **comparison.workload,
+    }
+    if comparison.reference:
+        facts["float32"] = comparison.reference
+    listed = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts.items())
+    said = "".join(f"<li>{escape(note)}</li>" for note in notes(comparison))
+    charts = _charts(comparison)
+    return (
+        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>"
+        f"<h1>{escape(title)}</h1><p>{escape(advice(comparison))}</p>"
+        f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{cells}</tbody></table></div>'
+        f'<ul>{said}</ul><div class="charts">{charts}</div><dl>{listed}</dl></main></body></html>\n'
+    )
+
+
+def _charts(comparison: Comparison) -> str:
+    def lines(figure: str) -> list[Line]:
+        running = [one for one in comparison.contenders if one.points]
+        return [
+            Line(
+                _name(one),
+                [point.load for point in one.points],
+                [_figure(point, figure) for point in one.points],
+                colour=number,
+                dots=True,
+            )
+            for number, one in enumerate(running)
+        ]
+
+    return "".join(
+        chart(title, "requests at a time", label, lines(figure))
+        for title, label, figure in (
+            ("Throughput", "tokens/s", "output_tokens_per_s"),
+            ("Time to first token, P50", "ms", "ttft_s"),
+            ("Time per output token, P50", "ms", "tpot_s"),
+        )
+    )
+
+
+def _figure(point: Point, name: str) -> float | None:
+    value = getattr(point, name)
+    if isinstance(value, Quantiles):
+        return 1e3 * value.p50
+    return None if value is None else float(value)

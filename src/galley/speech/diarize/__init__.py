@@ -1,0 +1,1 @@
+"""Diarization: the turns of a recording's speakers, and transcripts by speaker."""

@@ -1,0 +1,187 @@
+"""Who speaks when in a recording with one channel."""
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from galley.errors import AudioError, RequestError
+from galley.speech.decoder import Audio
+from galley.speech.diarize.cluster import centroids
+from galley.speech.diarize.nets import VOICE, Nets
+from galley.speech.diarize.options import MOST_SPEAKERS, DiarizeOptions
+from galley.speech.diarize.turns import Turn, turns_of
+from galley.speech.diarize.voices import PART, Observations, observe, voice_of
+from galley.speech.features import SAMPLE_RATE
+from galley.speech.sources import Samples
+
+_DIFFERENT: Final = 0.37
+"""Mean distance from which two groups of voices are different speakers."""
+_KNOWN: Final = 0.35
+"""Distance up to which a speaker is the one of a reference."""
+_WHOLE: Final = 3 * PART // 4
+"""Samples of a stretch whose voice is good enough to find speakers by."""
+_REFERENCE_SECONDS: Final = (2.0, 10.0)
+_SLACK_SECONDS: Final = 0.05
+"""Codecs add some milliseconds."""
+
+
+@dataclass(frozen=True)
+class Diarization:
+    """The speakers of a recording.
+
+    Attributes:
+        names: name of each speaker, in the order in which they first speak.
+        turns: when each speaks, by start; turns of different speakers may overlap.
+    """
+
+    names: tuple[str, ...]
+    turns: tuple[Turn, ...]
+
+
+class Cancelled(Exception):
+    """Nobody waits for the diarization any more."""
+
+
+class Diarizer:
+    """Diarizes recordings; loaded once for any number of recordings and threads.
+
+    Raises:
+        ModelNotFound, UnsupportedModel: see :class:`Nets`.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """Load the networks from ``folder``; default: the bundled ones."""
+        self._nets = Nets(folder)
+
+    def __call__(
+        self,
+        recording: Audio,
+        options: DiarizeOptions,
+        open_reference: Callable[[bytes], Audio],
+        cancelled: threading.Event | None = None,
+    ) -> Diarization:
+        """Diarize a recording. Memory grows by some kilobytes for each second.
+
+        Args:
+            recording: the recording; closed afterwards.
+            options: the caller's options.
+            open_reference: decodes the recording of a known speaker.
+            cancelled: once it is set, the call ends soon.
+
+        Raises:
+            AudioError: the recording cannot be decoded any further.
+            RequestError: a reference is not usable.
+            Cancelled: ``cancelled`` was set.
+        """
+        try:
+            known = [
+                self._reference(voice, name, open_reference)
+                for name, voice in zip(options.known_names, options.known_voices, strict=True)
+            ]
+            found = observe(_until(recording, cancelled), self._nets)
+        finally:
+            recording.close()
+        voices = _speakers(found, options)
+        return _named(turns_of(found, voices), voices, known, options.known_names)
+
+    def _reference(
+        self, file: bytes, name: str, open_file: Callable[[bytes], Audio]
+    ) -> NDArray[np.float32]:
+        """Return the voice of a known speaker. Raises RequestError if the recording is not usable."""
+        try:
+            with closing(open_file(file)) as recording:
+                samples = np.concatenate(list(recording))
+        except AudioError as error:
+            raise RequestError(
+                f"known_speaker_references: that of {name!r} cannot be read: {error}",
+                param="known_speaker_references",
+            ) from error
+        seconds = len(samples) / SAMPLE_RATE
+        least, most = _REFERENCE_SECONDS
+        if not least - _SLACK_SECONDS <= seconds <= most + _SLACK_SECONDS:
+            raise RequestError(
+                f"known_speaker_references: that of {name!r} has {seconds:.1f} s; expected {least:g} to "
+                f"{most:g} s",
+                param="known_speaker_references",
+            )
+        heard = observe([samples], self._nets)
+        if not heard.voices:
+            raise RequestError(
+                f"known_speaker_references: that of {name!r} has no speech",
+                param="known_speaker_references",
+            )
+        speech = [samples[voice.start : voice.end] for voice in heard.voices]
+        return voice_of(np.concatenate(speech), self._nets)
+
+
+@lru_cache(maxsize=2)
+def load(folder: Path | None = None) -> Diarizer:
+    """Return the diarizer with the networks of ``folder``, loaded once. Raises as :class:`Diarizer`."""
+    return Diarizer(folder)
+
+
+def _until(recording: Audio, cancelled: threading.Event | None) -> Iterator[Samples]:
+    for block in recording:
+        if cancelled is not None and cancelled.is_set():
+            raise Cancelled
+        yield block
+
+
+def _speakers(found: Observations, options: DiarizeOptions) -> NDArray[np.float32]:
+    """Return the voices of the recording's speakers, float32 ``[speakers, VOICE]``."""
+    whole = [voice for voice in found.voices if voice.end - voice.start >= _WHOLE]
+    voices = whole or found.voices
+    if not voices:
+        return np.zeros((0, VOICE), np.float32)
+    return centroids(
+        np.stack([voice.vector for voice in voices]),
+        np.array([(voice.end - voice.start) / SAMPLE_RATE for voice in voices], np.float32),
+        threshold=_DIFFERENT,
+        least=options.least,
+        most=options.most or MOST_SPEAKERS,
+    )
+
+
+def _named(
+    turns: Sequence[Turn],
+    voices: NDArray[np.float32],
+    known: Sequence[NDArray[np.float32]],
+    known_names: Sequence[str],
+) -> Diarization:
+    """Return the turns with named speakers: those of references, and letters for the others."""
+    name_of: dict[int, str] = {}
+    names: list[str] = []
+    letters = _letters(known_names)
+    for turn in turns:
+        if turn.speaker not in name_of:
+            likeness = [float(voices[turn.speaker] @ voice) for voice in known]
+            best = int(np.argmax(likeness)) if known else 0
+            alike = bool(known) and 1.0 - likeness[best] <= _KNOWN
+            name = known_names[best] if alike else next(letters)
+            name_of[turn.speaker] = name
+            if name not in names:
+                names.append(name)
+    numbered = (turn._replace(speaker=names.index(name_of[turn.speaker])) for turn in turns)
+    return Diarization(tuple(names), tuple(numbered))
+
+
+def _letters(taken: Sequence[str]) -> Iterator[str]:
+    """Yield the letters of speakers, without names that are taken."""
+    return (name for number in itertools.count() if (name := letter(number)) not in taken)
+
+
+def letter(number: int) -> str:
+    """Return the name of an unknown speaker: A, B, ..., Z, AA, AB, ..."""
+    name, rest = "", number + 1
+    while rest:
+        rest, last = divmod(rest - 1, 26)
+        name = chr(ord("A") + last) + name
+    return name

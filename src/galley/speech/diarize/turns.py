@@ -1,0 +1,123 @@
+"""Turns of speakers, from the observations of a recording and the voices of its speakers."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from galley.speech.diarize.nets import FRAME_CENTRE, FRAME_STEP, FRAMES
+from galley.speech.diarize.voices import ACTIVE, STEP_FRAMES, Observations, Window
+from galley.speech.features import SAMPLE_RATE
+
+_GAP_SECONDS: Final = 0.3
+"""A shorter pause does not end a turn."""
+_LEAST_SECONDS: Final = 0.2
+"""A shorter turn is a mistake."""
+_SHARPNESS: Final = 12.0
+"""How much a voice's likeness to speakers decides between them."""
+
+
+class Turn(NamedTuple):
+    """A stretch of one speaker's speech, in seconds of the recording."""
+
+    speaker: int
+    start: float
+    end: float
+
+
+def turns_of(found: Observations, speakers: NDArray[np.float32]) -> list[Turn]:
+    """Return the turns in the order of their starts; those of different speakers may overlap.
+
+    Args:
+        found: the observations.
+        speakers: the voices of the speakers, float32 ``[speakers, width]``.
+    """
+    if not len(speakers):
+        return []
+    count, seen = _active(found.windows)
+    scores = _along(found, speakers, len(count)) + _local(found.windows, speakers, seen)
+    order = np.argsort(-scores, axis=1, kind="stable")
+    ranks = np.argsort(order, axis=1, kind="stable")
+    chosen = ranks < count[:, None]
+    turns = [
+        turn
+        for speaker in range(len(speakers))
+        for turn in _runs(chosen[:, speaker], speaker, found.seconds)
+    ]
+    return sorted(turns, key=lambda turn: (turn.start, turn.end))
+
+
+def _place(number: int) -> slice:
+    return slice(number * STEP_FRAMES, number * STEP_FRAMES + FRAMES)
+
+
+def _active(windows: Sequence[Window]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Return how many speakers are active in each frame, and how many windows cover it."""
+    frames = (len(windows) - 1) * STEP_FRAMES + FRAMES
+    active, seen = np.zeros(frames, np.float32), np.zeros(frames, np.float32)
+    for number, window in enumerate(windows):
+        active[_place(number)] += (window.activity > ACTIVE).sum(axis=1)
+        seen[_place(number)] += 1
+    return np.rint(active / seen).astype(np.int64), seen
+
+
+def _along(found: Observations, speakers: NDArray[np.float32], frames: int) -> NDArray[np.float32]:
+    """Return the probability of each speaker by the voices along the recording, ``[frames, speakers]``."""
+    scores = np.zeros((frames, len(speakers)), np.float32)
+    weights = np.full((frames, 1), 1e-9, np.float32)
+    for voice in found.voices:
+        first, last = (
+            max(0, (sample - FRAME_CENTRE) // FRAME_STEP) for sample in (voice.start, voice.end)
+        )
+        shape = np.bartlett(last - first + 3)[1:-1, None].astype(np.float32)
+        place = slice(first, min(last + 1, frames))
+        shape = shape[: place.stop - place.start]
+        scores[place] += shape * (voice.vector @ speakers.T)
+        weights[place] += shape
+    likeness = np.exp(_SHARPNESS * (scores / weights))
+    share: NDArray[np.float32] = likeness / likeness.sum(axis=1, keepdims=True)
+    return share
+
+
+def _local(
+    windows: Sequence[Window], speakers: NDArray[np.float32], seen: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Return how active each speaker is by the windows that tell several apart, ``[frames, speakers]``."""
+    votes = np.zeros((len(seen), len(speakers)), np.float32)
+    for number, window in enumerate(windows):
+        local = np.flatnonzero(window.voices.any(axis=1))
+        if len(local):
+            whose = _assigned(window.voices[local] @ speakers.T)
+            for one, speaker in zip(local, whose, strict=True):
+                votes[_place(number), speaker] += window.activity[:, one]
+    return votes / seen[:, None]
+
+
+def _assigned(likeness: NDArray[np.float32]) -> Sequence[int]:
+    """Return the speaker of each local speaker: different ones, as far as there are enough."""
+    local, speakers = likeness.shape
+    if local > speakers:
+        return [int(speaker) for speaker in likeness.argmax(axis=1)]
+    rows = np.arange(local)
+    return max(
+        itertools.permutations(range(speakers), local),
+        key=lambda choice: float(likeness[rows, list(choice)].sum()),
+    )
+
+
+def _runs(chosen: NDArray[np.bool_], speaker: int, seconds: float) -> list[Turn]:
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], chosen, [False]]).astype(np.int8)))
+    runs: list[Turn] = []
+    for first, after in edges.reshape(-1, 2).tolist():
+        start, end = (min(_time(frame), seconds) for frame in (first, after))
+        if runs and start - runs[-1].end < _GAP_SECONDS:
+            start = runs.pop().start
+        runs.append(Turn(speaker, round(start, 3), round(end, 3)))
+    return [run for run in runs if run.end - run.start >= _LEAST_SECONDS]
+
+
+def _time(frame: int) -> float:
+    """Return the seconds at which a frame begins."""
+    return max(0.0, (frame * FRAME_STEP + FRAME_CENTRE - FRAME_STEP / 2) / SAMPLE_RATE)

@@ -1,0 +1,150 @@
+"""``galley compare``: engines served in turn, a failure that is a row, the loss, and the advice."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from galley.bench.serve.results import Point
+from galley.quality.contenders import Comparison, Contender, Loss, divergence
+from galley.quality.contenders_page import advice, notes, page, rows
+from tests.checkpoints import make_checkpoint
+from tests.formats.gguf_files import WIDE, write_gguf
+
+
+def compare(*arguments: str, code: int = 0) -> tuple[str, str]:
+    command = [sys.executable, "-m", "galley", "compare", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    return done.stdout, done.stderr
+
+
+@pytest.mark.xdist_group("compare")
+def test_each_engine_is_served_and_a_failure_is_a_row(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "tiny", "llama", **WIDE)
+    rounded = write_gguf(tmp_path / "rounded.gguf", model, "Q4_0")
+    json_file, html_file = tmp_path / "all.json", tmp_path / "all.html"
+    output, _ = compare(
+        str(model),
+        *("--engines", f"native,native={rounded},missing"),
+        *("--requests", "4", "--concurrency", "1,2"),
+        *("--prompt-tokens", "24", "--output-tokens", "8"),
+        *("--json", str(json_file), "--html", str(html_file)),
+        *("--", "--max-model-len", "300", "--threads", "1"),
+    )
+    found = msgspec.json.decode(json_file.read_bytes(), type=Comparison)
+    exact, loses, missing = found.contenders
+    for one in (exact, loses):
+        assert [point.load for point in one.points] == [1, 2]
+        assert all(point.completed == 4 for point in one.points)
+        assert all(point.output_tokens == 8 for point in one.points)
+        assert one.start_s is not None
+        assert one.memory_bytes is not None
+        assert one.memory_bytes > 2**20
+    assert exact.loss is not None
+    assert loses.loss is not None
+    assert exact.loss.positions == loses.loss.positions >= 8
+    assert exact.loss.top1 == 1
+    assert exact.loss.kl == pytest.approx(0, abs=1e-6)
+    assert loses.loss.top1 < 1
+    assert loses.loss.kl is not None
+    assert loses.loss.kl > 1e-4
+    assert not missing.points
+    assert "unknown engine 'missing'" in missing.error
+    assert output.splitlines()[-1] == advice(found)
+    assert "native=rounded.gguf" in output
+    html = html_file.read_text()
+    assert "missing failed: cannot start: unknown engine" in html
+    assert "<script" not in html
+    assert "http://" not in html.replace("http://www.w3.org", "")
+    assert html.count("<figure>") == 3
+
+
+def test_arguments_are_checked_before_the_work(tmp_path: Path) -> None:
+    for arguments, says in (
+        (("--engines", "native,,x"), "--engines is 'native,,x'"),
+        (("--engine-options", "native"), "expected ENGINE=JSON"),
+        (("--engine-options", "other={}"), "names other, which --engines does not have"),
+        (("--concurrency", "a"), "--concurrency is 'a'"),
+        (("--json", str(tmp_path / "no/x.json")), "does not exist"),
+    ):
+        _, error = compare("galley-demo", *arguments, code=2)
+        assert says in error
+
+
+def test_the_divergence_is_that_of_merged_distributions() -> None:
+    rng = np.random.default_rng(1)
+    p, q = rng.dirichlet(np.ones(6)), rng.dirichlet(np.ones(6))
+    names = list("abcdef")
+    shown, other = names[:4], names[1:5]
+    merged_p = np.append(p[1:4], p[0] + p[4] + p[5])
+    merged_q = np.append(q[1:4], q[0] + q[4] + q[5])
+    expected = float(np.sum(merged_p * np.log(merged_p / merged_q)))
+    logs = {name: math.log(p[names.index(name)]) for name in shown}
+    others = {name: math.log(q[names.index(name)]) for name in other}
+    assert divergence(logs, others) == pytest.approx(expected)
+    assert divergence(logs, logs) == pytest.approx(0)
+
+
+def contender(engine: str, tokens_per_s: float, top1: float | None, **changes: Any) -> Contender:
+    figures: dict[str, Any] = {
+        "kind": "concurrency",
+        "load": 32,
+        "requests": 9,
+        "completed": 9,
+        "output_tokens_per_s": tokens_per_s,
+        "errors": {},
+        "details": {},
+    }
+    unset = {field.name: None for field in msgspec.structs.fields(Point)}
+    loss = None if top1 is None else Loss(positions=100, top1=top1, kl=None)
+    return Contender(
+        engine=engine,
+        model="m",
+        start_s=1.0,
+        points=(Point(**{**unset, **figures}),),
+        loss=loss,
+        **changes,
+    )
+
+
+def comparison(*contenders: Contender) -> Comparison:
+    return Comparison(
+        galley="0",
+        started="now",
+        model="m",
+        machine="a machine",
+        workload={},
+        reference="m",
+        reference_error="",
+        contenders=contenders,
+    )
+
+
+def test_the_advice_weighs_speed_and_loss() -> None:
+    slow, fast = contender("slow", 100, 0.99), contender("fast", 250, 0.985)
+    said = advice(comparison(slow, fast))
+    assert said.startswith(
+        "Take fast: with 32 at once it generates 250 tokens/s, 2.5 times as many"
+    )
+    assert "98.5% of positions" in said
+    lossy = contender("lossy", 900, 0.5)
+    said = advice(comparison(slow, lossy))
+    assert said.startswith("Take slow")
+    assert "lossy lost too many" in said
+    near = contender("near", 97, None)
+    assert "as many as near (97) within 5%" in advice(comparison(slow, near))
+    failed = Contender(engine="gone", model="m", error="it <broke>")
+    assert advice(comparison(failed)).startswith("None of the engines")
+    both = comparison(slow, failed)
+    assert rows(both)[2][0] == "gone"
+    assert set(rows(both)[2][1:]) == {"-"}
+    assert notes(both) == ["gone failed: it <broke>"]
+    assert "it &lt;broke&gt;" in page(both)
+    assert json.loads(msgspec.json.encode(both))["contenders"][1]["error"] == "it <broke>"
