@@ -25,8 +25,9 @@ from scripts.benchmarks_page import Figure
 from benchmarks.results_file import machine_file, put
 from galley import LLM
 from galley.calibration.held_out import Texts, apart, first_texts
+from galley.calibration.matrices import linear_weights
 from galley.calibration.measures import Loss
-from galley.calibration.quantize import INPUTS, METHODS, Method, Plan, Quantizer, linear_weights
+from galley.calibration.quantize import INPUTS, METHODS, Method, Plan, Quantizer
 from galley.calibration.sensitivity import assign, bytes_of, parts_of, schemes_of
 from galley.cli.quantize_plan import kinds_of
 from galley.demo import heldout

@@ -23,6 +23,7 @@ KINDS: Final[dict[str, frozenset[str]]] = {
             "calls",
             "cli",
             "clients",
+            "cluster",
             "traffic",
             "doctor",
             "observe",

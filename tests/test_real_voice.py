@@ -28,7 +28,6 @@ SENTENCES = (
 )
 WRITTEN = {
     "The meeting is on 2026-11-26.": ("November 26", "2026"),
-    "It costs $5.20.": ("$5.20",),
 }
 
 
@@ -47,15 +46,15 @@ def transcriber() -> Iterator[Transcriber]:
 
 def said(speaker: Speaker, text: str) -> Samples:
     """Return a spoken text at the rate of the transcriber."""
-    data = b"".join(speaker.speak(text))
+    parts = list(speaker.speak(text))
+    assert len(parts) > 3  # the graph can be divided
+    data = b"".join(parts)
     samples = np.frombuffer(data, "<i2").astype(np.float32) / 32768
     return np.asarray(soxr.resample(samples, speaker.sample_rate, 16_000), np.float32)
 
 
 def test_what_is_spoken_is_understood(speaker: Speaker, transcriber: Transcriber) -> None:
-    # A sentence comes in parts: the graph is divided as that of every VITS voice is.
-    assert len(list(speaker.speak(SENTENCES[0]))) > 3
-    texts = SENTENCES if thorough.THOROUGH else SENTENCES[:3]
+    texts = SENTENCES if thorough.THOROUGH else SENTENCES[:2]
     wrong = total = 0
     for text in texts:
         heard = real.words(transcriber.transcribe(said(speaker, text)).text())

@@ -218,11 +218,11 @@ NB_MODULE(_native, m) {
         .def(
             "__init__",
             [](InputLayout* self, const std::string& kind, int64_t depth, int64_t group,
-               const std::string& inputs) {
+               const std::string& inputs, float step) {
                 const auto shape = shape_of(kind, 1, depth, group, "F32", false, false);
-                new (self) InputLayout(Packed::matrix_of(shape), inputs_named(inputs));
+                new (self) InputLayout(Packed::matrix_of(shape), inputs_named(inputs), step);
             },
-            "kind"_a, "depth"_a, "group"_a, "inputs"_a)
+            "kind"_a, "depth"_a, "group"_a, "inputs"_a, "step"_a = 0.0f)
         .def_prop_ro("row_bytes", &InputLayout::row_bytes);
 
     auto runtime = nb::class_<Runtime>(m, "Runtime");

@@ -41,7 +41,7 @@ struct Product {
     }
     void take(const Kernels& kernels, const float* x, uint8_t* row) const {
         if (layout)
-            kernels.quantize_input(layout->matrix(), layout->inputs(), x, row, layout->sums());
+            layout->write(kernels, x, row);
         else
             std::copy_n(x, weight->matrix().depth, reinterpret_cast<float*>(row));
     }

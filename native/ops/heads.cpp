@@ -61,9 +61,7 @@ class HeadLinearOp : public Op {
             for (int64_t h = 0; h < count(); ++h) {
                 const SharedLayout& layout = heads_[h].layout;
                 if (!layout) continue;
-                e.kernels.quantize_input(layout->matrix(), layout->inputs(),
-                                         e.row(x_, r) + h * depth_, rounded(e, h, r),
-                                         layout->sums());
+                layout->write(e.kernels, e.row(x_, r) + h * depth_, rounded(e, h, r));
             }
         });
     }

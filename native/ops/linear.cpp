@@ -21,8 +21,7 @@ class QuantizeInputOp : public Op {
     void run(Execution& e) const override {
         const InputLayout& layout = *layout_;
         e.each_row(layout.matrix().depth, [&](int64_t r, int) {
-            e.kernels.quantize_input(layout.matrix(), layout.inputs(), e.row(x_, r),
-                                     e.at(y_) + r * y_.stride, layout.sums());
+            layout.write(e.kernels, e.row(x_, r), e.at(y_) + r * y_.stride);
         });
     }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 #include <utility>
 
@@ -195,8 +196,7 @@ int64_t Packed::fill(const std::vector<Source>& parts, int threads) {
     if (rows.count() != matrix_.outputs)
         throw std::invalid_argument("the parts have not as many rows as the matrix has outputs");
     if (matrix_.minima) throw std::invalid_argument("rounding makes no minima");
-    const FloatType rounded = matrix_.kind == Kind::kInt8 ? FloatType::kF32 : FloatType::kBF16;
-    if (integer() && matrix_.scale_type != rounded)
+    if (integer() && matrix_.scale_type != FloatType::kBF16)
         throw std::invalid_argument("rounding makes scales of another type");
     require_own_memory();
     std::atomic<int64_t> unusable{-1};
@@ -255,14 +255,13 @@ bool Packed::round_row(int64_t output, const float* values, uint8_t* stored) {
     for (int64_t g = 0; g < m.groups; ++g) {
         const int64_t begin = g * m.group, count = std::min(m.group, m.depth - begin);
         const int64_t at = lane_at(output, g, m.groups);
-        auto* floats = reinterpret_cast<float*>(own(m.scales)) + at;
-        auto* halves = reinterpret_cast<uint16_t*>(own(m.scales)) + at;
+        auto* scale = reinterpret_cast<uint16_t*>(own(m.scales)) + at;
         if (m.kind == Kind::kInt8)
-            finite &= round_int8(values + begin, count, stored + begin, floats);
+            finite &= round_int8(values + begin, count, stored + begin, scale);
         else if (m.zeros)
-            finite &= round_int4(values + begin, count, stored + begin, halves, own(m.zeros) + at);
+            finite &= round_int4(values + begin, count, stored + begin, scale, own(m.zeros) + at);
         else
-            finite &= round_int4(values + begin, count, stored + begin, halves);
+            finite &= round_int4(values + begin, count, stored + begin, scale);
     }
     return finite;
 }
@@ -334,11 +333,14 @@ void Packed::require_own_memory() const {
         throw std::invalid_argument("this matrix is a view and cannot be filled");
 }
 
-InputLayout::InputLayout(const Matrix& shape, Inputs inputs) : matrix_(shape), inputs_(inputs) {
+InputLayout::InputLayout(const Matrix& shape, Inputs inputs, float step)
+    : matrix_(shape), inputs_(inputs), step_(step) {
     const Matrix& m = matrix_;
     if (m.kind == Kind::kF32 || m.kind == Kind::kF16)
         throw std::invalid_argument("float32 and f16 weights are multiplied with floats alone");
     if (inputs == Inputs::kFloats) throw std::invalid_argument("float inputs are not quantized");
+    if (!(step >= 0.0f && step <= 1e30f) || (step > 0.0f && inputs != Inputs::kInt8))
+        throw std::invalid_argument("only int8 inputs have a step, which is positive and finite");
     if (inputs == Inputs::kInt8) {
         if (!is_integer(m.kind))
             throw std::invalid_argument("bf16 weights are not multiplied with int8");
@@ -349,6 +351,25 @@ InputLayout::InputLayout(const Matrix& shape, Inputs inputs) : matrix_(shape), i
         // An odd number of lines: rows a power of two apart share few places of the nearest cache.
         sums_ = 2 * bf16_columns(m);
         row_bytes_ = round_up(sums_ + 4 * m.groups, 64) | 64;
+    }
+}
+
+// As the kernels lay out a row, but no input of a group is kept apart.
+void InputLayout::write_steps(const float* x, uint8_t* row) const {
+    const Matrix& m = matrix_;
+    auto* q = reinterpret_cast<int8_t*>(row);
+    for (int64_t g = 0; g < m.input_groups; ++g) {
+        const int64_t begin = g * m.input_group;
+        const int64_t end = g + 1 < m.input_groups ? begin + m.input_group : m.padded_depth;
+        const int64_t count = std::min(end, m.depth) - begin;
+        InputGroup group{};
+        group.scale = round_steps(x + begin, count, step_, q + begin)
+                          ? step_
+                          : std::numeric_limits<float>::quiet_NaN();
+        std::fill(q + begin + count, q + end, int8_t{0});
+        for (int64_t k = begin; k < end; ++k) group.sum += q[k];
+        group.scaled_sum = group.scale * static_cast<float>(group.sum);
+        std::memcpy(row + sums_ + g * static_cast<int64_t>(sizeof group), &group, sizeof group);
     }
 }
 

@@ -103,9 +103,10 @@ class Packed {
 // How rows of activations are made ready for matrices of one kind, depth and group.
 class InputLayout {
   public:
-    // `matrix` is a shape: its weights are not read. Throws std::invalid_argument for what such a
+    // `matrix` is a shape: its weights are not read. `step`: what all int8 inputs are multiples of;
+    // 0: each group of a row has a scale of its own. Throws std::invalid_argument for what such a
     // matrix is not multiplied with.
-    InputLayout(const Matrix& matrix, Inputs inputs);
+    InputLayout(const Matrix& matrix, Inputs inputs, float step = 0.0f);
 
     const Matrix& matrix() const { return matrix_; }
     Inputs inputs() const { return inputs_; }
@@ -113,9 +114,20 @@ class InputLayout {
     int64_t sums() const { return sums_; }
     bool suits(const Matrix& other) const;
 
+    // Rounds the inputs x [depth] to `row`.
+    void write(const Kernels& kernels, const float* x, uint8_t* row) const {
+        if (step_ > 0.0f)
+            write_steps(x, row);
+        else
+            kernels.quantize_input(matrix_, inputs_, x, row, sums_);
+    }
+
   private:
+    void write_steps(const float* x, uint8_t* row) const;
+
     Matrix matrix_;
     Inputs inputs_;
+    float step_;
     int64_t sums_ = 0;  // where those of the groups lie
     int64_t row_bytes_;
 };

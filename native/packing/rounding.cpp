@@ -92,11 +92,11 @@ bool to_f16(float value, uint16_t& half) {
     return rounded != 0x7c00 || magnitude == static_cast<uint32_t>(kInfinity);
 }
 
-bool round_int8(const float* values, int64_t count, uint8_t* stored, float* scale) {
+bool round_int8(const float* values, int64_t count, uint8_t* stored, uint16_t* scale) {
     const int32_t most = largest_magnitude(values, count);
     if (most >= kInfinity) return false;
-    *scale = float_of(most) / 127.0f;
-    round_all(values, count, *scale, 128, 255, stored);
+    *scale = to_bf16(float_of(most) / 127.0f);
+    round_all(values, count, bf16_to_float(*scale), 128, 255, stored);
     return true;
 }
 
@@ -125,6 +125,14 @@ bool round_int4(const float* values, int64_t count, uint8_t* stored, uint16_t* s
     *zero = static_cast<uint8_t>(std::min(std::max(nearest(-low * inverse(step)), 0), 15));
     round_all(values, count, step, *zero, 15, stored);
     return true;
+}
+
+bool round_steps(const float* values, int64_t count, float step, int8_t* steps) {
+    for (int64_t k = 0; k < count; ++k) {
+        const float clipped = std::min(std::max(values[k] / step, -127.0f), 127.0f);
+        steps[k] = static_cast<int8_t>(nearest(clipped));
+    }
+    return largest_magnitude(values, count) < kInfinity;
 }
 
 }  // namespace galley

@@ -20,11 +20,15 @@ uint16_t to_bf16(float value);
 bool to_f16(float value, uint16_t& half);
 
 // Round one group. `stored`: what the layouts of kernels.hpp keep, weight + zero point (128 for
-// int8, 8 for int4, or `zero` where the caller asks for one). Scales of int4 are bfloat16. False,
-// and nothing useful written, if a value or the scale is not finite.
-bool round_int8(const float* values, int64_t count, uint8_t* stored, float* scale);
+// int8, 8 for int4, or `zero` where the caller asks for one). Scales are bfloat16. False, and
+// nothing useful written, if a value or the scale is not finite.
+bool round_int8(const float* values, int64_t count, uint8_t* stored, uint16_t* scale);
 bool round_int4(const float* values, int64_t count, uint8_t* stored, uint16_t* scale);
 bool round_int4(const float* values, int64_t count, uint8_t* stored, uint16_t* scale,
                 uint8_t* zero);
+
+// To multiples of `step`, by division as in other programs, from -127 to 127 of them: kernels
+// negate inputs, so -128 is left out. False if a value is not finite.
+bool round_steps(const float* values, int64_t count, float step, int8_t* steps);
 
 }  // namespace galley

@@ -155,8 +155,7 @@ class Execution {
             if (!layout) return body(r, row(y, r));
             auto* floats = reinterpret_cast<float*>(runtime.scratch(thread));
             body(r, floats);
-            kernels.quantize_input(layout->matrix(), layout->inputs(), floats, at(y) + r * y.stride,
-                                   layout->sums());
+            layout->write(kernels, floats, at(y) + r * y.stride);
         });
     }
     // Rotates a row's heads by its position.

@@ -142,10 +142,13 @@ class ExpertCache:
 class InputLayout:
     """Rows of activations, ready to be multiplied with matrices of one kind, depth and group.
 
-    ``inputs``: what the activations are rounded to, "bfloat16", or "int8" for integer matrices.
+    ``inputs``: what the activations are rounded to, "bfloat16", or "int8" for integer matrices. ``step``:
+    what all int8 inputs are multiples of; 0: each group of a row has a scale.
     """
 
-    def __init__(self, kind: str, depth: int, group: int, inputs: str) -> None: ...
+    def __init__(
+        self, kind: str, depth: int, group: int, inputs: str, step: float = 0.0
+    ) -> None: ...
     @property
     def row_bytes(self) -> int: ...
 

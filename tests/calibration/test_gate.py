@@ -169,7 +169,7 @@ def test_the_server_says_what_it_serves(checkpoint: CheckpointMaker, tmp_path: P
         [card] = httpx.get(f"{server.url}/v1/models").json()["data"]
         weights = card["weights"]
         assert weights["method"] == "rtn"
-        assert weights["kind"] == "int8 (whole rows, F32 scales)"
+        assert weights["kind"] == "int8 (group 32, BF16 scales)"
         assert 0 < weights["kl"] < 0.02
         assert 0.5 < weights["top1"] <= 1
         [line] = [

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galley.calibration.held_out import held_apart
-from galley.calibration.quantize import Plan, Quantizer, linear_weights
+from galley.calibration.matrices import linear_weights
+from galley.calibration.quantize import Plan, Quantizer
 from galley.calibration.to_gguf import prepare, read_dense_model, write
 from galley.errors import UnsupportedModel
 from galley.formats.gguf_metadata import Metadata

@@ -63,10 +63,19 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "max_loaded_models": st.integers(1, 100),
     "model_keep_alive": st.floats(-1, 1e6),
     "take_turns": st.booleans(),
+    "replicas": st.integers(1, 256),
+    "replica": st.lists(st.sampled_from(["10.0.0.7:8500", "[::1]:9000"]), max_size=2).map(tuple),
+    "gateway_headers": st.booleans(),
+    "objective": st.lists(st.sampled_from(["chat=-10", "batch=100"]), max_size=2).map(tuple),
+    "cluster_token_file": TEXT,
+    "cluster_ca": TEXT,
+    "cluster_cert": TEXT,
+    "cluster_key": TEXT,
     "api_key": st.lists(TEXT, max_size=3).map(tuple),
     "api_key_file": TEXT,
     "admin_key": st.lists(TEXT, max_size=3).map(tuple),
     "metrics_without_key": st.booleans(),
+    "speaker_models": TEXT,
     "metrics_vllm_names": st.booleans(),
     "allowed_host": st.lists(TEXT, max_size=3).map(tuple),
     "cors_origin": st.lists(
@@ -116,6 +125,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "log_prompts": st.booleans(),
     "price_per_hour": st.none() | st.floats(0, 1e6),
     "record": TEXT,
+    "record_texts": TEXT,
     "record_bytes": st.integers(128 << 20, 1 << 40),
     "response_cache": st.sampled_from(["off", "exact"]),
     "response_cache_store": st.sampled_from(["", "answers.sqlite", "redis://localhost:6379/1"]),
@@ -131,8 +141,15 @@ def _agrees(settings: dict[str, Any]) -> bool:
     """Return whether settings only for draft models, experts on disk or a gate come with these."""
     if settings.get("quality_gate_against") and not settings.get("quality_gate"):
         return False
+    if settings.get("objective") and not settings.get("gateway_headers"):
+        return False
+    several = settings.get("models_dir") or settings.get("model_repository")
+    if settings.get("replicas", 1) > 1 and settings.get("take_turns", True) and several:
+        return False
     on_disk = settings.get("experts") == "disk"
     if on_disk and not settings.get("weight_cache", True):
+        return False
+    if settings.get("record_texts") and not settings.get("record"):
         return False
     if settings.get("prefix_cache_dir") and not settings.get("prefix_cache", True):
         return False

@@ -16,7 +16,6 @@ from hypothesis.stateful import (
 )
 
 from galley.engine.assemble import assemble
-from galley.engine.block_hashes import encoder_block_hashes
 from galley.engine.blocks import BlockPool
 from galley.engine.commit import commit
 from galley.engine.encoder_cache import EncoderCache, EncoderFeatures
@@ -41,6 +40,7 @@ from galley.types import (
     blocks_for,
 )
 from galley.types.audio import EncoderInput
+from galley.types.block_hashes import encoder_block_hashes
 from tests.engine.drafts import each
 
 BLOCKS = 12

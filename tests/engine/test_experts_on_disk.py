@@ -202,6 +202,11 @@ class _Served:
     token_budget: int = 512
     processes: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
 
+    @property
+    def replicas(self) -> Sequence[ReplicaStatus]:
+        """The only engine."""
+        return [ReplicaStatus(name="0", state="ready", stats=self.stats, restarts=self.restarts)]
+
 
 def test_the_error_for_too_little_memory_suggests_the_disk(
     checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch

@@ -4,11 +4,16 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+<<<<<<< HEAD
 import numpy as np
+=======
+import msgspec
+>>>>>>> main
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -24,6 +29,7 @@ from galley.types import BLOCK_TOKENS, Output
 from tests.conftest import CheckpointMaker
 from tests.engine.prefix_writer import SIZE, block, files_in
 from tests.engine.requests import PROMPTS, WISHES, request, run, seen
+from tests.server.serving import until
 from tests.thorough import THOROUGH, examples
 
 PROMPT = [(7 * i) % 90 + 5 for i in range(150)]
@@ -83,6 +89,7 @@ def test_blocks_evicted_from_memory_are_read_back(
     expected, _ = answer(engine)
     other = [*reversed(PROMPT)]
     answer(engine, prompt=other)
+    until(lambda: len(stored(tmp_path)) == 2 * ((len(PROMPT) + 12 - 1) // BLOCK_TOKENS))
     hits = engine.stats.prefix_disk_hit_tokens
     assert answer(engine) == (expected, FULL)
     assert engine.stats.prefix_disk_hit_tokens > hits
@@ -313,6 +320,7 @@ def test_the_folder_stays_within_its_bytes(checkpoint: CheckpointMaker, tmp_path
     assert engine.stats.prefix_disk_bytes == sum(f.stat().st_size for f in stored(tmp_path))
 
 
+<<<<<<< HEAD
 def test_files_of_others_in_the_folder_are_not_removed(tmp_path: Path) -> None:
     """Other programs have files named .kv, too, and the folder may be one in which people work."""
     sizes = (SIZE,)
@@ -338,6 +346,27 @@ def test_a_folder_that_everyone_can_write_to_is_refused(tmp_path: Path, below: s
     (tmp_path / below).chmod(0o777)
     with pytest.raises(PermissionError, match=r"everyone can write to .*chmod o-w"):
         files_in(tmp_path)
+=======
+def test_kept_prefixes_are_the_last_to_be_removed(
+    checkpoint: CheckpointMaker, tmp_path: Path
+) -> None:
+    """As soon as they are written, and also if the blocks left memory before."""
+    folder = checkpoint("llama")
+    engine = engine_of(folder, tmp_path, kv_cache_tokens=224)
+    params = SamplingParams(temperature=0.0, max_tokens=1)
+    [made] = expand(PROMPT, params, engine.info, request_id="r")
+    run(engine, [msgspec.structs.replace(made, keep_seconds=3600.0)])
+    for salt in ("a", "b"):
+        answer(engine, salt)
+    engine.close()
+    ahead = [file for file in stored(tmp_path) if file.stat().st_mtime > time.time() + 3000]
+    assert len(ahead) == FULL // BLOCK_TOKENS
+    size = stored(tmp_path)[0].stat().st_size
+    again = engine_of(folder, tmp_path, prefix_cache_dir_bytes=16 * size)
+    answer(again, "c")
+    again.close()
+    assert set(ahead) <= set(stored(tmp_path))
+>>>>>>> main
 
 
 def test_a_disk_that_fails_costs_no_text(

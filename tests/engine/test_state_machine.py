@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from galley.engine.block_hashes import salt_hash
 from galley.engine.blocks import BlockPool
 from galley.engine.encoder_cache import KEPT_ENCODER_OUTPUTS
 from galley.engine.kv import KVCache, check_blocks
 from galley.engine.states import StateCache
 from galley.graph.program import KVGroup
 from galley.types import BLOCK_TOKENS, blocks_for
+from galley.types.block_hashes import salt_hash
 from tests.engine.machine import (
     BLOCKS,
     PRIORITY_STEPS,

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 from galley.calibration.held_out import held_apart
-from galley.calibration.quantize import Plan, Quantizer, linear_weights
+from galley.calibration.matrices import linear_weights
+from galley.calibration.quantize import Plan, Quantizer
 from galley.engine.read_model import read_model
 from galley.errors import ModelError
 from galley.formats.reader import open_checkpoint

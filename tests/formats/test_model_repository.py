@@ -58,7 +58,7 @@ def test_a_configuration_as_triton_has_it(repository: Path) -> None:
         input [ { name: "x" data_type: TYPE_FP32 dims: [ 30 ] } ]
         output [ { name: "y" data_type: TYPE_FP32 dims: [ 3 ] },
                  { name: "label" data_type: TYPE_INT64 dims: [ ] } ]
-        instance_group [ { count: 1 kind: KIND_CPU } ]
+        instance_group [ { count: 2 kind: KIND_CPU }, { } ]
         dynamic_batching {
           preferred_batch_size: [ 8, 16 ]
           max_queue_delay_microseconds: 500
@@ -78,6 +78,7 @@ def test_a_configuration_as_triton_has_it(repository: Path) -> None:
         "limit_rows": True,
         "max_queue_delay": 0.0005,
         "preferred_batch_size": [8, 16],
+        "instances": 3,
     }
 
 
@@ -96,8 +97,7 @@ def test_without_a_batch_shapes_are_whole(repository: Path) -> None:
         ("sequence_batching { }", CheckpointError, '"sequence_batching"'),
         ("max_batch_size: many", CheckpointError, "1:17"),
         ("max_batch_size: -1", CheckpointError, "max_batch_size: is -1"),
-        ("instance_group { count: 2 }", CheckpointError, "a model has one instance"),
-        ("instance_group { kind: KIND_GPU }", CheckpointError, "a model has one instance"),
+        ("instance_group { kind: KIND_GPU }", CheckpointError, "instances run on CPU threads"),
         (
             'platform: "onnxruntime_onnx" backend: "fil"',
             CheckpointError,

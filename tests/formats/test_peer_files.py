@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from galley.engine.read_model import read_model
+from galley.errors import CheckpointError
 from galley.formats.quantization import has_8_bit_kv
 from galley.formats.reader import open_checkpoint
 from galley.settings.engine import EngineSettings
@@ -52,6 +53,36 @@ def test_weights_of_llm_compressor_are_those_of_transformers(tmp_path: Path, nam
     got = galleys_logits(FOLDER / name, IDS)
     assert relative(got, expected) < 1e-4
     assert np.array_equal(got.argmax(1), expected.argmax(1))
+
+
+def test_inputs_are_rounded_by_the_static_scales_as_in_transformers() -> None:
+    folder = FOLDER / "w8a8-static-symmetric"
+    expected = transformers_logits(folder)
+    missed = {
+        activations: relative(galleys_logits(folder, IDS, activations=activations), expected)
+        for activations in ("auto", "int8", "float32")
+    }
+    assert missed["auto"] < 0.1 * min(missed["int8"], missed["float32"])
+    steps = open_checkpoint(folder).weights().input_step
+    scales = load_file(folder / "model.safetensors")
+    found = {k.removesuffix(".input_scale"): v for k, v in scales.items() if "input_scale" in k}
+    assert len(found) == 7
+    for module, scale in found.items():
+        assert steps(f"{module}.weight") == float(scale)
+    notes = open_checkpoint(FOLDER / "w8a8-static").weights().notes
+    assert any("are not used, as they have zero points" in note for note in notes)
+
+
+def test_a_static_scale_that_is_not_positive_is_refused(tmp_path: Path) -> None:
+    folder = FOLDER / "w8a8-static-symmetric"
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("input_scale"))
+    tensors[name] = -tensors[name]
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="expected one positive scale") as refused:
+        open_checkpoint(tmp_path).weights()
+    assert name in str(refused.value)
 
 
 def test_keys_and_values_have_8_bits_if_the_checkpoint_was_made_for_them() -> None:

@@ -41,7 +41,7 @@ def galleys_logits(path: Path, ids: list[int], **settings: Any) -> Floats:
         "quantize": "float32",
         "kv_dtype": "float32",
     }
-    model = read_model(EngineSettings(**floats, **settings), path)
+    model = read_model(EngineSettings(**{**floats, **settings}), path)
     options = dataclasses.replace(model.options, weight_cache=None, threads=1)
     executor = CpuExecutor(model.program, model.weights, options)
     groups = len(model.program.kv_groups)

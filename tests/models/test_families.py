@@ -16,7 +16,7 @@ from transformers import (
     Llama4ForConditionalGeneration,
 )
 
-from galley.calibration.quantize import check_dense
+from galley.calibration.matrices import check_dense
 from galley.engine.read_model import read_model
 from galley.errors import CheckpointError, GalleyError, UnsupportedModel
 from galley.formats.json_file import read_json

@@ -76,8 +76,10 @@ def rounded_queries(queries: Floats, scale: float, isa: str) -> Floats:
     return rounded
 
 
-def input_layout(weight: _native.Packed, activations: str) -> _native.InputLayout:
-    return _native.InputLayout(weight.kind, weight.depth, weight.group, activations)
+def input_layout(
+    weight: _native.Packed, activations: str, step: float = 0.0
+) -> _native.InputLayout:
+    return _native.InputLayout(weight.kind, weight.depth, weight.group, activations, step)
 
 
 def pack_as(kind: str, *parts: DenseWeight, threads: int = 1) -> _native.Packed:
@@ -101,6 +103,7 @@ def run_linear(
     activations: str,
     bias: Floats | None = None,
     threads: int = 1,
+    step: float = 0.0,
 ) -> Floats:
     """Run one linear layer; its input rows come from an exact float32 embedding.
 
@@ -111,7 +114,7 @@ def run_linear(
     table.fill([(as_weight(x).data, "F32")], threads=1)
     width = -(-4 * columns // 64) * 64
     runtime = _native.Runtime(isa, threads, [])
-    layout = None if activations == "float32" else input_layout(weight, activations)
+    layout = None if activations == "float32" else input_layout(weight, activations, step)
     prepared = layout.row_bytes if layout else 0
     program = _native.Program(runtime, width + prepared, outputs)
     program.embed(table, (0, width, 0))

@@ -80,12 +80,15 @@ def test_f16(isa: str, rows: int, outputs: int, depth: int, seed: int) -> None:
     rows=many,
     outputs=odd,
     depth=st.integers(1, 600),
+    group=st.sampled_from([0, 32, 64, 128, 576]),
     activations=BESIDE_INTEGERS,
     seed=seeds,
 )
-def test_int8(isa: str, rows: int, outputs: int, depth: int, activations: str, seed: int) -> None:
+def test_int8(
+    isa: str, rows: int, outputs: int, depth: int, group: int, activations: str, seed: int
+) -> None:
     x, w = random_matrix(seed, rows, depth), random_matrix(seed + 1, outputs, depth)
-    weight = quantize_int8(as_weight(w))
+    weight = quantize_int8(as_weight(w), group=group)
     got = run_linear(x, pack_integers([weight]), outputs, isa=isa, activations=activations)
     assert close(got, *expected_integer(x, weight, activations))
 
@@ -340,12 +343,47 @@ def test_rows_that_a_layer_cannot_read_are_refused() -> None:
         program.linear(exact, np.zeros(17, np.float32), None, x, y)
 
 
-def test_int8_matrices_that_are_too_wide_are_named() -> None:
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("rows", "depth"), [(1, 48), (3, 300), (20, 70)])
+def test_a_static_scale_of_inputs(isa: str, rows: int, depth: int) -> None:
+    x, w = random_matrix(1, rows, depth), random_matrix(2, 50, depth)
+    step = float(np.abs(x).max() / 90)  # some inputs are clipped
+    x[0, :2] = 2 * np.abs(x).max(), -2 * np.abs(x).max()
+    kept = np.clip(np.rint(x / np.float32(step)), -127, 127) * np.float32(step)
+    assert (kept != np.rint(x / np.float32(step)) * np.float32(step)).any()
+    for weight in (
+        quantize_int8(as_weight(w)),
+        quantize_int8(as_weight(w), group=depth),
+        quantize_int4(as_weight(w), group=32, symmetric=False),
+    ):
+        packed = pack_integers([weight])
+        got = run_linear(x, packed, len(w), isa=isa, activations="int8", step=step)
+        expected = kept.astype(np.float64) @ dequantize(weight).astype(np.float64).T
+        assert np.abs(got - expected).max() <= 1e-5 * np.abs(expected).max()
+    for wrong in (-1.0, np.inf, np.nan):
+        with pytest.raises(ValueError, match="positive and finite"):
+            input_layout(packed, "int8", wrong)
+    with pytest.raises(ValueError, match="only int8 inputs have a step"):
+        input_layout(packed, "bfloat16", 1.0)
+
+
+def test_static_scales_show_values_that_are_not_finite() -> None:
+    x, w = random_matrix(1, 3, 70), random_matrix(2, 20, 70)
+    x[1, 65] = np.inf
+    packed = pack_integers([quantize_int8(as_weight(w))])
+    got = run_linear(x, packed, len(w), isa=ISAS[0], activations="int8", step=0.1)
+    assert np.isnan(got[1]).all()
+    assert np.isfinite(got[[0, 2]]).all()
+
+
+def test_groups_that_are_too_wide_are_named() -> None:
     wide = as_weight(np.zeros((1, 65_552), np.float32))
-    for kind in ("bf16", "int4"):
+    for kind in ("bf16", "int8", "int4"):
         assert pack_as(kind, wide).memory.size
-    with pytest.raises(UnsupportedModel, match=r"tensor w has 65552 columns.*65536.*int4 or bf16"):
-        pack_as("int8", wide)
+    with pytest.raises(
+        UnsupportedModel, match=r"tensor w has 65552 columns.*65536.*smaller groups"
+    ):
+        pack_integers([quantize_int8(wide, group=wide.shape[1])])
 
 
 def test_impossible_matrices_are_refused() -> None:

@@ -1,5 +1,6 @@
 """Native rounding and packing against ``quant/rtn.py``, bit for bit."""
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,15 @@ def test_every_group_with_and_without_zero_points(
     assert same_bytes(made, pack_integers([truth]))
 
 
+@settings(max_examples=examples(100))
+@given(matrix=matrices, tag=st.sampled_from(TAGS), group=st.sampled_from(GROUPS))
+def test_every_group_of_int8(matrix: Floats, tag: WeightType, group: int) -> None:
+    weight = stored_as(matrix, tag)
+    made = _native.Packed("int8", matrix.shape[0], matrix.shape[1], group, "BF16")
+    assert made.fill([(weight.data, tag)], 2) == -1
+    assert same_bytes(made, pack_integers([quantize_int8(weight, group=group)]))
+
+
 def test_half_steps_are_ties_to_even() -> None:
     """The groups have a scale of one, and each tie within their range."""
     matrix = np.array([[-8.0, *np.arange(-7.5, 7.0, 0.5), 0.0, 0.0]], np.float32)
@@ -145,10 +155,8 @@ def test_canonical_integers_pack_alike_on_any_number_of_threads(kind: str) -> No
 
 def test_the_group_is_the_truths() -> None:
     """A view made later must have the layout in which the matrix was packed."""
-    for depth in (256, 192, 96, 70, 5):
-        packed = pack_as("int4", as_weight(np.ones((3, depth), np.float32)))
+    for kind, depth in product(("int4", "int8"), (256, 192, 96, 70, 5)):
+        packed = pack_as(kind, as_weight(np.ones((3, depth), np.float32)))
         group = default_group(depth)
-        view = _native.Packed(
-            "int4", 3, depth, group=group, scale_type="BF16", memory=packed.memory
-        )
+        view = _native.Packed(kind, 3, depth, group=group, scale_type="BF16", memory=packed.memory)
         assert same_bytes(view, packed)

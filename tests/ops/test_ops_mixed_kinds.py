@@ -201,14 +201,14 @@ def test_layers_share_rounded_inputs_of_one_layout_and_merge_if_they_are_of_one_
     program = quantize_inputs(PROGRAM.with_kinds(kinds), activations)
     layer = [op for op in program.ops if op.name in ("linear", "quantize_input")][:10]
     assert [(op.name, op.attrs.get("layout")) for op in layer] == [
-        ("quantize_input", ("int8", "int4", 32)),
+        ("quantize_input", ("int8", "int4", 32, 0.0)),
         ("linear", None),  # q
         ("linear", None),  # k
-        ("quantize_input", ("int8", "int8", 48)),
+        ("quantize_input", ("int8", "int8", 48, 0.0)),
         ("linear", None),  # v
-        ("quantize_input", ("bfloat16", "bf16", 0)),
+        ("quantize_input", ("bfloat16", "bf16", 0, 0.0)),
         ("linear", None),  # o
-        ("quantize_input", ("bfloat16", "bf16", 0)),
+        ("quantize_input", ("bfloat16", "bf16", 0, 0.0)),
         ("linear", None),  # gate; up stays float32
         ("linear", None),
     ]

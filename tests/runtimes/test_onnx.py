@@ -222,7 +222,7 @@ def test_session_options_reach_the_session(tmp_path: Path) -> None:
         '"memory_pattern": false, "execution_providers": ["CPUExecutionProvider"]}'
     )
     engine = engine_of(path, options)
-    made = engine._compute._model._session.get_session_options()  # type: ignore[attr-defined]
+    made = engine._compute._instances[0]._session.get_session_options()  # type: ignore[attr-defined]
     assert (made.intra_op_num_threads, made.inter_op_num_threads) == (1, 2)
     assert made.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     assert not made.enable_cpu_mem_arena
@@ -322,13 +322,13 @@ def test_a_dynamic_batch_waits_once_that_pays(
 ) -> None:
     """Batches take 50 ms, whatever their size, and requests arrive at once."""
     engine = engine_of(onnx_files.perceptron(tmp_path / "mlp.onnx"), '{"max_queue_delay": 0.02}')
-    inner = engine._compute._model.run
+    inner = engine._compute._instances[0].run
 
     def slow(inputs: Any, outputs: Any) -> Any:
         time.sleep(0.05)
         return inner(inputs, outputs)
 
-    monkeypatch.setattr(engine._compute._model, "run", slow)
+    monkeypatch.setattr(engine._compute._instances[0], "run", slow)
     for size in (1, 3, 2, 5):
         for i in range(size):
             add(engine, f"{size}-{i}", {"x": some_rows(1)})

@@ -33,12 +33,20 @@ def config(*, speakers: bool = False, **changed: Any) -> dict[str, Any]:
     }
 
 
-def voice(path: Path, *, speakers: bool = False, divisible: bool = True, **changed: Any) -> Path:
+def voice(
+    path: Path,
+    *,
+    speakers: bool = False,
+    divisible: bool = True,
+    frames: int = FRAMES_OF_PHONEME,
+    **changed: Any,
+) -> Path:
     """Write a voice to ``path`` and the file next to it.
 
     Args:
         path: of the ``.onnx`` file.
         speakers: whether it has two speakers.
+        frames: of each phoneme.
         divisible: whether its weights have the names by which the networks are found.
         changed: fields of the JSON file.
     """
@@ -59,7 +67,7 @@ def voice(path: Path, *, speakers: bool = False, divisible: bool = True, **chang
         node("Gather", [weight("enc.emb", 64, CHANNELS), "input"], ["rows"]),
         node("Transpose", ["rows"], ["phonemes"], perm=[0, 2, 1]),
         node("Gather", ["scales", constant("one", [1])], ["length"]),
-        node("Mul", ["length", constant("frames", [FRAMES_OF_PHONEME], "f4")], ["times"]),
+        node("Mul", ["length", constant("frames", [frames], "f4")], ["times"]),
         node("Concat", [constant("two_ones", [1, 1], "f4"), "times"], ["factors"], axis=0),
         node("Resize", ["phonemes", "", "factors"], ["mean"], mode="nearest"),
         node("RandomNormalLike", ["mean"], ["noise"], seed=3.0),

@@ -13,6 +13,7 @@ import anthropic
 import httpx
 import numpy as np
 import ollama
+import openai
 import pytest
 from openai import OpenAI
 
@@ -333,6 +334,41 @@ def test_an_answer_that_nobody_waited_for_is_not_stored(server: Server, prompt: 
         server, prompt, max_tokens=16000, headers={"Cache-Control": "only-if-cached"}
     )
     assert error_of(refused, 504)["code"] == "not_stored"
+
+
+def test_a_full_queue_refuses_only_what_must_be_computed(model: Path, tmp_path: Path) -> None:
+    with Server(
+        model,
+        tmp_path / "log",
+        **SETTINGS,
+        max_running=1,
+        max_queue=0,
+        response_cache="exact",
+        response_cache_store=tmp_path / "answers.sqlite",
+    ) as server:
+        client = server.openai()
+        asked: dict[str, Any] = {"model": "tiny", "temperature": 0, "max_tokens": 4}
+        chat: dict[str, Any] = {**asked, "messages": [{"role": "user", "content": "Hello"}]}
+        expected = client.chat.completions.create(**chat).choices[0].message.content
+        text = client.completions.create(**asked, prompt="Hello").choices[0].text
+        running = client.completions.create(
+            model="tiny",
+            prompt="Long",
+            max_tokens=4000,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        next(iter(running))
+        with pytest.raises(openai.RateLimitError):
+            client.completions.create(**asked, prompt="Other")
+        again = client.chat.completions.with_raw_response.create(**chat)
+        assert again.headers["x-galley-cache"] == "hit"
+        assert again.parse().choices[0].message.content == expected
+        assert client.completions.create(**asked, prompt="Hello").choices[0].text == text
+        fresh = {"Cache-Control": "no-cache"}
+        with pytest.raises(openai.RateLimitError):
+            client.completions.create(**asked, prompt="Hello", extra_headers=fresh)
+        running.close()
 
 
 def test_every_protocol_has_it(server: Server) -> None:

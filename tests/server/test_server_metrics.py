@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from galley import __version__
 from galley.observe.metrics import Metrics
 from galley.observe.tally import COUNTS, FACTORS, SECONDS, TallyFamily
-from galley.types.model_info import EngineStats
+from galley.types.model_info import EngineStats, ReplicaStatus
 from tests.server.conftest import CONTEXT
 from tests.server.serving import Server, until
 
@@ -90,6 +90,7 @@ class Engine:
     """An engine as seen by the metrics: its snapshots are supplied by the test."""
 
     stats = EngineStats()
+    replicas: tuple[ReplicaStatus, ...] = ()
     restarts = 0
     info = None
     is_ready = True
@@ -108,7 +109,9 @@ def test_counters_survive_engine_restarts() -> None:
     engine, metrics = Engine(), Metrics()
     metrics.model("m", engine)
     totals = []
-    for engine.stats, engine.restarts in snapshots:
+    for stats, engine.restarts in snapshots:
+        status = ReplicaStatus(name="0", state="ready", stats=stats, restarts=engine.restarts)
+        engine.replicas = (status,)
         page = metrics.render().decode()
         totals.append(float(page.split('\ngalley_engine_steps_total{model="m"} ')[1].split()[0]))
     assert totals == [5, 9, 9, 12, 42]

@@ -110,8 +110,12 @@ GOOD: dict[str, Any] = {
 }
 
 
-ALWAYS_REFUSED = ("DELETE /api/delete", "POST /v1/responses/{response_id}/cancel")
-"""Operations refused in this server's state: its model is served, and its responses are complete."""
+ALWAYS_REFUSED = (
+    "DELETE /api/delete",
+    "POST /admin/drain",
+    "POST /v1/responses/{response_id}/cancel",
+)
+"""Operations refused in this server's state: its model has one replica, and its responses are complete."""
 
 UNLOAD = "POST /v2/repository/models/{model}/unload"
 """It would leave the server without a model; test_model_repository.py has others."""

@@ -66,7 +66,7 @@ def test_phases_are_timed_and_keys_stay_behind(checkpoint: CheckpointMaker) -> N
             all_settings, str(folder), max_queue=1, on_phase=phases.__setitem__
         )
         try:
-            assert type(client._settings) is EngineSettings
+            assert type(client.fleet.settings) is EngineSettings
             assert list(phases) == ["spawn", "import", "load", "warm-up", "ready"]
             assert all(seconds >= 0 for seconds in phases.values())
             assert client.info.phases == phases
@@ -168,9 +168,9 @@ def test_disconnecting_from_a_dying_engine_fails_no_other_request(
             await anext(calm)
             poison = poisonous(request(client, "poison", 5))
             bad = client.submit(poison)
-            while client._book.quarantine.retried != poison.id:
+            while client.fleet.replicas[0].requests.quarantine.retried != poison.id:
                 await asyncio.sleep(0)
-            while wait_for_death and client._process is not None:
+            while wait_for_death and client.engine_pids:
                 await asyncio.sleep(0)
             bad.cancel()
             later = [client.submit(request(client, f"l{i}", 3)) for i in range(10)]
@@ -191,8 +191,7 @@ def test_submitting_while_the_engine_dies_loses_nothing(checkpoint: CheckpointMa
         try:
             first = client.submit(request(client, "first", 100))
             await anext(first)
-            assert client.engine_pid is not None
-            os.kill(client.engine_pid, signal.SIGKILL)
+            os.kill(client.engine_pids[0], signal.SIGKILL)
             streams: list[OutputStream] = []
             while client.restarts == 0:
                 if len(streams) < 500:
@@ -215,7 +214,7 @@ def test_the_engine_does_not_get_the_keys(
     async def run() -> dict[str, str]:
         folder = checkpoint("llama")
         client = await EngineClient.start(settings(folder), str(folder), max_queue=1)
-        environment = psutil.Process(client.engine_pid).environ()
+        environment = psutil.Process(client.engine_pids[0]).environ()
         await client.close()
         return dict(environment)
 
@@ -232,8 +231,7 @@ def test_repeated_kills_of_the_engine_fail_no_stream(checkpoint: CheckpointMaker
             streams = [client.submit(request(client, f"r{i}", 200)) for i in range(4)]
             begun = await anext(streams[0])
             for _ in range(2):
-                assert client.engine_pid is not None
-                os.kill(client.engine_pid, signal.SIGKILL)
+                os.kill(client.engine_pids[0], signal.SIGKILL)
                 while client.state == "ready":
                     await asyncio.sleep(0.01)
                 await client.ready()
@@ -259,8 +257,7 @@ def test_states_are_made_again_after_a_kill(checkpoint: CheckpointMaker) -> None
             again = [msgspec.structs.replace(one, id=f"again-{one.id}") for one in wanted]
             streams = [client.submit(one) for one in again]
             begun = await anext(streams[0])
-            assert client.engine_pid is not None
-            os.kill(client.engine_pid, signal.SIGKILL)
+            os.kill(client.engine_pids[0], signal.SIGKILL)
             results = await asyncio.gather(*map(drain, streams))
             assert client.restarts == 1
             before, after = (

@@ -8,7 +8,8 @@ import av
 import numpy as np
 import pytest
 
-from galley.tts.encode import FORMATS, PCM_RATE, AudioFormat, encoder, wav_header
+from galley.speech.pcm import PcmStream
+from galley.tts.encode import FORMATS, PCM_RATE, AudioFormat, encoder, telephone, wav_header
 
 RATE = 22_050
 TONE = (12_000 * np.sin(2 * np.pi * 440 / RATE * np.arange(2 * RATE))).astype("<i2").tobytes()
@@ -73,3 +74,15 @@ def test_a_rate_that_a_codec_lacks_is_converted(form: AudioFormat, rate: int) ->
     assert len(samples) / coded == pytest.approx(1, abs=0.2)
     middle = samples[coded // 4 : coded // 4 + coded // 2]
     assert np.argmax(np.abs(np.fft.rfft(middle))) * coded / len(middle) == pytest.approx(440, abs=4)
+
+
+@pytest.mark.parametrize(("form", "coding"), [("audio/pcmu", "mulaw"), ("audio/pcma", "alaw")])
+def test_telephones_formats_are_those_that_live_audio_is_read_in(form: str, coding: Any) -> None:
+    encoding = telephone(form, RATE)
+    data = b"".join(encoding.encode(TONE[at : at + 7_000]) for at in range(0, len(TONE), 7_000))
+    data += encoding.finish()
+    assert len(data) == pytest.approx(2 * 8_000, abs=50)
+    heard = np.concatenate([*PcmStream(coding, 8_000).feed(data)])
+    middle = heard[8_000:24_000]
+    assert np.argmax(np.abs(np.fft.rfft(middle))) == pytest.approx(440, abs=2)
+    assert np.sqrt((middle**2).mean()) == pytest.approx(12_000 / 32_768 / np.sqrt(2), rel=0.05)

@@ -90,6 +90,13 @@ def write_tensors(path: Path, tensors: Mapping[str, Raw]) -> None:
     partial.rename(path)
 
 
+def names_in(path: Path) -> list[str]:
+    """Return the names of a safetensors file's tensors."""
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return [name for name in header if name != "__metadata__"]
+
+
 def quantization_config(
     schemes: Mapping[str, Scheme], ignored: Sequence[str], inputs: str = FLOAT_INPUTS
 ) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from galley.formats.reader import CheckpointReader
 from galley.formats.source import resolve_model
 from galley.formats.weights import DENSE_KINDS
 from galley.ops.executor import Batch, Executor, ExecutorOptions, choose_executor, forward
+from galley.ops.kinds import input_steps
 from galley.ops.sampling import Logits
 from galley.quant.int8_inputs import ROUNDING_VERSION
 from galley.settings.engine import EngineSettings
@@ -173,7 +174,7 @@ class _Check:
                 program.kv_dtype,
             ),
             *(info.ledger.isa, str(self._settings.disable_pass), str((_TEXTS, _TOKENS))),
-            *([str(ROUNDING_VERSION)] if self._rounds_inputs else ()),
+            *([f"{ROUNDING_VERSION} {self._static_inputs}"] if self._rounds_inputs else ()),
         ]
         if self._original is not self._model:
             known.append(self._original.checkpoint.state())
@@ -195,6 +196,12 @@ class _Check:
     @property
     def _rounds_inputs(self) -> bool:
         return self._engine.info.require_program().activations == "int8"
+
+    @property
+    def _static_inputs(self) -> int:
+        """Number of matrices whose inputs have a static scale."""
+        model = self._model
+        return len(input_steps(model.program, model.weights, model.options.activations))
 
     def _passes(self, gate: QualityGate, model: Model, kind: str | None, inputs: str) -> bool:
         """Return whether ``model`` passes with matrices as ``kind`` (None: as served) and ``inputs``."""

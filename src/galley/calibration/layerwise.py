@@ -1,6 +1,7 @@
 """A model run a slice at a time over all texts at once: only a slice's weights are in memory.
 
-A buffer that linear layers read, or that several ops read, is *kept*: its rows for all tokens are an array.
+A buffer that linear layers read, that several ops read, or that holds the routes of experts, is *kept*: its
+rows for all tokens are an array.
 A slice is a separate program from kept buffers to the next one. It reads kept buffers with the op
 ``embed``: their rows are its table, and the tokens of its batch are row numbers.
 """
@@ -86,6 +87,11 @@ class Layerwise:
     def linears(self, buffer: int) -> list[Op]:
         """Return the linear layers that read a buffer."""
         return [self.program.ops[i] for i in self.program.readers()[buffer] if self._is_linear(i)]
+
+    def experts(self, routes: int) -> Op | None:
+        """Return the op that runs experts by these routes; None if the buffer holds no routes."""
+        readers = [self.program.ops[i] for i in self.program.readers()[routes]]
+        return next((op for op in readers if op.name == "experts" and op.inputs[1] == routes), None)
 
     def _is_linear(self, i: int) -> bool:
         return self.program.ops[i].name == "linear"
@@ -267,7 +273,7 @@ def _kept(program: Program) -> Iterator[int]:
     for op in program.ops[:-1]:
         for b in op.outputs:
             linear = any(program.ops[i].name == "linear" for i in readers[b])
-            if linear or len(readers[b]) > 1 or not op.inputs:
+            if linear or len(readers[b]) > 1 or not op.inputs or op.name == "route":
                 yield b
 
 

@@ -15,20 +15,28 @@ from galley.calibration.compressed import (
     FLOAT_INPUTS,
     INDEX_FILE,
     Raw,
+    names_in,
     quantization_config,
     tensors_of,
     write_tensors,
 )
+from galley.calibration.experts import (
+    Inputs,
+    check_experts,
+    expert_weights,
+    quantise_experts,
+)
 from galley.calibration.held_out import Texts
 from galley.calibration.layerwise import Layerwise
+from galley.calibration.matrices import block_of, check_dense, linear_names
 from galley.calibration.measures import Divergence, Loss, following
 from galley.calibration.rounding import Rounding, rounding_of
 from galley.engine.read_model import Model
-from galley.errors import SettingsError, UnsupportedModel
+from galley.errors import SettingsError
 from galley.formats.quantization import QUANTIZED_KEY
 from galley.formats.source import TEMPLATES_FOLDER
 from galley.formats.weights import DenseWeight, IntWeight
-from galley.graph.program import Program
+from galley.graph.program import Op
 from galley.models.heads import is_head, untied
 from galley.ops.executor import ExecutorFactory
 from galley.quant.grid import Scheme
@@ -95,27 +103,14 @@ class Plan:
         return INPUTS.get(self.method) if self.inputs == FLOAT_INPUTS else "int8"
 
 
-def linear_weights(program: Program) -> list[str]:
-    """Return the weights that only linear layers read: no embedding, no head that is tied to one."""
-    embedded = {op.tensor("weight") for op in program.ops if op.name == "embed"}
-    names = [name for op in program.ops if op.name == "linear" for name in op.weights["weight"]]
-    head = names[-1:]
-    return [name for name in names if name not in embedded and name not in head]
-
-
-def block_of(name: str) -> str:
-    """Return ``model.layers.3`` of ``model.layers.3.mlp.down_proj.weight``; a name without number as is."""
-    parts = name.split(".")
-    number = next((i for i, part in enumerate(parts) if part.isdigit()), len(parts) - 1)
-    return ".".join(parts[: number + 1])
-
-
 class Quantizer:
     """Writes a quantized copy of a checkpoint. Completed layers are kept in the new folder, and not redone.
 
     Attributes:
         layers: number of layers.
         done: how many of them have been written.
+        hardly_reached: expert to which fewer rows of the calibration texts were routed than its matrices
+            have columns, so that they are rounded to nearest -> these rows.
     """
 
     def __init__(
@@ -138,10 +133,13 @@ class Quantizer:
 
         Raises:
             SettingsError: the folder holds something else.
-            UnsupportedModel: the model is a speech model, or is quantized.
+            UnsupportedModel: the model is a speech model, is quantized, or has experts that the method
+                does not support.
         """
         self._model, self._out, self._plan = model, out, plan
-        check_dense(model)
+        check_dense(model, experts=True)
+        check_experts(model, plan.method)
+        self.hardly_reached: dict[str, int] = {}
         self._texts = texts
 
         def layerwise(windows: Sequence[Sequence[int]], inputs: str | None = None) -> Layerwise:
@@ -210,16 +208,43 @@ class Quantizer:
         if run is None:
             names = [n for b in layer.buffers for n in self._names(b)]
             return [rounding.alone(name) for name in names]
+        nearest: list[IntWeight] = []
         for buffer in layer.buffers:
+            few: list[IntWeight] = []
             rows = run.advance(buffer)
             originals = self._runs.get("originals", run).advance(buffer)
-            for weight in rounding.see(buffer, self._names(buffer), rows, originals):
+            op = run.experts(buffer)
+            if op is None:
+                found = rounding.see(buffer, self._names(buffer), rows, originals)
+            else:
+                found, few = self._experts(rounding, op)
+                nearest += few
+            for weight in (*found, *few):
                 run.replace(weight)
-        return rounding.end_layer()
+        return [*rounding.end_layer(), *nearest]
+
+    def _experts(self, rounding: Rounding, op: Op) -> tuple[list[IntWeight], list[IntWeight]]:
+        """Return experts whose routes are known: those that are calibrated, and those that are not."""
+        x, routes = op.inputs
+        run = self._runs["calibration"]
+        originals = self._runs.get("originals", run).values[x]
+        made = quantise_experts(
+            self._model,
+            op,
+            self._plan.schemes,
+            Inputs(run.values[x], originals, run.values[routes]),
+            lambda names, rows, originals: rounding.see(routes, names, rows, originals),
+            rounding.alone,
+        )
+        self.hardly_reached |= made.rows
+        return made.calibrated, made.nearest
 
     def _names(self, buffer: int) -> list[str]:
+        """Return the matrices to be quantized that read a buffer: experts read that of their routes."""
         run = self._runs["base"]
         names = [name for op in run.linears(buffer) for name in op.weights["weight"]]
+        op = run.experts(buffer)
+        names += [] if op is None else expert_weights(op)
         return [name for name in names if name in self._plan.schemes]
 
     def _find_layers(self) -> Iterator[Layer]:
@@ -254,6 +279,7 @@ class Quantizer:
                     "to another folder"
                 )
             done = int(read["done"])
+            self.hardly_reached |= read["hardly_reached"]
             for name, run in self._runs.items():
                 with np.load(self._state / f"{name}-{done}.npz") as arrays:
                     values = {int(key): arrays[key] for key in arrays.files}
@@ -271,7 +297,8 @@ class Quantizer:
             arrays: dict[str, Any] = {str(b): rows for b, rows in run.values.items()}
             np.savez(self._state / f"{name}-{self.done}.npz", **arrays)
         partial = self._state / "state.json.partial"
-        partial.write_text(json.dumps({"digest": self.digest, "done": self.done}))
+        kept = {"digest": self.digest, "done": self.done, "hardly_reached": self.hardly_reached}
+        partial.write_text(json.dumps(kept))
         partial.rename(self._state / "state.json")
         for name in self._runs:
             (self._state / f"{name}-{self.done - 1}.npz").unlink(missing_ok=True)
@@ -292,7 +319,7 @@ class Quantizer:
         written = {
             name.removesuffix("_packed"): shard
             for shard in map(self._shard, range(len(self.layers)))
-            for name in _names_in(self._out / shard)
+            for name in names_in(self._out / shard)
         }
         rest: dict[str, Raw] = {}
         tensors = self._model.checkpoint.weights()
@@ -322,6 +349,7 @@ class Quantizer:
             "kl": loss.kl,
             "kl99": loss.kl_p99,
             "top1": loss.top1,
+            **({"hardly_reached": self.hardly_reached} if self.hardly_reached else {}),
         }
         copy_others(folder, self._out)
         (self._out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -330,26 +358,10 @@ class Quantizer:
 def write_index(out: Path, shards: Iterable[str]) -> None:
     """Write the index of a checkpoint's files, which are in the folder."""
     files = list(shards)
-    places = {name: shard for shard in files for name in _names_in(out / shard)}
+    places = {name: shard for shard in files for name in names_in(out / shard)}
     size = sum((out / shard).stat().st_size for shard in files)
     index = {"metadata": {"total_size": size}, "weight_map": places}
     (out / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
-
-
-def linear_names(name: str) -> list[str]:
-    """Return transformers' names of a weight's layer: a head tied to the embedding is a separate layer.
-
-    The head of GPT-NeoX has had two names.
-    """
-    if "embed_in" in name or "embed_out" in name:
-        return ["embed_out.weight", "lm_head.weight"]
-    return ["lm_head.weight"] if "embed" in name else [name]
-
-
-def _names_in(path: Path) -> list[str]:
-    with path.open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    return [name for name in header if name != "__metadata__"]
 
 
 def copy_others(source: Path, out: Path) -> None:
@@ -361,27 +373,3 @@ def copy_others(source: Path, out: Path) -> None:
         (out / TEMPLATES_FOLDER).mkdir(exist_ok=True)
         for path in (source / TEMPLATES_FOLDER).glob("*.jinja"):
             shutil.copyfile(path, out / TEMPLATES_FOLDER / path.name)
-
-
-def check_dense(model: Model) -> None:
-    """Raise UnsupportedModel for a speech model, one with experts, or one with quantized weights."""
-    if model.speech is not None:
-        raise UnsupportedModel(
-            "galley quantize supports language models only; this is a speech model"
-        )
-    if any(op.signature.apart for op in model.program.ops):
-        raise UnsupportedModel(
-            "this model has experts or latent attention, which galley quantize does not support; serve it "
-            "with --weight-dtype int4 or int8, which round its matrices to nearest"
-        )
-    weights = model.weights
-    for name in model.program.matrices:
-        if not weights.info(name).kind.is_dense:
-            raise UnsupportedModel(
-                f"tensor {name} is {weights.info(name).kind} in the checkpoint; quantise the original, "
-                "with weights in bf16, f16 or f32"
-            )
-    if not model.checkpoint.folder.is_dir():
-        raise UnsupportedModel(
-            f"{model.checkpoint.folder}: galley quantize needs a folder in Hugging Face's layout"
-        )

@@ -12,8 +12,9 @@ import numpy as np
 
 from galley.calibration import store
 from galley.calibration.layerwise import Layerwise
+from galley.calibration.matrices import block_of
 from galley.calibration.measures import Divergence, following
-from galley.calibration.quantize import CORRECTING, block_of
+from galley.calibration.quantize import CORRECTING
 from galley.calibration.rounding import trials_of
 from galley.engine.read_model import Model
 from galley.errors import SettingsError

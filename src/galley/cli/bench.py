@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from galley.cli.bench_serve import serve
+from galley.cli.bench_voice import voice
 from galley.cli.options import MODEL_HELP, Command, Flags, Group, start_logging, with_flags
 from galley.cli.report import check_folders, write_json
 from galley.cli.terminal import progress, table
@@ -48,6 +49,7 @@ def bench_group() -> None:
 
 
 bench_group.add_command(serve)
+bench_group.add_command(voice)
 
 
 @bench_group.command(cls=Command)

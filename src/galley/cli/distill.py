@@ -94,7 +94,7 @@ def distill(
 
 
 def _student(read: "Model", layers: str | None, config: Path | None, seed: int) -> "Student":
-    from galley.calibration.quantize import check_dense
+    from galley.calibration.matrices import check_dense
     from galley.train.student import from_config, from_layers
 
     if config is not None:

@@ -13,6 +13,7 @@ from galley.cli.bench import bench_group
 from galley.cli.cache import cache_group
 from galley.cli.call import call
 from galley.cli.calls import calls_group
+from galley.cli.cluster import cluster_group
 from galley.cli.compare import compare
 from galley.cli.distill import distill
 from galley.cli.doctor import doctor
@@ -27,6 +28,7 @@ from galley.cli.pull import list_models, pull, rm
 from galley.cli.qat import qat
 from galley.cli.quantize import quantize
 from galley.cli.replay import replay
+from galley.cli.replica import replica
 from galley.cli.run import run
 from galley.cli.serve import serve
 from galley.cli.speak import speak
@@ -51,6 +53,8 @@ def app() -> None:
 
 for command in (
     serve,
+    replica,
+    cluster_group,
     run,
     batch,
     embed,

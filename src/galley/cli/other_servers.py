@@ -90,6 +90,7 @@ FLAGS: Final = (
         deepseek_r1="think",
         qwen3="think",
     ),
+    _same("vLLM", "--data-parallel-size -dp", "--replicas"),
     _always("vLLM", "--enable-chunked-prefill", "always on"),
     _always("vLLM", "--enable-auto-tool-choice", "always on"),
     _always("vLLM", "--async-scheduling --enforce-eager", "nothing to configure"),
@@ -127,8 +128,8 @@ FLAGS: Final = (
     _refused("vLLM", "--chat-template", "put chat_template.jinja into the checkpoint's folder"),
     _refused(
         "vLLM",
-        "--tensor-parallel-size -tp --pipeline-parallel-size -pp --data-parallel-size -dp",
-        "a model runs on one machine with all of its cores (--threads)",
+        "--tensor-parallel-size -tp --pipeline-parallel-size -pp",
+        "an engine runs on one machine with all of its cores (--threads)",
     ),
     _refused("vLLM", "--speculative-config", "use --draft-model and --speculation"),
     _refused("vLLM", "--num-speculative-tokens", "the number adapts to the acceptance rate"),

@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -10,7 +11,7 @@ import click
 
 from galley.cli.cache import parse_size
 from galley.cli.options import MODEL_HELP, Command, Flags, start_logging, with_flags
-from galley.cli.quantize_plan import Wanted, plan_of
+from galley.cli.quantize_plan import Wanted, check_model, plan_of
 from galley.cli.terminal import progress
 from galley.cli.texts import texts_for
 from galley.errors import SettingsError
@@ -37,6 +38,9 @@ _OF_METHODS: Final = {
     "context": "--context",
 }
 """Options that do not apply to ``--method none``."""
+
+_NAMED: Final = 20
+"""Most experts that are named in the summary."""
 
 _SETTINGS: Final = ("revision", "executor", "device", "threads")
 
@@ -80,9 +84,9 @@ _SETTINGS: Final = ("revision", "executor", "device", "threads")
     type=click.Choice(("float", "dynamic", "min-max", "percentile", "mse", "entropy")),
     default="float",
     show_default=True,
-    help="how other programs round the layers' inputs (--bits 8 only). dynamic: int8 with a scale per "
+    help="how the layers' inputs are rounded (--bits 8 only). dynamic: int8 with a scale per "
     "token; min-max and the others: int8 with one scale per layer, which this observer determines from the "
-    "text. Galley itself follows its own settings",
+    "text, and which Galley uses unless activations is set",
 )
 @click.option(
     "--symmetric/--zero-points",
@@ -152,8 +156,6 @@ def quantize(flags: Flags, model: str, out: Path, **wanted: Any) -> None:
     gguf = wanted.pop("file_format") == _GGUF
     nearest = wanted.pop("nearest_tokenizer")
     read = _read(settings)
-    if wanted["method"] != "none":
-        _check_model(read)  # calibration texts take minutes
     made = _gguf(settings, read, nearest) if gguf else None
     if wanted["method"] == "none":
         assert made is not None
@@ -200,13 +202,6 @@ def _read(settings: Settings) -> "Model":
     return read_model(replace(settings, kv_dtype="float32"), folder, executor)
 
 
-def _check_model(read: "Model") -> None:
-    """Raise UnsupportedModel for a model that this command does not quantize."""
-    from galley.calibration.quantize import check_dense
-
-    check_dense(read)
-
-
 def _gguf(settings: Settings, read: "Model", nearest: bool) -> "ToGGUF":
     """Prepare the contents of a GGUF file; raise an error for unsupported models before any computation."""
     from galley.calibration.to_gguf import prepare
@@ -239,9 +234,10 @@ def _quantize(
     from galley.ops.executor import choose_executor
 
     began = time.monotonic()
+    wanted = Wanted(**options, gguf=made is not None)
+    check_model(read, wanted)  # before the calibration texts, which take minutes
     texts = texts_for(settings, read, data, tokens=tokens, context=context)
     _, factory = choose_executor(settings.executor, settings.device)
-    wanted = Wanted(**options, gguf=made is not None)
     split = (held_apart if wanted.calibrates else all_measured)(texts.windows)
     plan = plan_of(read, factory, split, wanted)
     folder = out if made is None else out.with_name(f"{out.name}.layers")
@@ -264,6 +260,8 @@ def _quantize(
         shutil.rmtree(folder)
     source = f"held out: {texts.source}" if split.calibration else f"of {texts.source}"
     print(_summary(out, loss, source, time.monotonic() - began))
+    if quantizer.hardly_reached:
+        print(_few(quantizer.hardly_reached))
 
 
 def _summary(out: Path, loss: "Loss", source: str, seconds: float) -> str:
@@ -272,6 +270,18 @@ def _summary(out: Path, loss: "Loss", source: str, seconds: float) -> str:
         f"perplexity {loss.base_perplexity:.4g} -> {loss.perplexity:.4g}, KL {loss.kl:.2g} "
         f"(99 %: {loss.kl_p99:.2g}), same likeliest token {loss.top1:.2%}, on {loss.tokens} tokens "
         f"{source}"
+    )
+
+
+def _few(reached: Mapping[str, int]) -> str:
+    """Return a text about experts that few calibration tokens were routed to."""
+    named = [f"{name} ({rows})" for name, rows in reached.items()][:_NAMED]
+    more = len(reached) - len(named)
+    if more:
+        named.append(f"{more} more (galley_quantize.hardly_reached in config.json)")
+    return (
+        f"{len(reached)} experts were reached by fewer calibration tokens than their matrices have columns "
+        f"and are rounded to nearest: {', '.join(named)}; --tokens sets the amount of text"
     )
 
 

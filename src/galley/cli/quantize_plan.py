@@ -72,8 +72,27 @@ def plan_of(read: "Model", factory: "ExecutorFactory", texts: "Texts", wanted: W
     return _mixed(read, factory, plan, texts, wanted) if wanted.mixed else plan
 
 
+def check_model(read: "Model", wanted: Wanted) -> None:
+    """Raise an error for a model, or for options with this model, that are not supported."""
+    from galley.calibration.experts import check_experts, expert_ops
+    from galley.calibration.matrices import check_dense
+
+    check_dense(read, experts=True)
+    check_experts(read, wanted.method)
+    if not expert_ops(read.program):
+        return
+    for option, given in (
+        ("--budget", wanted.budget is not None),
+        ("--max-kl", wanted.max_kl is not None),
+        (f"--inputs {wanted.inputs}", wanted.observes),
+    ):
+        if given:
+            raise SettingsError(f"{option} does not support models with experts; leave it out")
+
+
 def _plan(read: "Model", wanted: Wanted) -> "Plan":
-    from galley.calibration.quantize import Plan, linear_weights
+    from galley.calibration.matrices import linear_weights
+    from galley.calibration.quantize import Plan
 
     names = linear_weights(read.program)
     names = [name for name in names if not any(part in name for part in wanted.ignore)]

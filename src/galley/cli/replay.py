@@ -52,6 +52,12 @@ _PATH = click.Path(path_type=Path)
     help="of the trace's times; auto: ms if it has hash_ids or session_id, else s",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="of texts")
+@click.option(
+    "--texts",
+    metavar="KEYFILE",
+    type=_PATH,
+    help="send the recorded prompts, which record_texts encrypted with this key; default: synthetic ones",
+)
 @click.option("--slo", metavar="M=T,...", default="", help="for goodput: ttft=1s,tpot=50ms")
 @click.option("--price-per-hour", type=_ABOVE_ZERO, help="of the server's machine: for the cost")
 @click.option("--json", "json_file", type=_PATH, metavar="FILE", help="also write all figures")
@@ -62,8 +68,8 @@ def replay(trace: Path, url: str | None, against: str | None, **options: Any) ->
     """Send recorded requests to a server at their recorded times.
 
     TRACE is the folder of galley serve --record, or a JSONL file of Mooncake, AIPerf or GuideLLM. A turn
-    of a session waits for the one before it. Texts are synthetic; they have the recorded lengths and
-    share the recorded prefixes.
+    of a session waits for the one before it. Texts are synthetic, unless --texts is given; they have the
+    recorded lengths and share the recorded prefixes.
     """
     from galley.traffic.trace import as_mooncake, read_trace
 
@@ -75,6 +81,8 @@ def replay(trace: Path, url: str | None, against: str | None, **options: Any) ->
         raise SettingsError("give the URL of a server, or --write FILE")
     if options["sessions"] and write_file is None:
         raise SettingsError("--sessions goes with --write")
+    if options["texts"] is not None and url is None:
+        raise SettingsError("--texts goes with the URL of a server; --write never writes texts")
     turns = read_trace(trace, options["unit"])[: options["requests"]]
     if write_file is not None:
         lines = as_mooncake(turns, sessions=options["sessions"])
@@ -93,12 +101,17 @@ def replay(trace: Path, url: str | None, against: str | None, **options: Any) ->
 def _measure(url: str, trace: Path, turns: "list[Turn]", options: dict[str, Any]) -> "Report":
     from galley.bench.serve.client import CallFailed, Client
     from galley.bench.serve.objective import parse_objective
+    from galley.bench.serve.replay import RecordedTexts
     from galley.bench.serve.replay import replay as replayed
     from galley.bench.serve.results import Report
     from galley.bench.serve.session import allow_files
     from galley.machine import available_cores, cpu_name
+    from galley.traffic.texts import TextCipher
 
     allow_files()
+    recorded = None
+    if options["texts"] is not None:
+        recorded = RecordedTexts(turns, TextCipher(options["texts"], "--texts"))
     started = datetime.datetime.now(datetime.UTC)
     objective = parse_objective(options["slo"])
 
@@ -114,6 +127,7 @@ def _measure(url: str, trace: Path, turns: "list[Turn]", options: dict[str, Any]
                 objective=objective,
                 price_per_hour=options["price_per_hour"],
                 on_end=lambda: bar.update(1),
+                recorded=recorded,
             )
         return Report(
             galley=__version__,

@@ -17,10 +17,10 @@ from typing import Final, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from galley.engine.block_hashes import encoder_block_hashes, encoder_input_hash, salt_hash
 from galley.engine.blocks import BlockPool
 from galley.types import blocks_for
 from galley.types.audio import EncoderInput
+from galley.types.block_hashes import encoder_block_hashes, encoder_input_hash, salt_hash
 
 KEPT_ENCODER_OUTPUTS: Final = 16
 """Number of encoder outputs kept after their last request has ended."""

@@ -297,6 +297,10 @@ class Engine:
             expert_read_seconds=experts.read_seconds,
         )
 
+    def take_block_changes(self) -> dict[bytes, bool]:
+        """Return changes of the prefix cache, see :class:`galley.service.protocol.PublishingEngine`."""
+        return self._kv.pool.take_changes()
+
     def close(self) -> None:
         """Stop the threads; everything else that the engine holds is memory, freed with the object.
 

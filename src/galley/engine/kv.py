@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from galley.engine.block_hashes import HashChain
 from galley.engine.blocks import BlockPool
 from galley.engine.states import StateCache
 from galley.graph.program import KVGroup
 from galley.types import BLOCK_TOKENS, blocks_for
+from galley.types.block_hashes import HashChain
 
 Table: TypeAlias = "array[int]"
 """Block ids; each step copies their bytes."""
@@ -70,6 +70,9 @@ class BlockWatcher(Protocol):
 
         ``root`` is the hash with which its chain begins.
         """
+
+    def kept(self, keys: Sequence[bytes], seconds: float) -> None:
+        """Take note of blocks that are to be kept for so long."""
 
     def evicted(self, key: bytes, block: int) -> None:
         """Take note of a block whose memory is about to be reused."""
@@ -315,6 +318,20 @@ class KVCache:
         tables = self._tables[request_id]
         room = BLOCK_TOKENS * min(map(len, tables.hypotheses[0]))
         return min(room, BLOCK_TOKENS * (tables.registered + 1) - 1) if self._sharing else room
+
+    def keep(self, request_id: str, seconds: float) -> None:
+        """Evict the request's shareable blocks only after others, for so long from now."""
+        tables, links = self._tables[request_id], self._chains[request_id].hashes
+        keys = [
+            block_key(links[i], g)
+            for g in range(len(self.groups))
+            for i in range(tables.first[g], tables.registered)
+        ]
+        self.pool.keep(keys, seconds)
+        if self.states is not None:
+            self.states.pool.keep(links, seconds)
+        if self._watcher is not None:
+            self._watcher.kept(keys, seconds)
 
     def close(self, request_id: str) -> None:
         """Release the tables; shareable blocks stay cached, and the tail of a prefix is evicted first."""

@@ -41,6 +41,8 @@ _FOLDERS: Final = (re.compile("[0-9a-f]{32}"), re.compile("[0-9a-f]{2}"))
 _STORED: Final = re.compile(r"(?:[0-9a-f]{2})+(?:\.kv|\.[0-9a-f]{8}\.partial)")
 """Names of this module's folders, by depth, and of its files. Whatever else is there is not touched."""
 _CHECKSUM_BYTES: Final = hashlib.sha256().digest_size
+_LONGEST_KEPT: Final = 86_400.0
+"""Seconds for which a block is kept at most; a file with a later time has a wrong one."""
 _TRIMMED: Final = 7 / 8
 """Share of the allowed bytes that is left after the oldest files are removed."""
 
@@ -202,10 +204,10 @@ class PrefixFiles:
 
     def touch(self, key: bytes, *, until: float = 0.0) -> bool:
         """Record that a block was used now, or is kept ``until`` then; return whether it has a file."""
-        path, when = self.path(key), max(time.time(), until)
+        path, now = self.path(key), time.time()
         try:
-            if until:
-                when = max(when, path.stat().st_mtime)
+            # Another session may keep the block longer.
+            when = max(now, until, min(path.stat().st_mtime, now + _LONGEST_KEPT))
             os.utime(path, (when, when), follow_symlinks=False)
         except OSError:
             return False
@@ -220,20 +222,21 @@ class PrefixFiles:
         """Measure the folder; remove the files that were used longest ago if it exceeds its bytes.
 
         Args:
-            in_use: keys of blocks that are in memory, whose files go last.
+            in_use: keys of blocks that are in memory; their files count as used now.
         """
         now = time.time()
         files = sorted(self._files(now, in_use))
-        self.bytes, self._unscanned = sum(size for *_, size, _ in files), 0
+        self.bytes, self._unscanned = sum(size for _, size, _ in files), 0
         if self.bytes <= self._most_bytes:
             return
-        for *_, size, path in files:
+        for _, size, path in files:
             if self.bytes <= self._most_bytes * _TRIMMED:
                 break
             with suppress(OSError):
                 os.unlink(path)
                 self.bytes -= size
 
+<<<<<<< HEAD
     def _files(
         self, now: float, in_use: Container[bytes]
     ) -> Iterator[tuple[bool, float, int, str]]:
@@ -244,6 +247,11 @@ class PrefixFiles:
                 folders[:] = filter(_FOLDERS[depth].fullmatch, folders)
                 continue
             folders.clear()
+=======
+    def _files(self, now: float, in_use: Container[bytes]) -> Iterator[tuple[float, int, str]]:
+        """Yield (time of last use, bytes, path) of all files in the folder."""
+        for parent, _, names in os.walk(self.folder):
+>>>>>>> main
             mine = parent.startswith(str(self._own))
             for name in filter(_STORED.fullmatch, names):
                 path = os.path.join(parent, name)
@@ -251,8 +259,16 @@ class PrefixFiles:
                     status = os.lstat(path)
                     if name.endswith(_SUFFIX):
                         used = mine and bytes.fromhex(name.removesuffix(_SUFFIX)) in in_use
+<<<<<<< HEAD
                         yield used, status.st_mtime, status.st_size, path
                     elif now - status.st_mtime > _PARTIAL_SECONDS:
+=======
+                        when = max(now, status.st_mtime) if used else status.st_mtime
+                        yield when, status.st_size, path
+                    elif (
+                        name.endswith(_PARTIAL_SUFFIX) and now - status.st_mtime > _PARTIAL_SECONDS
+                    ):
+>>>>>>> main
                         os.unlink(path)
 
     def _preamble(self, block: Block) -> bytes:

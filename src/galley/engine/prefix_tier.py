@@ -11,7 +11,7 @@ scheduler finds them. What is missing or damaged is computed.
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -91,6 +91,8 @@ class PrefixTier:
         """Registered blocks that are not queued yet, by key."""
         self._known: dict[bytes, Block] = {}
         """All blocks in memory, by key."""
+        self._until: dict[bytes, float] = {}
+        """Time until which blocks in memory are kept, by key, in seconds since 1970."""
         self._loads: list[_Load] = []
         self._behind: list[Sequence] = []
         """Sequences that wait for a prefix which another one's load brings."""
@@ -112,16 +114,28 @@ class PrefixTier:
         """Save a block whose memory is about to be reused, if it is not saved yet."""
         known = self._known.pop(key)
         if self._unsaved.pop(key, None) is None:
-            self._writer.touch(known, 0.0)
+            self._writer.touch(known, self._until.pop(key, 0.0))
         elif self._writer.has_room(self._sizes[known.group]):
             self._save(known, block)
         else:
             self._dropped += 1
+            self._until.pop(key, None)
+
+    def kept(self, keys: Iterable[bytes], seconds: float) -> None:
+        """Keep the files of these blocks longer, too."""
+        until = time.time() + seconds
+        for key in keys:
+            known = self._known.get(key)
+            if known is not None and self._until.get(key, 0.0) < until:
+                self._until[key] = until
+                if key not in self._unsaved:
+                    self._writer.touch(known, until)
 
     def forgotten(self) -> None:
         """Take note that the content of all blocks in memory is lost."""
         self._known.clear()
         self._unsaved.clear()
+        self._until.clear()
 
     # Saving.
 
@@ -149,7 +163,11 @@ class PrefixTier:
             copied += size
 
     def _save(self, known: Block, block: int) -> None:
-        self._writer.write(known, self._blocks.read_block(block, known.group), 0.0)
+        data = self._blocks.read_block(block, known.group)
+        until = self._until.get(known.key, 0.0)
+        if known.key not in self._known:  # it leaves memory
+            self._until.pop(known.key, None)
+        self._writer.write(known, data, until)
 
     # Loading.
 
@@ -312,5 +330,5 @@ class PrefixTier:
             self._writer.wait(left)
         # A prefix that was in memory throughout has old files; the last ones of it are removed first.
         for key in self._kv.pool.keys_by_use():
-            self._writer.touch(self._known[key], 0.0)
+            self._writer.touch(self._known[key], self._until.get(key, 0.0))
         self._writer.close(max(0.0, deadline - time.monotonic()))

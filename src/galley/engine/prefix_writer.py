@@ -41,7 +41,7 @@ class PrefixWriter:
 
     Args:
         files: the files.
-        in_use: returns the keys of the blocks in memory, whose files are removed last.
+        in_use: returns the keys of the blocks in memory, whose files count as used now.
 
     Attributes:
         written_blocks, written_bytes: what was written so far.

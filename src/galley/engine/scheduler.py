@@ -118,6 +118,8 @@ class Scheduler:
         """Drop a finished or aborted sequence, wherever it is, and free its blocks."""
         if sequence in self.running:
             self.running.remove(sequence)
+            if sequence.request.keep_seconds > 0:
+                self._kv.keep(sequence.id, sequence.request.keep_seconds)
             self._close(sequence)
         elif self._gatherer is None or not self._gatherer.remove(sequence):
             tenant = sequence.request.tenant

@@ -4,12 +4,12 @@ from array import array
 from collections.abc import Collection
 from dataclasses import InitVar, dataclass, field
 
-from galley.engine.block_hashes import adapter_hash, salt_hash
 from galley.engine.encoder_cache import EncoderFeatures
 from galley.engine.tasks import Task, task_of
 from galley.grammar.matcher import GrammarMatcher
 from galley.speculation.speculator import SequenceDrafts
 from galley.types import Align, Decoded, EngineRequest
+from galley.types.block_hashes import adapter_hash, salt_hash
 
 
 @dataclass(slots=True, eq=False)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-from galley.engine.block_hashes import salt_hash
 from galley.engine.draft_model import DraftModel
 from galley.engine.scheduler import Work
 from galley.engine.sequence import Sequence
@@ -15,6 +14,7 @@ from galley.speculation.recent_texts import RecentTexts
 from galley.speculation.row_costs import RowCosts
 from galley.speculation.speculator import Counts, DraftRequest, Speculator
 from galley.types import Align
+from galley.types.block_hashes import salt_hash
 
 
 def proposers_of(settings: EngineSettings) -> list[Proposer]:

@@ -28,6 +28,7 @@ from galley.ops.executor import (
     executor_factory,
 )
 from galley.ops.isa import choose_isa
+from galley.ops.kinds import input_steps
 from galley.ops.lowering import Cost
 from galley.ops.sampling import SamplingBatch
 from galley.types import BLOCK_TOKENS, blocks_for
@@ -76,7 +77,8 @@ def measure_stages(model: Model, *, repeats: int) -> Iterator[Stage]:
     disabled, names = model.options.disable_pass, stage_names(model)
     isa = choose_isa(os.environ)
     program, _, activations = planned(model.program, model.weights, model.options, isa)
-    program = quantize_inputs(program, activations)
+    steps = input_steps(program, model.weights, model.options.activations)
+    program = quantize_inputs(program, activations, steps)
     stage: Stage | None = None
     for i, name in enumerate(names):
         program = PASSES[name](program) if name else program

@@ -13,9 +13,9 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from galley.engine.block_hashes import HashChain
 from galley.engine.blocks import BlockPool
 from galley.types import BLOCK_TOKENS
+from galley.types.block_hashes import HashChain
 
 
 @dataclass(slots=True)

@@ -1,13 +1,52 @@
 """A digest of all files of a model, which identifies what is computed from them."""
 
-import glob
 import hashlib
+import os
+import re
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from galley.formats.gguf_file import is_gguf, split_files
 from galley.machine import cache_folder
+
+_LOCATION: Final = re.compile(rb"\x0a\x08location\x12([\x00-\x7f]|[\x80-\xff][\x00-\x7f])")
+"""The protobuf entry by which a tensor in an ONNX file names the file with its values: its key, and the
+type and length of its value."""
+
+
+def files_of_file(file: Path) -> list[Path]:
+    """Return the files of a model that is one file: itself, and those with its weights.
+
+    These are the files in its folder that begin with its name, and those that an ONNX file names as
+    external data.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    alike = (path for path in file.parent.iterdir() if path.name.startswith(file.stem))
+    return sorted({*alike, *(_external_data(file) if file.suffix == ".onnx" else ())})
+
+
+def _external_data(file: Path) -> set[Path]:
+    """Return the files in the folder of an ONNX file, or below, that have values of its tensors.
+
+    The entries that name them are searched for in its bytes: that takes no library, and what only looks
+    like an entry names no file.
+    """
+    if not file.stat().st_size:
+        return set()
+    folder, names = file.parent, set[bytes]()
+    with file.open("rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as data:
+        for found in _LOCATION.finditer(data):
+            low, high = found[1][0], found[1][1:]
+            length = (low & 0x7F) + (high[0] << 7 if high else 0)
+            names.add(data[found.end() : found.end() + length])
+    paths = {folder / os.fsdecode(name) for name in names if b"\0" not in name}
+    inside = folder.resolve()
+    return {path for path in paths if path.resolve().is_relative_to(inside) and path.is_file()}
 
 
 class _Module(msgspec.Struct):
@@ -52,8 +91,7 @@ def files_digest(folder: Path) -> bytes:
         places = (folder, *_modules(folder))
         files = sorted(path for place in places for path in place.iterdir() if path.is_file())
     else:
-        # An ONNX file, whose weights may be in others that begin with its name.
-        files = sorted(folder.parent.glob(f"{glob.escape(folder.stem)}*"))
+        files = files_of_file(folder)
     memory = _memory_of(folder)
     known = _remembered(memory)
     base = folder if folder.is_dir() else folder.parent

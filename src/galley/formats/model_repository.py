@@ -221,10 +221,9 @@ def _own(config: Any, file: Path) -> Own:
             field="backend",
         )
     for group in config.instance_group:
-        if group.count > 1 or group.kind in (1, 3):
+        if group.kind in (1, 3):
             raise CheckpointError(
-                "a model has one instance, on CPU threads (setting threads); leave instance_group out, or "
-                "give count: 1 and KIND_CPU",
+                "instances run on CPU threads; give KIND_CPU, or leave kind out",
                 file=str(file),
                 field="instance_group",
             )
@@ -246,6 +245,10 @@ def _options(config: Any, file: Path) -> Mapping[str, Any]:
         "declared_inputs": _specs(config.input, batched, file),
         "declared_outputs": _specs(config.output, batched, file),
     }
+    # Triton's count is 1 if a group leaves it out.
+    instances = sum(group.count or 1 for group in config.instance_group)
+    if instances > 1:
+        options["instances"] = instances
     if not batched:
         return options | {"batch_axis": "none"}
     options |= {"batch_axis": "first", "max_batch_size": config.max_batch_size, "limit_rows": True}

@@ -1,6 +1,7 @@
 """The tensors of safetensors files as typed weights: dense, or packed as the config specifies."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 from galley.errors import UnsupportedModel, shown
@@ -19,6 +20,7 @@ from galley.formats.stored import (
     Stored,
     UnpackedWeights,
     changes,
+    read_floats,
 )
 from galley.formats.weights import Weights
 
@@ -60,7 +62,8 @@ def typed_weights(
     matrices: Mapping[str, Matrix] = {}
     if quantization is not None:
         matrices = _method(quantization)(quantization, stored)
-        notes += _input_scales(stored, matrices)
+        matrices, of_inputs = _input_steps(stored, matrices)
+        notes += of_inputs
     matrices = {**matrices, **stored.doubles()}
     notes += changes(matrices)
     return UnpackedWeights(stored.dense(), matrices, tuple(notes))
@@ -87,13 +90,46 @@ def _kv_scales(stored: Stored) -> list[str]:
     ]
 
 
-def _input_scales(stored: Stored, matrices: Mapping[str, Matrix]) -> list[str]:
-    modules = [name.removesuffix(".weight") for name in matrices]
-    names = [f"{module}.{scale}" for module in modules for scale in INPUT_SCALES]
-    found = [name for name in names if stored.take_any(name) is not None]
-    if not found:
-        return []
-    return [
-        f"{len(found)} static scales of inputs (such as {found[0]}) are not used: if inputs are rounded "
-        "to int8 (activations), each token has its own scale, so no value is clipped"
-    ]
+def _input_steps(
+    stored: Stored, matrices: Mapping[str, Matrix]
+) -> tuple[Mapping[str, Matrix], list[str]]:
+    """Return the matrices with the static scales of their inputs, and notes on what is done with these.
+
+    Raises:
+        CheckpointError: a scale is not one positive number.
+    """
+    made = dict(matrices)
+    used: list[str] = []
+    unused: list[str] = []
+    for name, matrix in matrices.items():
+        module = name.removesuffix(".weight")
+        found = {kind: stored.take_any(f"{module}.{kind}") for kind in INPUT_SCALES}
+        scale, zero = found.pop("input_scale"), found["input_zero_point"]
+        middle = zero is None or not zero.data.any()
+        if scale is not None and matrix.info.kind.name == "int8" and middle:
+            made[name] = replace(matrix, input_step=_step(scale))
+            used.append(scale.name)
+        else:
+            unused += [one.name for one in (scale, *found.values()) if one is not None]
+    notes = []
+    if used:
+        notes.append(
+            f"{len(used)} static scales of inputs (such as {used[0]}) are used where inputs are rounded to "
+            "int8, unless activations is 'int8': then each token and group has its own scale"
+        )
+    if unused:
+        notes.append(
+            f"{len(unused)} static scales of inputs (such as {unused[0]}) are not used, as they have zero "
+            "points, or weights that are not int8: if inputs are rounded to int8 (activations), each token "
+            "has its own scale, so no value is clipped"
+        )
+    return made, notes
+
+
+def _step(scale: StoredTensor) -> float:
+    values = read_floats(scale)
+    if values.size != 1 or not values.reshape(-1)[0] > 0:
+        raise scale.wrong(
+            f"has shape {list(scale.shape)}, expected one positive scale for all inputs"
+        )
+    return float(values.reshape(-1)[0])

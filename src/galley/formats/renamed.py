@@ -36,6 +36,10 @@ class Renamed(Weights):
         """Return whether a tensor is rounded; see :class:`Weights`."""
         return self._weights.is_rounded(self._names[name])
 
+    def input_step(self, name: str) -> float:
+        """Return the static scale of a matrix's inputs; see :class:`Weights`."""
+        return self._weights.input_step(self._names[name])
+
     def __getitem__(self, name: str) -> Weight:
         return self._weights[self._names[name]]
 

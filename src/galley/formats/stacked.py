@@ -19,6 +19,11 @@ STACKED: Final = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)(_bias)?")
 GRANITE: Final = re.compile(r"(.+\.block_sparse_moe)\.(input|output)_linear\.weight")
 
 
+def is_stacked(name: str) -> bool:
+    """Return whether a tensor of this name holds all experts of a layer."""
+    return bool(STACKED.fullmatch(name) or GRANITE.fullmatch(name))
+
+
 class Part(NamedTuple):
     """One expert's part of a stacked tensor: these rows of its outputs."""
 

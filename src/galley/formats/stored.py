@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 import numpy as np
@@ -16,6 +16,7 @@ from galley.formats.weights import (
     WEIGHT_TYPES,
     DenseWeight,
     Floats,
+    IntWeight,
     TensorInfo,
     Weight,
     Weights,
@@ -65,6 +66,7 @@ class Matrix:
         stored: name of the stored format, for users.
         stored_bytes: bytes of the values in the files, without scales.
         change: how values change that :attr:`info` has no kind for, for users; empty if none does.
+        input_step: see :class:`galley.formats.weights.IntWeight`.
     """
 
     info: TensorInfo
@@ -72,6 +74,7 @@ class Matrix:
     stored: str
     stored_bytes: int
     change: str = ""
+    input_step: float = 0.0
 
 
 class Stored:
@@ -166,10 +169,17 @@ class UnpackedWeights(Weights):
         weight = self._dense[name]
         return TensorInfo(weight.shape, weight.kind)
 
+    def input_step(self, name: str) -> float:
+        """Return the static scale of a matrix's inputs; see :class:`Weights`."""
+        return self._matrices[name].input_step if name in self._matrices else 0.0
+
     def __getitem__(self, name: str) -> Weight:
-        if name in self._matrices:
-            return self._matrices[name].unpack()
-        return self._dense[name]
+        if name not in self._matrices:
+            return self._dense[name]
+        weight, step = self._matrices[name].unpack(), self.input_step(name)
+        return (
+            replace(weight, input_step=step) if isinstance(weight, IntWeight) and step else weight
+        )
 
     def __iter__(self) -> Iterator[str]:
         yield from self._dense

@@ -153,6 +153,8 @@ class IntWeight:
         minima: [outputs, groups] float32, instead of zero points (GGUF's Q4_1); each value is one that
             ``scale_type`` holds exactly.
         nested: for type "F16xI8": the factors of ``scales``, and those of ``minima`` if there are any.
+        input_step: what all inputs of the matrix are rounded to multiples of, as int8 with a static scale;
+            0: the checkpoint has no such scale.
     """
 
     name: str
@@ -164,6 +166,7 @@ class IntWeight:
     scale_type: ScaleType
     minima: Floats | None = None
     nested: tuple[Nested, Nested | None] | None = None
+    input_step: float = 0.0
 
     def __post_init__(self) -> None:
         assert self.bits in (4, 8)
@@ -285,6 +288,10 @@ class Weights(Mapping[str, Weight]):
         """Return whether a tensor's floats stand for the checkpoint's integers, so stay unrounded."""
         return False
 
+    def input_step(self, name: str) -> float:
+        """Return the static scale of a matrix's inputs, without reading it; see :class:`IntWeight`."""
+        return 0.0
+
     def __contains__(self, name: object) -> bool:
         """Return whether there is a tensor of that name, without reading it as Mapping's default does."""
         try:
@@ -303,6 +310,11 @@ class LoadedWeights(Weights):
         """Return shape and kind; see :class:`Weights`."""
         weight = self._tensors[name]
         return TensorInfo(weight.shape, weight.kind)
+
+    def input_step(self, name: str) -> float:
+        """Return the static scale of a matrix's inputs; see :class:`Weights`."""
+        weight = self._tensors[name]
+        return weight.input_step if isinstance(weight, IntWeight) else 0.0
 
     def __getitem__(self, name: str) -> Weight:
         return self._tensors[name]
@@ -329,6 +341,10 @@ class FlatWeights(Weights):
     def is_rounded(self, name: str) -> bool:
         """Return whether a tensor is rounded; see :class:`Weights`."""
         return self._weights.is_rounded(self._known(name))
+
+    def input_step(self, name: str) -> float:
+        """Return the static scale of a matrix's inputs; see :class:`Weights`."""
+        return self._weights.input_step(self._known(name))
 
     def __getitem__(self, name: str) -> Weight:
         return self._weights[self._known(name)].flattened()

@@ -14,6 +14,7 @@ from galley.cache.keys import model_identity
 from galley.cache.responses import Counts, ModelResponses, ResponseCache
 from galley.formats.model_files import files_digest
 from galley.gateway.adapters import ServedAdapters
+from galley.gateway.caller import Caller
 from galley.gateway.daemon_thread import in_daemon_thread
 from galley.gateway.make_submitter import MakeSubmitter
 from galley.gateway.memory_plans import MemoryPlans
@@ -26,7 +27,7 @@ from galley.settings.config import Settings
 from galley.settings.engine_choice import NATIVE_ENGINE
 from galley.speech import require_installed
 from galley.types import OnPhase
-from galley.types.model_info import EngineStats, Ledger, ModelInfo, OnLedger
+from galley.types.model_info import Ledger, ModelInfo, OnLedger, ReplicaStatus
 
 if TYPE_CHECKING:
     from galley.speech.decoder import Decoder
@@ -59,6 +60,12 @@ class Backend:
         """Whether it has requests."""
         return bool(self.calls) or (self.text is not None and self.text.pool.busy)
 
+    def may_have_stored(self, caller: Caller) -> bool:
+        """Return whether the response cache may answer the caller, so that the queue does not matter."""
+        if self.responses is None or not caller.wish.reads:
+            return False
+        return (caller.wish.mode or caller.tenant.response_cache or self.responses.mode) != "off"
+
     def require_text(self) -> TextParts:
         """Return ``text``. Raises RequestError if the model does not work with text."""
         self.engine.info.require_text()
@@ -79,8 +86,7 @@ class Backend:
     @property
     def processes(self) -> Mapping[str, Sequence[int]]:
         """Kind of process -> process ids of those that run."""
-        engine = self.engine.engine_pid
-        processes: dict[str, Sequence[int]] = {"engine": [] if engine is None else [engine]}
+        processes: dict[str, Sequence[int]] = {"engine": self.engine.engine_pids}
         if self.text is not None:
             processes["text"] = self.text.pool.pids
         if self.decoder is not None:
@@ -124,7 +130,7 @@ class BackendLoading:
     cache_counts: Counts
     on_phase: OnPhase
     on_ledger: OnLedger
-    on_step: Callable[[EngineStats], None]
+    on_step: Callable[[ReplicaStatus], None]
 
     async def load(self) -> Backend:
         """Start the model's processes, and return it once it is ready.
@@ -134,7 +140,8 @@ class BackendLoading:
         """
         # Before anything is read: files that change during the load count as changed.
         files = fingerprint(self.folder)
-        engine = self._engine()
+        contents = self._read_contents()
+        engine = self._engine(await contents if contents and self.settings.replica else b"")
         text = TextLoading(
             self.settings,
             self.name,
@@ -143,7 +150,6 @@ class BackendLoading:
             on_phase=self.on_phase,
             remembers=self.cache is not None,
         )
-        contents = self._read_contents()
         # Of other engines it is not known before they are ready whether they work with text.
         always_text = self.settings.engine_name == NATIVE_ENGINE
         try:
@@ -177,15 +183,18 @@ class BackendLoading:
             responses=responses,
         )
 
-    def _engine(self) -> Submitter:
+    def _engine(self, contents: bytes) -> Submitter:
         def planned(ledger: Ledger) -> None:
-            self.plans.promise(self.name, ledger, lambda: engine.engine_pid)
+            self.plans.promise(
+                self.name, ledger, lambda: engine.engine_pids, self.settings.replicas
+            )
             self.on_ledger(ledger)
 
         engine = self.make(
             self.settings,
             str(self.folder),
             max_queue=self.settings.max_queue,
+            contents=contents.hex(),
             on_phase=self.on_phase,
             on_ledger=planned,
             begin=lambda: self.spawner.spawn(self.settings),
@@ -196,8 +205,8 @@ class BackendLoading:
         return engine
 
     def _read_contents(self) -> "asyncio.Task[bytes] | None":
-        """Begin to read the model's files for their digest, if answers are stored under it."""
-        if self.cache is None:
+        """Begin to read the model's files for their digest, if answers or replicas are compared by it."""
+        if self.cache is None and not self.settings.replica:
             return None
         return asyncio.create_task(in_daemon_thread(lambda: files_digest(self.folder)))
 

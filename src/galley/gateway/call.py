@@ -86,6 +86,9 @@ class Call:
     def check_early(self, priority: int) -> None:
         """Raise QueueFull if no answer can arrive before the deadline. Call this before any text work.
 
+        A request that the response cache may answer passes: what is not stored is refused with the other
+        errors of :meth:`submit`.
+
         Args:
             priority: the request's priority.
 
@@ -93,7 +96,10 @@ class Call:
             QueueFull, DeadlineExceeded: see :meth:`galley.gateway.submitter.Submitter.submit_all`.
         """
         caller = self.caller
-        self.backend.engine.check_early(caller.deadline, caller.share, caller.priority(priority))
+        if self.backend.may_have_stored(caller):
+            return
+        wanted = caller.priority(priority)
+        self.backend.engine.check_early(caller.scheduled_by, caller.share, wanted)
 
     @property
     def room(self) -> int:

@@ -33,9 +33,13 @@ class Caller:
         deadline: time on the same clock after which the answer is useless; infinite if unknown.
         trace: data for the request's trace.
         adapter: the LoRA adapter that the request names, once its model is found.
+        keep_seconds: how long the request's prefix stays cached while others are evicted first.
         wish: what the request says about caching.
         cached: what the response cache did; None: it was not involved.
         headers: headers of the response.
+        flow: requests of a tenant's different flows share the model like tenants.
+        objective: priority of the request's objective, added to that of the tenant.
+        first_token_by: time by which the first token has to be expected for the request to be admitted.
         derived: the derived model by whose name the request names its model, if it does.
     """
 
@@ -47,9 +51,13 @@ class Caller:
     trace: Trace = field(default_factory=Trace)
     adapter: Adapter | None = None
     derived: Derived | None = None
+    keep_seconds: float = 0.0
     wish: Wish = NO_WISH
     cached: Outcome | None = None
     headers: dict[str, str] = field(default_factory=dict)
+    flow: str = ""
+    objective: int = 0
+    first_token_by: float = math.inf
 
     @property
     def tenant(self) -> Tenant:
@@ -59,7 +67,17 @@ class Caller:
     @property
     def share(self) -> Share:
         """The tenant's share of the resources that tenants share by weight."""
-        return Share(self.tenant.name, self.tenant.weight)
+        return Share(self._flow_name, self.tenant.weight)
+
+    @property
+    def scheduled_by(self) -> float:
+        """Time by which the request's computation has to be expected to begin, at the latest."""
+        return min(self.deadline, self.first_token_by)
+
+    @property
+    def _flow_name(self) -> str:
+        """The name under which the request competes; names of tenants have no slash."""
+        return f"{self.tenant.name}/{self.flow}" if self.flow else self.tenant.name
 
     def marked(self, requests: Sequence[EngineRequest]) -> list[EngineRequest]:
         """Return the requests with the tenant's fields, which the engine needs, and the adapter."""
@@ -67,11 +85,12 @@ class Caller:
         return [
             msgspec.structs.replace(
                 request,
-                tenant=tenant.name,
+                tenant=self._flow_name,
                 weight=tenant.weight,
                 tenant_priority=tenant.priority,
                 priority=self.priority(request.priority),
                 adapter=self.adapter,
+                keep_seconds=self.keep_seconds,
             )
             for request in requests
         ]
@@ -83,7 +102,9 @@ class Caller:
         """
         if wanted == LIVE_PRIORITY:
             return LIVE_PRIORITY
-        return max(-LOWEST_PRIORITY, min(LOWEST_PRIORITY, wanted + self.tenant.priority))
+        return max(
+            -LOWEST_PRIORITY, min(LOWEST_PRIORITY, wanted + self.tenant.priority + self.objective)
+        )
 
     @contextmanager
     def limited(self, metrics: TenantMetrics) -> Iterator[None]:

@@ -196,17 +196,18 @@ class Generation:
         )
         if self._recorded is not None:
             self._recorded.ended(
-                self._generated_by_prompt(),
+                self._tokens_by_prompt(),
                 ",".join(sorted(reason or "unfinished" for reason in reasons)),
                 cached=usage.cached,
                 ttft_ms=self._call.caller.record.get("ttft_ms"),
                 duration_ms=1000 * (time.monotonic() - self._call.caller.arrived),
             )
 
-    def _generated_by_prompt(self) -> list[int]:
-        counts = [len(choice.text.token_ids) for choice in self._choices]
-        n = len(counts) // len(self._prompt_lengths)
-        return [sum(counts[begin : begin + n]) for begin in range(0, len(counts), n)]
+    def _tokens_by_prompt(self) -> list[list[list[int]]]:
+        """Return the token ids of each choice of each prompt."""
+        tokens = [choice.text.token_ids for choice in self._choices]
+        n = len(tokens) // len(self._prompt_lengths)
+        return [tokens[begin : begin + n] for begin in range(0, len(tokens), n)]
 
 
 def check_count(served: ServedModel, prompts: int, n: int, prompt_param: str) -> None:

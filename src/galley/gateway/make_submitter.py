@@ -1,9 +1,11 @@
-"""The only place in the gateway that knows which class answers requests: an engine process's client."""
+"""The only place in the gateway that knows which class answers requests: the client of its engines."""
 
 from typing import Any, Protocol
 
+from galley.cluster.share import fleet_of, share_of_machine
 from galley.gateway.submitter import Submitter
 from galley.service.client import EngineClient
+from galley.settings.cluster import ClusterSettings
 from galley.settings.engine import EngineSettings
 
 
@@ -19,5 +21,12 @@ class MakeSubmitter(Protocol):
 def make_submitter(
     settings: EngineSettings, folder: str, *, max_queue: int, **hooks: Any
 ) -> Submitter:
-    """Create the client of an engine process; see :class:`EngineClient` for the arguments."""
+    """Create the client of a model's engines; see :class:`EngineClient` for the arguments.
+
+    Raises:
+        SettingsError: replicas on other machines cannot be used with these settings.
+    """
+    if isinstance(settings, ClusterSettings):
+        hooks |= fleet_of(settings)
+        settings = share_of_machine(settings, settings.replicas)
     return EngineClient(settings, folder, max_queue=max_queue, **hooks)

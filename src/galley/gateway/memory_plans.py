@@ -1,7 +1,7 @@
 """The memory plans of a server's models, so that no memory is promised to two of them."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from galley.machine import held_memory
 from galley.types.model_info import Ledger
@@ -19,11 +19,20 @@ class MemoryPlans:
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
-        self._plans: dict[str, tuple[Ledger, Callable[[], int | None]]] = {}
+        self._plans: dict[str, tuple[Ledger, Callable[[], Sequence[int]], int]] = {}
 
-    def promise(self, model: str, ledger: Ledger, engine_pid: Callable[[], int | None]) -> None:
-        """Promise a model's engine the memory in its ledger; ``engine_pid`` returns its process id."""
-        self._plans[model] = ledger, engine_pid
+    def promise(
+        self, model: str, ledger: Ledger, engine_pids: Callable[[], Sequence[int]], engines: int = 1
+    ) -> None:
+        """Promise each of a model's engines the memory in a ledger.
+
+        Args:
+            model: the model's name.
+            ledger: the ledger of one engine.
+            engine_pids: returns the process ids of the engines that run.
+            engines: the number of engines.
+        """
+        self._plans[model] = ledger, engine_pids, engines
 
     def forget(self, model: str) -> None:
         """Remove a model that is no longer loaded."""
@@ -32,11 +41,11 @@ class MemoryPlans:
     def others_take(self, model: str) -> int:
         """Return the bytes promised to the engines of other models that these have not allocated yet."""
         plans = [plan for name, plan in self._plans.items() if name != model]
-        return sum(_not_taken(ledger, pid()) for ledger, pid in plans)
+        return sum(_not_taken(ledger, pids(), engines) for ledger, pids, engines in plans)
 
 
-def _not_taken(ledger: Ledger, pid: int | None) -> int:
+def _not_taken(ledger: Ledger, pids: Sequence[int], engines: int) -> int:
     if ledger.device != "cpu":
         return 0
-    held = 0 if pid is None else held_memory(pid)
-    return max(0, ledger.total - ledger.reserve - held)
+    held = sum(map(held_memory, pids))
+    return max(0, engines * (ledger.total - ledger.reserve) - held)

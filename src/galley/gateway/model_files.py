@@ -5,13 +5,13 @@ import os
 from pathlib import Path
 
 from galley.formats.gguf_file import is_gguf, split_files
+from galley.formats.model_files import files_of_file
 
 
 def fingerprint(folder: Path) -> str:
     """Return a digest of the names, sizes and times of a checkpoint's files.
 
-    They are those in a folder, the parts of a GGUF file, or another file and those in its folder whose
-    names begin with its own, such as the external data of an ONNX file.
+    They are those in a folder, the parts of a GGUF file, or another file and those with its weights.
     """
     digest = hashlib.blake2b(str(folder).encode(), digest_size=16)
     for path in _files(folder):
@@ -24,7 +24,7 @@ def _files(path: Path) -> list[Path]:
     if is_gguf(path):
         return split_files(path)
     if path.is_file():
-        return sorted(p for p in path.parent.iterdir() if p.name.startswith(path.stem))
+        return files_of_file(path)
     return sorted(path.iterdir())
 
 

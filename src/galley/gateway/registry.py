@@ -32,6 +32,7 @@ from galley.service.spawn import Spawner
 from galley.settings.config import Settings
 from galley.settings.named_models import NamedModel
 from galley.traffic.recorder import Recorder
+from galley.traffic.texts import TextCipher
 from galley.types import Task
 from galley.types.model_info import EngineState, Ledger
 
@@ -88,7 +89,9 @@ class Registry:
         self.responses = ResponseCache.open(settings) if stores else None
         self.recorder = None
         if settings.record:
-            self.recorder = Recorder(Path(settings.record), settings.record_bytes)
+            key = settings.record_texts
+            cipher = TextCipher(Path(key), "record_texts") if key else None
+            self.recorder = Recorder(Path(settings.record), settings.record_bytes, cipher)
         if self.responses is not None:
             self.metrics.watch_responses(self.responses)
         models = [self._described(own) for own in each]

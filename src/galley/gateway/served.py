@@ -29,7 +29,14 @@ from galley.settings.config import Settings
 from galley.settings.engine_choice import is_file_of_engine
 from galley.traffic.recorder import Recorder
 from galley.types import Adapter, OnPhase, Task
-from galley.types.model_info import EngineState, EngineStats, Ledger, ModelInfo, OnLedger
+from galley.types.model_info import (
+    EngineState,
+    EngineStats,
+    Ledger,
+    ModelInfo,
+    OnLedger,
+    ReplicaStatus,
+)
 
 log = logging.getLogger("galley.server")
 
@@ -352,7 +359,8 @@ class ServedModel:
         Every model supports the task ``None``. A model that has yet to be loaded on request passes. With
         a ``caller``, whose request is for the engine's queue, also raise QueueFull, DeadlineExceeded or
         MemoryPressure if that is certain before any work is done: from the queue's places and, given the
-        request's ``priority``, also from its pace. ``called`` is the model's name in the request.
+        request's ``priority``, also from its pace. What the response cache may answer needs no place.
+        ``called`` is the model's name in the request.
         """
         if task is not None and self.tasks is not None and task not in self.tasks:
             raise RequestError(
@@ -365,28 +373,35 @@ class ServedModel:
         backend = self.backend()
         if caller is not None:
             self.memory.check()
+            if backend.may_have_stored(caller):
+                return
             if priority is None:
-                backend.engine.check_place(caller.deadline, caller.share)
+                backend.engine.check_place(caller.scheduled_by, caller.share)
             else:
                 wanted = caller.priority(priority)
-                backend.engine.check_early(caller.deadline, caller.share, wanted)
+                backend.engine.check_early(caller.scheduled_by, caller.share, wanted)
 
     @property
     def state(self) -> EngineState:
         """The state of the model's engine."""
         return "starting" if self._backend is None else self._backend.engine.state
 
-    def _step_ended(self, stats: EngineStats) -> None:
+    def _step_ended(self, replica: ReplicaStatus) -> None:
         # An engine that serves the last requests of replaced files no longer counts.
-        if stats is self.stats:
-            self.metrics.step_ended(stats)
+        if any(replica.stats is current.stats for current in self.replicas):
+            self.metrics.step_ended(replica)
 
     # Read by the metrics at each scrape, see :class:`galley.observe.engines.ServedEngine`.
 
     @property
     def stats(self) -> EngineStats:
-        """The engine's latest statistics."""
+        """The sums of the engines' latest statistics."""
         return EngineStats() if self._backend is None else self._backend.engine.stats
+
+    @property
+    def replicas(self) -> Sequence[ReplicaStatus]:
+        """The status of each engine that serves the model; empty if it is not loaded."""
+        return () if self._backend is None else self._backend.engine.replicas
 
     @property
     def restarts(self) -> int:

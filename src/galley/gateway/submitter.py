@@ -6,14 +6,14 @@ from typing import Protocol
 from galley.service.streams import Outputs
 from galley.service.turns import Share
 from galley.types import Adapter, EngineRequest
-from galley.types.model_info import EngineState, EngineStats, ModelInfo
+from galley.types.model_info import EngineState, EngineStats, ModelInfo, ReplicaStatus
 
 
 class Submitter(Protocol):
     """Accepts requests and reports its state.
 
-    :class:`galley.service.client.EngineClient` is one, backed by an engine process. A cache or a cluster
-    of engines may take its place (:mod:`galley.gateway.make_submitter`). Methods are called from one
+    :class:`galley.service.client.EngineClient` is one, backed by engine processes. A cache may take its
+    place (:mod:`galley.gateway.make_submitter`). Methods are called from one
     event loop.
     """
 
@@ -27,15 +27,19 @@ class Submitter(Protocol):
 
     @property
     def stats(self) -> EngineStats:
-        """The latest statistics."""
+        """The sums of the engines' latest statistics."""
 
     @property
     def restarts(self) -> int:
         """How often an engine was replaced."""
 
     @property
-    def engine_pid(self) -> int | None:
-        """The engine's process id, if one is running on this machine."""
+    def replicas(self) -> Sequence[ReplicaStatus]:
+        """The status of each engine that serves the model."""
+
+    @property
+    def engine_pids(self) -> Sequence[int]:
+        """The process ids of the engines that run on this machine."""
 
     def launch(self) -> None:
         """Start without waiting for completion."""
@@ -85,6 +89,14 @@ class Submitter(Protocol):
 
     def unload_adapter(self, adapter: Adapter) -> None:
         """Free the adapter; requests that already use it run to completion."""
+
+    async def drain(self, name: str) -> None:
+        """Have the other replicas continue the requests of one, and remove it.
+
+        Raises:
+            RequestError: there is no such replica.
+            Conflict: no other replica is ready.
+        """
 
     async def close(self) -> None:
         """Stop; unfinished streams end with ``finish_reason`` "abort"."""

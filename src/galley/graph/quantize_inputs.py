@@ -14,14 +14,18 @@ class RowLayout(NamedTuple):
         inputs: "bfloat16", or "int8" with a scale and a sum for each group of columns of a row.
         kind: name of the matrices' weight type; it determines the padding of a row.
         group: for an integer type, the columns of weights that share a scale; 0 means all columns.
+        step: what all int8 inputs are multiples of; 0: each group of a row has its own scale.
     """
 
     inputs: str
     kind: str
     group: int
+    step: float = 0.0
 
 
-def quantize_inputs(program: Program, activations: Mapping[str, str]) -> Program:
+def quantize_inputs(
+    program: Program, activations: Mapping[str, str], steps: Mapping[str, float] | None = None
+) -> Program:
     """Add a ``quantize_input`` before linear layers whose inputs do not stay float32.
 
     Ops such as ``experts`` that round their inputs themselves get the types as an attribute. Layers share
@@ -32,14 +36,19 @@ def quantize_inputs(program: Program, activations: Mapping[str, str]) -> Program
         program: the program, with the weight types of its matrices.
         activations: name of a weight type -> type that inputs are rounded to: "float32" (not rounded),
             "bfloat16" or "int8".
+        steps: matrix of a linear layer -> static scale of its inputs, where there is one. It replaces the
+            scales of int8 inputs.
     """
+    steps = steps or {}
     ops: list[Op] = []
     quantized: dict[tuple[int, RowLayout], int] = {}
     widths, fresh = program.widths(), program.new_buffer()
     for op in program.ops:
         if op.name == "linear":
             kind = program.kind_of(op)
-            layout = RowLayout(activations[kind.name], kind.name, kind.group)
+            inputs = activations[kind.name]
+            [step] = {steps.get(name, 0.0) for name in op.weights["weight"]}
+            layout = RowLayout(inputs, kind.name, kind.group, step if inputs == "int8" else 0.0)
             if layout.inputs != "float32":
                 (x,) = op.inputs
                 if (x, layout) not in quantized:

@@ -13,9 +13,26 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from galley.observe.tally import COUNTS, Tally
-from galley.types.model_info import EngineStats, ModelInfo
+from galley.types.model_info import EngineStats, ModelInfo, ReplicaStatus
 
 _HOUR: Final = 3600.0
+
+_REPLICA_TOTALS: Final = (
+    ("restarts", "galley_replica_restarts", "Replacements of the replica's engine"),
+    ("prefill_tokens", "galley_replica_prefill_tokens", "Prompt tokens computed"),
+    ("decode_tokens", "galley_replica_decode_tokens", "Output tokens fed back through the model"),
+    (
+        "prefix_query_tokens",
+        "galley_replica_prefix_cache_query_tokens",
+        "Prompt tokens looked up in the prefix cache",
+    ),
+    (
+        "prefix_hit_tokens",
+        "galley_replica_prefix_cache_hit_tokens",
+        "Prompt tokens found in the prefix cache",
+    ),
+)
+"""Counters of replicas, of models that have several: field, metric name (without ``_total``) and help."""
 
 _TOTALS: Final = {
     "steps": ("galley_engine_steps", "Engine steps"),
@@ -90,6 +107,7 @@ _PROPOSERS: Final = ("prompt", "recent", "grammar", "draft")
 _GUESS_FIELDS: Final = tuple(
     f"{proposer}_{kind}_tokens" for proposer in _PROPOSERS for kind in ("proposed", "accepted")
 )
+_BLOCK_KINDS: Final = ("used", "cached", "total")
 _STEP_FIELDS: Final = ("schedule_seconds", "forward_seconds", "sample_seconds", "emit_seconds")
 
 
@@ -98,7 +116,11 @@ class ServedEngine(Protocol):
 
     @property
     def stats(self) -> EngineStats:
-        """The latest statistics of its engine."""
+        """The sums of its engines' latest statistics."""
+
+    @property
+    def replicas(self) -> Sequence[ReplicaStatus]:
+        """The status of each of its engines."""
 
     @property
     def restarts(self) -> int:
@@ -121,35 +143,67 @@ class ServedEngine(Protocol):
         """Kind of process, such as ``engine`` or ``text`` -> process ids of those that run."""
 
 
-class EngineTotals:
-    """Counters of one model's engines, made monotonic over restarts, and histograms of their steps."""
+class ReplicaTotals:
+    """Counters of one replica's engines, made monotonic over restarts.
 
-    def __init__(self, engine: ServedEngine) -> None:
-        self.engine = engine
+    Attributes:
+        last: the latest snapshot.
+    """
+
+    def __init__(self) -> None:
+        """Create it before the first engine."""
         self.last = EngineStats()
-        self.batch_sequences, self.batch_tokens = Tally(COUNTS), Tally(COUNTS)
         self._restarts = 0
         self._before = dict.fromkeys((*_TOTALS, *_GUESS_FIELDS, *_STEP_FIELDS), 0.0)
         """Totals of the engines before the current one."""
 
-    def observe(self, stats: EngineStats) -> None:
-        """Record a snapshot. Called after each step, so that little is lost when an engine dies."""
-        last, restarts = self.last, self.engine.restarts
+    def observe(self, stats: EngineStats, restarts: int) -> bool:
+        """Record a snapshot of the engine after ``restarts`` others; return whether a step ended."""
+        last = self.last
         if stats == last:
-            return
+            return False
         if restarts != self._restarts or stats.steps < last.steps:
             for name in self._before:
                 self._before[name] += getattr(last, name)
             self._restarts, last = restarts, EngineStats()
-        if stats.steps != last.steps:
-            self.batch_sequences.observe(stats.batch_sequences)
-            self.batch_tokens.observe(stats.batch_tokens)
         self.last = stats
+        return stats.steps != last.steps
 
     def total(self, field: str) -> float:
         """Return the total over all engines so far; ``field`` is a counter of EngineStats."""
         latest: float = getattr(self.last, field)
         return self._before[field] + latest
+
+
+class EngineTotals:
+    """Counters of one model's engines, and histograms of their steps."""
+
+    def __init__(self, engine: ServedEngine) -> None:
+        self.engine = engine
+        self.batch_sequences, self.batch_tokens = Tally(COUNTS), Tally(COUNTS)
+        self._replicas: dict[str, ReplicaTotals] = {}
+
+    def observe(self, replica: ReplicaStatus) -> None:
+        """Record a snapshot. Called after each step, so that little is lost when an engine dies."""
+        totals = self.of(replica)
+        # The counters of a remote replica go on when the connection to it is lost.
+        restarts = 0 if replica.remote else replica.restarts
+        if totals.observe(replica.stats, restarts):
+            self.batch_sequences.observe(replica.stats.batch_sequences)
+            self.batch_tokens.observe(replica.stats.batch_tokens)
+
+    def of(self, replica: ReplicaStatus) -> ReplicaTotals:
+        """Return the totals of a replica."""
+        return self._replicas.setdefault(replica.name, ReplicaTotals())
+
+    def now(self, field: str) -> float:
+        """Return the sum of a gauge of EngineStats over the current engines."""
+        values: list[float] = [getattr(one.stats, field) for one in self.engine.replicas]
+        return sum(values)
+
+    def total(self, field: str) -> float:
+        """Return the total over all engines so far; ``field`` is a counter of EngineStats."""
+        return sum(one.total(field) for one in self._replicas.values())
 
     def step_seconds(self) -> dict[str, float]:
         """Return the seconds of all steps by phase."""
@@ -177,7 +231,8 @@ class EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """See :class:`prometheus_client.registry.Collector`."""
         for engine in self.models.values():
-            engine.observe(engine.engine.stats)
+            for replica in engine.engine.replicas:
+                engine.observe(replica)
         for field, (name, meaning) in _TOTALS.items():
             counter = CounterMetricFamily(name, meaning, labels=["model"])
             for model, engine in self.models.items():
@@ -185,6 +240,7 @@ class EngineCollector(Collector):
             yield counter
         yield from self._guesses()
         yield from self._states()
+        yield from self._replicas()
         yield from self._blocks()
         yield from self._steps()
         yield from self._models()
@@ -217,23 +273,44 @@ class EngineCollector(Collector):
             restarts.add_metric([model], engine.engine.restarts)
             if (is_ready := engine.engine.is_ready) is not None:
                 ready.add_metric([model], float(is_ready))
-            running.add_metric([model], engine.last.running)
-            waiting.add_metric([model], engine.last.waiting)
-            adapters.add_metric([model], engine.last.adapters_loaded)
-            experts.add_metric([model], engine.last.expert_cache_bytes)
-            prefixes.add_metric([model], engine.last.prefix_disk_bytes)
+            running.add_metric([model], engine.now("running"))
+            waiting.add_metric([model], engine.now("waiting"))
+            adapters.add_metric([model], engine.now("adapters_loaded"))
+            experts.add_metric([model], engine.now("expert_cache_bytes"))
+            prefixes.add_metric([model], engine.now("prefix_disk_bytes"))
         yield from (restarts, ready, running, waiting, adapters, experts, prefixes)
+
+    def _replicas(self) -> Iterator[Metric]:
+        ready = _gauge(
+            "galley_replica_ready", "1 if the replica accepts requests, else 0", "replica"
+        )
+        running = _gauge("galley_replica_requests_running", "Sequences running", "replica")
+        waiting = _gauge("galley_replica_requests_waiting", "Sequences waiting", "replica")
+        usage = _gauge("galley_replica_kv_usage_ratio", "Share of its KV blocks in use", "replica")
+        counters = {
+            field: CounterMetricFamily(name, meaning, labels=["model", "replica"])
+            for field, name, meaning in _REPLICA_TOTALS
+        }
+        for model, engine in self.models.items():
+            replicas = engine.engine.replicas
+            for replica in replicas if len(replicas) > 1 else ():
+                labels, stats = [model, replica.name], replica.stats
+                ready.add_metric(labels, float(replica.state == "ready"))
+                running.add_metric(labels, stats.running)
+                waiting.add_metric(labels, stats.waiting)
+                blocks = stats.kv_total_blocks
+                usage.add_metric(labels, stats.kv_used_blocks / blocks if blocks else 0.0)
+                totals = engine.of(replica)
+                for field, counter in counters.items():
+                    value = replica.restarts if field == "restarts" else totals.total(field)
+                    counter.add_metric(labels, value)
+        yield from (ready, running, waiting, usage, *counters.values())
 
     def _blocks(self) -> Iterator[Metric]:
         blocks = _gauge("galley_kv_blocks", "KV blocks by state", "state")
         usage = _gauge("galley_kv_usage_ratio", "Share of the KV blocks in use")
         for model, engine in self.models.items():
-            stats = engine.last
-            used, cached, total = (
-                stats.kv_used_blocks,
-                stats.kv_cached_blocks,
-                stats.kv_total_blocks,
-            )
+            used, cached, total = (engine.now(f"kv_{kind}_blocks") for kind in _BLOCK_KINDS)
             blocks.add_metric([model, "used"], used)
             blocks.add_metric([model, "cached"], cached)
             blocks.add_metric([model, "free"], total - used - cached)

@@ -14,7 +14,7 @@ from galley.observe.responses import ResponseFamilies, ResponseMetrics, StoreCol
 from galley.observe.tally import FACTORS, SECONDS, TOKEN_SECONDS, Tally, TallyFamily
 from galley.observe.tenants import TenantMetrics
 from galley.observe.vllm_names import VllmNamesCollector
-from galley.types.model_info import EngineStats, Ledger
+from galley.types.model_info import Ledger, ReplicaStatus
 
 _CANCELLED: Final = 499
 _PLANNED: Final = (
@@ -139,9 +139,9 @@ class ModelMetrics:
         for part in _PLANNED:
             self._families.planned.labels(self._name, part).set(getattr(ledger, part))
 
-    def step_ended(self, stats: EngineStats) -> None:
-        """Record the statistics after an engine step."""
-        self._engine.observe(stats)
+    def step_ended(self, replica: ReplicaStatus) -> None:
+        """Record the statistics of a replica after a step of its engine."""
+        self._engine.observe(replica)
 
     def prompts_taken(self, tokens: int) -> None:
         """Count the ``tokens`` of all prompts of an admitted request."""

@@ -34,6 +34,7 @@ from galley.ops.executor import (
 from galley.ops.isa import choose_isa, cpus_to_pin, naming
 from galley.ops.key_factors import key_factors
 from galley.ops.kinds import (
+    input_steps,
     kinds_text,
     main_activations,
     own_kinds,
@@ -152,6 +153,7 @@ class CpuExecutor(SynchronousExecutor):
             adapters=options.adapters * adapter_bytes(plan.program, options),
             state=state_bytes(program),
             experts=experts,
+            static_inputs=plan.static_inputs,
         )
 
     @property
@@ -293,6 +295,7 @@ class _Plan:
         program: the traced program, with the weight types of its matrices.
         activations: type that the inputs of most linear layers are rounded to.
         kinds: weight types of the matrices, as text for people.
+        static_inputs: number of matrices whose inputs have a static scale.
         decoder, encoder, aligner: the programs as they run.
     """
 
@@ -300,6 +303,7 @@ class _Plan:
     program: Program
     activations: str
     kinds: str
+    static_inputs: int
     decoder: Lowered
     encoder: Lowered | None
     aligner: Lowered | None
@@ -323,14 +327,22 @@ class _Plan:
         for name, kind in kinds.items():
             check_kind(name, kind, flat(program.all_shapes[name])[1])
 
+        steps = {
+            name: step
+            for name, step in input_steps(program, weights, options.activations).items()
+            if activations[kinds[name].name] == "int8" and kinds[name].name == "int8"
+        }
+
         def lowered(traced: Program) -> Lowered:
-            return lower(run_passes(quantize_inputs(traced, activations), options.disable_pass))
+            rounded = quantize_inputs(traced, activations, steps)
+            return lower(run_passes(rounded, options.disable_pass))
 
         return cls(
             isa=isa,
             program=program,
             activations=main_activations(program, activations),
             kinds=kinds_text(program, kinds),
+            static_inputs=len(steps),
             decoder=lowered(program),
             encoder=None if program.encoder is None else lowered(program.encoder),
             aligner=None if program.aligner is None else lowered(program.aligner),

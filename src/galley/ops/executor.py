@@ -400,6 +400,7 @@ class ExecutorMemory:
         scratch: bytes of the compute threads' scratch memory.
         adapters: bytes of all slots for LoRA adapters, at the highest rank.
         experts: memory for experts that stay on disk; none by default.
+        static_inputs: number of matrices whose inputs are rounded by the checkpoint's static scales.
         free: free bytes of a device with its own memory; None if the executor uses the host's.
     """
 
@@ -415,6 +416,7 @@ class ExecutorMemory:
     adapters: int = 0
     state: int = 0
     experts: ExpertMemory = NO_EXPERTS
+    static_inputs: int = 0
     free: int | None = None
 
     def buffers(self, rows: int, wanted: int) -> int:

@@ -100,6 +100,19 @@ def plan_activations(kinds: Kinds, quantize: str, wanted: str, isa: str) -> Mapp
     }
 
 
+def input_steps(program: Program, weights: Weights, wanted: str) -> Mapping[str, float]:
+    """Return the checkpoint's static scales of the inputs of linear layers' matrices.
+
+    There are none unless ``wanted`` is "auto": other settings say how to round inputs.
+    """
+    if wanted != "auto":
+        return {}
+    programs = [one for one in (program, program.encoder, program.aligner) if one is not None]
+    linears = [op for one in programs for op in one.ops if op.name == "linear"]
+    steps = {name: weights.input_step(name) for op in linears for name in op.weights["weight"]}
+    return {name: step for name, step in steps.items() if step}
+
+
 def takes_inputs(names: Collection[str], wanted: str) -> bool:
     """Return whether any weight type of these names can be multiplied with ``wanted`` inputs."""
     return wanted == "auto" or any(

@@ -231,7 +231,7 @@ def lower(program: Program) -> Lowered:
         if layout := op.attrs.get("layout"):
             b = op.outputs[-1]
             layouts[b] = _native.InputLayout(
-                layout.kind, op.widths[-1], layout.group, layout.inputs
+                layout.kind, op.widths[-1], layout.group, layout.inputs, layout.step
             )
             row_bytes[b] = layouts[b].row_bytes
     return Lowered(program, layouts, tuple(row_bytes[b] for b in range(len(row_bytes))))

@@ -154,7 +154,7 @@ def check_kind(name: str, kind: WeightKind, depth: int) -> None:
     if kind.is_integer and (kind.group or depth) > _native.LONGEST_GROUP:
         raise UnsupportedModel(
             f"tensor {name} has {kind.group or depth} columns per scale, but {kind.name} weights allow "
-            f"at most {_native.LONGEST_GROUP}; set weight_dtype to int4 or bf16"
+            f"at most {_native.LONGEST_GROUP}; use a checkpoint with smaller groups, or with dense weights"
         )
 
 

@@ -7,7 +7,7 @@ from typing import Self
 
 from galley.engine.memory import LEAST_STATES, LEAST_TOKENS
 from galley.errors import SettingsError
-from galley.formats.weights import flat
+from galley.formats.weights import Kinds, WeightKind, flat
 from galley.graph.passes import run_passes
 from galley.graph.program import Program
 from galley.graph.quantize_inputs import quantize_inputs
@@ -92,7 +92,7 @@ class ModelSizes:
         Raises:
             SettingsError: experts are to be on disk, and there are none.
         """
-        kinds = plan_kinds(program, WEIGHT_DTYPES[precision].layout or precision)
+        kinds = _planned_kinds(program, precision)
         shapes = {name: flat(shape) for name, shape in program.all_shapes.items()}
         runs = run_passes(program.with_kinds(kinds), ())
         buffered = runs
@@ -192,3 +192,13 @@ class ModelSizes:
                 seen = rows * (first + last) / 2
             total += size * seen
         return total
+
+
+def _planned_kinds(program: Program, precision: str) -> Kinds:
+    """Return the kind of each matrix; a precision with the layout of another keeps its own scales."""
+    known = WEIGHT_DTYPES[precision]
+    kinds = plan_kinds(program, known.layout or precision)
+    if not known.layout:
+        return kinds
+    laid_out = WeightKind(known.layout, scale_type=known.scales)
+    return {name: laid_out if kind.is_integer else kind for name, kind in kinds.items()}

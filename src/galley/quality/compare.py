@@ -10,8 +10,8 @@ import numpy as np
 from galley.bench.engine import EngineBench
 from galley.bench.report import Step
 from galley.calibration.forward import TeacherForced
+from galley.calibration.matrices import check_dense, linear_weights
 from galley.calibration.measures import Divergence, Loss, TokenLoss, agreement, following
-from galley.calibration.quantize import check_dense, linear_weights
 from galley.calibration.sensitivity import Part, parts_of
 from galley.engine.read_model import read_model
 from galley.errors import SettingsError

@@ -11,7 +11,7 @@ from galley.formats.weights import INT4_MIDDLE, DenseWeight, Floats, IntWeight, 
 from galley.types.weight_dtypes import WEIGHT_DTYPES
 
 GROUPS: Final = (128, 64, 32)
-"""Possible numbers of columns that share an int4 scale, largest first."""
+"""Possible numbers of columns that share a scale, largest first."""
 _CHUNK_ELEMENTS: Final = 1 << 22
 
 Quantize: TypeAlias = Callable[[DenseWeight], IntWeight]
@@ -25,20 +25,30 @@ def not_finite(weight: DenseWeight | IntWeight) -> UnsupportedModel:
     )
 
 
-def quantize_int8(weight: DenseWeight) -> IntWeight:
-    """Quantize to int8 with one float32 scale for each output; the largest magnitude becomes 127.
+def quantize_int8(weight: DenseWeight, *, group: int = 0) -> IntWeight:
+    """Quantize to int8 with one bfloat16 scale for each output and group.
+
+    The largest magnitude of a group becomes 127.
+
+    Args:
+        weight: a matrix [outputs, depth].
+        group: number of columns that share a scale; 0: see :func:`default_group`.
 
     Raises:
         UnsupportedModel: a value is infinite or NaN.
     """
     values = _finite(weight, to_float32(weight))
+    depth = values.shape[1]
+    group = group or default_group(depth)
     q = np.empty(values.shape, np.int8)
-    scales = np.empty((len(values), 1), np.float32)
+    scales = np.empty((len(values), -(-depth // group)), np.float32)
     for rows in _chunks(values):
-        scale = np.abs(values[rows]).max(axis=1, keepdims=True) / np.float32(127)
-        q[rows] = np.rint(values[rows] * _inverse(scale))
+        grouped = _grouped(values[rows], group)
+        scale = as_bf16(np.abs(grouped).max(axis=2) / np.float32(127))
+        steps = np.rint(grouped * _inverse(scale)[:, :, None])
+        q[rows] = steps.reshape(len(grouped), -1)[:, :depth]
         scales[rows] = scale
-    return IntWeight(weight.name, 8, q, values.shape[1], scales, None, "F32")
+    return IntWeight(weight.name, 8, q, group, scales, None, "BF16")
 
 
 def quantize_int4(weight: DenseWeight, *, group: int = 0, symmetric: bool = True) -> IntWeight:
@@ -56,16 +66,14 @@ def quantize_int4(weight: DenseWeight, *, group: int = 0, symmetric: bool = True
     values = _finite(weight, to_float32(weight))
     depth = values.shape[1]
     group = group or default_group(depth)
-    groups = -(-depth // group)
     q = np.empty(values.shape, np.uint8)
-    scales = np.empty((len(values), groups), np.float32)
-    zeros = None if symmetric else np.empty((len(values), groups), np.uint8)
+    scales = np.empty((len(values), -(-depth // group)), np.float32)
+    zeros = None if symmetric else np.empty(scales.shape, np.uint8)
     for rows in _chunks(values):
-        padded = np.pad(values[rows], ((0, 0), (0, groups * group - depth)))
-        grouped = padded.reshape(-1, groups, group)
+        grouped = _grouped(values[rows], group)
         scale, zero = _symmetric(grouped) if symmetric else _asymmetric(grouped)
         steps = np.rint(grouped * _inverse(scale)[:, :, None]) + zero[:, :, None]
-        q[rows] = np.clip(steps, 0, 15).reshape(len(padded), -1)[:, :depth]
+        q[rows] = np.clip(steps, 0, 15).reshape(len(grouped), -1)[:, :depth]
         scales[rows] = scale
         if zeros is not None:
             zeros[rows] = zero
@@ -85,6 +93,12 @@ def rounded_kind(quantize: str, depth: int) -> WeightKind:
     known = WEIGHT_DTYPES[quantize]
     group = default_group(depth) if known.grouped else 0
     return WeightKind(quantize, group if group < depth else 0, known.scales)
+
+
+def _grouped(values: Floats, group: int) -> Floats:
+    """Return [outputs, groups, columns]; the last group is padded with zeros."""
+    padded = np.pad(values, ((0, 0), (0, -values.shape[1] % group)))
+    return padded.reshape(len(values), -1, group)
 
 
 def _symmetric(grouped: Floats) -> tuple[Floats, Floats]:

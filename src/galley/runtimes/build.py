@@ -83,8 +83,10 @@ class TensorLoader(Generic[Options]):
         )
         began = time.monotonic()
         suffixes = [suffix for suffix, engine in ENGINE_OF_SUFFIX.items() if engine == self.engine]
-        threads = settings.threads or available_cores()
-        model = self.load(model_file(folder, suffixes), options, threads)
+        threads = max(1, (settings.threads or available_cores()) // options.instances)
+        file = model_file(folder, suffixes)
+        instances = [self.load(file, options, threads) for _ in range(options.instances)]
+        model = instances[0]
         _check_declared(folder, "input", options.declared_inputs, model.inputs)
         _check_declared(folder, "output", options.declared_outputs, model.outputs)
         loaded = time.monotonic()
@@ -109,7 +111,7 @@ class TensorLoader(Generic[Options]):
                 platform=self.platform,
             ),
         )
-        compute = Compute(model, batched=trial.batched, fixed_rows=fixed)
+        compute = Compute(instances, batched=trial.batched, fixed_rows=fixed)
         # Waits for the cores are between steps: a library does not yield them within one.
         meter = StepMeter(None if pause is None else _no_pause)
         return TensorEngine(

@@ -1,8 +1,13 @@
-"""Runs a model on the inputs of several requests at once, and on each alone if that fails."""
+"""Runs a model on the inputs of several requests at once, and on each alone if that fails.
+
+A model may have several instances, each with a part of the threads, among which a batch is divided.
+"""
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -15,43 +20,76 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("galley.runtimes")
 
+T = TypeVar("T")
+
 
 class Compute:
     """A model and how batches of its requests are computed."""
 
-    def __init__(self, model: TensorModel, *, batched: bool, fixed_rows: int | None = None) -> None:
+    def __init__(
+        self, instances: Sequence[TensorModel], *, batched: bool, fixed_rows: int | None = None
+    ) -> None:
         """Wrap a model.
 
         Args:
-            model: the model.
+            instances: the model, loaded once or several times; each is called from one thread at a time.
             batched: whether requests have a batch axis.
             fixed_rows: rows of every call of the model, whatever the requests have; None: those of the
                 requests.
         """
-        self._model = model
+        self._instances = tuple(instances)
         self._batched = batched
         self._fixed_rows = fixed_rows if batched else None
-        self._names = [spec.name for spec in model.outputs]
+        self._names = [spec.name for spec in instances[0].outputs]
+        self._pool: ThreadPoolExecutor | None = None
+        if len(instances) > 1:
+            self._pool = ThreadPoolExecutor(len(instances), "galley-instance")
 
     def together(self, payloads: Sequence[Predict]) -> "list[dict[str, Array] | Exception]":
         """Return the outputs of each request, by name, or the error of one that fails alone.
 
-        All requests have the same inputs, of the same shapes but for the batch axis.
+        Requests of a model with a batch axis have the same inputs, of the same shapes but for that axis.
         """
-        if len(payloads) > 1:
+        if len(payloads) == 1:
+            return [self._alone(payloads[0])]
+        if self._batched:
             try:
                 return [*self._run(payloads)]
             except Exception as error:  # whatever a library raises
                 log.debug("a batch of %d requests failed: %s", len(payloads), error)
-        return [self._alone(payload) for payload in payloads]
+        return self._spread([partial(self._alone, payload) for payload in payloads])
 
     def close(self) -> None:
-        """Close the model."""
-        self._model.close()
+        """Close all instances."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        for instance in self._instances:
+            instance.close()
 
-    def _alone(self, payload: Predict) -> "dict[str, Array] | Exception":
+    def _spread(self, parts: "Sequence[Callable[[TensorModel], T]]") -> list[T]:
+        """Return the results of functions of an instance, in their order, computed by all instances.
+
+        Raises:
+            Exception: what one of them raised, once all instances are done.
+        """
+        count = min(len(self._instances), len(parts))
+        if self._pool is None or count == 1:
+            return [part(self._instances[0]) for part in parts]
+
+        def of_one(number: int) -> list[T]:
+            return [part(self._instances[number]) for part in parts[number::count]]
+
+        running = [self._pool.submit(of_one, number) for number in range(count)]
+        wait(running)
+        done = [future.result() for future in running]
+        return [done[i % count][i // count] for i in range(len(parts))]
+
+    def _alone(
+        self, payload: Predict, instance: TensorModel | None = None
+    ) -> "dict[str, Array] | Exception":
+        """Return the outputs of a request, computed by one instance or divided among all."""
         try:
-            [outputs] = self._run([payload])
+            [outputs] = self._run([payload], instance)
             return outputs
         except InvalidTensors as error:
             return error
@@ -59,7 +97,9 @@ class Compute:
             log.warning("the model failed on a request: %s", error)
             return error
 
-    def _run(self, payloads: Sequence[Predict]) -> "list[dict[str, Array]]":
+    def _run(
+        self, payloads: Sequence[Predict], instance: TensorModel | None = None
+    ) -> "list[dict[str, Array]]":
         arrays = [{t.name: to_array(t) for t in payload.inputs} for payload in payloads]
         inputs = arrays[0]
         if len(arrays) > 1:
@@ -67,7 +107,8 @@ class Compute:
         wanted = [payload.outputs or self._names for payload in payloads]
         names = list(dict.fromkeys(name for names in wanted for name in names))
         rows = [payload.rows for payload in payloads]
-        outputs = dict(zip(names, self._computed(inputs, names, sum(rows)), strict=True))
+        computed = self._computed(inputs, names, sum(rows), instance)
+        outputs = dict(zip(names, computed, strict=True))
         if len(payloads) == 1:
             return [{name: outputs[name] for name in wanted[0]}]
         for name, array in outputs.items():
@@ -80,23 +121,40 @@ class Compute:
         ]
 
     def _computed(
-        self, inputs: "Mapping[str, Array]", names: Sequence[str], rows: int
+        self,
+        inputs: "Mapping[str, Array]",
+        names: Sequence[str],
+        rows: int,
+        instance: TensorModel | None,
     ) -> "list[Array]":
-        if self._fixed_rows is None:
-            return self._model.run(inputs, names)
-        parts = [
-            self._padded(inputs, names, first, min(rows, first + self._fixed_rows))
-            for first in range(0, rows, self._fixed_rows)
-        ]
-        return [np.concatenate(part) for part in zip(*parts, strict=True)]
+        size = self._fixed_rows or max(1, rows)
+        if self._fixed_rows is None and self._batched and instance is None:
+            size = max(1, -(-rows // len(self._instances)))
+        ranges = [(first, min(rows, first + size)) for first in range(0, rows, size)]
+        if len(ranges) <= 1 and self._fixed_rows is None:
+            return (instance or self._instances[0]).run(inputs, names)
+        parts = [partial(self._part, inputs, names, first, end) for first, end in ranges]
+        done = self._spread(parts) if instance is None else [part(instance) for part in parts]
+        for arrays, (first, end) in zip(done, ranges, strict=True):
+            for name, array in zip(names, arrays, strict=True):
+                if not array.ndim or len(array) != end - first:
+                    raise ValueError(
+                        f"output {name!r} has shape {array.shape} for {end - first} rows"
+                    )
+        return [np.concatenate(part) for part in zip(*done, strict=True)]
 
-    def _padded(
-        self, inputs: "Mapping[str, Array]", names: Sequence[str], first: int, end: int
+    def _part(
+        self,
+        inputs: "Mapping[str, Array]",
+        names: Sequence[str],
+        first: int,
+        end: int,
+        instance: TensorModel,
     ) -> "list[Array]":
-        """Compute rows ``first`` to ``end``, filled up to the fixed number with copies of the first."""
-        assert self._fixed_rows is not None
+        """Compute rows ``first`` to ``end``, filled up to a fixed number with copies of the first."""
         part = {name: array[first:end] for name, array in inputs.items()}
-        missing = self._fixed_rows - (end - first)
-        if missing:
-            part = {n: np.concatenate([a, np.repeat(a[:1], missing, 0)]) for n, a in part.items()}
-        return [array[: end - first] for array in self._model.run(part, names)]
+        missing = 0 if self._fixed_rows is None else self._fixed_rows - (end - first)
+        if not missing:
+            return instance.run(part, names)
+        part = {n: np.concatenate([a, np.repeat(a[:1], missing, 0)]) for n, a in part.items()}
+        return [array[: end - first] for array in instance.run(part, names)]

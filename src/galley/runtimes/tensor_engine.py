@@ -63,7 +63,7 @@ class TensorEngine:
         self._compute = compute
         self._options = options
         self._batched = info.tensors.batched
-        most = options.max_batch_size if self._batched else 1
+        most = options.max_batch_size if self._batched else options.instances
         self._waiting = FairQueue[Predict](priority_steps=priority_steps, budget=most)
         self._meter = meter or StepMeter()
         self._paces: dict[Hashable, _Pace] = {}

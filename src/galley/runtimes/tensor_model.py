@@ -18,7 +18,7 @@ class InvalidTensors(Exception):
 
 
 class TensorModel(Protocol):
-    """A loaded model. It is called from one thread."""
+    """A loaded model. It is called from one thread at a time."""
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -56,6 +56,9 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         batch_invariant: compute every batch with ``max_batch_size`` rows, so that the bits of a row cannot
             depend on other requests. Costs time where batches are not full.
         preferred_batch_size: a batch of one of these sizes does not wait for further requests.
+        instances: how often the model is loaded; each instance has an equal part of the threads, and
+            computes a part of the rows of a batch, or one of several requests of a model without a batch
+            axis.
         limit_rows: refuse requests with more than ``max_batch_size`` rows instead of computing them alone.
         declared_inputs, declared_outputs: inputs and outputs that the model must have, with these types and
             shapes; another model is not loaded.
@@ -67,6 +70,7 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_queue_delay: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.005
     batch_invariant: bool = False
     preferred_batch_size: tuple[Annotated[int, msgspec.Meta(ge=1)], ...] = ()
+    instances: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     limit_rows: bool = False
     declared_inputs: tuple[TensorSpec, ...] = ()
     declared_outputs: tuple[TensorSpec, ...] = ()

@@ -9,18 +9,54 @@ from starlette.responses import Response
 from galley.errors import ModelError
 from galley.gateway.rates import Bucket, LastMinute
 from galley.gateway.registry import Registry
+from galley.gateway.served import ServedModel
 from galley.gateway.tenants import Account, Tenants
 from galley.protocols.common.errors import ApiError
 from galley.protocols.common.messages import Strict
 from galley.protocols.http import body
 from galley.protocols.http.json_answers import Json
 from galley.protocols.http.openapi import Operation
+from galley.types.model_info import ReplicaStatus
 
 
 class ReloadRequest(Strict, frozen=True, kw_only=True):
     """Body of `POST /admin/reload`: which model's files are to be loaded again."""
 
     model: str
+
+
+class DrainRequest(Strict, frozen=True, kw_only=True):
+    """Body of `POST /admin/drain`: the replica that is to leave, and its model."""
+
+    model: str
+    replica: str
+
+
+class ReplicaState(TypedDict):
+    """One of the engines that serve a model."""
+
+    name: str
+    state: str
+    running: int
+    waiting: int
+    kv_usage: float
+    restarts: int
+    version: str
+    remote: bool
+    pid: int | None
+
+
+class ModelReplicas(TypedDict):
+    """The replicas of a model."""
+
+    model: str
+    replicas: list[ReplicaState]
+
+
+class ReplicaList(TypedDict):
+    """The replicas of all models that are loaded."""
+
+    models: list[ModelReplicas]
 
 
 class LimitState(TypedDict):
@@ -58,7 +94,7 @@ class Reloaded(TypedDict):
 
 
 def routes(tenants: Tenants, models: Registry) -> list[Operation]:
-    """Return ``GET /admin/tenants`` and ``POST /admin/reload``."""
+    """Return the routes below ``/admin``."""
 
     async def reload(request: Request) -> Response:
         """Reload a model's files; respond when the new files are served, without any failed request."""
@@ -69,6 +105,18 @@ def routes(tenants: Tenants, models: Registry) -> list[Operation]:
             message = f"{parsed.model} continues unchanged: {error}"
             raise ApiError(400, message, param="model", code="model_unusable") from error
         answer: Reloaded = {"model": parsed.model}
+        return Json(answer)
+
+    async def drain(request: Request) -> Response:
+        """Have the other replicas of a model continue the requests of one; respond when it has ended."""
+        parsed = await body.read(request, DrainRequest, max_bytes=models.settings.max_body_bytes)
+        served = await models.find(parsed.model)
+        await served.backend().engine.drain(parsed.replica)
+        return Json(_replicas(served))
+
+    async def list_replicas(_: Request) -> Response:
+        """List the engines that serve each model."""
+        answer: ReplicaList = {"models": [_replicas(one) for one in models if one.is_loaded]}
         return Json(answer)
 
     async def list_tenants(_: Request) -> Response:
@@ -89,7 +137,39 @@ def routes(tenants: Tenants, models: Registry) -> list[Operation]:
             answers={200: Reloaded},
             errors={404, 409},
         ),
+        Operation(
+            "GET", "/admin/replicas", list_replicas, tag="operation", answers={200: ReplicaList}
+        ),
+        Operation(
+            "POST",
+            "/admin/drain",
+            drain,
+            tag="operation",
+            body=DrainRequest,
+            answers={200: ModelReplicas},
+            errors={404, 409},
+        ),
     ]
+
+
+def _replicas(served: ServedModel) -> ModelReplicas:
+    return {"model": served.name, "replicas": [_replica(one) for one in served.replicas]}
+
+
+def _replica(status: ReplicaStatus) -> ReplicaState:
+    stats = status.stats
+    total = stats.kv_total_blocks
+    return {
+        "name": status.name,
+        "state": status.state,
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "kv_usage": stats.kv_used_blocks / total if total else 0.0,
+        "restarts": status.restarts,
+        "version": status.version,
+        "remote": status.remote,
+        "pid": status.pid,
+    }
 
 
 def _tenant(account: Account) -> TenantState:

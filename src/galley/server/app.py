@@ -117,6 +117,7 @@ def create_app(
         exception_handlers=errors.HANDLERS,
     )
     app.router.redirect_slashes = False
+    app.state.objectives = settings.objectives
     app.state.body_budget = ByteBudget(
         settings.max_unfinished_body_bytes,
         of="The JSON bodies being received",

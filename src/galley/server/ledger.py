@@ -34,7 +34,9 @@ def _inputs(model: str, ledger: Ledger) -> str:
     if ledger.inputs == "float32":
         return "float32, not rounded"
     if ledger.inputs == "int8":
-        return f"rounded to int8, the largest of each group to 16 bits; {measure}"
+        static = ledger.static_inputs
+        of_file = f", of {static} matrices by the checkpoint's static scales" if static else ""
+        return f"rounded to int8, the largest of each group to 16 bits{of_file}; {measure}"
     return f"rounded to {ledger.inputs}; {measure}"
 
 

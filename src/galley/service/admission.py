@@ -121,6 +121,12 @@ class Admission:
         """Return how many sequences the tenant may add at once."""
         return self._places.room(share, now=now)
 
+    def resize(self, seats: int, max_queue: int) -> None:
+        """Set how many sequences run at the same time, and how many may wait, from now on."""
+        self._running = seats if self._running >= self._seats else min(self._running, seats)
+        self._seats, self._max_queue = seats, max_queue
+        self._places.most = seats + max_queue
+
     def add(self, request: EngineRequest, *, now: float) -> Claim:
         """Add a sequence that is admitted; return its claim."""
         claim = self._claim(request)
@@ -131,8 +137,11 @@ class Admission:
         self._note_busy(now)
         return claim
 
-    def progress(self, claim: Claim, tokens: int, *, now: float) -> None:
-        """Record that a sequence has generated ``tokens`` more tokens."""
+    def progress(self, claim: Claim, tokens: int, *, now: float) -> int:
+        """Record that a sequence has generated ``tokens`` more; return them and those of its prompt.
+
+        The prompt counts with the first output.
+        """
         worked = tokens + (0 if claim.begun else claim.prompt)
         claim.begun = True
         claim.done += tokens
@@ -140,6 +149,7 @@ class Admission:
         claim.owed -= paid
         self._owe(claim, -paid)
         self.pace.worked(worked, now)
+        return worked
 
     def remove(self, claim: Claim, *, finished: bool, now: float) -> None:
         """Remove a sequence; ``finished``: whether it ran to completion."""

@@ -26,12 +26,14 @@ class Start(msgspec.Struct, tag="start", frozen=True):
     Attributes:
         spawned_at: when the process was started, on the monotonic clock that both processes share.
         promised: bytes of memory that other engines of the server have yet to allocate.
+        publishes: whether the engine sends :class:`Blocks`.
     """
 
     settings: EngineSettings
     folder: str
     spawned_at: float
     promised: int = 0
+    publishes: bool = False
 
 
 class Submit(msgspec.Struct, tag="submit", frozen=True):
@@ -79,10 +81,23 @@ class Planned(msgspec.Struct, tag="planned", frozen=True):
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
-    """The engine accepts requests from now on. ``stats`` are those before the first step."""
+    """The engine accepts requests from now on.
+
+    Attributes:
+        info: the description of the model.
+        stats: the statistics before the first step.
+        seats: sequences that run at the same time.
+        contents: digest of the checkpoint's files, from a replica elsewhere.
+    """
 
     info: ModelInfo
     stats: EngineStats
+    seats: int = 0
+    contents: str = ""
+
+
+class Leaving(msgspec.Struct, tag="leaving", frozen=True):
+    """A replica elsewhere is about to end: its requests are to be continued by others."""
 
 
 class StartFailed(msgspec.Struct, tag="start_failed", frozen=True):
@@ -109,8 +124,15 @@ class Step(msgspec.Struct, tag="step", frozen=True):
     frames_seen: int
 
 
+class Blocks(msgspec.Struct, tag="blocks", frozen=True):
+    """Changes of what the prefix cache holds, as keys of blocks; ``removed`` applies first."""
+
+    stored: list[bytes]
+    removed: list[bytes]
+
+
 ToEngine = Start | Submit | Abort | LoadAdapter | UnloadAdapter
-FromEngine = Phase | Planned | Ready | StartFailed | Alive | Step | AdapterLoaded
+FromEngine = Phase | Planned | Ready | StartFailed | Alive | Step | AdapterLoaded | Blocks | Leaving
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
@@ -119,8 +141,13 @@ _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(From
 
 def encode(frame: ToEngine | FromEngine) -> bytes:
     """Return the encoded frame with its length in front, ready to be written."""
-    body = _encoder.encode(frame)
+    body = bare(frame)
     return HEADER.pack(len(body)) + body
+
+
+def bare(frame: ToEngine | FromEngine) -> bytes:
+    """Return the encoded frame without its length."""
+    return _encoder.encode(frame)
 
 
 def decode_to_engine(body: bytes) -> ToEngine:

@@ -45,11 +45,17 @@ class EngineProcess:
 
     @classmethod
     async def start(
-        cls, spawned: Spawned, settings: EngineSettings, folder: str, promised: int = 0
+        cls,
+        spawned: Spawned,
+        settings: EngineSettings,
+        folder: str,
+        promised: int = 0,
+        *,
+        publishes: bool = False,
     ) -> "EngineProcess":
         """Have the process load ``folder``; its first frames report the progress.
 
-        ``promised``: see :class:`galley.service.frames.Start`.
+        ``promised``, ``publishes``: see :class:`galley.service.frames.Start`.
         """
         try:
             reader, writer = await asyncio.open_connection(sock=spawned.connection)
@@ -58,7 +64,7 @@ class EngineProcess:
             await asyncio.to_thread(spawned.child.wait)
             raise
         process = cls(spawned.child, reader, writer)
-        process.send(Start(settings, folder, spawned.at, promised))
+        process.send(Start(settings, folder, spawned.at, promised, publishes))
         return process
 
     @property
@@ -82,7 +88,7 @@ class EngineProcess:
         with suppress(ConnectionError):
             while data := await self._reader.read(_READ_BYTES):
                 received += data
-                yield _taken_from(received)
+                yield taken_from(received)
 
     def kill(self) -> None:
         """Kill a process that hangs; :meth:`frames` then ends."""
@@ -98,7 +104,7 @@ class EngineProcess:
             return await asyncio.to_thread(self._child.wait)
 
 
-def _taken_from(received: bytearray) -> list[FromEngine]:
+def taken_from(received: bytearray) -> list[FromEngine]:
     """Remove the complete frames from the front of ``received`` and return them."""
     frames: list[FromEngine] = []
     start = 0

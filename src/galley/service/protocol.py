@@ -119,6 +119,18 @@ class AdapterEngine(Engine, Protocol):
         """Free the adapter after the last request that uses it."""
 
 
+@runtime_checkable
+class PublishingEngine(Engine, Protocol):
+    """An engine that reports what its prefix cache holds, by which a router chooses among replicas."""
+
+    def take_block_changes(self) -> dict[bytes, bool]:
+        """Return the keys of blocks that can be found (True) or not any more since the last call.
+
+        The first call returns all that can be found, and begins the record. Keys are those of
+        :mod:`galley.types.block_hashes`.
+        """
+
+
 class EngineLoader(Protocol):
     """Creates the engine for the checkpoint in a folder."""
 

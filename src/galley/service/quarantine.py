@@ -6,6 +6,7 @@ Output. If an engine dies while it retries a quarantined request, that request h
 deaths, and it alone is given up.
 """
 
+from collections.abc import Collection
 from typing import Final
 
 MAX_KILLED_RETRIES: Final = 3
@@ -18,11 +19,12 @@ class Quarantine:
     Every method that returns ids returns those to send to the engine now, in order.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, failures: dict[str, int] | None = None) -> None:
+        """Create it empty; ``failures``: failed retries by request, shared by engines of one model."""
         self._unsent: dict[str, None] = {}
         self._sent: dict[str, None] = {}
         self._quarantined: dict[str, None] = {}
-        self._failures: dict[str, int] = {}
+        self._failures: dict[str, int] = {} if failures is None else failures
         self._retried: str | None = None
         self._engine_ready = False
         self._settling = False
@@ -46,6 +48,27 @@ class Quarantine:
         """Add new requests. They wait while the engine is away or retries a quarantined request."""
         self._unsent.update(dict.fromkeys(request_ids))
         return self._next()
+
+    def add_suspects(self, request_ids: list[str]) -> list[str]:
+        """Quarantine requests that another engine had when it died."""
+        self._quarantined.update(dict.fromkeys(request_ids))
+        return self.add(request_ids)
+
+    def release(self, request_ids: Collection[str]) -> tuple[list[str], list[str], list[str]]:
+        """Remove requests; return those that the engine has, and, of all, the suspects and the others.
+
+        A request that is being retried stays under suspicion.
+        """
+        held = [one for one in (*self._sent, *self._unsent) if one in request_ids]
+        suspects = [one for one in held if one == self._retried or one in self._quarantined]
+        others = [one for one in held if one not in suspects]
+        sent = [one for one in held if one in self._sent]
+        for request_id in held:
+            for holder in (self._sent, self._unsent, self._quarantined):
+                holder.pop(request_id, None)
+        if self._retried in suspects:
+            self._retried = None
+        return sent, suspects, others
 
     def engine_ready(self) -> list[str]:
         """Record that a new engine accepts requests."""
@@ -90,6 +113,14 @@ class Quarantine:
     def engine_away(self) -> None:
         """Record that nothing can be sent to the engine any more; :meth:`engine_died` follows."""
         self._engine_ready = False
+
+    def engine_lost(self) -> None:
+        """Record that the engine ended, or cannot be reached, through no fault of its requests."""
+        self._unsent = {**self._sent, **self._unsent}
+        if self._retried is not None:
+            self._quarantined[self._retried] = None
+        self._sent = {}
+        self._retried, self._engine_ready, self._settling = None, False, False
 
     def engine_died(self, *, killed: bool) -> str | None:
         """Quarantine the requests that the engine had; return the one to give up, if it was being retried.

@@ -1,8 +1,8 @@
 """The unfinished requests of a model: their answers so far, their deadlines, and how they end.
 
-Each request's prompt and the tokens delivered so far are kept here, outside of the engine's process, so
-that a new engine can continue them. ``admission.py`` decides which requests are accepted, and
-``quarantine.py`` which ones a new engine is given after another has died.
+Each request's prompt and the tokens delivered so far are kept here, outside of the engines' processes, so
+that any engine can continue them. ``admission.py`` decides which requests are accepted, and
+``quarantine.py`` which ones an engine is given after another has died.
 """
 
 import asyncio
@@ -14,8 +14,7 @@ from typing import Literal
 
 from galley.errors import DeadlineExceeded
 from galley.service.admission import Admission
-from galley.service.frames import Abort, Submit
-from galley.service.quarantine import Quarantine
+from galley.service.replica import Replica
 from galley.service.streams import OutputStream, Unfinished
 from galley.service.turns import Share
 from galley.service.unread import Unread, UnreadBudget
@@ -28,20 +27,25 @@ log = logging.getLogger("galley.service")
 class RequestBook:
     """All unfinished requests of a model. For use in one event loop."""
 
-    def __init__(self, admission: Admission, send: Callable[[Submit | Abort], int]) -> None:
+    def __init__(
+        self,
+        admission: Admission,
+        choose: Callable[[EngineRequest, str | None], Replica | None],
+        spare: Callable[[], Replica],
+    ) -> None:
         """Create an empty book.
 
         Args:
             admission: decides which requests are accepted.
-            send: sends a frame to the engine's process and returns how many have been sent to it. Without
-                a process it does nothing and returns 0.
+            choose: returns the ready replica for a request, given the version that has to continue it;
+                None: there is none.
+            spare: returns a replica where a request can wait until one is ready.
         """
         self._admission = admission
-        self._send = send
+        self._choose = choose
+        self._spare = spare
         self._unread = UnreadBudget()
         self._unfinished: dict[str, Unfinished] = {}
-        self._settled_at = 0
-        self.quarantine = Quarantine()
 
     def __len__(self) -> int:
         """Return the number of unfinished sequences."""
@@ -87,49 +91,85 @@ class RequestBook:
         for request in requests:
             unfinished = self._unfinished[request.id] = self._begin(request, deadline, now)
             streams.append(OutputStream(unfinished, self._abort))
-        self._submit(self.quarantine.add([request.id for request in requests]))
+        for request in requests:
+            self._unfinished[request.id].replica.requests.add([request.id])
         return streams
+
+    def owed(self) -> dict[Replica, float]:
+        """Return the tokens that the requests of each replica still need, for replicas that have any."""
+        owed: dict[Replica, float] = {}
+        for one in self._unfinished.values():
+            owed[one.replica] = owed.get(one.replica, 0.0) + one.claim.owed
+        return owed
 
     def observe(self, stats: EngineStats, *, working: bool) -> None:
         """Record the engine's statistics; ``working``: whether it is ready."""
         self._admission.observe(stats, working=working, now=time.monotonic())
 
-    def deliver(self, output: Output) -> None:
-        """Deliver an Output to its reader; ignore it if its request has ended."""
+    def deliver(self, replica: Replica, output: Output) -> int:
+        """Deliver an Output to its reader, unless its request has ended or another replica has it now.
+
+        Returns:
+            The tokens of prompt and output that the replica worked off with it.
+        """
         unfinished = self._unfinished.get(output.request_id)
-        if unfinished is None:
-            return
-        self._admission.progress(unfinished.claim, len(output.tokens), now=time.monotonic())
+        if unfinished is None or unfinished.replica is not replica:
+            return 0
+        worked = self._admission.progress(
+            unfinished.claim, len(output.tokens), now=time.monotonic()
+        )
         unfinished.take(output)
         if output.finish_reason is None:
-            self._submit(self.quarantine.progressed(output.request_id))
-            return
+            replica.requests.progressed(output.request_id)
+            return worked
         self._end(output.request_id, finished=True)
-        self._submit(self.quarantine.finished(output.request_id))
+        replica.requests.finished(output.request_id)
+        return worked
 
-    def stepped(self, frames_seen: int) -> None:
-        """Record how many frames the engine has read; send what waited for a cancellation to be read."""
-        if self.quarantine.settling and frames_seen >= self._settled_at:
-            self._submit(self.quarantine.settled())
+    def resumption(self, request_id: str) -> EngineRequest:
+        """Return a request as it is to be sent to an engine now."""
+        return self._unfinished[request_id].resumption()
 
-    def engine_ready(self) -> None:
-        """Send a new engine the unfinished requests, each with the tokens delivered so far."""
+    def resume(self, replica: Replica) -> None:
+        """Have a replica's next engine continue its requests with the tokens delivered so far."""
         for unfinished in self._unfinished.values():
-            unfinished.resumed = True
-        self._submit(self.quarantine.engine_ready())
+            if unfinished.replica is replica:
+                unfinished.resumed = True
 
-    def engine_died(self, *, killed: bool) -> None:
-        """Record that the engine died; give up the request that it died of, if that is known."""
-        given_up = self.quarantine.engine_died(killed=killed)
-        if given_up is not None:
-            log.error("giving up request %s, which crashes the engine", given_up)
-            message = "the engine crashed repeatedly while processing this request"
-            self._give_up(given_up, "error", message)
+    def move(self, replica: Replica) -> None:
+        """Have other replicas continue those of a replica's requests that they can."""
+        targets: dict[str, Replica] = {}
+        for request_id, unfinished in self._unfinished.items():
+            if unfinished.replica is replica:
+                target = self._choose(unfinished.request, unfinished.version)
+                if target is not None and target is not replica:
+                    targets[request_id] = unfinished.replica = target
+                    unfinished.resumed = True
+        released = replica.requests.release(targets)
+        for ids, suspects in ((released.suspects, True), (released.others, False)):
+            for request_id in ids:
+                targets[request_id].requests.add([request_id], suspects=suspects)
+
+    def has_any_of(self, replica: Replica) -> bool:
+        """Return whether a replica has unfinished requests."""
+        return any(one.replica is replica for one in self._unfinished.values())
+
+    def give_up(self, request_id: str) -> None:
+        """End a request of which engines die."""
+        log.error("giving up request %s, which crashes the engine", request_id)
+        message = "the engine crashed repeatedly while processing this request"
+        self._give_up(request_id, "error", message)
 
     def end_all(self, reason: Literal["abort", "error"], error: str | None) -> None:
         """End every request with this reason, without sending anything to the engine."""
         for request_id in list(self._unfinished):
             self._give_up(request_id, reason, error)
+
+    def end_of(self, replica: Replica, reason: Literal["abort", "error"], error: str) -> None:
+        """End the requests of a replica like :meth:`end_all`."""
+        for request_id, unfinished in list(self._unfinished.items()):
+            if unfinished.replica is replica:
+                self._give_up(request_id, reason, error)
 
     def _begin(self, request: EngineRequest, deadline: float, now: float) -> Unfinished:
         unread = Unread(self._unread, on_cut=lambda: self._abort(request.id))
@@ -138,7 +178,8 @@ class RequestBook:
         if deadline != math.inf:
             loop = asyncio.get_running_loop()
             timer = loop.call_later(deadline - now, self._expire, request.id)
-        return Unfinished(request, unread, claim, now, timer)
+        replica = self._choose(request, None) or self._spare()
+        return Unfinished(request, unread, claim, now, replica, timer)
 
     def _end(self, request_id: str, *, finished: bool = False) -> Unfinished | None:
         """Remove a request from the book, whatever ended it."""
@@ -150,19 +191,14 @@ class RequestBook:
         return unfinished
 
     def _abort(self, request_id: str) -> None:
-        if self._end(request_id) and self.quarantine.cancelled(request_id):
-            self._settled_at = self._send(Abort([request_id]))
+        if unfinished := self._end(request_id):
+            unfinished.replica.requests.cancelled(request_id)
 
     def _expire(self, request_id: str) -> None:
         unfinished = self._unfinished[request_id]
         self._abort(request_id)
         when = "before it was complete" if unfinished.answered else "in the queue"
         unfinished.unread.fail(DeadlineExceeded(f"The request's deadline passed {when}"))
-
-    def _submit(self, request_ids: list[str]) -> None:
-        for request_id in request_ids:
-            sent = self._send(Submit(self._unfinished[request_id].resumption()))
-            assert sent, "requests in quarantine are sent one at a time"
 
     def _give_up(
         self, request_id: str, reason: Literal["abort", "error"], error: str | None

@@ -63,7 +63,7 @@ class Spawner:
         self._numbers: dict[str, int] = {}
         self._next: dict[str, int] = {}
         self._environ = {FORMAT_VARIABLE: settings.log_format}
-        at_start = [model for model in models if not model.load_on_request]
+        at_start = [m for m in models if m.replicas and not m.load_on_request]
         self._ahead = {m.served_model_name: self._begin(m) for m in at_start if ahead}
 
     def spawn(self, model: Settings) -> Spawned:

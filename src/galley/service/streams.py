@@ -4,13 +4,16 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
 from galley.service.admission import Claim
 from galley.service.unread import Unread
 from galley.types import Audio, EngineRequest, Output, Timing
+
+if TYPE_CHECKING:
+    from galley.service.replica import Replica
 
 
 @dataclass(slots=True)
@@ -21,14 +24,19 @@ class Unfinished:
         unread: the Outputs that the reader has not taken yet.
         claim: the request's account in the admission.
         submitted: when it was submitted, on the monotonic clock, in seconds.
+        replica: the replica that has the request.
         timer: ends the request at its deadline, if it has one.
+        version: of the replica that the first Output came from; only replicas of the same version may
+            continue it. None before it.
     """
 
     request: EngineRequest
     unread: Unread
     claim: Claim
     submitted: float
+    replica: "Replica"
     timer: asyncio.TimerHandle | None = None
+    version: str | None = None
     tokens: list[int] = field(default_factory=list)
     samples: int = 0
     first_token: float = 0.0
@@ -53,6 +61,7 @@ class Unfinished:
             self.samples += output.result.samples
         if not self.answered:
             self.answered, self.cached, self.first_token = True, output.cached_tokens, now
+            self.version = self.replica.version
         if self.resumed:
             timing = output.timing and Timing(
                 queued=output.timing.queued,

@@ -34,6 +34,7 @@ from galley.service.frames import (
     Abort,
     AdapterLoaded,
     Alive,
+    Blocks,
     FromEngine,
     LargeResult,
     LoadAdapter,
@@ -54,6 +55,7 @@ from galley.service.protocol import (
     Engine,
     EngineLoader,
     GatheringEngine,
+    PublishingEngine,
     find_loader,
 )
 from galley.service.watchdog import SIGN_OF_LIFE_SECONDS
@@ -129,7 +131,8 @@ def main() -> None:
         engine = _load(loader, start, connection, cores)
         loaded.set()
         gc.freeze()  # loaded objects stay; collections during a stream need not scan them
-        _loop(engine, connection, inbox, cores)
+        publisher = engine if start.publishes and isinstance(engine, PublishingEngine) else None
+        _loop(engine, connection, inbox, cores, publisher)
     except GalleyError as error:
         connection.send(StartFailed(_kind(error), str(error)))
     except BaseException:
@@ -155,7 +158,7 @@ def _load(
         pause=None if cores is None else cores.pause,
         on_ledger=lambda ledger: connection.send(Planned(ledger)),
     )
-    connection.send(Ready(engine.info, engine.stats))
+    connection.send(Ready(engine.info, engine.stats, start.settings.running_limit))
     return engine
 
 
@@ -210,9 +213,21 @@ class _SignsOfLife:
 
 
 def _loop(
-    engine: Engine, connection: Connection, inbox: Inbox, cores: CoreScheduler | None
+    engine: Engine,
+    connection: Connection,
+    inbox: Inbox,
+    cores: CoreScheduler | None,
+    publisher: PublishingEngine | None,
 ) -> None:
-    """Step the engine whenever there is work and send the outputs, until the server disconnects."""
+    """Step the engine whenever there is work and send the outputs, until the server disconnects.
+
+    Args:
+        engine: the engine.
+        connection: the connection to the server.
+        inbox: frames from the server.
+        cores: the turns of engines on the cores, if they take turns.
+        publisher: the engine, if the changes of its prefix cache are sent, too.
+    """
     seen = 0
     signs = _SignsOfLife(connection)
     while True:
@@ -232,8 +247,17 @@ def _loop(
         for output in outputs:
             if isinstance(output.result, LargeResult):
                 connection.send(Step([output], engine.stats, seen))
+        if publisher is not None and (changes := publisher.take_block_changes()):
+            connection.send(_blocks(changes))
         rest = [output for output in outputs if not isinstance(output.result, LargeResult)]
         connection.send(Step(rest, engine.stats, seen))
+
+
+def _blocks(changes: dict[bytes, bool]) -> Blocks:
+    return Blocks(
+        stored=[key for key, found in changes.items() if found],
+        removed=[key for key, found in changes.items() if not found],
+    )
 
 
 def _take_frames(engine: Engine, inbox: Inbox, connection: Connection) -> int | None:

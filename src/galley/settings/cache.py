@@ -49,6 +49,12 @@ class CacheSettings(ModelSettings):
         "Cache",
         "folder for a record of the traffic, for galley replay: times, lengths and hashes, no texts",
     )
+    record_texts: str = setting(
+        "",
+        "Cache",
+        "file with a key of 64 hexadecimal digits: the record then has texts, too, encrypted with it "
+        "(needs the extra record)",
+    )
     record_bytes: Annotated[int, Meta(ge=128 << 20)] = setting(
         1024 * 1024 * 1024, "Cache", "size of the record; the oldest files make room"
     )

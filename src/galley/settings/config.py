@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from galley.errors import SettingsError
 from galley.redact.spans import KINDS
-from galley.settings.cache import CacheSettings
+from galley.settings.cluster import ClusterSettings
 from galley.settings.engine import (
     DEFAULT_ADAPTERS,
     by_field,
@@ -49,7 +49,7 @@ _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(CacheSettings):
+class Settings(ClusterSettings):
     """All settings of `galley serve`."""
 
     models: tuple[NamedModel, ...] = setting(
@@ -287,6 +287,10 @@ class Settings(CacheSettings):
         self._check_observation()
         self._check_origins()
         self._check_redact()
+        if self.record_texts and not self.record:
+            raise SettingsError(
+                f"record_texts is {self.record_texts!r}, but there is no record; set record to its folder"
+            )
         if self.max_upload_bytes is not None and self.max_upload_bytes < self.max_audio_bytes:
             raise SettingsError(
                 f"max_upload_bytes ({self.max_upload_bytes}) must be at least max_audio_bytes "
@@ -301,8 +305,25 @@ class Settings(CacheSettings):
                 f"served_model_name is {self.served_model_name!r}, but the models have names: {names}"
             )
         self._check_adapters()
+        self._check_replicas()
         for model in self.models:
             self.of(model)
+
+    def _check_replicas(self) -> None:
+        if not self.replicas and not self.replica:
+            raise SettingsError(
+                "replicas is 0, so at least one replica on another machine is needed: --replica HOST:PORT"
+            )
+        if self.replica and self.models:
+            raise SettingsError(
+                "replica: a server with replicas on other machines serves one model"
+            )
+        several = self.most_loaded > 1 or bool(self.model_repository or self.models_dir)
+        if self.replicas > 1 and several and self.take_turns:
+            raise SettingsError(
+                f"replicas is {self.replicas}, but several models take turns on the cores, and so would "
+                "the replicas of each; set take_turns to false, or serve each model with its own server"
+            )
 
     def _check_observation(self) -> None:
         if math.isnan(self.model_keep_alive):

@@ -12,6 +12,7 @@ import msgspec
 
 from galley.errors import SettingsError
 from galley.traffic.blocks import Hasher
+from galley.traffic.texts import TextCipher, texts_of
 from galley.traffic.trace import BLOCK_TOKENS, TraceLine
 from galley.types import SamplingParams
 
@@ -20,7 +21,9 @@ log = logging.getLogger("galley.record")
 FILE_BYTES: Final = 64 << 20
 """Size of a file, after which the next is begun."""
 _MOST_WAITING: Final = 10_000
-"""Lines that may wait for the disk; further ones are left out of the record."""
+"""Requests that may wait for the disk; further ones are left out of the record."""
+_MOST_TOKENS: Final = 4_000_000
+"""Tokens of the requests that may wait: some 150 MB if no two are equal."""
 
 _RECORDED: Final = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
@@ -36,12 +39,13 @@ Work = Callable[[], bytes]
 class Recorder:
     """Records requests. Its methods take microseconds: hashing and writing are a thread's work."""
 
-    def __init__(self, folder: Path, most_bytes: int) -> None:
+    def __init__(self, folder: Path, most_bytes: int, cipher: TextCipher | None = None) -> None:
         """Begin the record of this run, next to those of earlier ones.
 
         Args:
             folder: is created if needed.
             most_bytes: size of all files; the oldest are removed.
+            cipher: encrypts texts; None: they are not recorded.
 
         Raises:
             SettingsError: the folder cannot be written to.
@@ -49,12 +53,15 @@ class Recorder:
         self._folder = folder
         self._most_bytes = most_bytes
         self._hasher = Hasher()
+        self.cipher = cipher
         self._epoch = time.time() - time.monotonic()
         self._name = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         self._number = 0
         self._lost = 0
         self._broken = False
-        self._lines: queue.Queue[Work | None] = queue.Queue(_MOST_WAITING)
+        self._lines: queue.Queue[tuple[Work, int] | None] = queue.Queue(_MOST_WAITING)
+        self._taken = self._done = 0
+        """Tokens of all requests so far, and of those that wait no longer; one thread changes each."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._file: BinaryIO = self._next_file()
@@ -90,10 +97,19 @@ class Recorder:
             self, prompts, params, arrived + self._epoch, tenant, (scope, model, endpoint)
         )
 
-    def write(self, work: Work) -> None:
-        """Have a thread compute lines and write them."""
+    def write(self, work: Work, tokens: int) -> None:
+        """Have a thread compute lines and write them.
+
+        Args:
+            work: returns the lines.
+            tokens: tokens that ``work`` holds in memory until it has run.
+        """
+        waiting = self._taken - self._done
         try:
-            self._lines.put_nowait(work)
+            if waiting and waiting + tokens > _MOST_TOKENS:
+                raise queue.Full
+            self._lines.put_nowait((work, tokens))
+            self._taken += tokens
         except queue.Full:
             self._lost += 1
 
@@ -116,7 +132,8 @@ class Recorder:
         return self._hasher
 
     def _write_all(self) -> None:
-        while (work := self._lines.get()) is not None:
+        while (waiting := self._lines.get()) is not None:
+            work, tokens = waiting
             try:
                 if self._file.closed:
                     self._file = self._next_file()
@@ -131,6 +148,8 @@ class Recorder:
                     log.warning("the record cannot be written: %s", error)
                 self._broken = True
                 self._lost += 1
+            del waiting, work
+            self._done += tokens
 
     def _next_file(self) -> BinaryIO:
         """Open the next file, and remove the oldest ones beyond the bound."""
@@ -167,7 +186,7 @@ class Recorded:
 
     def ended(
         self,
-        outputs: Sequence[int],
+        outputs: Sequence[Sequence[Sequence[int]]],
         outcome: str,
         *,
         cached: int,
@@ -177,7 +196,7 @@ class Recorded:
         """Write the request's lines, one for each prompt.
 
         Args:
-            outputs: tokens generated for each prompt, all choices together.
+            outputs: for each prompt and choice, the token ids generated, which must not change.
             outcome: finish reasons, or "unfinished".
             cached: tokens of all prompts from the prefix cache.
             ttft_ms, duration_ms: from arrival to the first and the last token.
@@ -186,13 +205,14 @@ class Recorded:
         def lines() -> bytes:
             hasher = self._recorder.hasher
             scope, model, endpoint = self._names
-            parts = []
-            for prompt, output in zip(self._prompts, outputs, strict=True):
+            cipher, parts = self._recorder.cipher, []
+            for texts in texts_of(self._prompts, outputs):
+                prompt = texts.prompt
                 hashed = hasher.prompt(prompt, scope)
                 line = TraceLine(
                     timestamp=round(1000 * self._arrived, 3),
                     input_length=len(prompt),
-                    output_length=output,
+                    output_length=sum(map(len, texts.outputs)),
                     hash_ids=hashed.blocks,
                     block_size=BLOCK_TOKENS,
                     session_id=hashed.session,
@@ -206,10 +226,13 @@ class Recorded:
                     ttft_ms=ttft_ms,
                     duration_ms=round(duration_ms, 3),
                 )
+                if cipher is not None:
+                    line.texts = cipher.encrypt(texts, line.name)
                 parts.append(msgspec.json.encode(line) + b"\n")
             return b"".join(parts)
 
-        self._recorder.write(lines)
+        generated = sum(len(choice) for choices in outputs for choice in choices)
+        self._recorder.write(lines, sum(map(len, self._prompts)) + generated)
 
 
 def _sampling(params: SamplingParams) -> dict[str, Any]:

@@ -38,6 +38,7 @@ class TraceLine(msgspec.Struct, kw_only=True, omit_defaults=True):
         outcome: finish reasons, or "cancelled" or "error".
         cached_tokens: tokens of the prompt from the prefix cache.
         ttft_ms, duration_ms: from arrival to the first and the last token.
+        texts: tokens of the prompt and of the choices, encrypted (``texts.py``); empty: not recorded.
     """
 
     timestamp: float | None = None
@@ -56,6 +57,12 @@ class TraceLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     cached_tokens: int | None = None
     ttft_ms: float | None = None
     duration_ms: float | None = None
+    texts: str = ""
+
+    @property
+    def name(self) -> str:
+        """What tells the line from others; its texts are bound to it."""
+        return f"{self.timestamp!r} ms, {self.input_length} and {self.output_length} tokens"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ import torch
 from galley.calibration.compressed import quantization_config
 from galley.calibration.forward import TeacherForced
 from galley.calibration.held_out import HELD_OUT
+from galley.calibration.matrices import check_dense, linear_names, linear_weights
 from galley.calibration.measures import Divergence, following
 from galley.calibration.measures import Loss as Divergences
-from galley.calibration.quantize import check_dense, linear_names, linear_weights
 from galley.engine.read_model import Model
 from galley.errors import RequestError, SettingsError, UnsupportedModel
 from galley.formats.json_file import read_json

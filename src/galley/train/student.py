@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from galley.calibration.compressed import Raw, tensors_of, write_tensors
-from galley.calibration.quantize import check_dense, copy_others
+from galley.calibration.matrices import check_dense
+from galley.calibration.quantize import copy_others
 from galley.engine.read_model import Model
 from galley.errors import SettingsError
 from galley.formats.checkpoint import SINGLE_FILE
@@ -110,7 +111,7 @@ def read_parameters(model: Model) -> tuple[dict[str, Tensor], dict[str, WeightTy
     """Return a model's tensors and their types.
 
     Args:
-        model: a model that passes :func:`galley.calibration.quantize.check_dense`.
+        model: a model that passes :func:`galley.calibration.matrices.check_dense`.
     """
     parameters: dict[str, Tensor] = {}
     types: dict[str, WeightType] = {}

@@ -37,6 +37,8 @@ _OPTIONS: Final[dict[str, dict[str, str]]] = {
     "mp3": {"write_xing": "0", "id3v2_version": "0"},
 }
 _BIT_RATES: Final = {"mp3": 64000, "opus": 32000, "aac": 64000}
+_LAWS: Final = {"audio/pcmu": "pcm_mulaw", "audio/pcma": "pcm_alaw"}
+_G711_RATE: Final = 8000
 _OPUS_RATE: Final = 48000
 
 
@@ -59,6 +61,19 @@ def encoder(form: AudioFormat, rate: int) -> Encoder:
     if form == "wav":
         return _Wav(rate)
     return _Pcm(rate) if form == "pcm" else _Compressed(form, rate)
+
+
+def telephone(form: str, rate: int) -> Encoder:
+    """Return an encoder for one of the formats of live audio.
+
+    Args:
+        form: "audio/pcm", as ``pcm`` is; "audio/pcmu" or "audio/pcma": G.711 at 8 kHz.
+        rate: of the samples, per second.
+
+    Raises:
+        SettingsError: PyAV is not installed.
+    """
+    return _Pcm(rate) if form == "audio/pcm" else _G711(_LAWS[form], rate)
 
 
 def wav_header(rate: int, size: int | None = None) -> bytes:
@@ -105,6 +120,25 @@ class _Pcm:
 
     def finish(self) -> bytes:
         return b"" if self._resampler is None else _joined(self._resampler.resample(None))
+
+
+class _G711:
+    def __init__(self, codec: str, rate: int) -> None:
+        self._rate = rate
+        self._codec: Any = _av().CodecContext.create(codec, "w")
+        self._codec.sample_rate, self._codec.format = _G711_RATE, "s16"
+        self._codec.layout = "mono"
+        self._resampler = _av().AudioResampler(format="s16", layout="mono", rate=_G711_RATE)
+
+    def encode(self, samples: bytes) -> bytes:
+        return self._encoded(_frame(samples, self._rate)) if samples else b""
+
+    def finish(self) -> bytes:
+        return self._encoded(None)
+
+    def _encoded(self, frame: Any) -> bytes:
+        frames = [one for one in self._resampler.resample(frame) if one.samples]
+        return b"".join(bytes(packet) for one in frames for packet in self._codec.encode(one))
 
 
 class _Sink:

@@ -3,8 +3,8 @@
 These structs cross the process boundary as msgpack, as those of :mod:`galley.types` do.
 """
 
-from collections.abc import Callable
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -88,6 +88,52 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     expert_read_bytes: int = 0
     expert_read_seconds: float = 0.0
 
+    def without_engine(self) -> "EngineStats":
+        """Return the counters of an engine that has ended; nothing runs or is held there any more."""
+        return msgspec.structs.replace(
+            self,
+            running=0,
+            waiting=0,
+            kv_used_blocks=0,
+            kv_cached_blocks=0,
+            adapters_loaded=0,
+            adapter_names=(),
+        )
+
+    @classmethod
+    def sum_of(cls, every: Sequence["EngineStats"]) -> "EngineStats":
+        """Return the statistics of several engines as those of one; names are put together."""
+        found: dict[str, Any] = {}
+        for name in cls.__struct_fields__:
+            values = [getattr(stats, name) for stats in every]
+            if name == "adapter_names":
+                found[name] = tuple(sorted(set().union(*values)))
+            else:
+                found[name] = sum(values)
+        return cls(**found)
+
+
+class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the engines that serve a model, as metrics and administrators see it.
+
+    Attributes:
+        name: a number, or the address of a remote replica.
+        state: whether it accepts requests; "draining": it finishes those that it has.
+        stats: the latest statistics of its engine.
+        restarts: how often its engine was replaced, or the connection to it.
+        pid: the engine's process id, if one is running on this machine.
+        version: digest of the model and of how it is computed; empty before it is known.
+        remote: whether it is reached over a network.
+    """
+
+    name: str
+    state: EngineState | Literal["draining"]
+    stats: EngineStats
+    restarts: int
+    pid: int | None = None
+    version: str = ""
+    remote: bool = False
+
 
 class ExpertCosts(msgspec.Struct, frozen=True):
     """Costs of a mixture of experts: ``bytes`` of all its experts, of which a row reads ``share``."""
@@ -130,6 +176,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
         parameters: number of values in the checkpoint.
         executor, isa, device, threads: what runs it; ``isa`` is empty where there is no choice of kernels.
         quantize, inputs, kv_dtype: types of weights, of the inputs multiplied by them, and of the KV cache.
+        static_inputs: number of matrices whose inputs are rounded by the checkpoint's static scales.
         max_model_len: longest context, in tokens.
         step_tokens: token budget of a step, for which the buffers are sized.
         weights, buffers: bytes of weights, and of all buffers between ops.
@@ -169,6 +216,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     experts: int = 0
     experts_on_disk: int = 0
     experts_of_token: int = 0
+    static_inputs: int = 0
 
     @property
     def total(self) -> int:

@@ -243,6 +243,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         weight: weight of the tenant, positive.
         tenant_priority: of the tenant among tenants, lower is sooner; ``priority`` orders a tenant's own.
         adapter: LoRA adapter that is added to the model; None: the model alone.
+        keep_seconds: how long its blocks stay in the prefix cache while others are evicted first.
     """
 
     id: str
@@ -253,3 +254,4 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     weight: float = 1.0
     tenant_priority: int = 0
     adapter: Adapter | None = None
+    keep_seconds: float = 0.0

@@ -67,6 +67,9 @@ def recipes() -> dict[str, Any]:
             config_groups=groups(("Linear", integers(8), inputs("int", symmetric=False))),
             ignore=HEAD,
         ),
+        "w8a8-static-symmetric": QuantizationModifier(
+            config_groups=groups(("Linear", integers(8), inputs("int"))), ignore=HEAD
+        ),
         "fp8-kv8": QuantizationModifier(
             targets=["Linear"], scheme="FP8", ignore=HEAD, kv_cache_scheme=inputs("float")
         ),

@@ -12,6 +12,8 @@ from galley.bench.serve.results import Point
 from galley.bench.serve.session import checked, first_model
 from galley.bench.serve.words import Words
 from galley.bench.serve.workload import PATHS, Prepared
+from galley.errors import SettingsError
+from galley.traffic.texts import TextCipher
 from galley.traffic.trace import Turn
 
 _BLOCKS_KEPT: Final = 4096
@@ -55,7 +57,29 @@ class Texts:
         return known
 
 
-def requests(turns: Sequence[Turn], model: str, texts: Texts) -> Iterator[Prepared]:
+class RecordedTexts:
+    """The prompts that were recorded, as token ids: for servers with the same tokenizer."""
+
+    def __init__(self, turns: Sequence[Turn], cipher: TextCipher) -> None:
+        """Decrypt the prompts of all turns.
+
+        Raises:
+            SettingsError: a turn has no texts, or the key is not that of the record.
+        """
+        self._prompts = []
+        for turn in turns:
+            if not turn.line.texts:
+                raise SettingsError(
+                    f"the line of {turn.line.name} has no texts: it was recorded without record_texts"
+                )
+            self._prompts.append(cipher.decrypt(turn.line.texts, turn.line.name).prompt)
+
+    def prompt(self, turn: Turn, index: int) -> list[int]:
+        """Return the prompt of the turn with this index."""
+        return self._prompts[index]
+
+
+def requests(turns: Sequence[Turn], model: str, texts: Texts | RecordedTexts) -> Iterator[Prepared]:
     """Yield the request of each turn: a completion of as many tokens as were generated."""
     for index, turn in enumerate(turns):
         body: dict[str, Any] = {
@@ -80,6 +104,7 @@ async def replay(
     objective: Mapping[str, float],
     price_per_hour: float | None,
     on_end: Callable[[], None] = lambda: None,
+    recorded: RecordedTexts | None = None,
 ) -> tuple[str, Point, Run]:
     """Send the turns of a trace at their times, and return the model, the figures and the run.
 
@@ -91,13 +116,14 @@ async def replay(
         seed: of the words.
         objective, price_per_hour: see :func:`~galley.bench.serve.measure.summarise`.
         on_end: called at the end of each request.
+        recorded: the prompts of the turns; None: synthetic ones.
 
     Raises:
         EngineError: the server cannot be reached, or no request succeeds.
         SettingsError: the model has to be named.
     """
     model = model or await first_model(client)
-    texts = Texts(await Words.learn(client, model, chat=False), seed)
+    texts = recorded or Texts(await Words.learn(client, model, chat=False), seed)
     times = [turn.due / speed for turn in turns]
     waits = [None if t.after is None else (t.after, t.pause / speed) for t in turns]
     run = await open_loop(client, requests(turns, model, texts), times, on_end, after=waits)

@@ -139,6 +139,7 @@ class MessageAnswer:
             GalleyError: the request is refused or fails (mapped by ``errors.to_api_error``).
         """
         with named_as_given(), opened(Call(served, ENDPOINT, caller)) as call:
+            caller.keep_seconds = parsed.keep_seconds
             params, conversation = parsed.sampling(), parsed.conversation()
             call.check_early(0)
             generation = await converse(

@@ -11,11 +11,13 @@ from galley.protocols.common.messages import MAX_PARTS, TOOL_NAME_PATTERN, Stric
 
 
 class CacheControl(Strict, frozen=True, kw_only=True):
-    """Accepted and not used."""
+    """Keeps the request's prefix in the cache for that time: 5 minutes by default."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
-    scope: Annotated[str, Meta(max_length=64)] | None = None
+    scope: Annotated[
+        Annotated[str, Meta(max_length=64)] | None, Meta(description="Accepted and ignored.")
+    ] = None
 
 
 class DirectCaller(Strict, frozen=True, kw_only=True):

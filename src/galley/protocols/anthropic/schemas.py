@@ -1,10 +1,10 @@
 """Anthropic's Messages API: requests, field by field, and their form for the models.
 
 Fields that are accepted and have no effect: ``metadata``, ``service_tier`` (``auto`` or
-``standard_only``: there is only one), ``speed`` (``standard``), ``cache_control`` (prefixes are
-cached anyway), ``eager_input_streaming`` (all tool input streams) and the ``signature`` of thinking
-that is sent back. ``context_management`` is accepted, and answers report that no edit was applied.
-Images, documents and tools that a server would run are refused by name.
+``standard_only``: there is only one), ``speed`` (``standard``), ``eager_input_streaming`` (all tool
+input streams) and the ``signature`` of thinking that is sent back. ``context_management`` is
+accepted, and answers report that no edit was applied. Images, documents and tools that a server
+would run are refused by name.
 """
 
 from typing import Annotated, Any, Final, Literal
@@ -17,6 +17,7 @@ from galley.protocols.anthropic.blocks import (
     AnthropicMessage,
     CacheControl,
     TextBlock,
+    ToolResultBlock,
     kept_messages,
     removed_tools,
     text_of,
@@ -29,6 +30,7 @@ from galley.protocols.common.messages import (
     TOOL_NAME_PATTERN,
     Strict,
 )
+from galley.protocols.common.prefixes import marked_seconds
 from galley.protocols.common.structured_output import schema_grammar
 from galley.tools.conversation import Conversation, Tool
 from galley.types import SamplingParams
@@ -152,6 +154,18 @@ class CountRequest(Strict, frozen=True, kw_only=True):
     context_management: ContextManagement | None = None
     speed: Literal["standard"] | None = None
     mcp_servers: Annotated[list[Any], Meta(max_length=0)] | None = None
+
+    @property
+    def keep_seconds(self) -> float:
+        """How long the prefix is to stay cached after the request: the longest time of its marks."""
+        marked: list[Any] = [self, *(self.tools or ())]
+        marked += self.system if isinstance(self.system, list) else []
+        for message in self.messages:
+            marked += message.content if isinstance(message.content, list) else []
+        results = [block.content for block in marked if isinstance(block, ToolResultBlock)]
+        marked += [part for content in results if isinstance(content, list) for part in content]
+        found = [one.cache_control for one in marked]
+        return marked_seconds({"ttl": mark.ttl} for mark in found if mark is not None)
 
     def conversation(self) -> Conversation:
         """Return the conversation to answer, with its tools and thinking options.

@@ -25,7 +25,10 @@ class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 CacheControl: TypeAlias = Annotated[
     dict[str, Any] | None,
-    Meta(description="Accepted and ignored: prefixes are cached without it."),
+    Meta(
+        description="Keeps the request's prefix in the cache for 5 minutes, or an hour with `ttl: 1h`. "
+        "Prefixes are cached without it, too, but may be evicted sooner."
+    ),
 ]
 """What clients of several providers mark the end of a prefix with."""
 

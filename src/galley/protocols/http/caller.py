@@ -9,6 +9,7 @@ from starlette.requests import HTTPConnection
 from galley.cache.wish import wish_of
 from galley.errors import RequestError
 from galley.gateway.caller import Caller
+from galley.protocols.http.gateway_headers import scheduling_of
 from galley.settings.config import MOST_TIMEOUT, Settings
 
 TIMEOUT_HEADER: Final = "x-request-timeout"
@@ -28,9 +29,11 @@ def caller_of(request: HTTPConnection, *, timeout: float = math.inf) -> Caller:
         timeout: seconds that apply without the header.
 
     Raises:
-        RequestError: the header is not a valid number of seconds, or one about caching is invalid.
+        RequestError: the header is not a valid number of seconds, or one about caching or scheduling is
+            invalid.
     """
     state = request.state
+    scheduling = scheduling_of(request.headers, request.app.state.objectives)
     deadline = state.arrived + _timeout(request.headers.get(TIMEOUT_HEADER), timeout)
     return Caller(
         state.request_id,
@@ -41,6 +44,9 @@ def caller_of(request: HTTPConnection, *, timeout: float = math.inf) -> Caller:
         state.trace,
         wish=wish_of(request.headers),
         headers=state.headers,
+        flow=scheduling.flow,
+        objective=scheduling.priority,
+        first_token_by=state.arrived + scheduling.first_token_seconds,
     )
 
 

@@ -5,11 +5,11 @@ not a number. Ranges are checked by :class:`galley.types.SamplingParams`, the on
 knows them.
 
 Fields of OpenAI's API that are accepted and have no effect, because nothing here could depend on
-them: ``user``, ``safety_identifier``, ``prompt_cache_key`` (prefixes are cached anyway),
-``metadata``, ``store`` (nothing is stored), ``service_tier`` (only ``auto`` and ``default``: there
-is only one tier), and, in assistant messages sent back as they were received, ``null`` for fields
-that this server never fills (``refusal``, ``function_call``, ``audio``, ``annotations``). Fields of
-unsupported features are accepted only with values that request nothing.
+them: ``user``, ``safety_identifier``, ``metadata``, ``store`` (nothing is stored),
+``service_tier`` (only ``auto`` and ``default``: there is only one tier), and, in assistant messages
+sent back as they were received, ``null`` for fields that this server never fills (``refusal``,
+``function_call``, ``audio``, ``annotations``). Fields of unsupported features are accepted only
+with values that request nothing.
 """
 
 import re
@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from galley.errors import RequestError
 from galley.protocols.common.messages import Strict
+from galley.protocols.common.prefixes import retained_seconds
 from galley.protocols.common.structured_output import (
     ChoiceField,
     GrammarField,
@@ -137,9 +138,13 @@ class GenerationRequest(Strict, frozen=True, kw_only=True):
         None
     )
     safety_identifier: Annotated[str | None, Meta(description="Accepted and ignored.")] = None
-    prompt_cache_key: Annotated[str | None, Meta(description="Accepted and ignored.")] = None
+    prompt_cache_key: Annotated[
+        str | None,
+        Meta(description="With any key, the prefix stays cached for 5 minutes after the request."),
+    ] = None
     prompt_cache_retention: Annotated[
-        Literal["in_memory", "24h"] | None, Meta(description="Accepted and ignored.")
+        Literal["in_memory", "24h"] | None,
+        Meta(description="How long the prefix stays cached: 5 minutes or a day after the request."),
     ] = None
     service_tier: Literal["auto", "default"] | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -153,6 +158,11 @@ class GenerationRequest(Strict, frozen=True, kw_only=True):
         """Name of the field that constrains the answer's form; empty if none does."""
         constraint = constraint_of(self)
         return "" if constraint is None else constraint.field
+
+    @property
+    def keep_seconds(self) -> float:
+        """How long the prefix is to stay cached after the request."""
+        return retained_seconds(self.prompt_cache_key, self.prompt_cache_retention)
 
     @property
     def include_usage(self) -> bool:

@@ -109,7 +109,8 @@ class Diarizer:
         if not least - _SLACK_SECONDS <= seconds <= most + _SLACK_SECONDS:
             length = f"{seconds:.1f} s" if seconds < 2 * most else f"more than {2 * most:g} s"
             raise RequestError(
-                f"known_speaker_references: that of {name!r} has {length}; expected {least:g} to {most:g} s",
+                f"known_speaker_references: that of {name!r} has {length}; expected {least:g} to "
+                f"{most:g} s",
                 param="known_speaker_references",
             )
         heard = observe([samples], self._nets)

@@ -159,6 +159,7 @@ class ChatAnswer:
         # The token limit has two names in chat; errors use the one that the request used.
         names = {"max_tokens": parsed.limit_name}
         with renamed(names), opened(Call(served, ENDPOINT, caller)) as call:
+            caller.keep_seconds = parsed.keep_seconds
             params = parsed.sampling()
             conversation = parsed.conversation()
             check_count(served, 1, params.n, "messages")

@@ -6,6 +6,7 @@ from msgspec import Meta
 
 from galley.errors import RequestError
 from galley.protocols.common.messages import Choice, Messages, Tools, conversation_of
+from galley.protocols.common.prefixes import marked_seconds
 from galley.protocols.common.structured_output import ResponseFormat
 from galley.protocols.openai.generation import GenerationRequest
 from galley.tools.conversation import Conversation
@@ -96,6 +97,24 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
             max_tokens=newer if limit is None else limit,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
         )
+
+    @property
+    def keep_seconds(self) -> float:
+        """How long the prefix is to stay cached after the request.
+
+        Raises:
+            RequestError: a ``cache_control`` names an unknown time.
+        """
+        marks = [
+            mark
+            for message in self.messages
+            for mark in (message.cache_control, message.copilot_cache_control)
+        ]
+        for message in self.messages:
+            if isinstance(message.content, list):
+                marks += [part.cache_control for part in message.content]
+        marks += [tool.cache_control for tool in self.tools or ()]
+        return max(marked_seconds(marks), super().keep_seconds)
 
     @property
     def limit_name(self) -> str:

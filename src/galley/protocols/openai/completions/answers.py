@@ -138,6 +138,7 @@ class CompletionAnswer:
         Raises:
             GalleyError: the request is refused or fails (mapped by ``errors.to_api_error``).
         """
+        caller.keep_seconds = parsed.keep_seconds
         params = parsed.sampling()
         given = parsed.prompts()
         check_count(served, len(given), params.n, "prompt")

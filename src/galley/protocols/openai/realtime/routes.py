@@ -1,10 +1,10 @@
-"""``/v1/realtime``: live transcription over a WebSocket, as OpenAI's transcription sessions."""
+"""``/v1/realtime``: live transcription and conversations over a WebSocket, as OpenAI's sessions."""
 
 import asyncio
 import binascii
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +25,14 @@ from galley.protocols.http.caller import caller_of
 from galley.protocols.http.errors import ClientGone, error_response
 from galley.protocols.http.websocket import EventSocket
 from galley.protocols.openai.audio.routes import require_extra
+from galley.protocols.openai.realtime.conversation import Conversation
+from galley.protocols.openai.realtime.conversation_schemas import (
+    CONVERSATION_EVENTS,
+    Answers,
+    ConversationSettings,
+    ConversationUpdate,
+)
+from galley.protocols.openai.realtime.party import QUERY, Party, find_party, talks
 from galley.protocols.openai.realtime.schemas import (
     EVENTS,
     MAX_EVENT_ID,
@@ -42,7 +50,6 @@ log = logging.getLogger("galley.server")
 
 ENDPOINT: Final = "/v1/realtime"
 _PATIENCE_SECONDS: Final = 30.0
-_QUERY: Final = frozenset({"model", "intent"})
 _BUFFER: Final = "input_audio_buffer."
 _TEXT: Final = "conversation.item.input_audio_transcription."
 _FIRST: Final = asyncio.FIRST_COMPLETED
@@ -56,7 +63,7 @@ def routes(models: Registry) -> list[BaseRoute]:
     places = _Places(models.settings.max_live_streams)
 
     async def realtime(socket: WebSocket) -> None:
-        """Transcribe live audio."""
+        """Transcribe live audio, or hold a conversation."""
         try:
             places.take()
         except QueueFull as error:
@@ -107,11 +114,13 @@ async def _serve(models: Registry, socket: WebSocket) -> None:
     """Serve one connection, from the handshake on."""
     try:
         await asyncio.to_thread(require_extra)
-        served = await _model_of(models, socket)
+        converses = talks(models, socket.query_params)
+        served = await _model_of(models, socket, converses=converses)
         call = Call(served, ENDPOINT, caller_of(socket))
         with opened(call):
             # Check the model's files before answering the handshake.
             model = await asyncio.to_thread(lambda: call.backend.speech_model)
+            party = await find_party(models, socket.query_params) if converses else None
     except GalleyError as error:
         await socket.send_denial_response(error_response(error))
         return
@@ -120,11 +129,13 @@ async def _serve(models: Registry, socket: WebSocket) -> None:
     with opened(call):
         await socket.accept("realtime" if "realtime" in offered else None)
         idle = models.settings.live_idle_seconds
-        connection = _Connection(EventSocket(socket), call, model, flat=flat, idle_seconds=idle)
+        connection = _Connection(
+            EventSocket(socket), call, model, party, flat=flat, idle_seconds=idle
+        )
     await connection.serve(models.lifecycle)
 
 
-async def _model_of(models: Registry, socket: WebSocket) -> ServedModel:
+async def _model_of(models: Registry, socket: WebSocket, *, converses: bool) -> ServedModel:
     if models.settings.redact:
         raise RequestError(
             "This server redacts transcripts (setting redact), which it cannot do for live audio; send the "
@@ -133,13 +144,15 @@ async def _model_of(models: Registry, socket: WebSocket) -> ServedModel:
     models.expect("transcribe")
     query = socket.query_params
     for name in query:
-        if name not in _QUERY:
+        if name not in QUERY:
             raise RequestError(f"Unsupported query parameter {name[:64]!r}", param=name[:64])
     if query.get("intent", "transcription") != "transcription":
         raise RequestError(
             f"intent must be transcription, got {query['intent'][:64]!r}", param="intent"
         )
-    return await models.find(query.get("model"), "transcribe")
+    return await models.find(
+        query.get("transcription_model" if converses else "model"), "transcribe"
+    )
 
 
 class _Connection:
@@ -150,11 +163,16 @@ class _Connection:
         socket: EventSocket,
         call: Call,
         model: "SpeechModel",
+        party: Party | None,
         *,
         flat: bool,
         idle_seconds: float,
     ) -> None:
-        """Create the live stream; a client silent for ``idle_seconds`` is considered gone."""
+        """Create the live stream; a client silent for ``idle_seconds`` is considered gone.
+
+        Args:
+            party: the models of a conversation; None: audio is only transcribed.
+        """
         from galley.speech.live_stream import LiveStream
         from galley.speech.options import TurnOptions
 
@@ -162,7 +180,7 @@ class _Connection:
         self._idle_seconds = idle_seconds
         self._call = call
         self._id = call.caller.request_id
-        self._settings = Settings(call.served.name, TurnOptions(), flat=flat)
+        self._settings = Settings(call.served.name, TurnOptions(), flat=flat and party is None)
         session = model.live(
             self._settings.options(), self._id, cache_salt=call.caller.cache_salt()
         )
@@ -179,6 +197,19 @@ class _Connection:
         """The id of the client's event that is being handled."""
         self._last_item: str | None = None
         self._turns = 0
+        self._conversation: Conversation | None = None
+        if party is not None:
+            self._conversation = Conversation(
+                ConversationSettings(
+                    model=party.name,
+                    source=self._settings,
+                    answers=Answers(modality="text" if party.voice is None else "audio"),
+                ),
+                party.models,
+                call.caller,
+                party.voice,
+                send=self._send,
+            )
 
     async def serve(self, lifecycle: Lifecycle) -> None:
         """Serve the connection until it ends."""
@@ -195,6 +226,8 @@ class _Connection:
             with suppress(ClientGone):
                 await self._refuse(error)
         finally:
+            if self._conversation is not None:
+                self._conversation.close()
             self._call.close()
             self._call.audio_ended(self._stream.seconds, finish, turns=self._turns)
         await self._socket.close(code, reason)
@@ -262,12 +295,17 @@ class _Connection:
         kind, event_id = event.get("type"), event.get("event_id")
         if isinstance(event_id, str):
             self._event_id = event_id[:MAX_EVENT_ID]
-        if not isinstance(kind, str) or kind not in EVENTS:
+        known = EVENTS if self._conversation is None else CONVERSATION_EVENTS
+        if not isinstance(kind, str) or kind not in known:
             raise RequestError(
-                f"Unknown event type {str(kind)[:64]!r}; known: {', '.join(EVENTS)}", param="type"
+                f"Unknown event type {str(kind)[:64]!r}; known: {', '.join(known)}", param="type"
             )
-        parsed = validate(EVENTS[kind], event)
+        parsed = validate(known[kind], event)
         match parsed:
+            case ConversationUpdate() if self._conversation is not None:
+                await self._configure_conversation(self._conversation, parsed)
+            case _ if self._conversation is not None and not kind.startswith(_BUFFER):
+                await self._conversation.handle(parsed)
             case Append():
                 audio = parsed.audio
                 large = len(audio) > LARGE
@@ -290,12 +328,25 @@ class _Connection:
         self._settings = settings
         await self._send(self._session_event("updated"))
 
+    async def _configure_conversation(
+        self, conversation: Conversation, update: ConversationUpdate
+    ) -> None:
+        before = conversation.settings
+        conversation.settings = conversation.configured(update)
+        try:
+            await self._configure(conversation.settings.source)
+        except RequestError:
+            conversation.settings = before
+            raise
+
     # Messages to the client.
 
     async def _tell(self, events: "Sequence[LiveEvent]") -> None:
         for event in events:
             for message in self._messages(event):
                 await self._send(message)
+            if self._conversation is not None:
+                await self._conversation.heard(event, self._item_id(event.turn))
 
     def _messages(self, event: "LiveEvent") -> list[dict[str, Any]]:
         from galley.speech import live_events as live
@@ -328,6 +379,8 @@ class _Connection:
     def _committed(self, turn: int) -> list[dict[str, Any]]:
         item_id, before = self._item_id(turn), self._last_item
         self._last_item = item_id
+        if self._conversation is not None:
+            before = self._conversation.last_item
         item = {
             "id": item_id,
             "object": "realtime.item",
@@ -345,13 +398,16 @@ class _Connection:
 
     def _session_event(self, what: str) -> dict[str, Any]:
         kind = "transcription_session" if self._settings.flat else "session"
+        if self._conversation is not None:
+            shown = self._conversation.settings.shown(f"sess_{self._id}")
+            return {"type": f"session.{what}", "session": shown}
         return {"type": f"{kind}.{what}", "session": self._settings.shown(f"sess_{self._id}")}
 
     async def _refuse(self, error: Exception) -> None:
         fields = envelope(error)["error"]
         await self._send({"type": "error", "error": {**fields, "event_id": self._event_id}})
 
-    async def _send(self, event: dict[str, Any]) -> None:
+    async def _send(self, event: Mapping[str, Any]) -> None:
         await self._socket.send({"event_id": f"event_{self._id}_{next(self._numbers)}", **event})
 
     def _item_id(self, turn: int) -> str:

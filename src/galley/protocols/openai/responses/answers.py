@@ -172,6 +172,7 @@ class ResponseAnswer:
             )
         earlier = await earlier_items(parsed, caller, store)
         with named_as_given(), opened(Call(served, ENDPOINT, caller)) as call:
+            caller.keep_seconds = parsed.keep_seconds
             params, conversation = parsed.sampling(), parsed.as_conversation(earlier)
             call.check_early(0)
             generation = await converse(

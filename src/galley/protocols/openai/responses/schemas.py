@@ -1,9 +1,9 @@
 """OpenAI's Responses API: requests, field by field, and their form for the models.
 
-Fields that are accepted and have no effect: ``user``, ``safety_identifier``, ``prompt_cache_key``
-(prefixes are cached anyway), ``metadata`` (repeated in the answer), ``client_metadata``,
-``service_tier`` (``auto`` and ``default``: there is only one), ``include`` of content that answers
-never or always have, ``reasoning.summary`` (thinking is returned as it is) and ``text.verbosity``.
+Fields that are accepted and have no effect: ``user``, ``safety_identifier``, ``metadata``
+(repeated in the answer), ``client_metadata``, ``service_tier`` (``auto`` and ``default``: there is
+only one), ``include`` of content that answers never or always have, ``reasoning.summary`` (thinking
+is returned as it is) and ``text.verbosity``.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from galley.errors import RequestError
 from galley.protocols.common.messages import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Strict
+from galley.protocols.common.prefixes import retained_seconds
 from galley.protocols.common.structured_output import ANY_OBJECT, schema_grammar
 from galley.protocols.openai.responses.tools import ResponseTool, ToolName, full_name, model_tools
 from galley.tools.conversation import Conversation, read_arguments
@@ -240,8 +241,14 @@ class ResponseRequest(ResponseCountRequest, frozen=True, kw_only=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: Annotated[
-        Literal["in_memory", "24h"] | None, Meta(description="Accepted and ignored.")
+        Literal["in_memory", "24h"] | None,
+        Meta(description="How long the prefix stays cached: 5 minutes or a day after the request."),
     ] = None
+
+    @property
+    def keep_seconds(self) -> float:
+        """How long the prefix is to stay cached after the request."""
+        return retained_seconds(self.prompt_cache_key, self.prompt_cache_retention)
 
     @property
     def constrained_by(self) -> str:

@@ -5,12 +5,12 @@ to, the LoRA adapter and the tenant's salt. The hashes of one sequence form a ch
 the one before it.
 """
 
+import sys
+from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 
-import numpy as np
-
-from galley.types import BLOCK_TOKENS
+from galley.types.sizes import BLOCK_TOKENS
 
 
 def salt_hash(salt: str) -> bytes:
@@ -41,7 +41,10 @@ def encoder_block_hashes(root: bytes, blocks: int) -> list[bytes]:
 def extend_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
     """Return the hash of the full block that follows ``parent``."""
     assert len(tokens) == BLOCK_TOKENS
-    return blake2b(parent + np.array(tokens, dtype="<i8").tobytes(), digest_size=16).digest()
+    numbers = array("q", tokens)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return blake2b(parent + numbers.tobytes(), digest_size=16).digest()
 
 
 class HashChain:

@@ -1,0 +1,1 @@
+"""Several replicas of a model: which one gets a request, and replicas on other machines."""

@@ -1,0 +1,42 @@
+"""What the settings say of a model's replicas: how many, where, and what each gets of this machine."""
+
+import dataclasses
+from typing import Any, TypeVar
+
+from galley.cluster.access import read_access
+from galley.cluster.remote import remote_source
+from galley.cluster.router import PrefixRouter
+from galley.machine import available_cores
+from galley.settings.cluster import ClusterSettings
+from galley.settings.engine import EngineSettings
+
+AnySettings = TypeVar("AnySettings", bound=EngineSettings)
+
+
+def fleet_of(settings: ClusterSettings) -> dict[str, Any]:
+    """Return the attributes of a :class:`galley.service.fleet.FleetPlan` that the settings determine.
+
+    Raises:
+        SettingsError: the token or a certificate cannot be read, or an address has another form.
+    """
+    remotes = []
+    if settings.replica:
+        access, seats = read_access(settings), settings.running_limit
+        remotes = [remote_source(address, access, seats) for address in settings.replica]
+    several = settings.replicas + len(remotes) > 1
+    router = PrefixRouter() if several else None
+    return {"replicas": settings.replicas, "remotes": remotes, "router": router}
+
+
+def share_of_machine(settings: AnySettings, replicas: int) -> AnySettings:
+    """Return the settings of each of a model's engines that run on one machine at the same time.
+
+    Cores and the memory for keys and values are divided among them, unless settings state an engine's own.
+    """
+    if replicas < 2:
+        return settings
+    threads = settings.threads
+    if threads is None and settings.device == "cpu":
+        threads = max(1, available_cores() // replicas)
+    fraction = settings.kv_memory_fraction / replicas
+    return dataclasses.replace(settings, threads=threads, kv_memory_fraction=fraction)

@@ -1,0 +1,55 @@
+"""The models of a conversation: one hears, one answers, and one speaks."""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from galley.gateway.registry import Registry
+from galley.gateway.served import ServedModel
+from galley.protocols.openai.realtime.response import Models
+from galley.types.model_info import ModelInfo
+
+QUERY: Final = frozenset({"model", "intent", "transcription_model", "voice_model"})
+"""Query parameters of ``/v1/realtime``."""
+
+
+class Party(NamedTuple):
+    """The models of a conversation, apart from the one that transcribes.
+
+    Attributes:
+        name: name of the language model.
+        voice: describes the model that speaks, if there is one.
+    """
+
+    name: str
+    models: Models
+    voice: ModelInfo | None
+
+
+def talks(models: Registry, query: Mapping[str, str]) -> bool:
+    """Return whether the connection is a conversation: its model generates text.
+
+    Raises:
+        UnknownModel: there is no such model.
+    """
+    name = query.get("model")
+    if name is None or "intent" in query:
+        return False
+    return "generate" in (models.served(name).tasks or ())
+
+
+async def find_party(models: Registry, query: Mapping[str, str]) -> Party:
+    """Return the models of a conversation. Raises the errors of :meth:`Registry.find`."""
+    name = query["model"]
+    language = await models.find(name, "generate")
+    voices = [model.name for model in models if "speak" in (model.tasks or ())]
+    wanted = query.get("voice_model") or (voices[0] if voices else None)
+    found = Models(language=lambda: models.find(name, "generate"), voice=None)
+    if wanted is None:
+        return Party(language.name, found, None)
+    speaker = (await models.find(wanted, "speak")).name
+
+    async def voice() -> ServedModel:
+        return await models.find(speaker, "speak")
+
+    info = models.named(speaker).backend().engine.info
+    return Party(language.name, Models(language=found.language, voice=voice), info)

@@ -1,0 +1,397 @@
+"""The engines that serve one model: each request is given to one, and moved when that one ends."""
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from galley.errors import Conflict, GalleyError, ModelError, NotEnoughMemory, RequestError
+from galley.service.admission import Admission
+from galley.service.frames import Blocks
+from galley.service.process import EngineProcess
+from galley.service.replica import Replica, ReplicaSource
+from galley.service.request_book import RequestBook
+from galley.service.routing import Candidate, Router
+from galley.service.spawn import Spawned
+from galley.service.watchdog import Watchdog
+from galley.settings.engine import EngineSettings
+from galley.types import EngineRequest, OnPhase, Output
+from galley.types.model_info import (
+    EngineState,
+    EngineStats,
+    Ledger,
+    ModelInfo,
+    OnLedger,
+    ReplicaStatus,
+)
+
+log = logging.getLogger("galley.service")
+
+_DRAIN_POLL_SECONDS: Final = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetPlan:
+    """The engines of a model, and whom to tell about them.
+
+    Attributes:
+        folder: the checkpoint's folder.
+        max_queue: sequences that may wait in addition to the running ones.
+        begin: spawns an engine process.
+        watchdog: creates the watchdog of an engine.
+        replicas: engines on this machine.
+        remotes: sources of engines elsewhere.
+        router: chooses an engine for each request; needed if there can be more than one.
+        contents: digest of the checkpoint's files, if there are engines elsewhere.
+        promised: returns the bytes of memory that other models' engines have yet to allocate.
+        on_phase: called at the end of each start-up phase of the first engine.
+        on_ledger: called with the memory plan of each engine that starts.
+        on_step: called with the status of an engine after each of its steps.
+        on_blocks: called with each change of what the prefix caches hold.
+    """
+
+    folder: str
+    max_queue: int
+    begin: Callable[[], Spawned]
+    watchdog: Callable[[], Watchdog]
+    replicas: int = 1
+    remotes: Sequence[ReplicaSource] = ()
+    router: Router | None = None
+    contents: str = ""
+    promised: Callable[[], int] = lambda: 0
+    on_phase: OnPhase | None = None
+    on_ledger: OnLedger | None = None
+    on_step: Callable[[ReplicaStatus], None] | None = None
+    on_blocks: Callable[[Blocks], None] | None = None
+
+
+class Fleet:
+    """The replicas of one model. For use in one event loop.
+
+    Attributes:
+        settings: those of an engine on this machine.
+        replicas: the replicas; those on this machine first.
+        book: the unfinished requests.
+        info: the description of the model; None until an engine has been ready.
+    """
+
+    def __init__(self, settings: EngineSettings, plan: FleetPlan) -> None:
+        """Create it; :meth:`launch` starts the engines."""
+        self.settings = settings
+        self.info: ModelInfo | None = None
+        self._plan = plan
+        self._admission = Admission(settings.running_limit * max(1, plan.replicas), plan.max_queue)
+        self.book = RequestBook(self._admission, self._choose, self._spare)
+        self._failures: dict[str, int] = {}
+        self._changed = asyncio.Event()
+        self._planned = False
+        self._started = False
+        self._closed = False
+        self._retired_restarts = 0
+        own = (self._local_source(str(number)) for number in range(plan.replicas))
+        self.replicas = [self._replica(source) for source in (*own, *plan.remotes)]
+
+    def launch(self) -> None:
+        """Start the engines without waiting for them; those on this machine after the first has planned."""
+        for number, replica in enumerate(self.replicas):
+            if not number or replica.source.remote:
+                replica.launch()
+
+    async def planned(self) -> None:
+        """Wait until the first engine has reported its memory plan, or the start has ended."""
+        while self.state == "starting" and not self._planned and self._plan.replicas:
+            await self.change()
+
+    async def change(self) -> None:
+        """Wait until the state of a replica changes."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    @property
+    def state(self) -> EngineState:
+        """The state of the replica that is in the best one; "starting" until all have been ready."""
+        if self._closed:
+            return "closed"
+        states = {replica.state for replica in self.replicas}
+        if not self._started:
+            fails = any(r.state == "failed" and not r.source.remote for r in self.replicas)
+            return "failed" if fails or states == {"failed"} else "starting"
+        order: tuple[EngineState, ...] = ("ready", "stalled", "recovering", "starting", "failed")
+        return next((state for state in order if state in states), "failed")
+
+    @property
+    def stats(self) -> EngineStats:
+        """The sums of the engines' latest statistics."""
+        if len(self.replicas) == 1:
+            return self.replicas[0].stats
+        return EngineStats.sum_of([replica.stats for replica in self.replicas])
+
+    @property
+    def restarts(self) -> int:
+        """How often an engine was replaced."""
+        return self._retired_restarts + sum(replica.restarts for replica in self.replicas)
+
+    @property
+    def statuses(self) -> Sequence[ReplicaStatus]:
+        """The status of each replica."""
+        return [replica.status for replica in self.replicas]
+
+    @property
+    def engine_pids(self) -> Sequence[int]:
+        """The process ids of the engines that run on this machine."""
+        return [replica.pid for replica in self.replicas if replica.pid is not None]
+
+    @property
+    def error(self) -> GalleyError | None:
+        """Why a replica has failed."""
+        return next((one.error for one in self.replicas if one.error is not None), None)
+
+    def add(self, source: ReplicaSource) -> None:
+        """Add a replica and start it, without waiting for it.
+
+        Raises:
+            Conflict: there is a replica of that name.
+        """
+        if any(replica.name == source.name for replica in self.replicas):
+            raise Conflict(f"there is a replica {source.name} already")
+        replica = self._replica(source)
+        self.replicas.append(replica)
+        replica.launch()
+
+    async def drain(self, name: str) -> None:
+        """Have other replicas continue the requests of one, and remove it.
+
+        Requests that no other replica can continue are completed first.
+
+        Raises:
+            RequestError: there is no such replica.
+            Conflict: no other replica is ready.
+        """
+        replica = next((one for one in self.replicas if one.name == name), None)
+        if replica is None:
+            names = ", ".join(one.name for one in self.replicas)
+            raise RequestError(f"there is no replica {name!r}; there are: {names}", param="name")
+        if not any(other.accepts for other in self.replicas if other is not replica):
+            raise Conflict(f"no other replica is ready, so {name} cannot be drained")
+        log.info("draining replica %s", name)
+        replica.draining = True
+        self.changed(replica)
+        self.book.move(replica)
+        while self.book.has_any_of(replica) and replica.state not in ("failed", "closed"):
+            await asyncio.sleep(_DRAIN_POLL_SECONDS)
+            self.book.move(replica)
+        await self._remove(replica)
+
+    async def close(self) -> None:
+        """End the engines; unfinished streams end with ``finish_reason`` "abort"."""
+        self._closed = True
+        self._changed.set()
+        await asyncio.gather(*(replica.close() for replica in self.replicas))
+        self.book.end_all("abort", None)
+
+    # The events of replicas, see ReplicaEvents.
+
+    def deliver(self, replica: Replica, output: Output) -> int:
+        """Deliver an Output to its reader."""
+        return self.book.deliver(replica, output)
+
+    def resumption(self, request_id: str) -> EngineRequest:
+        """Return a request as it is to be sent to an engine now."""
+        return self.book.resumption(request_id)
+
+    def stepped(self, replica: Replica) -> None:
+        """Record the statistics after a step."""
+        self._observe()
+        if self._plan.on_step is not None:
+            self._plan.on_step(replica.status)
+
+    def changed(self, replica: Replica) -> None:
+        """Move requests away from a replica that no longer serves them; wake those who wait for a state."""
+        if self._closed:
+            return
+        accepting = [one for one in self.replicas if one.accepts]
+        if accepting:
+            seats = sum(one.seats for one in accepting)
+            self._admission.resize(seats, self._plan.max_queue)
+        if replica.state == "stalled" and accepting:
+            replica.replace("it has work but does not respond")
+        elif replica.state == "failed":
+            self._give_up(replica)
+        elif replica.accepts:
+            self._relieve_others(replica)
+        self._observe()
+        self._changed.set()
+
+    def engine_ready(self, replica: Replica) -> None:
+        """Give a new engine the requests that wait at replicas which are not ready."""
+        assert replica.info is not None
+        if self.info is None:
+            self.info = replica.info
+            self._keep_capacity(replica.info)
+        if not replica.source.remote:
+            self._launch_others()
+        self.book.resume(replica)
+        own = [one for one in self.replicas if not one.source.remote]
+        self._started = self._started or all(one.info is not None for one in own)
+
+    def engine_died(self, replica: Replica, given_up: str | None) -> None:
+        """Have other replicas continue the requests."""
+        if self._plan.router is not None:
+            self._plan.router.forget(replica.name)
+        if given_up is not None:
+            self.book.give_up(given_up)
+        self.book.resume(replica)
+        self.book.move(replica)
+
+    def blocks_changed(self, replica: Replica, blocks: Blocks) -> None:
+        """Pass on a change of what a prefix cache holds."""
+        if self._plan.on_blocks is not None:
+            self._plan.on_blocks(blocks)
+
+    def leaving(self, replica: Replica) -> None:
+        """Move the requests of a replica that is about to end; it may come back."""
+        log.info("replica %s is leaving", replica.name)
+        replica.draining = True
+        self.book.move(replica)
+
+    def check(self, info: ModelInfo) -> None:
+        """Raise ModelError if an engine serves another model than the other replicas."""
+        ours = self.info
+        if ours is None:
+            return
+        for what in ("family", "tasks", "speech", "vectors", "tensors"):
+            if getattr(info, what) != getattr(ours, what):
+                raise ModelError(
+                    f"the replica serves another model: {what} is {getattr(info, what)!r}, not "
+                    f"{getattr(ours, what)!r}"
+                )
+        if ours.text is not None and info.text is not None:
+            for what in ("vocab_size", "eos_token_ids", "grammars"):
+                if getattr(info.text, what) != getattr(ours.text, what):
+                    raise ModelError(f"the replica serves another model: {what} differs")
+            if info.text.max_model_len < ours.text.max_model_len:
+                raise ModelError(
+                    f"the replica's context of {info.text.max_model_len} tokens is shorter than that of "
+                    f"the others, {ours.text.max_model_len}"
+                )
+
+    def phase_ended(self, replica: Replica, name: str, seconds: float) -> None:
+        """Report the duration of a start-up phase; phases of several engines overlap."""
+        if self._plan.on_phase and replica is self.replicas[0]:
+            self._plan.on_phase(name, seconds)
+
+    def planned_memory(self, replica: Replica, ledger: Ledger) -> None:
+        """Report the memory plan of an engine that starts."""
+        if self._plan.on_ledger:
+            self._plan.on_ledger(ledger)
+        if not self._planned and self._plan.replicas > 1:
+            self._check_memory(ledger)
+            if ledger.kv_tokens:
+                self.settings = dataclasses.replace(self.settings, kv_cache_tokens=ledger.kv_tokens)
+            self._launch_others()
+        self._planned = True
+        self._changed.set()
+
+    def _replica(self, source: ReplicaSource) -> Replica:
+        return Replica(source, self, self._plan.watchdog, self._failures)
+
+    def _local_source(self, name: str) -> ReplicaSource:
+        seats = self.settings.running_limit
+        return ReplicaSource(
+            name=name,
+            connect=self._start_engine,
+            seats=seats,
+            has_others=self._plan.router is not None,
+            contents=self._plan.contents,
+        )
+
+    async def _start_engine(self) -> EngineProcess:
+        return await EngineProcess.start(
+            self._plan.begin(),
+            self.settings,
+            self._plan.folder,
+            self._plan.promised(),
+            publishes=self._plan.router is not None or self._plan.on_blocks is not None,
+        )
+
+    def _launch_others(self) -> None:
+        """Start the further engines on this machine, which have the capacity of the first."""
+        for replica in self.replicas:
+            if not replica.source.remote and replica.is_idle:
+                replica.launch()
+
+    def _check_memory(self, ledger: Ledger) -> None:
+        """Raise NotEnoughMemory if all engines on this machine together do not fit."""
+        needed = (ledger.total - ledger.reserve) * self._plan.replicas + ledger.reserve
+        if ledger.device == "cpu" and needed > ledger.available:
+            raise NotEnoughMemory(
+                f"{self._plan.replicas} replicas need {needed:,} bytes of memory, but "
+                f"{ledger.available:,} are available; use fewer --replicas, a smaller "
+                "--weight-dtype or lower --kv-cache-tokens"
+            )
+
+    def _keep_capacity(self, info: ModelInfo) -> None:
+        """Have any later engine offer the same capacity as the first."""
+        if (text := info.text) is not None:
+            size: dict[str, Any] = {"kv_cache_tokens": text.kv_cache_tokens}
+            if not text.kv_cache_tokens:
+                size = {"max_model_len": text.max_model_len}
+            self.settings = dataclasses.replace(self.settings, **size)
+
+    def _choose(self, request: EngineRequest, version: str | None) -> Replica | None:
+        """Return the replica that gets a request; None if none is ready that may continue it."""
+        ready = [one for one in self.replicas if one.accepts and version in (None, one.version)]
+        if len(ready) < 2 or self._plan.router is None:
+            return ready[0] if ready else None
+        owed, now = self.book.owed(), time.monotonic()
+        candidates = [
+            Candidate(
+                name=one.name,
+                owed=owed.get(one, 0.0),
+                pace=one.pace.tokens_per_second,
+                blocks=one.blocks,
+                silent=now - one.heard if one.requests.quarantine.working else 0.0,
+            )
+            for one in ready
+        ]
+        return ready[self._plan.router.choose(request, candidates)]
+
+    def _spare(self) -> Replica:
+        """Return a replica at which a request can wait until one is ready."""
+        return min(self.replicas, key=lambda one: (one.state in ("failed", "closed"), one.draining))
+
+    def _relieve_others(self, ready: Replica) -> None:
+        """Have a replica that has become ready continue the requests of those that are not."""
+        for other in self.replicas:
+            if other.state == "stalled":
+                other.replace("it has work but does not respond")
+            elif other is not ready and not other.accepts:
+                self.book.move(other)
+
+    def _give_up(self, replica: Replica) -> None:
+        """End the requests of a replica that has failed, if no other can continue them."""
+        log.error("replica %s has failed: %s", replica.name, replica.error)
+        self.book.move(replica)
+        if self.state != "failed":
+            self.book.end_of(replica, "error", f"the engine is down: {replica.error}")
+        else:
+            self.book.end_all("error", f"the engine is down: {replica.error}")
+
+    async def _remove(self, replica: Replica) -> None:
+        await replica.close()
+        self.replicas.remove(replica)
+        self._retired_restarts += replica.restarts
+        if self._plan.router is not None:
+            self._plan.router.forget(replica.name)
+        self._changed.set()
+        log.info("replica %s has left", replica.name)
+
+    def _observe(self) -> None:
+        working = [one for one in self.replicas if one.state == "ready"]
+        running = sum(one.stats.running for one in working)
+        waiting = sum(one.stats.waiting for one in working)
+        stats = EngineStats(running=running, waiting=waiting)
+        self.book.observe(stats, working=bool(working))

@@ -1,0 +1,486 @@
+"""One engine that serves a model: its process or connection, started again whenever it ends."""
+
+import asyncio
+import hashlib
+import logging
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import msgspec
+
+from galley.errors import EngineFailed, GalleyError, SettingsError
+from galley.service.engine_requests import EngineRequests
+from galley.service.frames import (
+    Abort,
+    AdapterLoaded,
+    Alive,
+    Blocks,
+    FromEngine,
+    Leaving,
+    Phase,
+    Planned,
+    Ready,
+    Step,
+    Submit,
+    ToEngine,
+)
+from galley.service.loading_adapters import LoadingAdapters
+from galley.service.pace import Pace
+from galley.service.watchdog import Watchdog
+from galley.types import EngineRequest, Output
+from galley.types.model_info import EngineState, EngineStats, Ledger, ModelInfo, ReplicaStatus
+
+log = logging.getLogger("galley.service")
+
+MAX_FAILED_STARTS: Final = 5
+"""Consecutive failed engine starts after which a replica without others gives up."""
+
+FIRST_RETRY_SECONDS: Final = 0.5
+LONGEST_RETRY_SECONDS: Final = 8.0
+"""Delay before the second attempt; it doubles with each further attempt, up to the longest."""
+
+RETRY_AFTER_SHORTAGE: Final = 2.0
+"""Delay in seconds before another attempt if no process could be started."""
+
+_QUICK_SECONDS: Final = 0.002
+_LONGEST_PAUSE: Final = 0.05
+"""Limits of :func:`_leave_time_to_others`, in seconds."""
+
+WATCH_SECONDS: Final = 0.25
+
+MOST_KILLED_STARTS: Final = 2
+KILLED_WHILE_LOADING: Final = (
+    "the engine was killed twice while loading, most likely for lack of memory (see the kernel's log). "
+    "Use a smaller --weight-dtype (int8, int4), lower --kv-cache-tokens, or give the machine or "
+    "container more memory"
+)
+
+
+class EngineLink(Protocol):
+    """The connection to a running engine, such as :class:`galley.service.process.EngineProcess`."""
+
+    frames_sent: int
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process id, if it runs on this machine."""
+
+    def send(self, frame: ToEngine) -> None:
+        """Queue a frame. If the engine is gone, the frame is dropped and :meth:`frames` ends."""
+
+    def frames(self) -> AsyncIterator[list[FromEngine]]:
+        """Yield the frames until the connection ends, each time all that have arrived.
+
+        Raises:
+            GalleyError: the engine reports that it cannot start.
+        """
+
+    def kill(self) -> None:
+        """End an engine that hangs, or the connection to it; :meth:`frames` then ends."""
+
+    async def close(self) -> int:
+        """End the engine, or the connection to it; return a process's exit status."""
+
+
+class ReplicaEvents(Protocol):
+    """What the owner of a replica does with its events."""
+
+    def deliver(self, replica: "Replica", output: Output) -> int:
+        """Pass on an Output; return the tokens of prompt and output that it stands for."""
+
+    def resumption(self, request_id: str) -> EngineRequest:
+        """Return a request as it is to be sent now."""
+
+    def stepped(self, replica: "Replica") -> None:
+        """Record that a step has ended; its statistics are in the replica."""
+
+    def changed(self, replica: "Replica") -> None:
+        """Record that the replica's state has changed."""
+
+    def engine_ready(self, replica: "Replica") -> None:
+        """Record that a new engine accepts requests, before it is sent any."""
+
+    def engine_died(self, replica: "Replica", given_up: str | None) -> None:
+        """Record that a ready engine has ended, and which request is given up because of that."""
+
+    def blocks_changed(self, replica: "Replica", blocks: Blocks) -> None:
+        """Record a change of what the engine's prefix cache holds."""
+
+    def leaving(self, replica: "Replica") -> None:
+        """Record that the engine is about to end."""
+
+    def check(self, info: ModelInfo) -> None:
+        """Raise ModelError if an engine serves another model than the other replicas."""
+
+    def phase_ended(self, replica: "Replica", name: str, seconds: float) -> None:
+        """Record the duration of a start-up phase."""
+
+    def planned_memory(self, replica: "Replica", ledger: Ledger) -> None:
+        """Record the memory plan of an engine that starts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaSource:
+    """Where the engine of a replica comes from.
+
+    Attributes:
+        name: identifies the replica among those of the model: a number, or an address.
+        connect: starts an engine, or connects to one.
+        seats: sequences that run at the same time, before an engine has reported more.
+        remote: whether it is reached over a network: lost connections are tried again without end, and no
+            request is suspected of having caused them.
+        has_others: whether there are further replicas, so that it need not give up.
+        contents: digest of the checkpoint's files; empty if all replicas load the same ones.
+    """
+
+    name: str
+    connect: Callable[[], Awaitable[EngineLink]]
+    seats: int
+    remote: bool = False
+    has_others: bool = False
+    contents: str = ""
+
+
+class Replica:
+    """One engine as the model's client sees it. For use in one event loop.
+
+    Attributes:
+        requests: the requests that it has or that wait for it.
+        adapters: the adapters that it loads.
+        state: whether it accepts requests.
+        stats: the latest statistics of the engine.
+        restarts: how often its engine was replaced.
+        info: the description of the model; None until an engine has been ready.
+        error: why it has failed.
+        version: digest of everything that texts depend on; empty until an engine has been ready.
+        pace: its measured throughput.
+        blocks: keys of the blocks that its prefix cache holds.
+        draining: whether it gets no new requests.
+        seats: sequences that run at the same time.
+        heard: when the last frame arrived, on the monotonic clock.
+    """
+
+    def __init__(
+        self,
+        source: ReplicaSource,
+        events: ReplicaEvents,
+        watchdog: Callable[[], Watchdog],
+        failures: dict[str, int],
+    ) -> None:
+        """Create it; :meth:`launch` starts its engine.
+
+        Args:
+            source: where the engine comes from.
+            events: the owner.
+            watchdog: creates the watchdog of an engine.
+            failures: see :class:`EngineRequests`.
+        """
+        self.source = source
+        self.name = source.name
+        self.requests = EngineRequests(self._send, events.resumption, failures)
+        self.adapters = LoadingAdapters()
+        self.state: EngineState = "starting"
+        self.stats = EngineStats()
+        self.restarts = 0
+        self.info: ModelInfo | None = None
+        self.error: GalleyError | None = None
+        self.version = ""
+        self.pace = Pace()
+        self.blocks: set[bytes] = set()
+        self.draining = False
+        self.heard = 0.0
+        self.seats = source.seats
+        self._events = events
+        self._new_watchdog = watchdog
+        self._watchdog = watchdog()
+        self._link: EngineLink | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._phases: dict[str, float] = {}
+        self._killed_starts = 0
+        self._hung = False
+        self._replaced = False
+
+    def launch(self) -> None:
+        """Start the engine without waiting for it."""
+        self._task = asyncio.create_task(self._supervise(), name=f"galley-replica-{self.name}")
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has yet to be launched."""
+        return self._task is None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is an engine to send frames to."""
+        return self._link is not None
+
+    @property
+    def accepts(self) -> bool:
+        """Whether new requests may be sent to it now."""
+        return self.state == "ready" and not self.draining
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process id, if one is running on this machine."""
+        return self._link.pid if self._link else None
+
+    @property
+    def status(self) -> ReplicaStatus:
+        """The state for metrics and for people."""
+        return ReplicaStatus(
+            name=self.name,
+            state="draining" if self.draining and self.state != "closed" else self.state,
+            stats=self.stats,
+            restarts=self.restarts,
+            pid=self.pid,
+            version=self.version,
+            remote=self.source.remote,
+        )
+
+    def send(self, frame: ToEngine) -> None:
+        """Send a frame to the engine; without one it is dropped."""
+        if self._link is not None:
+            self._link.send(frame)
+
+    def replace(self, reason: str) -> None:
+        """End an engine that does not respond, through no fault of its requests; another is started."""
+        if self._link is not None and not self._replaced:
+            log.error("replica %s: %s; ending its engine", self.name, reason)
+            self._replaced = True
+            self._link.kill()
+
+    async def close(self) -> None:
+        """End the engine for good."""
+        self._set_state("closed")
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._hang_up()
+
+    def _send(self, frame: Submit | Abort) -> int:
+        """Send a frame; return the frames sent so far, this one included, or 0 without an engine."""
+        if self._link is None:
+            return 0
+        self._link.send(frame)
+        return self._link.frames_sent
+
+    def _set_state(self, state: EngineState) -> None:
+        self.state = state
+        self._note_busy()
+        self._events.changed(self)
+
+    def _note_busy(self) -> None:
+        busy = self.state == "ready" and self.stats.running > 0 and self.stats.waiting > 0
+        full = self.stats.running >= self.seats
+        self.pace.set_busy(busy or (self.state == "ready" and full), time.monotonic())
+
+    async def _supervise(self) -> None:
+        """Start engines until one cannot start, or until the replica is closed."""
+        try:
+            failed_starts = 0
+            while failed_starts < MAX_FAILED_STARTS or self._keeps_trying:
+                if failed_starts:
+                    delay = FIRST_RETRY_SECONDS * 2 ** min(failed_starts - 1, 8)
+                    await asyncio.sleep(min(LONGEST_RETRY_SECONDS, delay))
+                try:
+                    was_ready = await self._one_engine()
+                except OSError as error:
+                    # Out of descriptors, processes or memory, or unreachable: this can pass.
+                    if not (self.source.remote and failed_starts):
+                        log.error("replica %s: cannot start (%s); trying again", self.name, error)
+                    if self.source.remote:
+                        failed_starts += 1
+                    else:
+                        await asyncio.sleep(RETRY_AFTER_SHORTAGE)
+                    continue
+                self.restarts += 1
+                failed_starts = 0 if was_ready else failed_starts + 1
+            self._fail(EngineFailed(f"the engine failed to start {failed_starts} times in a row"))
+        except Exception as error:
+            if not isinstance(error, GalleyError):
+                log.exception("the supervisor failed")
+            self._fail(error)
+
+    @property
+    def _keeps_trying(self) -> bool:
+        """Whether failed starts may pass: others serve meanwhile, and the model has been loaded before."""
+        return self.source.remote or (self.source.has_others and self.info is not None)
+
+    async def _one_engine(self) -> bool:
+        """Run one engine from start to end; return whether it ever became ready.
+
+        Raises:
+            GalleyError: it cannot start, and no engine has started before: trying again will not help.
+            OSError: the process could not be created, or the address not be reached.
+        """
+        reason: object = None
+        self._replaced = False
+        try:
+            self._link = await self.source.connect()
+        except OSError:
+            if self.info is None and not self.source.remote:
+                raise EngineFailed(
+                    "cannot start the engine process; see the server's log"
+                ) from None
+            raise
+        except SettingsError as error:
+            if self.info is None:
+                raise
+            raise ConnectionRefusedError(str(error)) from error
+        watching = asyncio.create_task(self._watch(self._link))
+        try:
+            async for frames in self._link.frames():
+                for frame in frames:
+                    self._handle(frame)
+                await _leave_time_to_others()
+        except GalleyError as error:
+            if self.info is None:
+                await self._hang_up()
+                raise
+            reason = error
+        except OSError as error:
+            reason = error
+        finally:
+            watching.cancel()
+        return await self._ended(reason)
+
+    async def _ended(self, reason: object) -> bool:
+        """Record that the engine has ended; return whether it had been ready."""
+        was_ready = self.state in ("ready", "stalled")
+        # Before the first await: nothing may be sent to this engine from here on.
+        link, self._link = self._link, None
+        self.requests.quarantine.engine_away()
+        self.adapters.lost()
+        self._events.blocks_changed(self, Blocks([], list(self.blocks)))
+        self.blocks.clear()
+        self.stats = self.stats.without_engine()
+        if was_ready:
+            self._set_state("recovering")
+        status = await link.close() if link else None
+        # A hanging engine is at fault itself; any other SIGKILL mostly comes from outside.
+        killed = status == -signal.SIGKILL and not self._hung
+        blameless = self.source.remote or self._replaced
+        self._hung = False
+        if was_ready:
+            given_up = None
+            if blameless:
+                self.requests.quarantine.engine_lost()
+            else:
+                given_up = self.requests.quarantine.engine_died(killed=killed)
+            self._events.engine_died(self, given_up)
+        elif killed:
+            self._killed_starts += 1
+            if self.info is None and self._killed_starts == MOST_KILLED_STARTS:
+                raise EngineFailed(KILLED_WHILE_LOADING)
+        what = "connection" if self.source.remote else "engine process"
+        log.error("the %s of replica %s ended (%s)", what, self.name, reason or f"status {status}")
+        return was_ready
+
+    async def _watch(self, link: EngineLink) -> None:
+        """Check that the engine makes progress; kill it if it hangs."""
+        watchdog = self._watchdog = self._new_watchdog()
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            if self.state not in ("ready", "stalled"):
+                continue
+            verdict = watchdog.verdict(time.monotonic(), working=self.requests.quarantine.working)
+            if verdict == "hung":
+                log.error("the engine exceeded --step-timeout in a step; killing it")
+                self._hung = True
+                link.kill()
+                return
+            if verdict == "stalled" and self.state == "ready":
+                log.warning(
+                    "the engine has work but does not respond; its process may be stopped or starved of CPU"
+                )
+                self._set_state("stalled")
+
+    async def _hang_up(self) -> None:
+        link, self._link = self._link, None
+        if link:
+            await link.close()
+
+    def _fail(self, error: Exception) -> None:
+        self.error = error if isinstance(error, GalleyError) else EngineFailed(str(error))
+        self._set_state("failed")
+
+    def _handle(self, frame: FromEngine) -> None:
+        seconds = frame.step_seconds if isinstance(frame, Alive) else 0.0
+        self.heard = time.monotonic()
+        self._watchdog.report(self.heard, seconds)
+        if self.state == "stalled":
+            self._set_state("ready")
+        if isinstance(frame, Step):
+            self._stepped(frame)
+        elif isinstance(frame, Blocks):
+            self.blocks.difference_update(frame.removed)
+            self.blocks.update(frame.stored)
+            self._events.blocks_changed(self, frame)
+        elif isinstance(frame, Phase):
+            self._phases[frame.name] = frame.seconds
+            self._events.phase_ended(self, frame.name, frame.seconds)
+        elif isinstance(frame, Planned):
+            self._events.planned_memory(self, frame.ledger)
+        elif isinstance(frame, Leaving):
+            self._events.leaving(self)
+        elif isinstance(frame, AdapterLoaded):
+            self.adapters.loaded(frame)
+        elif isinstance(frame, Ready):
+            self._become_ready(frame)
+
+    def _stepped(self, frame: Step) -> None:
+        for output in frame.outputs:
+            worked = self._events.deliver(self, output)
+            self.pace.worked(worked, self.heard)
+        self.stats = frame.stats
+        self._note_busy()
+        self._events.stepped(self)
+        self.requests.stepped(frame.frames_seen)
+
+    def _become_ready(self, frame: Ready) -> None:
+        self._events.check(frame.info)
+        self.stats = frame.stats
+        self.seats = frame.seats or self.seats
+        self.draining = self.draining and not self.source.remote
+        total = sum(s for name, s in self._phases.items() if name != "ready")
+        self._phases["ready"] = total
+        self._events.phase_ended(self, "ready", total)
+        self.info = msgspec.structs.replace(frame.info, phases=dict(self._phases))
+        self.version = version_of(frame.contents or self.source.contents, self.info)
+        self._events.engine_ready(self)
+        self._set_state("ready")
+        self.requests.engine_ready()
+
+
+def version_of(contents: str, info: ModelInfo) -> str:
+    """Return a digest of what a text depends on: files and number formats, kernels included.
+
+    Args:
+        contents: digest of the checkpoint's files.
+        info: the engine's description of the model.
+    """
+    formats = None
+    if info.program is not None:
+        program = info.program
+        formats = (program.dtype, program.quantize, program.activations, program.kv_dtype)
+    isa = "" if info.ledger is None else info.ledger.isa
+    parts = (contents, info.family, info.executor, isa, formats)
+    return hashlib.blake2b(msgspec.msgpack.encode(parts), digest_size=8).hexdigest()
+
+
+async def _leave_time_to_others() -> None:
+    """Let the readers take the new output; if that takes long, give new requests as much time again.
+
+    More output arrives in the meantime, and each reader then takes all of it at once, for little more than
+    the cost of one token. So when the server is short of CPU time, texts are streamed in larger pieces and
+    new requests are still answered promptly.
+    """
+    began = time.monotonic()
+    await asyncio.sleep(0)  # tasks that wait for tokens become ready
+    await asyncio.sleep(0)  # and run
+    took = time.monotonic() - began
+    if took > _QUICK_SECONDS:
+        await asyncio.sleep(min(took, _LONGEST_PAUSE))

@@ -1,0 +1,78 @@
+"""The settings of a model's replicas."""
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+from galley.errors import SettingsError
+from galley.settings.cache import CacheSettings
+from galley.settings.engine import setting
+
+MOST_REPLICAS: Final = 256
+"""Maximum number of engines of one model on one machine."""
+
+
+_OBJECTIVE = re.compile(r"[A-Za-z0-9][\w.-]{0,252}=-?(100|\d{1,2})", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSettings(CacheSettings):
+    """The settings of a model's replicas, on this machine and on others."""
+
+    replicas: Annotated[int, Meta(ge=0, le=MOST_REPLICAS)] = setting(
+        1,
+        "Cluster",
+        "engines of the model on this machine, which share its cores and memory; requests continue on "
+        "another if one ends; 0: only those of replica",
+    )
+    replica: tuple[str, ...] = setting(
+        (),
+        "Cluster",
+        "HOST:PORT of an engine of the model on another machine (galley replica); repeat for several",
+    )
+    cluster_token_file: str = setting(
+        "",
+        "Cluster",
+        "file with the secret by which servers and replicas on other machines recognise each other",
+    )
+    cluster_ca: str = setting(
+        "",
+        "Cluster",
+        "certificate authority in PEM of all machines' certificates; encrypts the connections between them",
+    )
+    cluster_cert: str = setting("", "Cluster", "this machine's certificate in PEM, for cluster_ca")
+    cluster_key: str = setting("", "Cluster", "private key of cluster_cert in PEM, unencrypted")
+    gateway_headers: bool = setting(
+        False,
+        "Cluster",
+        "honour x-gateway-inference-objective, x-gateway-inference-fairness-id and x-slo-ttft-ms; only "
+        "behind a gateway that sets them",
+    )
+    objective: tuple[str, ...] = setting(
+        (),
+        "Cluster",
+        "priority of an objective that a gateway names, NAME=PRIORITY, lower is sooner; repeat for several",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_objectives()
+
+    @property
+    def objectives(self) -> dict[str, int] | None:
+        """Priority of each objective by name; None if the headers of gateways are not honoured."""
+        if not self.gateway_headers:
+            return None
+        pairs = (text.partition("=") for text in self.objective)
+        return {name: int(priority) for name, _, priority in pairs}
+
+    def _check_objectives(self) -> None:
+        for text in self.objective:
+            if not _OBJECTIVE.fullmatch(text):
+                raise SettingsError(
+                    f"objective: {text!r} is not NAME=PRIORITY with a priority of -100 to 100"
+                )
+        if self.objective and not self.gateway_headers:
+            raise SettingsError("objective is given, but gateway_headers is off; turn it on")

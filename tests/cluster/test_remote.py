@@ -1,0 +1,158 @@
+"""``galley replica`` on other addresses: streams while connections and whole replicas are lost."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+import psutil
+import pytest
+
+from tests.adapters.peft import make_adapter
+from tests.cluster.streams import answers, asks
+from tests.server.serving import Server, until
+from tests.tools.checkpoint import make_calling
+
+pytestmark = pytest.mark.xdist_group("cluster")
+
+ADMIN = {"Authorization": "Bearer sk-admin"}
+
+
+class Replica:
+    """A ``galley replica`` process."""
+
+    def __init__(self, folder: Path, log: Path, token: Path, port: int = 0) -> None:
+        self._log = log
+        flags = f"--threads 1 --kv-cache-tokens 32768 --max-adapters 4 --port {port}".split()
+        self._command = [sys.executable, "-m", "galley", "replica", str(folder), *flags]
+        self._command += ["--cluster-token-file", str(token)]
+
+    def __enter__(self) -> Self:
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
+
+        def address() -> str | None:
+            assert self.process.poll() is None, self._log.read_text()
+            found = self._log.read_text().partition("ready for servers at ")[2].split()
+            return found[0] if found else None
+
+        self.address = str(until(address, 120))
+        self.port = int(self.address.rpartition(":")[2])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.signal(signal.SIGKILL)
+        self.process.wait()
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process and its engine."""
+        if self.process.poll() is None:
+            process = psutil.Process(self.process.pid)
+            for one in (*process.children(recursive=True), process):
+                one.send_signal(number)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    make_calling(folder, max_position_embeddings=4096)
+    make_adapter(folder.parent / "adapter", folder, size=0.1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("secrets") / "token"
+    path.write_text("a secret that all machines have\n")
+    return path
+
+
+def server_of(folder: Path, log: Path, token: Path, *replicas: Replica, **settings: Any) -> Server:
+    return Server(
+        [str(folder), *(part for one in replicas for part in ("--replica", one.address))],
+        log,
+        adapter=f"a={folder.parent / 'adapter'}",
+        threads=1,
+        kv_cache_tokens=32768,
+        cluster_token_file=token,
+        admin_key="sk-admin",
+        stall_seconds=2,
+        **settings,
+    )
+
+
+@pytest.fixture
+def two(folder: Path, token: Path, tmp_path: Path) -> Iterator[tuple[Replica, Replica]]:
+    with (
+        Replica(folder, tmp_path / "a.log", token) as a,
+        Replica(folder, tmp_path / "b.log", token) as b,
+    ):
+        yield a, b
+
+
+def states(server: Server) -> dict[str, str]:
+    answer = httpx.get(f"{server.url}/admin/replicas", headers=ADMIN).json()
+    return {one["name"]: one["state"] for one in answer["models"][0]["replicas"]}
+
+
+def test_streams_survive_replicas_elsewhere(
+    two: tuple[Replica, Replica], folder: Path, token: Path, tmp_path: Path
+) -> None:
+    """One machine is lost, one does not answer any more, and later one leaves in time."""
+    a, b = two
+    wanted = asks(15, "tiny", "tiny:a")
+    with server_of(folder, tmp_path / "log", token, a, b) as server:
+        os.kill(b.process.pid, signal.SIGSTOP)  # so that it is known what is alone
+        calm = asyncio.run(answers(server.url, wanted))
+        os.kill(b.process.pid, signal.SIGCONT)
+        until(lambda: set(states(server).values()) == {"ready"})
+        total, written = sum(map(len, calm)), 0
+        faults: list[Callable[[], object]] = [
+            lambda: a.signal(signal.SIGKILL),
+            lambda: b.signal(signal.SIGSTOP),
+        ]
+
+        async def on_piece(length: int) -> None:
+            nonlocal written
+            written += length
+            while faults and written > total * (3 - len(faults)) / 4:
+                faults.pop(0)()
+
+        assert asyncio.run(answers(server.url, wanted, on_piece)) == calm
+        assert states(server)[a.address] == "recovering"
+        b.signal(signal.SIGCONT)
+        until(lambda: states(server)[b.address] == "ready")
+
+        faults = [lambda: b.process.send_signal(signal.SIGTERM)]
+
+        async def leave(_: int) -> None:
+            while faults:
+                faults.pop()()
+
+        assert asyncio.run(answers(server.url, wanted, leave)) == calm
+        assert b.process.wait(30) == 0
+        # A machine that comes back is used again, without a restart of the server.
+        with Replica(folder, tmp_path / "again.log", token, a.port):
+            until(lambda: states(server)[a.address] == "ready")
+            assert asyncio.run(answers(server.url, wanted[:5])) == calm[:5]
+        until(lambda: server.metrics()["galley_requests_running"] == 0)
+
+
+def test_a_server_without_engines_of_its_own(folder: Path, token: Path, tmp_path: Path) -> None:
+    with Replica(folder, tmp_path / "a.log", token) as a:
+        with server_of(folder, tmp_path / "log", token, a, replicas=0) as server:
+            assert server.children() == []
+            texts = asyncio.run(answers(server.url, asks(5, "tiny", "tiny:a")))
+            assert all(text.endswith(")") for text in texts)
+        other = tmp_path / "other"
+        other.write_text("a secret of another cluster")
+        refused = server_of(folder, tmp_path / "log2", other, a, replicas=0, wait=False)
+        with refused:
+            assert refused.process.wait(60) == 1
+        assert "the token of cluster_token_file is another one" in refused.log
+        assert "Traceback" not in refused.log + (tmp_path / "a.log").read_text()
