@@ -67,6 +67,15 @@ def test_what_is_due_is_deleted_and_nothing_else(tmp_path: Path) -> None:
     assert sweep(folder, RULES, TIME, None) == 0
 
 
+def test_a_damaged_record_does_not_keep_other_data(tmp_path: Path) -> None:
+    folder = make(tmp_path)
+    (folder.root / "now.wav" / CALL_FILE).write_text("{")
+    expected = files(tmp_path) - {path for path in due(tmp_path) if "now.wav" not in path}
+    with pytest.raises(RequestError, match=r"now\.wav/call\.json.*the age of 1 calls is not known"):
+        sweep(folder, RULES, TIME, None)
+    assert files(tmp_path) == expected
+
+
 def test_originals_are_deleted_if_a_rule_says_so(tmp_path: Path) -> None:
     folder = make(tmp_path)
     before = files(tmp_path)

@@ -3,12 +3,13 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from galley.doctor.findings import Context, Host
-from galley.doctor.gpu_state import GpuState, check, judge
+from galley.doctor.gpu_state import GpuState, check, judge, read
 from galley.settings.config import Settings
 
 FINE = GpuState(
@@ -48,6 +49,22 @@ def test_each_deviation_is_a_finding(
     assert says in finding.found
     assert finding.cost
     assert finding.remedy
+
+
+def test_what_a_package_or_a_device_does_not_report_is_left_out() -> None:
+    class NVMLError(Exception):
+        pass
+
+    def without_ecc(device: object) -> None:
+        raise NVMLError
+
+    library = SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlDeviceGetName=lambda device: "NVIDIA T4",
+        nvmlDeviceGetEccMode=without_ecc,
+        nvmlDeviceGetCurrPcieLinkWidth=lambda device: 8,
+    )
+    assert read(library, object()) == GpuState(name="NVIDIA T4", pcie_width=8)
 
 
 def test_nothing_is_read_where_the_gpu_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ SIZE = 1 << 16
 def files_in(folder: Path) -> PrefixFiles:
     """Return the files that the process writes."""
     sizes = (SIZE,)
-    return PrefixFiles(folder, b"m", kv_dtype="float32", block_bytes=sizes, most_bytes=1 << 40)
+    return PrefixFiles(folder, b"m" * 16, kv_dtype="float32", block_bytes=sizes, most_bytes=1 << 40)
 
 
 def block(number: int) -> Block:

@@ -9,7 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+<<<<<<< HEAD
+import numpy as np
+=======
 import msgspec
+>>>>>>> main
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,12 +21,13 @@ from hypothesis import strategies as st
 from galley import SamplingParams
 from galley.engine.engine import Engine
 from galley.engine.loaders import load_engine
+from galley.engine.prefix_files import PrefixFiles
 from galley.errors import SettingsError
 from galley.service.requests import expand
 from galley.settings.engine import EngineSettings
 from galley.types import BLOCK_TOKENS, Output
 from tests.conftest import CheckpointMaker
-from tests.engine.prefix_writer import block, files_in
+from tests.engine.prefix_writer import SIZE, block, files_in
 from tests.engine.requests import PROMPTS, WISHES, request, run, seen
 from tests.server.serving import until
 from tests.thorough import THOROUGH, examples
@@ -268,8 +273,7 @@ def test_a_writer_that_is_killed_leaves_whole_files_alone(tmp_path: Path) -> Non
             assert found is not None
             assert (found == number % 251).all()
     assert files.damaged == 0
-    abandoned = tmp_path / "6d" / "00" / "x.partial"
-    abandoned.parent.mkdir(exist_ok=True)
+    abandoned = files.path(block(1).key).with_suffix(".0123abcd.partial")
     abandoned.write_text("half")
     os.utime(abandoned, (0, 0))
     files.trim()
@@ -316,6 +320,33 @@ def test_the_folder_stays_within_its_bytes(checkpoint: CheckpointMaker, tmp_path
     assert engine.stats.prefix_disk_bytes == sum(f.stat().st_size for f in stored(tmp_path))
 
 
+<<<<<<< HEAD
+def test_files_of_others_in_the_folder_are_not_removed(tmp_path: Path) -> None:
+    """Other programs have files named .kv, too, and the folder may be one in which people work."""
+    sizes = (SIZE,)
+    files = PrefixFiles(tmp_path, b"m" * 16, kv_dtype="float32", block_bytes=sizes, most_bytes=SIZE)
+    places = [tmp_path, tmp_path / "app", tmp_path / (b"m" * 16).hex(), tmp_path / "ab" / "cd"]
+    foreign = [place / name for place in places for name in ("main.kv", "ab.kv", "x.partial")]
+    foreign.append(files.path(b"k" * 16).parent / "main.kv")
+    for file in foreign:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(bytes(2 * SIZE))
+        os.utime(file, (0, 0))
+    for number in range(3):
+        files.write(block(number), np.zeros(SIZE, np.uint8))
+    files.trim()
+    assert all(file.exists() for file in foreign)
+    assert files.bytes <= SIZE
+    assert not any(files.exists(block(number).key) for number in range(3))
+
+
+@pytest.mark.parametrize("below", [".", (b"m" * 16).hex()], ids=["folder", "model"])
+def test_a_folder_that_everyone_can_write_to_is_refused(tmp_path: Path, below: str) -> None:
+    files_in(tmp_path)
+    (tmp_path / below).chmod(0o777)
+    with pytest.raises(PermissionError, match=r"everyone can write to .*chmod o-w"):
+        files_in(tmp_path)
+=======
 def test_kept_prefixes_are_the_last_to_be_removed(
     checkpoint: CheckpointMaker, tmp_path: Path
 ) -> None:
@@ -335,6 +366,7 @@ def test_kept_prefixes_are_the_last_to_be_removed(
     answer(again, "c")
     again.close()
     assert set(ahead) <= set(stored(tmp_path))
+>>>>>>> main
 
 
 def test_a_disk_that_fails_costs_no_text(

@@ -1,6 +1,6 @@
 """Tiny language models in the formats of other libraries, and these libraries alone."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,11 +27,11 @@ def random_ids(seed: int, length: int) -> list[int]:
     return ids
 
 
-def make_gguf(path: Path, **changes: Any) -> Path:
-    """Write a random model in float16 as a GGUF file."""
+def make_gguf(path: Path, metadata: Mapping[str, Any] = {}, **changes: Any) -> Path:
+    """Write a random model in float16 as a GGUF file; ``metadata``: further keys of it."""
     folder = path.parent / f"{path.stem}-checkpoint"
     make_checkpoint(folder, "llama", vocab_size=VOCABULARY, **changes)
-    return write_gguf(path, folder, "F16")
+    return write_gguf(path, folder, "F16", metadata=dict(metadata))
 
 
 def generate(engine: Any, prompts: Sequence[list[int]], params: SamplingParams) -> list[list[int]]:

@@ -96,6 +96,20 @@ def test_a_stop_token_ends_the_text_and_is_its_last(engine: TextEngine) -> None:
     assert EOS in engine.info.require_text().eos_token_ids
 
 
+def test_a_text_that_ignores_the_end_of_text_ends_at_its_own_stop_tokens(
+    engine: TextEngine, path: Path, tmp_path: Path
+) -> None:
+    """OpenVINO takes the file's end token for one of a request that has stop tokens and no end token."""
+    [text] = generate(engine, [PROMPTS[0]], GREEDY)
+    same = make_gguf(tmp_path / "tiny.gguf", metadata={"tokenizer.ggml.eos_token_id": text[5]})
+    other = engine_for(same)
+    stop = next(token for token in text if text.index(token) > 8)
+    given = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, stop_token_ids=(stop,))
+    assert generate(other, [PROMPTS[0]], given) == [text[: text.index(stop) + 1]]
+    ends = SamplingParams(temperature=0, max_tokens=24)
+    assert generate(other, [PROMPTS[0]], ends)[0] == text[: text.index(text[5]) + 1]
+
+
 def test_draws_follow_the_parameters(engine: TextEngine) -> None:
     """Nothing but the likeliest token is left; without that, texts of a high temperature differ."""
     [plain] = generate(engine, PROMPTS[:1], GREEDY)

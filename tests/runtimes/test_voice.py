@@ -152,6 +152,7 @@ def test_a_text_without_known_sounds_is_refused_alone(tmp_path: Path) -> None:
         ({"phoneme_id_map": {"a": [1]}}, CheckpointError, "phoneme_id_map has no '_'"),
         ({"num_speakers": 3}, CheckpointError, "num_speakers is 3, but the model has one speaker"),
         ({"audio": {"sample_rate": 1}}, CheckpointError, "no Piper voice: .*sample_rate"),
+        ({"inference": {"length_scale": "inf"}}, CheckpointError, "no Piper voice: .*length_scale"),
         (
             {"phoneme_type": "espeak", "espeak": {"voice": "xx-none"}},
             SettingsError,

@@ -1,8 +1,9 @@
 """Who speaks when: two people's voices told apart, clusters as scipy has them, words given to speakers."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -10,17 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.optimize import linear_sum_assignment
 from scipy.spatial.distance import squareform
 from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
 
 from galley.errors import ModelNotFound, RequestError, UnsupportedModel
 from galley.speech.audio import Recording, Samples
+from galley.speech.decoder import Audio
 from galley.speech.diarize.cluster import centroids, merges
 from galley.speech.diarize.diarizer import Cancelled, Diarization, load
 from galley.speech.diarize.nets import Nets
 from galley.speech.diarize.options import DiarizeOptions
 from galley.speech.diarize.speakers import SpeakerLabels, as_rttm, by_channel, labelled
-from galley.speech.diarize.turns import Turn
+from galley.speech.diarize.turns import Turn, _assigned
 from galley.speech.results import Segment, Word
 from galley.speech.sources import RawPcm
 from tests.speech.recordings import encode
@@ -124,6 +127,40 @@ def test_a_reference_of_another_length_is_refused(seconds: float) -> None:
     options = DiarizeOptions(known_names=("Jo",), known_voices=(silence,))
     with pytest.raises(RequestError, match=rf"'Jo' has {seconds} s; expected 2 to 10 s"):
         diarize(np.zeros(16_000, np.float32), options)
+
+
+def test_a_reference_of_hours_is_not_read_to_its_end() -> None:
+    read = 0
+
+    def hours() -> Iterator[Samples]:
+        nonlocal read
+        for _ in range(3600):
+            read += 16_000
+            yield np.zeros(16_000, np.float32)
+
+    class Long:
+        def __iter__(self) -> Iterator[Samples]:
+            return hours()
+
+        def close(self) -> None: ...
+
+    options = DiarizeOptions(known_names=("Ada",), known_voices=(b"",))
+    with pytest.raises(RequestError, match="'Ada' has more than 20 s"):
+        load()(of(np.zeros(16_000, np.float32)), options, lambda _: cast("Audio", Long()))
+    assert read < 30 * 16_000
+
+
+@pytest.mark.parametrize(("local", "speakers"), [(1, 1), (2, 2), (3, 3), (2, 5), (3, 32), (3, 2)])
+def test_local_speakers_are_the_different_speakers_that_are_most_alike(
+    local: int, speakers: int
+) -> None:
+    likeness = np.random.default_rng(local).random((local, speakers), np.float32)
+    found = _assigned(likeness)
+    if local > speakers:
+        assert found == likeness.argmax(axis=1).tolist()
+        return
+    _, expected = linear_sum_assignment(likeness, maximize=True)
+    assert found == expected.tolist()
 
 
 def test_a_reference_without_speech_is_refused() -> None:

@@ -61,6 +61,21 @@ def test_a_wav_file_of_known_length() -> None:
         assert file.readframes(2 * RATE) == TONE
 
 
+def test_a_length_beyond_the_header_is_not_stated() -> None:
+    assert wav_header(RATE, 1 << 32) == wav_header(RATE)
+
+
+@pytest.mark.parametrize("form", ["mp3", "aac", "opus"])
+@pytest.mark.parametrize("rate", [10_000, 96_000])
+def test_a_rate_that_a_codec_lacks_is_converted(form: AudioFormat, rate: int) -> None:
+    encoding = encoder(form, rate)
+    tone = (12_000 * np.sin(2 * np.pi * 440 / rate * np.arange(rate))).astype("<i2").tobytes()
+    samples, coded = heard(form, encoding.encode(tone) + encoding.finish())
+    assert len(samples) / coded == pytest.approx(1, abs=0.2)
+    middle = samples[coded // 4 : coded // 4 + coded // 2]
+    assert np.argmax(np.abs(np.fft.rfft(middle))) * coded / len(middle) == pytest.approx(440, abs=4)
+
+
 @pytest.mark.parametrize(("form", "coding"), [("audio/pcmu", "mulaw"), ("audio/pcma", "alaw")])
 def test_telephones_formats_are_those_that_live_audio_is_read_in(form: str, coding: Any) -> None:
     encoding = telephone(form, RATE)

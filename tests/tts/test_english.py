@@ -42,6 +42,14 @@ def test_other_languages_lose_only_markup() -> None:
     assert normalized("**Dr. Meier** zahlt $5", "de-DE") == "Dr. Meier zahlt $5"
 
 
+@pytest.mark.parametrize(
+    "text", ["M\u017f. Smith ", "\u017fep 5", "\u0131.e. f\u0131g. 3", "5 m\u017f, \u017ft. Mary"]
+)
+def test_letters_that_match_others_without_regard_to_case(text: str) -> None:
+    """The long s and the dotless i match "s" and "i", and are not these in lower case."""
+    assert normalized(text, "en")
+
+
 @pytest.mark.parametrize("part", ["1-", "a.b@", "$1,000", "[x](", "1/2/", "12:30 ", "**", "+1 22 "])
 def test_no_pattern_takes_time_that_grows_with_the_square_of_the_text(part: str) -> None:
     # Such a pattern would take minutes.

@@ -45,6 +45,29 @@ def test_long_sentences_are_divided_at_clauses_and_words() -> None:
     words = pieces_of("word " * 200 + "x" * 700)
     assert max(map(len, [*clauses, *words])) <= LONGEST
     assert "".join(words).replace(" ", "") == "word" * 200 + "x" * 700
+    late = pieces_of("word " * 200 + "now, and then it ends.")
+    assert max(map(len, late)) <= LONGEST
+
+
+@pytest.mark.parametrize(
+    "unit", ["Dr. ", "p.m. ", "!", "?”", "word ", "\n", ", ", "。", "a", "Hi. "]
+)
+def test_the_time_for_a_long_text_grows_with_its_length(
+    unit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each piece is searched for in a window; searching all of the rest took minutes for some texts."""
+    windows = []
+
+    def counted(self: Pieces, text: str) -> int | None:
+        windows.append(len(text))
+        return length(self, text)
+
+    length = Pieces._length
+    monkeypatch.setattr(Pieces, "_length", counted)
+    text = unit * (65536 // len(unit))
+    kept = "".join(c for c in "".join(pieces_of(text)) if c.isalnum())
+    assert kept == "".join(c for c in text if c.isalnum())
+    assert max(windows) < 2 * LONGEST
 
 
 @pytest.mark.parametrize("text", ["", "  ", "...", "?!", "\n\n-\n\n"])

@@ -15,7 +15,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -86,7 +86,7 @@ class CallFolder:
         """Open the folder.
 
         Args:
-            root: the folder; created if there is none.
+            root: the folder; created for its owner alone if there is none.
             writes: process calls: remove what a killed process left unfinished. Other processes may only
                 delete results.
 
@@ -102,7 +102,7 @@ class CallFolder:
     def _own(self) -> None:
         root = self.root
         try:
-            root.mkdir(parents=True, exist_ok=True)
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = (root / _LOCK).open("wb")
         except OSError as error:
             raise SettingsError(f"cannot write {root}: {error.strerror}") from error
@@ -124,6 +124,16 @@ class CallFolder:
         """Return whether a call has its results, or had them before they were deleted."""
         return (self.root / call / CALL_FILE).exists()
 
+    def check_same(self, call: str, recording: Path) -> None:
+        """Raise SettingsError if a call has results, and they are of another recording."""
+        if self.is_done(call):
+            done = Path(read_record(self.root / call / CALL_FILE).recording)
+            if done != recording.resolve():
+                raise SettingsError(
+                    f"{self.root} has results of {done} as {call!r}; give another --output-dir for "
+                    f"{recording}"
+                )
+
     def has_failed(self, call: str) -> bool:
         """Return whether a call was given up."""
         return self._failure(call).exists()
@@ -135,6 +145,8 @@ class CallFolder:
         Raises:
             RequestError: the results cannot be written.
         """
+        if Path(call).parts[0] == _FAILED:
+            raise RequestError(f"{call}: {_FAILED} is the name of a folder of results; rename it")
         try:
             self._partial.mkdir()
             yield self._partial
@@ -154,9 +166,12 @@ class CallFolder:
             shutil.rmtree(self._partial, ignore_errors=True)
 
     def fail(self, call: str, recording: Path, error: str, attempts: int) -> None:
-        """Give a call up: remember why, until it is retried."""
+        """Give a call up: remember why, until it is retried.
+
+        Raises:
+            SettingsError: that cannot be written.
+        """
         path = self._failure(call)
-        path.parent.mkdir(parents=True, exist_ok=True)
         fields = {
             "id": call,
             "recording": str(recording),
@@ -164,21 +179,31 @@ class CallFolder:
             "attempts": attempts,
             "time": now(),
         }
-        write_json(path, fields)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, fields)
+        except OSError as error:
+            raise SettingsError(f"cannot write {path}: {error.strerror}") from error
 
     def retry(self, call: str) -> None:
         """Forget that a call was given up."""
         self._failure(call).unlink(missing_ok=True)
 
-    def calls(self) -> Iterator[tuple[Path, CallRecord]]:
+    def calls(
+        self, on_damaged: Callable[[RequestError], None]
+    ) -> Iterator[tuple[Path, CallRecord]]:
         """Yield the folder and record of each call, in the order of their ids.
 
-        Raises:
-            RequestError: a record cannot be read.
+        ``on_damaged`` gets the error of each record that cannot be read.
         """
         for path in sorted(self.root.rglob(CALL_FILE)):
             if path.relative_to(self.root).parts[0] not in (_FAILED, _PARTIAL):
-                yield path.parent, read_record(path)
+                try:
+                    record = read_record(path)
+                except RequestError as error:
+                    on_damaged(error)
+                else:
+                    yield path.parent, record
 
     def find(self, call: str) -> tuple[Path, CallRecord]:
         """Return the folder and record of a call. Raises RequestError if there is none."""

@@ -78,15 +78,22 @@ def sweep(folder: CallFolder, rules: Iterable[Rule], time: datetime, audit: Audi
 
     Raises:
         SettingsError: two rules are about the same data.
-        RequestError: a file cannot be deleted, or the audit log cannot be written.
+        RequestError: a file cannot be deleted, the audit log cannot be written, or, after all else is
+            deleted, a call's record cannot be read.
     """
     ages = check_rules(rules)
     count = 0
-    for place, record in folder.calls():
+    damaged: list[RequestError] = []
+    for place, record in folder.calls(damaged.append):
         for kind in KINDS:
             age = ages.get((record.tenant, kind), ages.get((None, kind)))
             if age is not None and record.time + age <= time:
                 count += _delete(place, record, kind, audit, why="retention")
+    if damaged:
+        raise RequestError(
+            f"{damaged[0]}: the age of {len(damaged)} calls is not known; of the others, {count} files are "
+            "deleted. Delete the folders of these calls"
+        )
     return count
 
 

@@ -189,12 +189,12 @@ class _Run:
     def all(self, recordings: Path, *, watch: bool, retry: bool) -> None:
         """Process the recordings; with ``watch``, wait for more."""
         if retry:
-            for name, _ in _found(recordings, watch=False):
+            for name, _ in self._found(recordings, watch=False):
                 self._folder.retry(name)
         while True:
             todo = [
                 (name, path)
-                for name, path in _found(recordings, watch=watch)
+                for name, path in self._found(recordings, watch=watch)
                 if not self._folder.is_done(name) and not self._folder.has_failed(name)
             ]
             with progress("calls", len(todo)) if todo else nullcontext() as bar:
@@ -206,6 +206,15 @@ class _Run:
                 return
             if not todo:
                 time.sleep(_POLL_SECONDS)
+
+    def _found(self, recordings: Path, *, watch: bool) -> Iterator[tuple[str, Path]]:
+        from galley.calls.watch import recordings as in_folder
+
+        if recordings.is_dir():
+            yield from in_folder(recordings, settled=watch, results=self._folder.root)
+            return
+        self._folder.check_same(recordings.name, recordings)
+        yield recordings.name, recordings
 
     def _one(self, name: str, path: Path) -> None:
         for attempt in range(1, self._attempts + 1):
@@ -239,12 +248,3 @@ class _Run:
         self._audit.write(line)
         if not self._audit.usable:
             raise SettingsError("the audit log cannot be written; no more calls are processed")
-
-
-def _found(recordings: Path, *, watch: bool) -> Iterator[tuple[str, Path]]:
-    from galley.calls.watch import recordings as in_folder
-
-    if recordings.is_dir():
-        yield from in_folder(recordings, settled=watch)
-    else:
-        yield recordings.name, recordings

@@ -54,7 +54,8 @@ def read(library: Any, device: Any) -> GpuState:
     """Return the state of ``device``, a handle of the ``library`` NVML."""
 
     def value(name: str) -> Any:
-        with suppress(library.NVMLError):  # a device may not support the query
+        # A device may not support the query, or the installed package may not have it.
+        with suppress(library.NVMLError, AttributeError):
             return getattr(library, f"nvmlDeviceGet{name}")(device)
         return None
 

@@ -15,6 +15,7 @@ import errno
 import hashlib
 import logging
 import os
+import re
 import secrets
 import stat
 import time
@@ -36,6 +37,9 @@ _SUFFIX: Final = ".kv"
 _PARTIAL_SUFFIX: Final = ".partial"
 _PARTIAL_SECONDS: Final = 3600.0
 """Age in seconds after which a partial file counts as abandoned."""
+_FOLDERS: Final = (re.compile("[0-9a-f]{32}"), re.compile("[0-9a-f]{2}"))
+_STORED: Final = re.compile(r"(?:[0-9a-f]{2})+(?:\.kv|\.[0-9a-f]{8}\.partial)")
+"""Names of this module's folders, by depth, and of its files. Whatever else is there is not touched."""
 _CHECKSUM_BYTES: Final = hashlib.sha256().digest_size
 _LONGEST_KEPT: Final = 86_400.0
 """Seconds for which a block is kept at most; a file with a later time has a wrong one."""
@@ -84,7 +88,8 @@ class PrefixFiles:
         damaged: number of files found that were not what their names say; they were removed.
 
     Raises:
-        OSError: the folder cannot be made or written.
+        OSError: the folder cannot be made or written, or everyone can write to it: a checksum does not tell
+            who wrote a file.
     """
 
     def __init__(
@@ -108,6 +113,8 @@ class PrefixFiles:
         self._own.mkdir(mode=0o700, exist_ok=True)
         if not os.access(self._own, os.R_OK | os.W_OK | os.X_OK):
             raise PermissionError(f"no permission to write to {self._own}")
+        for place in (folder, self._own):
+            _check_private(place)
 
     def path(self, key: bytes) -> Path:
         """Return the name of the file of the block with this key."""
@@ -229,21 +236,39 @@ class PrefixFiles:
                 os.unlink(path)
                 self.bytes -= size
 
+<<<<<<< HEAD
+    def _files(
+        self, now: float, in_use: Container[bytes]
+    ) -> Iterator[tuple[bool, float, int, str]]:
+        """Yield (whether it is in use, time of last use, bytes, path) of all files in the folder."""
+        for parent, folders, names in os.walk(self.folder):
+            depth = len(Path(parent).relative_to(self.folder).parts)
+            if depth < len(_FOLDERS):
+                folders[:] = filter(_FOLDERS[depth].fullmatch, folders)
+                continue
+            folders.clear()
+=======
     def _files(self, now: float, in_use: Container[bytes]) -> Iterator[tuple[float, int, str]]:
         """Yield (time of last use, bytes, path) of all files in the folder."""
         for parent, _, names in os.walk(self.folder):
+>>>>>>> main
             mine = parent.startswith(str(self._own))
-            for name in names:
+            for name in filter(_STORED.fullmatch, names):
                 path = os.path.join(parent, name)
-                with suppress(OSError, ValueError):
+                with suppress(OSError):
                     status = os.lstat(path)
                     if name.endswith(_SUFFIX):
                         used = mine and bytes.fromhex(name.removesuffix(_SUFFIX)) in in_use
+<<<<<<< HEAD
+                        yield used, status.st_mtime, status.st_size, path
+                    elif now - status.st_mtime > _PARTIAL_SECONDS:
+=======
                         when = max(now, status.st_mtime) if used else status.st_mtime
                         yield when, status.st_size, path
                     elif (
                         name.endswith(_PARTIAL_SUFFIX) and now - status.st_mtime > _PARTIAL_SECONDS
                     ):
+>>>>>>> main
                         os.unlink(path)
 
     def _preamble(self, block: Block) -> bytes:
@@ -259,6 +284,13 @@ class PrefixFiles:
             )
         )
         return _MAGIC + len(header).to_bytes(4, "little") + header
+
+
+def _check_private(folder: Path) -> None:
+    """Raise PermissionError if people without access to this account can put files into a folder."""
+    mode = folder.stat().st_mode
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        raise PermissionError(f"everyone can write to {folder} (chmod o-w removes that)")
 
 
 def _fill(file: int, buffer: Bytes) -> bool:

@@ -123,7 +123,8 @@ class AuditLog:
         """Read where the chain ends. Returns the bytes of an unfinished line that were cut off."""
         size = self._file.seek(0, os.SEEK_END)
         self._file.seek(max(0, size - 2 * _LONGEST))
-        tail = self._file.read()
+        # Not to the end: a device such as /dev/full has none.
+        tail = self._file.read(min(size, 2 * _LONGEST))
         whole = tail.rfind(b"\n") + 1
         torn = len(tail) - whole
         # Before anything is cut off: the setting may name another file by mistake.

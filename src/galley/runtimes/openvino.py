@@ -138,6 +138,9 @@ class OpenVINORuntime:
         config.max_new_tokens = payload.writes - done
         config.min_new_tokens = max(0, sampling.min_tokens - done)
         config.stop_token_ids = set(stop_ids)
+        if stop_ids:
+            # Without one, the pipeline adds the model's own, also for a text that ignores it.
+            config.eos_token_id = min(stop_ids)
         config.ignore_eos = not stop_ids
         config.repetition_penalty = sampling.repetition_penalty or 1.0
         config.presence_penalty = sampling.presence_penalty

@@ -49,10 +49,14 @@ class _EspeakVoice(msgspec.Struct):
     voice: str = "en-us"
 
 
+Noise = Annotated[float, msgspec.Meta(ge=0, le=2)]
+
+
 class _Inference(msgspec.Struct):
-    noise_scale: float = 0.667
-    length_scale: Annotated[float, msgspec.Meta(gt=0)] = 1.0
-    noise_w: float = 0.8
+    noise_scale: Noise = 0.667
+    # The length of the audio, and so the memory for it, is in proportion.
+    length_scale: Annotated[float, msgspec.Meta(ge=0.05, le=20)] = 1.0
+    noise_w: Noise = 0.8
 
 
 class _Language(msgspec.Struct):
@@ -85,8 +89,8 @@ class VoiceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """
 
     aliases: dict[str, str] = msgspec.field(default_factory=dict)
-    noise: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
-    duration_noise: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
+    noise: Noise | None = None
+    duration_noise: Noise | None = None
     max_active: Annotated[int, msgspec.Meta(ge=1, le=256)] = 16
 
 

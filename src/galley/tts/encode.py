@@ -81,10 +81,11 @@ def wav_header(rate: int, size: int | None = None) -> bytes:
 
     Args:
         rate: samples per second.
-        size: bytes of the samples; None: not known.
+        size: bytes of the samples; None, or 4 GB and more: the header says that it is not known.
     """
-    data = _UNKNOWN if size is None else size
-    whole = _UNKNOWN if size is None else size + 36
+    data = whole = _UNKNOWN
+    if size is not None and size + 36 < _UNKNOWN:
+        data, whole = size, size + 36
     form = struct.pack("<HHIIHH", 1, 1, rate, 2 * rate, 2, 16)
     return (
         struct.pack("<4sI4s4sI", b"RIFF", whole, b"WAVE", b"fmt ", 16)
@@ -164,7 +165,7 @@ class _Compressed:
         self._file: Any = _av().open(
             self._sink, "w", format=container, options=_OPTIONS.get(form, {})
         )
-        coded = _OPUS_RATE if form == "opus" else rate
+        coded = _OPUS_RATE if form == "opus" else _coded_rate(codec, rate)
         self._stream = self._file.add_stream(codec, rate=coded, layout="mono")
         if form in _BIT_RATES:
             self._stream.bit_rate = _BIT_RATES[form]
@@ -178,6 +179,16 @@ class _Compressed:
         self._file.mux(self._stream.encode(None))
         self._file.close()
         return self._sink.taken()
+
+
+def _coded_rate(codec: str, rate: int) -> int:
+    """Return the rate that a codec takes which is nearest above a rate, or else its highest."""
+    rates = _av().Codec(codec, "w").audio_rates
+    return (
+        rate
+        if not rates or rate in rates
+        else min((r for r in rates if r > rate), default=max(rates))
+    )
 
 
 def _av() -> Any:

@@ -148,7 +148,7 @@ def _numeric_date(year_at: int, month_at: int, day_at: int) -> Callable[[re.Matc
 
 
 def _month(name: str) -> str:
-    return _SHORT_MONTHS[name.rstrip(".")[:3].lower()]
+    return _SHORT_MONTHS.get(name.rstrip(".")[:3].lower(), name)
 
 
 def _month_day(match: re.Match[str]) -> str:
@@ -199,7 +199,8 @@ def _address(match: re.Match[str]) -> str:
 
 
 def _word(match: re.Match[str]) -> str:
-    return _WORDS[match[1].lower()]
+    # Letters such as the long s match others without regard to case, and are not those in lower case.
+    return _WORDS.get(match[1].lower(), match[0])
 
 
 _RULES: Final[tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]] = (

@@ -13,11 +13,14 @@ from galley.tts.english import ABBREVIATIONS
 LONGEST: Final = 300
 """Most characters of a piece: about 20 seconds of speech."""
 
+_AHEAD: Final = 32
+"""Characters after a piece that are searched for what tells that it ends there."""
+
 _SHORTEST_CLAUSE: Final = 12
 """Fewest characters of a clause that is spoken on its own; less sounds cut off."""
 
 _CLOSING: Final = r"\"'”’)\]»"
-_SENTENCE: Final = re.compile(rf"[.!?…]+[{_CLOSING}]*(?=\s)|\n\s*\n|[。！？]")
+_SENTENCE: Final = re.compile(rf"(?<![.!?…])[.!?…]++[{_CLOSING}]*+(?=\s)|\n\s*\n|[。！？]")
 _CLAUSE: Final = re.compile(rf"[,;:—–][{_CLOSING}]*(?=\s)|[，、；]|\n")
 _LAST_WORD: Final = re.compile(r"([^\s]+)\Z")
 
@@ -37,12 +40,13 @@ class Pieces:
     def feed(self, text: str) -> list[str]:
         """Add text, and return the pieces that are complete."""
         self._text += text
-        found = []
-        while (end := self._end()) is not None:
-            piece, self._text = self._text[:end].strip(), self._text[end:]
+        found, begin = [], 0
+        while (end := self._end(begin)) is not None:
+            piece, begin = self._text[begin:end].strip(), end
             if is_spoken(piece):
                 found.append(piece)
                 self._clause = False
+        self._text = self._text[begin:]
         return found
 
     def end(self) -> list[str]:
@@ -51,15 +55,23 @@ class Pieces:
         rest, self._text = self._text.strip(), ""
         return [*found, rest] if is_spoken(rest) else found
 
-    def _end(self) -> int | None:
-        """Return the length of the next piece; None: it is not complete."""
-        text = self._text
-        sentence = next((m.end() for m in _SENTENCE.finditer(text) if _ends(text, m)), None)
+    def _end(self, begin: int) -> int | None:
+        """Return where the piece that begins at an offset ends; None: it is not complete."""
+        length = self._length(self._text[begin : begin + LONGEST + _AHEAD])
+        return None if length is None else begin + length
+
+    def _length(self, text: str) -> int | None:
+        """Return the length of the piece that a text begins with; None: it is not complete.
+
+        The text is short: a long one without an end, such as "Dr. Dr. Dr.", would be searched again for
+        each piece.
+        """
+        sentence = next((m.end() for m in _SENTENCE.finditer(text) if _ends(text, m)), LONGEST + 1)
         if self._clause:
-            for clause in _CLAUSE.finditer(text, 0, sentence or LONGEST):
+            for clause in _CLAUSE.finditer(text, 0, min(sentence, LONGEST)):
                 if _SHORTEST_CLAUSE <= clause.end() < len(text):
                     return clause.end()
-        if sentence is not None and sentence <= LONGEST:
+        if sentence <= LONGEST:
             return sentence
         if len(text) <= LONGEST:
             return None

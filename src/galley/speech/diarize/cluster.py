@@ -91,15 +91,17 @@ def _cut(
     """
     small = min(_SMALL_SECONDS, _SMALL_SHARE * float(seconds.sum()))
     clusters = {number: [number] for number in range(len(seconds))}
+    lengths: dict[int, float] = dict(enumerate(seconds.tolist()))
 
     def speakers() -> list[list[int]]:
-        return [m for m in clusters.values() if seconds[m].sum() >= small]
+        return [members for number, members in clusters.items() if lengths[number] >= small]
 
     best = speakers()
     for one, other, distance in merged:
         if distance > threshold and (most is None or len(best) <= most):
             break
         clusters[one] = clusters[one] + clusters.pop(other)
+        lengths[one] += lengths.pop(other)
         now = speakers()
         # Fewer than the least are taken only until there are enough.
         if len(now) >= least or len(now) >= len(best):

@@ -96,19 +96,20 @@ class Diarizer:
         self, file: bytes, name: str, open_file: Callable[[bytes], Audio]
     ) -> NDArray[np.float32]:
         """Return the voice of a known speaker. Raises RequestError if the recording is not usable."""
+        least, most = _REFERENCE_SECONDS
         try:
             with closing(open_file(file)) as recording:
-                samples = np.concatenate(list(recording))
+                samples = _beginning(recording, 2 * most)
         except AudioError as error:
             raise RequestError(
                 f"known_speaker_references: that of {name!r} cannot be read: {error}",
                 param="known_speaker_references",
             ) from error
         seconds = len(samples) / SAMPLE_RATE
-        least, most = _REFERENCE_SECONDS
         if not least - _SLACK_SECONDS <= seconds <= most + _SLACK_SECONDS:
+            length = f"{seconds:.1f} s" if seconds < 2 * most else f"more than {2 * most:g} s"
             raise RequestError(
-                f"known_speaker_references: that of {name!r} has {seconds:.1f} s; expected {least:g} to "
+                f"known_speaker_references: that of {name!r} has {length}; expected {least:g} to "
                 f"{most:g} s",
                 param="known_speaker_references",
             )
@@ -126,6 +127,20 @@ class Diarizer:
 def load(folder: Path | None = None) -> Diarizer:
     """Return the diarizer with the networks of ``folder``, loaded once. Raises as :class:`Diarizer`."""
     return Diarizer(folder)
+
+
+def _beginning(recording: Audio, seconds: float) -> NDArray[np.float32]:
+    """Return the samples of a recording, of a long one at least so many seconds.
+
+    A small file can have hours of silence.
+    """
+    blocks, length = [np.zeros(0, np.float32)], 0
+    for block in recording:
+        blocks.append(block)
+        length += len(block)
+        if length >= seconds * SAMPLE_RATE:
+            break
+    return np.concatenate(blocks)
 
 
 def _until(recording: Audio, cancelled: threading.Event | None) -> Iterator[Samples]:

@@ -49,6 +49,11 @@ class DiarizeOptions:
                 "each name needs one reference",
                 param="known_speaker_names",
             )
+        if len(self.known_names) > MOST_SPEAKERS:
+            raise RequestError(
+                f"{len(self.known_names)} known speakers; at most {MOST_SPEAKERS} are possible",
+                param="known_speaker_names",
+            )
         if len(set(self.known_names)) < len(self.known_names):
             raise RequestError("two known speakers have the same name", param="known_speaker_names")
 

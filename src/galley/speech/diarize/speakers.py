@@ -1,6 +1,7 @@
 """Transcripts by speaker: each word gets the speaker of its time, and a segment has one speaker."""
 
 import itertools
+from bisect import bisect_left
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from typing import Final
 
@@ -95,10 +96,13 @@ class SpeakerLabels:
         turns = self._turns
         while self._first < len(turns) - 1 and turns[self._first].end < word.start - _BACK_SECONDS:
             self._first += 1
-        near = itertools.takewhile(
-            lambda turn: turn.start < word.end + _BACK_SECONDS, turns[self._first :]
-        )
+        after = bisect_left(turns, word.end + _BACK_SECONDS, key=_start)
+        near = turns[self._first : after]
         return max(near, key=lambda turn: _nearness(turn, word), default=turns[self._first]).speaker
+
+
+def _start(turn: Turn) -> float:
+    return turn.start
 
 
 def _who(pair: tuple[int, Word]) -> int:

@@ -1,6 +1,5 @@
 """Turns of speakers, from the observations of a recording and the voices of its speakers."""
 
-import itertools
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -100,11 +99,16 @@ def _assigned(likeness: NDArray[np.float32]) -> Sequence[int]:
     local, speakers = likeness.shape
     if local > speakers:
         return [int(speaker) for speaker in likeness.argmax(axis=1)]
-    rows = np.arange(local)
-    return max(
-        itertools.permutations(range(speakers), local),
-        key=lambda choice: float(likeness[rows, list(choice)].sum()),
-    )
+    # The sum of each choice, of which there are at most 32 to the power of three.
+    sums = np.zeros((speakers,) * local, np.float32)
+    taken = np.zeros(sums.shape, bool)
+    numbers = np.indices(sums.shape, sparse=True)
+    for one, row in enumerate(likeness):
+        sums += row[numbers[one]]
+        for other in range(one):
+            taken |= numbers[one] == numbers[other]
+    sums[taken] = -np.inf
+    return [int(speaker) for speaker in np.unravel_index(sums.argmax(), sums.shape)]
 
 
 def _runs(chosen: NDArray[np.bool_], speaker: int, seconds: float) -> list[Turn]:
