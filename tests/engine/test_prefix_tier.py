@@ -77,6 +77,7 @@ def test_a_restarted_engine_computes_only_what_is_new(
     first.close()
     again = engine_of(folder, tmp_path, **chosen)
     assert answer(again) == (expected, FULL)
+    assert not again.has_work
     assert again.stats.prefix_disk_hit_tokens == FULL
     assert again.stats.prefill_tokens == len(PROMPT) - FULL
     again.close()
@@ -228,6 +229,7 @@ def test_equal_requests_load_a_prefix_once(checkpoint: CheckpointMaker, tmp_path
     texts = run(engine, expand(PROMPT, params, engine.info, request_id="r"))
     assert [outputs[-1].cached_tokens for outputs in texts.values()] == [FULL] * 3
     assert engine.stats.prefix_disk_hit_tokens == FULL
+    assert engine.stats.waiting == 0
     engine.close()
 
 

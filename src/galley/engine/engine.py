@@ -12,7 +12,7 @@ from galley.engine.assemble import assemble
 from galley.engine.commit import commit
 from galley.engine.encoder_cache import MAX_FEATURE, EncoderCache, EncoderFeatures
 from galley.engine.kv import KVCache, check_blocks
-from galley.engine.prefix_tier import TierStats
+from galley.engine.prefix_tier import PrefixTier, TierStats
 from galley.engine.preparing import Prepared, Preparing
 from galley.engine.scheduler import Scheduler, Work
 from galley.engine.sequence import Sequence
@@ -179,11 +179,9 @@ class Engine:
             refused, self._refused = self._refused, []
             return refused
         if self._tier is not None:
-            for sequence in self._tier.ready(len(self._scheduler.running)):
-                self._scheduler.add(sequence)
-        if (
-            not self._sequences and self._preparing
-        ):  # every request waits for its grammar or adapter
+            self._take_loaded(self._tier)
+        # Perhaps every request waits for its grammar or adapter.
+        if not self._sequences and self._preparing:
             self._preparing.pause(_GATHERING_SECONDS)
             return []
         if self._tier is not None and not (self._scheduler.running or self._scheduler.waiting):
@@ -223,6 +221,14 @@ class Engine:
         meter.end()
         return outputs
 
+    def _take_loaded(self, tier: PrefixTier) -> None:
+        """Schedule the sequences whose prefixes have been read; the time until then is nobody's cost."""
+        scheduler = self._scheduler
+        if not (scheduler.running or scheduler.waiting):
+            self._meter.awake()
+        for sequence in tier.ready(len(scheduler.running)):
+            scheduler.add(sequence)
+
     @property
     def _may_wait(self) -> bool:
         """Whether there may be nothing to plan although there is work."""
@@ -253,7 +259,7 @@ class Engine:
         draft, drafted = self._speculation.counts("draft"), self._speculation.draft_seconds
         return EngineStats(
             running=len(self._scheduler.running),
-            waiting=self._scheduler.waiting + len(self._preparing),
+            waiting=self._scheduler.waiting + len(self._preparing) + tier.waiting,
             kv_used_blocks=self._kv.pool.used,
             kv_cached_blocks=self._kv.pool.cached,
             kv_total_blocks=self._kv.pool.total,

@@ -36,8 +36,9 @@ _CLOSE_SECONDS: Final = 0.7
 
 
 class TierStats(NamedTuple):
-    """Counts so far, and the ``bytes`` of the folder's files."""
+    """Counts so far, the sequences ``waiting`` for the disk, and the ``bytes`` of the folder's files."""
 
+    waiting: int = 0
     hit_tokens: int = 0
     read_bytes: int = 0
     written_bytes: int = 0
@@ -142,7 +143,7 @@ class PrefixTier:
     @property
     def has_work(self) -> bool:
         """Whether blocks wait to be queued, or loads to be finished."""
-        return bool(self._unsaved or self._loads)
+        return bool(self._loads) or (bool(self._unsaved) and self._writer.is_running)
 
     @property
     def is_loading(self) -> bool:
@@ -311,6 +312,7 @@ class PrefixTier:
     def stats(self) -> TierStats:
         """The counts so far."""
         return TierStats(
+            waiting=len(self._behind) + sum(not load.abandoned for load in self._loads),
             hit_tokens=self._hit_tokens,
             read_bytes=self._read_bytes,
             written_bytes=self._writer.written_bytes,

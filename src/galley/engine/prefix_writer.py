@@ -60,6 +60,11 @@ class PrefixWriter:
         self._thread = threading.Thread(target=self._run, daemon=True, name="galley-prefix-writer")
         self._thread.start()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether what is queued will be written."""
+        return self._thread.is_alive()
+
     def has_room(self, size: int) -> bool:
         """Return whether a block of so many bytes would be taken."""
         return not self._bytes or self._bytes + size <= QUEUE_BYTES
