@@ -10,19 +10,22 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from galley.bench.serve.results import Point
+from galley.cli.main import app
+from galley.errors import SettingsError
 from galley.quality.contenders import Comparison, Contender, Loss, divergence
 from galley.quality.contenders_page import advice, notes, page, rows
 from tests.checkpoints import make_checkpoint
 from tests.formats.gguf_files import WIDE, write_gguf
 
 
-def compare(*arguments: str, code: int = 0) -> tuple[str, str]:
+def compare(*arguments: str) -> str:
     command = [sys.executable, "-m", "galley", "compare", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == code, done.stderr
-    return done.stdout, done.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.xdist_group("compare")
@@ -30,7 +33,7 @@ def test_each_engine_is_served_and_a_failure_is_a_row(tmp_path: Path) -> None:
     model = make_checkpoint(tmp_path / "tiny", "llama", **WIDE)
     rounded = write_gguf(tmp_path / "rounded.gguf", model, "Q4_0")
     json_file, html_file = tmp_path / "all.json", tmp_path / "all.html"
-    output, _ = compare(
+    output = compare(
         str(model),
         *("--engines", f"native,native={rounded},missing"),
         *("--requests", "4", "--concurrency", "1,2"),
@@ -74,8 +77,9 @@ def test_arguments_are_checked_before_the_work(tmp_path: Path) -> None:
         (("--concurrency", "a"), "--concurrency is 'a'"),
         (("--json", str(tmp_path / "no/x.json")), "does not exist"),
     ):
-        _, error = compare("galley-demo", *arguments, code=2)
-        assert says in error
+        result = CliRunner().invoke(app, ["compare", "galley-demo", *arguments])
+        assert isinstance(result.exception, SettingsError), result.output
+        assert says in str(result.exception)
 
 
 def test_the_divergence_is_that_of_merged_distributions() -> None:
