@@ -9,11 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-<<<<<<< HEAD
-import numpy as np
-=======
 import msgspec
->>>>>>> main
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -322,7 +319,6 @@ def test_the_folder_stays_within_its_bytes(checkpoint: CheckpointMaker, tmp_path
     assert engine.stats.prefix_disk_bytes == sum(f.stat().st_size for f in stored(tmp_path))
 
 
-<<<<<<< HEAD
 def test_files_of_others_in_the_folder_are_not_removed(tmp_path: Path) -> None:
     """Other programs have files named .kv, too, and the folder may be one in which people work."""
     sizes = (SIZE,)
@@ -348,7 +344,8 @@ def test_a_folder_that_everyone_can_write_to_is_refused(tmp_path: Path, below: s
     (tmp_path / below).chmod(0o777)
     with pytest.raises(PermissionError, match=r"everyone can write to .*chmod o-w"):
         files_in(tmp_path)
-=======
+
+
 def test_kept_prefixes_are_the_last_to_be_removed(
     checkpoint: CheckpointMaker, tmp_path: Path
 ) -> None:
@@ -368,7 +365,6 @@ def test_kept_prefixes_are_the_last_to_be_removed(
     answer(again, "c")
     again.close()
     assert set(ahead) <= set(stored(tmp_path))
->>>>>>> main
 
 
 def test_a_disk_that_fails_costs_no_text(

@@ -20,6 +20,8 @@ SAID = {
         "5 kilometers per hour, 1 kilogram, 6 feet, 3 gigahertz, minus 5 degrees Celsius"
     ),
     "1/2, 3/4, 7/9 and 5/8": "1 half, 3 quarters, 7/9 and 5 eighths",
+    "2*3, 2 × 3, 10 - 3, 3-5": "2 times 3, 2 times 3, 10 minus 3, 3 to 5",  # noqa: RUF001
+    "you may 5 times march 10 miles": "you may 5 times march 10 miles",
     "version 1.2.3 at 3.14": "version 1 point 2 point 3 at 3.14",
     "St. Mary, Main St., e.g. No. 5 & #6, etc.": (
         "Saint Mary, Main street, for example number 5 and number 6, et cetera"

@@ -27,6 +27,7 @@ def test_a_piece_is_a_sentence() -> None:
 
 
 def test_the_first_piece_may_be_a_clause() -> None:
+    assert pieces_of("She said no. Then he went.", clause_first=False)[0] == "She said no."
     assert pieces_of(TEXT) == ["Hello there,", "Dr. Smith.", *SENTENCES[1:]]
     assert pieces_of("Well, that is all. Yes, it is.")[0] == "Well, that is all."
 

@@ -236,22 +236,14 @@ class PrefixFiles:
                 os.unlink(path)
                 self.bytes -= size
 
-<<<<<<< HEAD
-    def _files(
-        self, now: float, in_use: Container[bytes]
-    ) -> Iterator[tuple[bool, float, int, str]]:
-        """Yield (whether it is in use, time of last use, bytes, path) of all files in the folder."""
+    def _files(self, now: float, in_use: Container[bytes]) -> Iterator[tuple[float, int, str]]:
+        """Yield (time of last use, bytes, path) of all files in the folder."""
         for parent, folders, names in os.walk(self.folder):
             depth = len(Path(parent).relative_to(self.folder).parts)
             if depth < len(_FOLDERS):
                 folders[:] = filter(_FOLDERS[depth].fullmatch, folders)
                 continue
             folders.clear()
-=======
-    def _files(self, now: float, in_use: Container[bytes]) -> Iterator[tuple[float, int, str]]:
-        """Yield (time of last use, bytes, path) of all files in the folder."""
-        for parent, _, names in os.walk(self.folder):
->>>>>>> main
             mine = parent.startswith(str(self._own))
             for name in filter(_STORED.fullmatch, names):
                 path = os.path.join(parent, name)
@@ -259,16 +251,9 @@ class PrefixFiles:
                     status = os.lstat(path)
                     if name.endswith(_SUFFIX):
                         used = mine and bytes.fromhex(name.removesuffix(_SUFFIX)) in in_use
-<<<<<<< HEAD
-                        yield used, status.st_mtime, status.st_size, path
-                    elif now - status.st_mtime > _PARTIAL_SECONDS:
-=======
                         when = max(now, status.st_mtime) if used else status.st_mtime
                         yield when, status.st_size, path
-                    elif (
-                        name.endswith(_PARTIAL_SUFFIX) and now - status.st_mtime > _PARTIAL_SECONDS
-                    ):
->>>>>>> main
+                    elif now - status.st_mtime > _PARTIAL_SECONDS:
                         os.unlink(path)
 
     def _preamble(self, block: Block) -> bytes:

@@ -90,7 +90,7 @@ _SIGNS: Final = {"&": " and ", "@": " at ", "=": " equals ", "©": " copyright "
 
 _NUMBER: Final = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?"
 _SCALE: Final = r"(?:\s?(thousand|million|billion|trillion))?"
-_MONTH: Final = "|".join([*_MONTHS, *(f"{short}\\.?" for short in _SHORT_MONTHS)])
+_MONTH: Final = "|".join([*_MONTHS, *(rf"{short.capitalize()}\.?" for short in _SHORT_MONTHS)])
 _YEAR: Final = r"(?:1[1-9]|20)\d\d"
 
 
@@ -213,11 +213,11 @@ _RULES: Final[tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
     (re.compile(r"\b(\d{4})-(\d\d)-(\d\d)\b"), _numeric_date(1, 2, 3)),
     (re.compile(rf"\b(\d\d?)/(\d\d?)/({_YEAR})\b"), _numeric_date(3, 1, 2)),
     (
-        re.compile(rf"\b({_MONTH})\s(\d\d?)(?:st|nd|rd|th)?\b(?:,?\s({_YEAR})\b)?", re.IGNORECASE),
+        re.compile(rf"\b({_MONTH})\s(\d\d?)(?:st|nd|rd|th)?\b(?:,?\s({_YEAR})\b)?"),
         _month_day,
     ),
     (
-        re.compile(rf"\b(\d\d?)(?:st|nd|rd|th)?\s({_MONTH})\b(?:,?\s({_YEAR})\b)?", re.IGNORECASE),
+        re.compile(rf"\b(\d\d?)(?:st|nd|rd|th)?\s({_MONTH})\b(?:,?\s({_YEAR})\b)?"),
         _day_month,
     ),
     (re.compile(r"\b(\d\d?):(\d\d)\b(?:\s?([ap])\.?m\b\.?)?", re.IGNORECASE), _time),
@@ -248,7 +248,9 @@ _RULES: Final[tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
     (re.compile(r"(?<![\d/.])(\d{1,2})/(\d{1,2})(?![\d/])"), _fraction),
     (re.compile(r"\b(\d+)\.(\d+)\.(\d+)\b"), r"\1 point \2 point \3"),
     (re.compile(r"(?<![\w.)])-(?=\d)"), "minus "),
-    (re.compile(r"(?<=\d)\s?[-–]\s?(?=\d)"), " to "),
+    (re.compile(r"(?<=\d)[-–](?=\d)"), " to "),
+    (re.compile(r"(?<=\d)\s[-–]\s(?=\d)"), " minus "),
+    (re.compile(r"(?<=\d)\s?[*×]\s?(?=\d)"), " times "),
     (re.compile(r"(?:#|\bno\.\s)(?=\d)", re.IGNORECASE), "number "),
     (re.compile(r"\bSt\.(?=\s[A-Z])"), "Saint"),
     (re.compile(r"\bst\.", re.IGNORECASE), "street"),

@@ -12,7 +12,7 @@ NORMALIZERS: Final[dict[str, Callable[[str], str]]] = {"en": english.normalized}
 
 _LINK: Final = re.compile(r"\[([^\]\n]{1,300})\]\((?:[^()\s]{1,500})\)")
 _MARKUP: Final = re.compile(
-    r"[*_`]{1,3}(?=\S)|(?<=\S)[*_`]{1,3}|^\s{0,3}(?:#{1,6}|[-*+>])\s", re.MULTILINE
+    r"(?<!\w)[*_`]{1,3}(?=\S)|(?<=\S)[*_`]{1,3}(?!\w)|^\s{0,3}(?:#{1,6}|[-*+>])\s", re.MULTILINE
 )
 _IN_WORD: Final = re.compile(r"(?<=\w)_(?=\w)")
 

@@ -103,8 +103,11 @@ def _ends(text: str, mark: re.Match[str]) -> bool:
     before = word[1].lstrip("(\"'“‘[«")
     if before.isdigit() and text[: mark.start()].strip() == before:  # "1. First": a list
         return False
-    if "." in before and not text[mark.end() :].lstrip()[:1].isupper():  # "p.m. today"
+    following = text[mark.end() :].lstrip()[:1]
+    if "." in before and not following.isupper():  # "p.m. today"
         return False
+    if before.lower() == "no" and following and not following.isdigit():  # "He said no. Then"
+        return True
     return not (
         before.lower() in ABBREVIATIONS
         or (len(before) == 1 and before.isalpha() and before.isupper())
