@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from websockets.exceptions import InvalidStatus
-from websockets.sync.client import connect
 
 from galley.speech.audio import SAMPLE_RATE, Recording
 from galley.speech.transcribe import Transcriber
@@ -116,14 +114,6 @@ def test_an_unknown_kind_is_named(server: Server, call: Path) -> None:
         )
     assert answer.status_code == 400
     assert answer.json()["error"]["param"].startswith("redact")
-
-
-def test_live_audio_is_refused(server: Server) -> None:
-    url = f"{server.url.replace('http', 'ws', 1)}/v1/realtime"
-    with pytest.raises(InvalidStatus) as refused, connect(url):
-        pass
-    assert refused.value.response.status_code == 400
-    assert b"redact" in (refused.value.response.body or b"")
 
 
 def test_the_number_is_gone_from_the_audio(call: Path, tmp_path: Path) -> None:

@@ -147,8 +147,7 @@ class Settings(ClusterSettings):
     redact: tuple[str, ...] = setting(
         (),
         "Security",
-        f"personal data to remove from all transcripts: all, or {', '.join(KINDS)}; repeat for several. "
-        "Live audio is then refused",
+        f"personal data to remove from all transcripts: all, or {', '.join(KINDS)}; repeat for several",
     )
     max_queue: CountOrZero = setting(256, "Limits", "maximum number of waiting sequences; then 429")
     request_timeout: Annotated[float, Meta(gt=0, le=MOST_TIMEOUT)] = setting(

@@ -69,6 +69,11 @@ class Redactor:
     _before: str = ""
     _names: set[str] = field(default_factory=set)
 
+    @property
+    def held(self) -> Sequence[Segment]:
+        """The segments that are held back, unredacted."""
+        return self._held
+
     def take(self, segment: Segment) -> list[Segment]:
         """Add the next segment, and return those that have become final."""
         self._held.append(segment)

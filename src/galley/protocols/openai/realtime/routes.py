@@ -50,6 +50,8 @@ log = logging.getLogger("galley.server")
 
 ENDPOINT: Final = "/v1/realtime"
 _PATIENCE_SECONDS: Final = 30.0
+_QUIET_SECONDS: Final = 5.0
+"""Seconds without an event after which redacted text is given out, though more may follow."""
 _BUFFER: Final = "input_audio_buffer."
 _TEXT: Final = "conversation.item.input_audio_transcription."
 _FIRST: Final = asyncio.FIRST_COMPLETED
@@ -136,10 +138,10 @@ async def _serve(models: Registry, socket: WebSocket) -> None:
 
 
 async def _model_of(models: Registry, socket: WebSocket, *, converses: bool) -> ServedModel:
-    if models.settings.redact:
+    if models.settings.redact and converses:
         raise RequestError(
-            "This server redacts transcripts (setting redact), which it cannot do for live audio; send the "
-            "recording to /v1/audio/transcriptions"
+            "This server redacts transcripts (setting redact), which it cannot do for conversations; "
+            "connect with intent=transcription, or send the recording to /v1/audio/transcriptions"
         )
     models.expect("transcribe")
     query = socket.query_params
@@ -173,8 +175,10 @@ class _Connection:
         Args:
             party: the models of a conversation; None: audio is only transcribed.
         """
+        from galley.speech.live_redaction import LiveRedactor
         from galley.speech.live_stream import LiveStream
         from galley.speech.options import TurnOptions
+        from galley.speech.redaction import check_kinds
 
         self._socket = socket
         self._idle_seconds = idle_seconds
@@ -210,6 +214,11 @@ class _Connection:
                 party.voice,
                 send=self._send,
             )
+        kinds = check_kinds(call.served.settings.redact)
+        self._redactor = LiveRedactor(kinds) if kinds else None
+        self._quiet: asyncio.TimerHandle | None = None
+        """Gives out what the redactor holds back, once nobody has spoken for a while."""
+        self._flushes: set[asyncio.Task[None]] = set()
 
     async def serve(self, lifecycle: Lifecycle) -> None:
         """Serve the connection until it ends."""
@@ -229,7 +238,9 @@ class _Connection:
             if self._conversation is not None:
                 self._conversation.close()
             self._call.close()
-            self._call.audio_ended(self._stream.seconds, finish, turns=self._turns)
+            self._call.audio_ended(
+                self._stream.seconds, finish, turns=self._turns, **self._redacted()
+            )
         await self._socket.close(code, reason)
 
     async def _until_over(self, lifecycle: Lifecycle) -> tuple[int, str]:
@@ -271,6 +282,7 @@ class _Connection:
         settled.cancel()
         if working.done():
             working.result()
+        await self._tell_rest()
 
     async def _listen(self) -> str:
         """Handle the client's events until they end, and return the reason.
@@ -318,9 +330,16 @@ class _Connection:
                 await self._stream.commit()
             case _:
                 await self._stream.clear()
+                if self._redactor is not None:
+                    self._redactor.discard()
                 await self._send({"type": f"{_BUFFER}cleared"})
 
     async def _configure(self, settings: Settings) -> None:
+        if settings.interim and self._redactor is not None:
+            raise RequestError(
+                "This server redacts transcripts (setting redact): there are no interim texts",
+                param="session.include",
+            )
         try:
             await self._stream.configure(settings.coding, settings.rate, settings.options())
         except RequestError as error:
@@ -342,11 +361,43 @@ class _Connection:
     # Messages to the client.
 
     async def _tell(self, events: "Sequence[LiveEvent]") -> None:
+        if self._redactor is not None:
+            events = self._redactor.take(events)
+            self._wait_for_quiet()
+        await self._say(events)
+
+    async def _say(self, events: "Sequence[LiveEvent]") -> None:
         for event in events:
             for message in self._messages(event):
                 await self._send(message)
             if self._conversation is not None:
                 await self._conversation.heard(event, self._item_id(event.turn))
+
+    def _wait_for_quiet(self) -> None:
+        """Give out what is held back when nothing has been heard for :data:`_QUIET_SECONDS`."""
+        if self._quiet is not None:
+            self._quiet.cancel()
+        self._quiet = asyncio.get_running_loop().call_later(_QUIET_SECONDS, self._flush)
+
+    def _flush(self) -> None:
+        task = asyncio.create_task(self._tell_rest())
+        self._flushes.add(task)
+        task.add_done_callback(self._flushes.discard)
+
+    async def _tell_rest(self) -> None:
+        """Send what the redactor holds back."""
+        if self._redactor is not None:
+            with suppress(ClientGone):
+                await self._say(self._redactor.rest())
+
+    def _redacted(self) -> dict[str, Any]:
+        """Return what is redacted, and stop the timer: the connection is over."""
+        if self._redactor is None:
+            return {}
+        if self._quiet is not None:
+            self._quiet.cancel()
+        kinds = self._redactor.kinds
+        return {"redact": ",".join(kinds), "redacted": self._redactor.counts}
 
     def _messages(self, event: "LiveEvent") -> list[dict[str, Any]]:
         from galley.speech import live_events as live
