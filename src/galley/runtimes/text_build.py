@@ -33,6 +33,7 @@ _OF_NATIVE: Final = {
     "max_adapters": None,
     "batching": "continuous",
     "disable_pass": (),
+    "prefix_cache_dir": "",
 }
 """Settings that only Galley's own engine has, with the values that they have if left out."""
 
