@@ -37,7 +37,9 @@ EXAMPLES: Final = int(os.environ.get("SCHEMA_EXAMPLES", "25"))
 SLOW_SECONDS: Final = 5.0
 """Most seconds of an answer to a random request, on a machine that is busy with other tests."""
 SPOKEN = [operation for operation in OPERATIONS if "/audio/" in operation.path]
-"""Operations that a text model refuses; test_server_audio.py tests a speech model."""
+"""Operations that a text model refuses; test_server_audio.py and test_server_speech.py have others."""
+SPEECH = [operation for operation in SPOKEN if operation.path.endswith("/speech")]
+HEARD = [operation for operation in SPOKEN if operation not in SPEECH]
 ADAPTERS = [operation for operation in OPERATIONS if operation.path.startswith("/v1/adapters")]
 """Operations that require adapters; test_adapters.py has a model with some."""
 OF_VECTORS = [

@@ -18,7 +18,7 @@ from openai import OpenAI
 from galley import QualityRules, SpeechOptions, TranscribeOptions, Transcriber
 from galley.speech.audio import Recording
 from tests.missing import broken
-from tests.server.openapi import SPOKEN, check_answers
+from tests.server.openapi import HEARD, check_answers
 from tests.server.serving import Server, until
 from tests.speech.recordings import Track, encode, film, tone
 
@@ -514,7 +514,7 @@ def test_an_error_on_the_way_ends_a_stream(server: Server) -> None:
     assert early.status_code == 400
 
 
-@pytest.mark.parametrize("operation", SPOKEN, ids=lambda operation: operation.label)
+@pytest.mark.parametrize("operation", HEARD, ids=lambda operation: operation.label)
 def test_answers_are_as_documented(operation: Any, server: Server, speech: bytes) -> None:
     check_answers(server, operation)
     with server.client() as client:

@@ -16,6 +16,7 @@ from openai import BadRequestError, OpenAI
 
 from galley.tts.encode import FORMATS, MEDIA_TYPES, PCM_RATE, AudioFormat
 from tests.runtimes import voice_files
+from tests.server.openapi import SPEECH, check_answers
 from tests.server.serving import Server, until
 
 pytestmark = pytest.mark.xdist_group("server_speech")
@@ -60,6 +61,11 @@ def test_the_sdk_receives_every_format(client: OpenAI, form: AudioFormat) -> Non
             seconds = sum(f.samples / f.sample_rate for f in file.decode(audio=0))
     # Pieces have a beginning and an end of their own.
     assert 2 * SECONDS <= seconds <= 2 * SECONDS + 0.2
+
+
+def test_answers_are_as_documented(server: Server) -> None:
+    [operation] = SPEECH
+    check_answers(server, operation)
 
 
 def test_voices_are_chosen_by_name(server: Server, client: OpenAI) -> None:
