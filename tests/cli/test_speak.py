@@ -46,6 +46,15 @@ def test_the_format_follows_the_suffix_or_the_option(voice: Path, tmp_path: Path
     assert raw.read_bytes()[0] == 0xFF  # the first byte of a frame
 
 
+def test_a_refused_text_leaves_an_earlier_file_as_it_is(voice: Path, tmp_path: Path) -> None:
+    file = tmp_path / "said.wav"
+    file.write_bytes(b"earlier")
+    for flags in (["--voice", "eve"], ["--speed", "9"]):
+        assert run("speak", TEXT, "--model", voice, "-o", file, *flags).exit_code != 0
+    assert run("speak", "...", "--model", voice, "-o", file).exit_code != 0
+    assert file.read_bytes() == b"earlier"
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [

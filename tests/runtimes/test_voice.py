@@ -10,6 +10,7 @@ import pytest
 
 from galley.errors import CheckpointError, SettingsError, UnsupportedModel
 from galley.runtimes.piper import load
+from galley.runtimes.vits import VitsModel
 from galley.runtimes.voice_engine import VoiceEngine
 from galley.service.voice_requests import speak_request
 from galley.settings.engine import EngineSettings
@@ -82,6 +83,23 @@ def test_parts_of_the_audio_are_those_of_the_whole_graph(tmp_path: Path, divisib
     assert timing is not None
     assert 0 < timing.first_token <= timing.total
     assert timing.engine_seconds == pytest.approx(engine.stats.busy_seconds)
+
+
+def test_a_graph_whose_parts_cannot_be_run_is_computed_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: VitsModel) -> bool:
+        raise RuntimeError(
+            "Type Error: Type parameter (T) of Optype (Add) bound to different types"
+        )
+
+    monkeypatch.setattr(VitsModel, "_agrees", fails)
+    path = voice_files.voice(tmp_path / "v.onnx")
+    engine = engine_of_voice(path)
+    assert engine.info.voice is not None
+    assert not engine.info.voice.streams
+    add(engine, "a", "one, two.")
+    assert np.abs(samples(outputs_of(engine)) - computed(path, "one, two.")).max() <= 4  # of 32,767
 
 
 def test_speed_and_speakers_change_the_speech(tmp_path: Path) -> None:

@@ -64,18 +64,20 @@ def speak(
     from galley.tts.encode import encoder, wav_header
 
     said = sys.stdin.read() if text == "-" else text
-    with Speaker(settings) as speaker, _opened(output) as file:
+    with Speaker(settings) as speaker:
+        # Before the file is opened: an error in the request must not cost an earlier recording.
         audio = speaker.speak(said, voice=voice, speed=speed)
         encoding = encoder(form, speaker.sample_rate)  # type: ignore[arg-type]  # one of FORMATS
-        size = 0
-        for samples in audio:
-            size += len(samples)
-            file.write(encoding.encode(samples))
-            file.flush()
-        file.write(encoding.finish())
-        if form == "wav" and output is not None:
-            file.seek(0)
-            file.write(wav_header(speaker.sample_rate, size))
+        with _opened(output) as file:
+            size = 0
+            for samples in audio:
+                size += len(samples)
+                file.write(encoding.encode(samples))
+                file.flush()
+            file.write(encoding.finish())
+            if form == "wav" and output is not None and file.seekable():
+                file.seek(0)
+                file.write(wav_header(speaker.sample_rate, size))
     if output is not None:
         say_written(output)
 

@@ -84,18 +84,15 @@ class VitsModel:
         self.has_speakers = "sid" in self._inputs
         self._whole: Any = None
         self._stages: list[_Stage] = []
+        self.streams = self._divides(graph)
+        if self.streams:
+            return
+        self._stages = []
+        log.info("%s: the audio of a sentence comes whole, since its graph cannot be divided", file)
         try:
-            self._stages = self._cut(graph)
-            self.streams = bool(self._stages) and self._agrees()
-            if not self.streams:
-                self._stages = []
-                self._whole = self._session(graph.whole())
+            self._whole = self._session(graph.whole())
         except Exception as error:  # onnxruntime's errors have no common base
             raise CheckpointError(f"onnxruntime cannot run it: {error}", file=str(file)) from error
-        if not self.streams:
-            log.info(
-                "%s: the audio of a sentence comes whole, since its graph cannot be divided", file
-            )
 
     def speak(
         self, ids: Sequence[int], scales: Scales, speaker: int = 0
@@ -125,6 +122,15 @@ class VitsModel:
             end = min(count, begin + size)
             yield _samples(decoder, frames, latent, begin, end), end == count
             begin, size = end, min(_MOST_FRAMES, 2 * size)
+
+    def _divides(self, graph: Any) -> bool:
+        """Divide the graph into its stages; return whether they can be run in parts."""
+        try:
+            self._stages = self._cut(graph)
+            return bool(self._stages) and self._agrees()
+        except Exception as error:  # onnxruntime's errors have no common base
+            log.info("a part of the voice's graph cannot be run on its own: %s", error)
+            return False
 
     def _cut(self, graph: Any) -> "list[_Stage]":
         """Return the three networks; none if the graph is not that of a VITS model."""
