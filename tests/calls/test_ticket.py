@@ -1,6 +1,8 @@
 """Tickets: a served model fills in the schema; what goes wrong says whether to try again."""
 
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import jsonschema_rs
 import pytest
@@ -53,3 +55,29 @@ def test_a_server_that_is_not_there_may_come_back() -> None:
 def test_other_addresses_are_refused(url: str) -> None:
     with pytest.raises(SettingsError, match="is not a URL"):
         TicketWriter(url=url, model="m", schema=SHORT)
+
+
+def test_a_redirect_does_not_get_the_key() -> None:
+    seen = []
+
+    class Moved(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            seen.append(self.path)
+            self.send_response(302)
+            self.send_header("Location", "/other")
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            seen.append(self.path)
+            self.send_error(404)
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Moved) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        writer = TicketWriter(url=url, model="m", schema=SCHEMA, api_key="secret")
+        with pytest.raises(RequestError, match="answered 302"):
+            writer.write("A: hello")
+        server.shutdown()
+    assert seen == ["/v1/chat/completions"]

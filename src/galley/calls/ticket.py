@@ -33,6 +33,16 @@ _BUSY: Final = (408, 429)
 _SERVER_ERROR: Final = 500
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Reports a redirect as an error: urllib would send the key and ask again without the transcript."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+_OPENER: Final = urllib.request.build_opener(_NoRedirects)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TicketWriter:
     """Asks a server with OpenAI's API for tickets.
@@ -105,7 +115,7 @@ class TicketWriter:
             base + path, json.dumps(body).encode(), headers
         )
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout) as answer:  # noqa: S310
+            with _OPENER.open(request, timeout=self.timeout) as answer:
                 return json.loads(answer.read(_MOST_BYTES))
         except urllib.error.HTTPError as error:
             detail = error.read(2000).decode("utf-8", "replace")
