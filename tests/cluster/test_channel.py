@@ -137,10 +137,16 @@ def test_a_frame_beyond_the_limit_is_not_read() -> None:
     asyncio.run(connected(use))
 
 
-def test_what_is_no_galley_is_refused() -> None:
+SHORT = msgspec.msgpack.encode({"nonce": b"short", "version": __version__})
+
+
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", struct.pack("<I", len(SHORT)) + SHORT]
+)
+def test_what_is_no_galley_is_refused(answer: bytes) -> None:
     async def run() -> None:
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            writer.write(answer)
             await reader.read()
 
         server = await asyncio.start_server(accept, "127.0.0.1", 0)

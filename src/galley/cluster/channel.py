@@ -15,7 +15,7 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from hashlib import blake2b
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
@@ -35,6 +35,7 @@ _READ_BYTES: Final = 1 << 18
 _LENGTH: Final = struct.Struct("<I")
 _NUMBER: Final = struct.Struct("<Q")
 _HASH_BYTES: Final = 16
+_NONCE_BYTES: Final = 32
 _GREETING_BYTES: Final = 1024
 """Maximum size of a frame of the handshake."""
 
@@ -46,7 +47,7 @@ class BadFrame(ConnectionError):
 class _Hello(msgspec.Struct, frozen=True):
     """The first frame of each side: its random number, and its version of Galley."""
 
-    nonce: bytes
+    nonce: Annotated[bytes, msgspec.Meta(min_length=_NONCE_BYTES, max_length=_NONCE_BYTES)]
     version: str
 
 
@@ -142,7 +143,7 @@ async def greet(
         SettingsError: the replica refuses, or does not have the token.
         OSError: the connection ended, or the other side did not answer in time.
     """
-    ours = _Hello(secrets.token_bytes(32), __version__)
+    ours = _Hello(secrets.token_bytes(_NONCE_BYTES), __version__)
     async with asyncio.timeout(HANDSHAKE_SECONDS):
         _write(writer, ours)
         theirs = await _read(reader, _Hello)
@@ -166,7 +167,7 @@ async def receive(
             told so.
         OSError: the connection ended, or the other side did not answer in time.
     """
-    ours = _Hello(secrets.token_bytes(32), __version__)
+    ours = _Hello(secrets.token_bytes(_NONCE_BYTES), __version__)
     async with asyncio.timeout(HANDSHAKE_SECONDS):
         theirs = await _read(reader, _Hello)
         _write(writer, ours)
