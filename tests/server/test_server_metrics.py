@@ -63,8 +63,10 @@ def test_every_metric_is_there_and_counts(server: Server) -> None:
     phases = ("schedule", "execute", "sample", "emit")
     spent = [gained(f"galley_step_seconds_total{{phase={phase}}}") for phase in phases]
     assert min(spent) > 0
-    # The rest is spent between steps, and on a busy machine that may be most of it.
-    assert sum(spent) <= gained("galley_engine_busy_seconds_total")
+    # The rest is spent between steps, and on a busy machine that may be most of it. The last step's
+    # results are emitted when the engine has no more work to charge for it.
+    *computing, _ = spent
+    assert sum(computing) <= gained("galley_engine_busy_seconds_total")
     assert gained(f"galley_request_outcomes_total{{endpoint={PLAIN},outcome=ok}}") == 2
     assert gained(f"galley_request_outcomes_total{{endpoint={PLAIN},outcome=client_error}}") == 1
     assert after["galley_engine_ready"] == 1
