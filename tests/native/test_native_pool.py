@@ -145,7 +145,7 @@ def test_many_runtimes_work_at_the_same_time() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(9, 96)).astype(np.float32)
     weight = as_weight(rng.normal(size=(80, 96)).astype(np.float32))
-    packed = _native.Packed("int8", 80, 96)
+    packed = _native.Packed("int8", 80, 96, 32, "BF16")
     packed.fill([(weight.data, "F32")], threads=1)
     expected = run_linear(x, packed, 80, isa=ISAS[0], activations="int8")
     wrong: list[int] = []

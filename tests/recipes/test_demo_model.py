@@ -60,7 +60,7 @@ def test_scores_are_exact_matches() -> None:
     result = evaluate(lambda conversations: ["no"] * len(conversations), sets=[2])
     assert [row.correct for row in result.scores] == [0] * 3
     assert not result.passed
-    with pytest.raises(ValueError, match="asked for 300"):
+    with pytest.raises(ValueError, match="expected 300 answers"):
         evaluate(lambda conversations: ["one"], sets=[2])
 
 

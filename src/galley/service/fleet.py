@@ -373,7 +373,10 @@ class Fleet:
 
     def _give_up(self, replica: Replica) -> None:
         """End the requests of a replica that has failed, if no other can continue them."""
-        log.error("replica %s has failed: %s", replica.name, replica.error)
+        if (
+            self._started or len(self.replicas) > 1
+        ):  # a start that fails is reported once, by its caller
+            log.error("replica %s has failed: %s", replica.name, replica.error)
         self.book.move(replica)
         if self.state != "failed":
             self.book.end_of(replica, "error", f"the engine is down: {replica.error}")

@@ -28,6 +28,8 @@ _SPEAKER_FIELDS: Final = (
     "max_speakers",
 )
 Temperature = Annotated[float, Meta(ge=0.0, le=1.0)]
+_Int32 = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
+"""A number that further checks bound: larger ones do not even fit into messages between processes."""
 
 
 class ServerVad(Strict, frozen=True, kw_only=True):
@@ -35,8 +37,8 @@ class ServerVad(Strict, frozen=True, kw_only=True):
 
     type: Literal["server_vad"]
     threshold: float | None = None
-    prefix_padding_ms: int | None = None
-    silence_duration_ms: int | None = None
+    prefix_padding_ms: _Int32 | None = None
+    silence_duration_ms: _Int32 | None = None
 
     def options(self) -> "SpeechOptions":
         """Return the strategy as options of speech detection, with OpenAI's defaults.
@@ -75,11 +77,11 @@ class TranslationRequest(Strict, frozen=True, kw_only=True):
     ] = 0.0
     stream: bool = False
     track: Annotated[
-        int | None,
+        _Int32 | None,
         Meta(description="Number of the audio track, from 1; default: the file's default track."),
     ] = None
     channel: Annotated[
-        int | None,
+        _Int32 | None,
         Meta(description="Which of the track's channels, from 1; default: all, mixed."),
     ] = None
     multichannel: Annotated[
@@ -109,14 +111,14 @@ class TranslationRequest(Strict, frozen=True, kw_only=True):
         None
     )
     vad_neg_threshold: float | None = None
-    vad_min_speech_ms: int | None = None
-    vad_min_silence_ms: int | None = None
-    vad_pad_ms: int | None = None
+    vad_min_speech_ms: _Int32 | None = None
+    vad_min_silence_ms: _Int32 | None = None
+    vad_pad_ms: _Int32 | None = None
     beam_size: Annotated[
-        int | None, Meta(description="Beams at temperature 0; 1 is greedy; default: 5.")
+        _Int32 | None, Meta(description="Beams at temperature 0; 1 is greedy; default: 5.")
     ] = None
     best_of: Annotated[
-        int | None, Meta(description="Texts sampled at a temperature above 0; default: 5.")
+        _Int32 | None, Meta(description="Texts sampled at a temperature above 0; default: 5.")
     ] = None
     compression_ratio_threshold: Annotated[
         float | UnsetType | None,
@@ -279,10 +281,10 @@ class TranscriptionRequest(TranslationRequest, frozen=True, kw_only=True):
         Meta(description="A recording of each known speaker, 2 to 10 s, as a data URL."),
     ] = ()
     num_speakers: Annotated[
-        int | None, Meta(description="Number of speakers, for diarized_json; default: found.")
+        _Int32 | None, Meta(description="Number of speakers, for diarized_json; default: found.")
     ] = None
-    min_speakers: int | None = None
-    max_speakers: int | None = None
+    min_speakers: _Int32 | None = None
+    max_speakers: _Int32 | None = None
 
     _streamed: ClassVar[tuple[str, ...]] = ("json", "text", "diarized_json")
 
