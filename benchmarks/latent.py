@@ -21,8 +21,9 @@ from galley.graph.trace import Buffer, Tracer, trace
 from galley.machine import available_cores
 from galley.models.latent import Latent, describe_latent
 from galley.models.rope import Rope
+from galley.ops.batch import NO_TOKENS
 from galley.ops.cpu import CpuExecutor
-from galley.ops.executor import NO_TOKENS, ExecutorOptions, forward
+from galley.ops.executor import ExecutorOptions, forward
 from galley.ops.sampling import SamplingBatch
 from galley.types import BLOCK_TOKENS, blocks_for
 

@@ -34,8 +34,9 @@ from galley.formats.weights import DENSE_KINDS, DenseWeight, TensorInfo, Weights
 from galley.graph.program import Program
 from galley.machine import available_cores
 from galley.models.registry import build_program
+from galley.ops.batch import Batch
 from galley.ops.cpu import CpuExecutor
-from galley.ops.executor import Batch, ExecutorOptions
+from galley.ops.executor import ExecutorOptions
 from galley.ops.isa import choose_isa
 from galley.ops.sampling import SamplingBatch
 from galley.types import blocks_for

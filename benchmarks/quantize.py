@@ -33,7 +33,7 @@ from galley.cli.quantize_plan import kinds_of
 from galley.demo import heldout
 from galley.engine.read_model import Model, read_model
 from galley.formats.source import resolve_model
-from galley.ops.executor import choose_executor
+from galley.ops.choice import choose_executor
 from galley.quality.texts import Window, own_texts, read_texts
 from galley.quant.grid import Scheme
 from galley.settings.engine import EngineSettings

@@ -35,7 +35,7 @@ from galley.calibration.layerwise import Layerwise
 from galley.calibration.measures import Divergence, Loss, following
 from galley.calibration.quantize import INPUTS, METHODS
 from galley.engine.read_model import Model
-from galley.ops.executor import choose_executor
+from galley.ops.choice import choose_executor
 from galley.ops.sampling import Logits
 from galley.quant.grid import Scheme
 

@@ -15,7 +15,7 @@ from galley.calibration.static_inputs import loss_of_inputs, observed
 from galley.cli.terminal import table
 from galley.engine.read_model import read_model
 from galley.formats.source import resolve_model
-from galley.ops.executor import choose_executor
+from galley.ops.choice import choose_executor
 from galley.quality.texts import own_texts
 from galley.quant.observers import OBSERVERS
 from galley.settings.engine import EngineSettings

@@ -26,8 +26,9 @@ import torch
 from galley.formats.weights import DenseWeight, IntWeight, TensorInfo, Weight, WeightKind, Weights
 from galley.graph.program import Program
 from galley.models.registry import build_program
+from galley.ops.batch import Batch
 from galley.ops.draws import GREEDY
-from galley.ops.executor import Batch, ExecutorOptions
+from galley.ops.executor import ExecutorOptions
 from galley.ops.sampling import SamplingBatch
 from galley.ops.triton.executor import TritonExecutor
 from galley.types import BLOCK_TOKENS, blocks_for

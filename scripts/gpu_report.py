@@ -32,7 +32,7 @@ from galley.graph.adapters import with_adapters
 from galley.graph.passes import run_passes
 from galley.graph.program import Op, Program
 from galley.models.registry import build_program
-from galley.ops.executor import Batch
+from galley.ops.batch import Batch
 from galley.ops.triton.adapters import Adapters
 from galley.ops.triton.attention import Cache, EncoderAttention, key_stride, rows_of_tiles
 from galley.ops.triton.parts import Parts

@@ -14,7 +14,7 @@ from packaging.specifiers import SpecifierSet
 from scripts import wheel
 
 from galley.errors import DISTRIBUTION, pip_install
-from galley.ops.executor import EXECUTORS
+from galley.ops.choice import EXECUTORS
 from tests.thorough import THOROUGH
 
 ROOT = Path(__file__).parents[1]

@@ -40,7 +40,8 @@ class _Model:
         import numpy as np
 
         from galley.engine.engine import Engine
-        from galley.ops.executor import EncoderBatch, encode
+        from galley.ops.batch import EncoderBatch
+        from galley.ops.executor import encode
 
         # The engine's own executor; no request uses the blocks now.
         engine = self._engine.engine

@@ -25,7 +25,7 @@ struct Tables {
     int64_t size(int64_t s) const { return starts[s + 1] - starts[s]; }
 };
 
-// One step; see galley.ops.executor.Batch.
+// One step; see galley.ops.batch.Batch.
 struct Step {
     const int64_t* tokens;
     const int64_t* types;  // of the tokens; null: all 0
@@ -52,7 +52,7 @@ struct Step {
     int64_t attention_rows;
 };
 
-// Encoder inputs to encode; see galley.ops.executor.EncoderBatch. `frames` is
+// Encoder inputs to encode; see galley.ops.batch.EncoderBatch. `frames` is
 // [starts[count]][mels].
 struct EncoderInputs {
     const float* frames;

@@ -497,7 +497,7 @@ class Program:
         ``cross``: the KV blocks of the sequences' encoder outputs, where each begins, and how many rows
         each has. ``adapters``: the slot of each sequence's adapter, -1 for none. ``types``: of the tokens;
         None: all 0. ``states``: of all sequences, one after another, where each's state is and goes
-        (:attr:`galley.ops.executor.Batch.states`), and where each begins.
+        (:attr:`galley.ops.batch.Batch.states`), and where each begins.
         """
 
     def align(

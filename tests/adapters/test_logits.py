@@ -12,7 +12,8 @@ import torch
 from galley.engine.loaders import load_engine
 from galley.formats.adapter import read_adapter
 from galley.graph.passes import PASSES
-from galley.ops.executor import Batch, Executor, forward
+from galley.ops.batch import Batch
+from galley.ops.executor import Executor, forward
 from galley.settings.engine import EngineSettings, ExecutorName, Quantize
 from galley.types import Adapter
 from tests.adapters.peft import logits_of, make_adapter, merged

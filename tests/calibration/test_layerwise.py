@@ -8,7 +8,7 @@ from galley.calibration.layerwise import Layerwise
 from galley.engine.read_model import read_model
 from galley.formats.values import dequantize
 from galley.formats.weights import DenseWeight
-from galley.ops.executor import choose_executor
+from galley.ops.choice import choose_executor
 from galley.quant.rtn import quantize_int8
 from galley.settings.engine import EngineSettings
 from tests.checkpoints import random_ids

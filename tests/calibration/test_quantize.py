@@ -33,7 +33,7 @@ from galley.calibration.quantize import (
 )
 from galley.engine.read_model import Model, read_model
 from galley.formats.values import dequantize
-from galley.ops.executor import choose_executor
+from galley.ops.choice import choose_executor
 from galley.quant.grid import Scheme, nearest
 from galley.settings.engine import Activations, EngineSettings
 from tests.checkpoints import random_ids, with_outliers

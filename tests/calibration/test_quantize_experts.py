@@ -20,7 +20,7 @@ from galley.calibration.matrices import linear_weights
 from galley.calibration.measures import Divergence, Loss, following
 from galley.calibration.quantize import Method, Plan, Quantizer
 from galley.engine.read_model import Model, read_model
-from galley.ops.executor import choose_executor
+from galley.ops.choice import choose_executor
 from galley.quant.grid import Scheme
 from galley.settings.engine import EngineSettings
 from tests.checkpoints import random_ids

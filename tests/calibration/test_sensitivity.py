@@ -24,7 +24,7 @@ from galley.calibration.sensitivity import (
 from galley.engine.read_model import read_model
 from galley.formats.values import to_float32
 from galley.formats.weights import DenseWeight
-from galley.ops.executor import choose_executor
+from galley.ops.choice import choose_executor
 from galley.quant.grid import Scheme
 from galley.settings.engine import EngineSettings
 from tests.checkpoints import random_ids

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from galley.calibration.static_inputs import loss_of_inputs, observed
 from galley.engine.read_model import read_model
-from galley.ops.executor import choose_executor
+from galley.ops.choice import choose_executor
 from galley.quant.observers import OBSERVERS, least_squares, static_int8
 from galley.settings.engine import EngineSettings
 from tests.checkpoints import make_checkpoint, random_ids

@@ -23,7 +23,7 @@ from galley.formats.gguf_writer import write_gguf
 from galley.formats.reader import open_checkpoint
 from galley.formats.values import dequantize
 from galley.formats.weights import DenseWeight, TensorInfo
-from galley.ops.executor import choose_executor
+from galley.ops.choice import choose_executor
 from galley.quant.grid import Scheme, nearest
 from galley.text import gguf_tokenizer
 from galley.text import tokenizer as text

@@ -26,7 +26,7 @@ from galley.engine.speculation import EngineSpeculation
 from galley.engine.states import StateCache
 from galley.engine.tasks.beam import BeamTask
 from galley.graph.program import KVGroup
-from galley.ops.executor import Batch, Integers
+from galley.ops.batch import Batch, Integers
 from galley.ops.sampling import SamplingBatch, StepResult, sample
 from galley.speculation.prompt_lookup import PromptLookup
 from galley.speculation.recent_texts import RecentTexts

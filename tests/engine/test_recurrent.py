@@ -13,7 +13,8 @@ from galley.engine.engine import Engine
 from galley.engine.loaders import load_engine
 from galley.engine.read_model import read_model
 from galley.errors import RequestError, SettingsError
-from galley.ops.executor import Batch, forward
+from galley.ops.batch import Batch
+from galley.ops.executor import forward
 from galley.plan.sizes import ModelSizes
 from galley.service.requests import expand
 from galley.settings.engine import EngineSettings, ExecutorName

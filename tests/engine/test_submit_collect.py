@@ -12,7 +12,8 @@ import pytest
 from galley import SamplingParams
 from galley.engine.engine import Engine
 from galley.engine.loaders import load_engine
-from galley.ops.executor import Batch, Executor, Submitted, forward
+from galley.ops.batch import Batch
+from galley.ops.executor import Executor, Submitted, forward
 from galley.ops.sampling import SamplingBatch, StepResult
 from galley.service.requests import expand
 from galley.settings.engine import EngineSettings

@@ -18,7 +18,7 @@ from galley.errors import ModelError
 from galley.formats.reader import open_checkpoint
 from galley.formats.values import to_float32
 from galley.formats.weights import IntWeight
-from galley.ops.executor import choose_executor
+from galley.ops.choice import choose_executor
 from galley.quant.grid import Scheme, nearest
 from galley.settings.engine import EngineSettings
 from tests.checkpoints import make_checkpoint, random_ids

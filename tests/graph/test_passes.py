@@ -19,8 +19,9 @@ from galley.graph.passes.merge_linears import merge_linears
 from galley.graph.program import Program
 from galley.graph.trace import Buffer, Tracer, trace
 from galley.models.registry import build_program
+from galley.ops.batch import Batch
 from galley.ops.cpu import CpuExecutor
-from galley.ops.executor import Batch, Executor, forward
+from galley.ops.executor import Executor, forward
 from galley.settings.engine import Activations, EngineSettings, Quantize
 from tests.checkpoints import KNOWN_OPS, VARIANTS, random_ids
 from tests.conftest import CheckpointMaker

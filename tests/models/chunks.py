@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from galley.engine.loaders import load_engine
-from galley.ops.executor import Batch, Executor, Ints, forward
+from galley.ops.batch import Batch, Ints
+from galley.ops.executor import Executor, forward
 from galley.settings.engine import DType, EngineSettings, ExecutorName
 from galley.types import BLOCK_TOKENS
 

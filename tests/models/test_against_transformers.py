@@ -10,7 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from galley import LLM, SamplingParams
-from galley.ops.executor import Batch, forward
+from galley.ops.batch import Batch
+from galley.ops.executor import forward
 from galley.settings.engine import DType, ExecutorName
 from galley.types import BLOCK_TOKENS
 from tests import thorough

@@ -6,10 +6,8 @@ import torch
 
 from galley.engine.read_model import read_model
 from galley.graph.program import Op
-from galley.ops.executor import (
-    EncoderBatch,
-    encode,
-)
+from galley.ops.batch import EncoderBatch
+from galley.ops.executor import encode
 from galley.ops.reference import ReferenceExecutor
 from galley.ops.reference_ops import Step
 from galley.ops.tiles import Tiles

@@ -16,9 +16,7 @@ from galley.formats.checkpoint import Checkpoint
 from galley.llm.local import LocalEngine
 from galley.models.registry import build_program
 from galley.models.speech import read_speech, with_aligner
-from galley.ops.executor import (
-    align,
-)
+from galley.ops.executor import align
 from galley.settings.engine import ExecutorName
 from galley.types.audio import Alignment, SpeechInfo
 from tests.checkpoints import (

@@ -20,15 +20,9 @@ from transformers.generation.logits_process import (
 from galley import SamplingParams
 from galley.engine.read_model import read_model
 from galley.llm.local import LocalEngine
-from galley.ops.executor import (
-    Batch,
-    CrossContext,
-    EncoderBatch,
-    Executor,
-    encode,
-    executor_factory,
-    forward,
-)
+from galley.ops.batch import Batch, CrossContext, EncoderBatch
+from galley.ops.choice import executor_factory
+from galley.ops.executor import Executor, encode, forward
 from galley.service.speech_requests import align_request, transcribe_requests
 from galley.settings.engine import DType, EngineSettings, ExecutorName, Quantize
 from galley.types import EngineRequest, Output, blocks_for

@@ -21,7 +21,8 @@ from galley.graph.program import Op, Program
 from galley.graph.quantize_inputs import quantize_inputs
 from galley.models.registry import build_program
 from galley.models.speech import read_speech, with_aligner
-from galley.ops.executor import Batch, Executor, ExecutorOptions
+from galley.ops.batch import Batch
+from galley.ops.executor import Executor, ExecutorOptions
 from galley.ops.isa import choose_isa
 from galley.ops.kinds import plan_activations, plan_kinds
 from galley.ops.packing import pack

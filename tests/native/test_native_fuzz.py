@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from galley.formats.weights import LoadedWeights, Weights
 from galley.graph.program import Program
 from galley.models.registry import build_program
+from galley.ops.batch import Batch
 from galley.ops.cpu import CpuExecutor
-from galley.ops.executor import Batch, Executor, ExecutorOptions, forward
+from galley.ops.executor import Executor, ExecutorOptions, forward
 from galley.ops.isa import ISA_VARIABLE
 from galley.ops.reference import ReferenceExecutor
 from galley.settings.engine import Quantize

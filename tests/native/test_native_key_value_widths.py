@@ -13,16 +13,9 @@ from galley.formats.values import to_float32
 from galley.formats.weights import LoadedWeights
 from galley.graph.program import Program
 from galley.graph.trace import Buffer, Tracer, trace, trace_effect
+from galley.ops.batch import CrossContext, EncoderBatch
 from galley.ops.cpu import CpuExecutor
-from galley.ops.executor import (
-    CrossContext,
-    EncoderBatch,
-    Executor,
-    ExecutorOptions,
-    align,
-    encode,
-    forward,
-)
+from galley.ops.executor import Executor, ExecutorOptions, align, encode, forward
 from galley.ops.isa import ISA_VARIABLE
 from galley.ops.reference import ReferenceExecutor
 from galley.types import BLOCK_TOKENS

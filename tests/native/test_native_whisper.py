@@ -16,18 +16,9 @@ from galley.formats.checkpoint import Checkpoint
 from galley.graph.passes import PASSES, run_passes
 from galley.graph.plan import least_arena, plan_arena
 from galley.graph.program import Program
+from galley.ops.batch import Batch, CrossContext, EncoderBatch, Ints
 from galley.ops.cpu import CpuExecutor
-from galley.ops.executor import (
-    Batch,
-    CrossContext,
-    EncoderBatch,
-    Executor,
-    ExecutorOptions,
-    Ints,
-    align,
-    encode,
-    forward,
-)
+from galley.ops.executor import Executor, ExecutorOptions, align, encode, forward
 from galley.ops.isa import ISA_VARIABLE
 from galley.ops.lowering import lower
 from galley.settings.engine import Activations, KVType, Quantize

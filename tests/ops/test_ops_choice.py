@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 from galley import LLM, SamplingParams
 from galley.engine.loaders import load_engine
 from galley.errors import SettingsError
-from galley.ops.executor import choose_executor, forward
+from galley.ops.choice import choose_executor
+from galley.ops.executor import forward
 from galley.settings.engine import DType, EngineSettings, ExecutorName, Quantize
 from tests.checkpoints import random_ids
 from tests.conftest import CheckpointMaker

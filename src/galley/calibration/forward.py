@@ -9,7 +9,9 @@ import numpy as np
 
 from galley.engine.read_model import Model, read_model
 from galley.errors import RequestError, UnsupportedModel
-from galley.ops.executor import Batch, Executor, Ints, choose_executor, forward
+from galley.ops.batch import Batch, Ints
+from galley.ops.choice import choose_executor
+from galley.ops.executor import Executor, forward
 from galley.ops.sampling import Logits
 from galley.settings.engine import EngineSettings
 from galley.types import blocks_for

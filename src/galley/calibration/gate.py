@@ -19,7 +19,9 @@ from galley.errors import UnsupportedModel
 from galley.formats.reader import CheckpointReader
 from galley.formats.source import resolve_model
 from galley.formats.weights import DENSE_KINDS
-from galley.ops.executor import Batch, Executor, ExecutorOptions, choose_executor, forward
+from galley.ops.batch import Batch
+from galley.ops.choice import choose_executor
+from galley.ops.executor import Executor, ExecutorOptions, forward
 from galley.ops.kinds import input_steps
 from galley.ops.sampling import Logits
 from galley.quant.int8_inputs import ROUNDING_VERSION

@@ -15,7 +15,8 @@ import numpy as np
 
 from galley.formats.weights import DENSE_KINDS, DenseWeight, Floats, LoadedWeights, Weight, Weights
 from galley.graph.program import Op, Program
-from galley.ops.executor import Batch, ExecutorFactory, ExecutorOptions, Ints, forward
+from galley.ops.batch import Batch, Ints
+from galley.ops.executor import ExecutorFactory, ExecutorOptions, forward
 from galley.ops.kinds import takes_inputs
 from galley.ops.sampling import Logits
 from galley.types import blocks_for

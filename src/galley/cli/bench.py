@@ -188,7 +188,7 @@ def speak(flags: Flags, model: str, text: str, repeats: int, json_file: Path | N
 
 
 def _measure(threads: int | None, memory_mib: int, repeats: int) -> "Machine":
-    from galley.ops.executor import executor_factory
+    from galley.ops.choice import executor_factory
 
     executor_factory("cpu")  # raises an error with the remedy if there is no native module
     from galley.bench.machine import PHASES, measure_machine

@@ -140,7 +140,7 @@ def prune(everything: bool, older_than: float | None, max_size: int | None) -> N
 
 
 def _files() -> "tuple[Path, list[CachedFile]]":
-    from galley.ops.executor import executor_factory
+    from galley.ops.choice import executor_factory
 
     executor_factory("cpu")  # the files belong to it; raises a clear error if it is missing
     from galley.ops.packed_files import cached_files, packed_folder, tidy

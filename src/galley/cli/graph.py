@@ -48,7 +48,7 @@ def graph(
     check_folders(html=html, svg=svg)
     from galley.engine.read_model import read_model
     from galley.formats.source import resolve_model
-    from galley.ops.executor import executor_factory
+    from galley.ops.choice import executor_factory
 
     # Raises an error that names the missing part, before the imports below fail.
     executor_factory("cpu")

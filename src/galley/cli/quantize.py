@@ -194,7 +194,7 @@ def _check(
 def _read(settings: Settings) -> "Model":
     from galley.engine.read_model import read_model
     from galley.formats.source import resolve_model
-    from galley.ops.executor import choose_executor
+    from galley.ops.choice import choose_executor
 
     executor, _ = choose_executor(settings.executor, settings.device)
     folder = resolve_model(settings.model, revision=settings.revision)
@@ -231,7 +231,7 @@ def _quantize(
 ) -> None:
     from galley.calibration.held_out import all_measured, held_apart
     from galley.calibration.quantize import Quantizer
-    from galley.ops.executor import choose_executor
+    from galley.ops.choice import choose_executor
 
     began = time.monotonic()
     wanted = Wanted(**options, gguf=made is not None)

@@ -10,7 +10,7 @@ from galley.engine.encoder_cache import EncoderCache, EncoderFeatures
 from galley.engine.kv import KVCache
 from galley.engine.scheduler import Work
 from galley.engine.sequence import Sequence as EngineSequence
-from galley.ops.executor import NO_TOKENS, Batch, CrossContext, EncoderBatch
+from galley.ops.batch import NO_TOKENS, Batch, CrossContext, EncoderBatch
 from galley.ops.sampling import SamplingBatch
 
 

@@ -8,7 +8,8 @@ from galley.engine.loading import Loading
 from galley.engine.memory import plan_without_cache
 from galley.engine.read_model import Model
 from galley.errors import SettingsError
-from galley.ops.executor import Batch, Executor, forward
+from galley.ops.batch import Batch
+from galley.ops.executor import Executor, forward
 from galley.types.model_info import TextInfo, VectorInfo
 
 _OF_GENERATION: Final = {

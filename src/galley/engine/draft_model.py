@@ -17,8 +17,9 @@ from galley.engine.assemble import cross_context
 from galley.engine.encoder_cache import EncoderCache, EncoderFeatures
 from galley.engine.kv import KVCache
 from galley.engine.sequence import Sequence
+from galley.ops.batch import Batch, EncoderBatch, EncoderRows
 from galley.ops.draws import NO_TOKEN
-from galley.ops.executor import Batch, EncoderBatch, EncoderRows, Executor, encode, execute
+from galley.ops.executor import Executor, encode, execute
 from galley.ops.sampling import SamplingBatch
 from galley.speculation.drafter import Wanted
 from galley.speculation.row_costs import RowCosts

@@ -14,7 +14,8 @@ import numpy as np
 from galley.engine.fair_queue import FairQueue, Queued
 from galley.engine.step_meter import StepMeter
 from galley.models.embedding import Head
-from galley.ops.executor import Batch, Executor, forward
+from galley.ops.batch import Batch
+from galley.ops.executor import Executor, forward
 from galley.types import Embed, EngineRequest, Output, Timing, Vector
 from galley.types.model_info import EngineStats, ModelInfo
 

@@ -13,7 +13,8 @@ from galley.engine.read_model import Model, read_model
 from galley.engine.step_meter import Pauses, StepMeter
 from galley.engine.weight_receipt import held_kinds, weight_receipt
 from galley.graph.program import Program
-from galley.ops.executor import Executor, ExecutorFactory, ExecutorOptions, choose_executor
+from galley.ops.choice import choose_executor
+from galley.ops.executor import Executor, ExecutorFactory, ExecutorOptions
 from galley.ops.rows import check_isa
 from galley.settings.engine import EngineSettings
 from galley.types import OnPhase

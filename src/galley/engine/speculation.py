@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from galley.engine.draft_model import DraftModel
 from galley.engine.scheduler import Work
 from galley.engine.sequence import Sequence
-from galley.ops.executor import EncoderRows
+from galley.ops.batch import EncoderRows
 from galley.settings.engine import EngineSettings
 from galley.speculation.forced_tokens import ForcedTokens
 from galley.speculation.prompt_lookup import PromptLookup

@@ -16,17 +16,10 @@ from galley.errors import SettingsError
 from galley.graph.passes import PASSES, enabled_passes
 from galley.graph.program import Program
 from galley.graph.quantize_inputs import quantize_inputs
+from galley.ops.batch import Batch, CrossContext, EncoderBatch, Ints
+from galley.ops.choice import executor_factory
 from galley.ops.cpu import CpuExecutor, planned
-from galley.ops.executor import (
-    Batch,
-    CrossContext,
-    EncoderBatch,
-    Executor,
-    Ints,
-    encode,
-    execute,
-    executor_factory,
-)
+from galley.ops.executor import Executor, encode, execute
 from galley.ops.isa import choose_isa
 from galley.ops.kinds import input_steps
 from galley.ops.lowering import Cost

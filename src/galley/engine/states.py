@@ -74,7 +74,7 @@ class StateCache:
     def advance(
         self, request_id: str, begin: int, end: int, chain: HashChain | None, tokens: Sequence[int]
     ) -> "array[int]":
-        """Plan the tokens ``begin`` to ``end``: see :attr:`galley.ops.executor.Batch.states`.
+        """Plan the tokens ``begin`` to ``end``: see :attr:`galley.ops.batch.Batch.states`.
 
         Args:
             request_id: a request whose slot is open.

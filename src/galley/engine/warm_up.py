@@ -6,8 +6,9 @@ from typing import Final
 import numpy as np
 
 from galley.graph.program import Program
+from galley.ops.batch import Batch, CrossContext, EncoderBatch
 from galley.ops.draws import GREEDY
-from galley.ops.executor import Batch, CrossContext, EncoderBatch, Executor, execute
+from galley.ops.executor import Executor, execute
 from galley.ops.sampling import SamplingBatch
 from galley.types import BLOCK_TOKENS, blocks_for
 from galley.types.audio import SpeechInfo

@@ -16,20 +16,17 @@ from galley.formats.weights import Kinds, WeightKind, Weights, flat
 from galley.graph.passes import run_passes
 from galley.graph.program import KVLayout, Program
 from galley.graph.quantize_inputs import quantize_inputs
+from galley.ops.batch import Batch, EncoderBatch, EncoderRows, Table
 from galley.ops.converted import log_converted
 from galley.ops.draws import NO_TOKEN, Draws
 from galley.ops.executor import (
     NO_EXPERTS,
     Attention,
-    Batch,
     Bytes,
-    EncoderBatch,
-    EncoderRows,
     ExecutorMemory,
     ExecutorOptions,
     ExpertCounts,
     SynchronousExecutor,
-    Table,
 )
 from galley.ops.isa import choose_isa, cpus_to_pin, naming
 from galley.ops.key_factors import key_factors

@@ -25,13 +25,11 @@ from galley.formats.weights import (
     Weights,
 )
 from galley.graph.program import Program
+from galley.ops.batch import Batch, EncoderBatch, EncoderRows
 from galley.ops.draws import draw_all
 from galley.ops.executor import (
     Attention,
-    Batch,
     Bytes,
-    EncoderBatch,
-    EncoderRows,
     ExecutorMemory,
     ExecutorOptions,
     ExpertCounts,

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import embedding, layer_norm, linear, pad, silu, softplus
 
 from galley.graph.program import KVLayout, Op
-from galley.ops.executor import Batch, EncoderBatch, Integers, Ints, Table
+from galley.ops.batch import Batch, EncoderBatch, Integers, Ints, Table
 from galley.ops.reference_elementwise import ELEMENTWISE
 from galley.ops.reference_experts import expert_sum, gated, route
 from galley.ops.reference_kv import KVRounding

@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 import torch
 
-from galley.ops.executor import Ints, Table
+from galley.ops.batch import Ints, Table
 
 Recurrence: TypeAlias = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 """(state, one row of each input) -> (next state, result), all of float32."""
@@ -80,7 +80,7 @@ def advance(
         kernel: computes one row.
         kept: [slots, rows, width] the layer's states, which are read and written.
         starts: the start of each sequence's rows, and the end of the last.
-        slots: the slots of each sequence, as in :attr:`galley.ops.executor.Batch.states`.
+        slots: the slots of each sequence, as in :attr:`galley.ops.batch.Batch.states`.
         rows: [rows, columns] for each input.
         width: columns of a result.
 

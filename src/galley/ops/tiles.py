@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from galley.graph.program import first_seen
-from galley.ops.executor import Ints
+from galley.ops.batch import Ints
 from galley.types import BLOCK_TOKENS
 
 TILE: Final = BLOCK_TOKENS

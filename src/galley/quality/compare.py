@@ -18,7 +18,7 @@ from galley.errors import SettingsError
 from galley.formats.source import BUNDLED, resolve_model
 from galley.llm.evaluate import Match, ask
 from galley.llm.llm import LLM
-from galley.ops.executor import choose_executor
+from galley.ops.choice import choose_executor
 from galley.quality.texts import Texts, Window
 from galley.quant.grid import Scheme
 from galley.settings.engine import EngineSettings

@@ -24,8 +24,9 @@ from galley.errors import (
     UnsupportedModel,
 )
 from galley.formats.adapter import AdapterWeights
+from galley.ops.batch import Batch
 from galley.ops.draws import draw_all
-from galley.ops.executor import Batch, ExpertCounts, SynchronousExecutor
+from galley.ops.executor import ExpertCounts, SynchronousExecutor
 from galley.ops.sampling import Logits, SamplingBatch, StepResult, sample
 from galley.runtimes.library import import_library
 from galley.runtimes.text_build import TextSizes

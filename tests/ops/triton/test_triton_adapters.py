@@ -11,7 +11,8 @@ from galley.engine.loaders import load_engine
 from galley.formats.adapter import read_adapter
 from galley.formats.checkpoint import Checkpoint
 from galley.models.registry import build_program
-from galley.ops.executor import Batch, Executor, forward
+from galley.ops.batch import Batch
+from galley.ops.executor import Executor, forward
 from galley.settings.engine import EngineSettings, ExecutorName
 from galley.types import Adapter
 from tests.adapters.peft import make_adapter

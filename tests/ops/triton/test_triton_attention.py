@@ -10,7 +10,7 @@ from tests.ops.triton.device import DEVICE, ERRORS, TYPES, device, error
 import torch
 
 from galley.graph.program import KVLayout, Op, first_seen
-from galley.ops.executor import Batch
+from galley.ops.batch import Batch
 from galley.ops.triton.step_batch import Staging, shape_of, tiles_of
 from galley.ops.triton.attention import Attention, Cache, heads_together, key_stride
 from galley.ops.triton.tiles import query_tile

@@ -11,14 +11,9 @@ from galley.formats.adapter import AdapterWeights
 from galley.formats.weights import Kinds, Weights
 from galley.graph.passes import run_passes
 from galley.graph.program import Program
+from galley.ops.batch import Batch
 from galley.ops.draws import draw_all
-from galley.ops.executor import (
-    Batch,
-    ExecutorMemory,
-    ExecutorOptions,
-    ExpertCounts,
-    SynchronousExecutor,
-)
+from galley.ops.executor import ExecutorMemory, ExecutorOptions, ExpertCounts, SynchronousExecutor
 from galley.ops.kinds import kinds_text, own_kinds, plan_kinds
 from galley.ops.sampling import SamplingBatch, StepResult, sample
 from galley.ops.triton.adapters import Adapters, PackedAdapter, adapter_bytes

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from galley.ops.executor import Batch
+from galley.ops.batch import Batch
 from galley.ops.sampling import SamplingBatch
 from galley.ops.triton.attention import power
 from galley.ops.triton.sampler import Draws, Sampler, needs_sorting

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from galley.ops.executor import Batch
+from galley.ops.batch import Batch
 from galley.ops.triton.tiles import SPLIT, Device
 from galley.types import BLOCK_TOKENS
 
