@@ -192,8 +192,9 @@ def test_other_graphs_options_and_missing_libraries(
     path = voice_files.voice(tmp_path / "v.onnx")
     with pytest.raises(SettingsError, match="alias 'x' is for voice 'y'; the voices are ada"):
         engine_of_voice(path, '{"aliases": {"x": "y"}}')
-    with pytest.raises(SettingsError, match=r"dtype is 'float32', but .* is a voice"):
-        engine_of_voice(path, dtype="float32")
+    for name, value in (("dtype", "float32"), ("speculation", "recent")):
+        with pytest.raises(SettingsError, match=rf"{name} is '{value}', but .* is a voice"):
+            engine_of_voice(path, **{name: value})
     described = path.with_name("v.onnx.json")
     fields = json.loads(described.read_text(encoding="utf-8"))
     described.write_text(json.dumps(fields | {"phoneme_type": "espeak"}), encoding="utf-8")
