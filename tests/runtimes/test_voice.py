@@ -1,6 +1,7 @@
 """Voices in the test's own process: parts of the audio, turns, recovery and errors."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,10 @@ def test_other_graphs_options_and_missing_libraries(
     monkeypatch.setenv("GALLEY_ESPEAK_LIBRARY", "/no/such/library.so")
     with pytest.raises(SettingsError, match=r"apt-get install espeak-ng"):
         engine_of_voice(path)
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "onnxruntime", None)
+        with pytest.raises(SettingsError, match=r"engine voice needs onnxruntime.*\[voice\]"):
+            load(EngineSettings(model=str(path)), path)
     path.write_bytes(b"no model" * 100)
     with pytest.raises(CheckpointError, match="no ONNX model"):
         engine_of_voice(path)
