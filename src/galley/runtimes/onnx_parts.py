@@ -6,6 +6,7 @@ from typing import Any
 
 from galley.errors import CheckpointError
 from galley.runtimes.library import import_library
+from galley.settings.engine_choice import VOICE_ENGINE
 
 
 class Graph:
@@ -31,7 +32,7 @@ class Graph:
             CheckpointError: it is no ONNX model.
             SettingsError: onnx is not installed.
         """
-        onnx = import_library("onnx", "voice", "voice")
+        onnx = import_library("onnx", VOICE_ENGINE, "voice")
         try:
             model = onnx.load(str(file), load_external_data=False)
         except Exception as error:  # protobuf's errors depend on its version

@@ -356,6 +356,11 @@ class VoiceInfo(msgspec.Struct, frozen=True, kw_only=True):
     languages: tuple[str, ...] = ()
     streams: bool = False
 
+    @property
+    def language(self) -> str:
+        """The default language; empty if none is known."""
+        return self.languages[0] if self.languages else ""
+
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Properties that a ready engine reports: those of every model, and parts that only some models have.
