@@ -88,6 +88,11 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     expert_read_bytes: int = 0
     expert_read_seconds: float = 0.0
 
+    @property
+    def kv_usage(self) -> float:
+        """The share of the KV blocks in use, 0 to 1; 0 without any."""
+        return self.kv_used_blocks / self.kv_total_blocks if self.kv_total_blocks else 0.0
+
     def without_engine(self) -> "EngineStats":
         """Return the counters of an engine that has ended; nothing runs or is held there any more."""
         return msgspec.structs.replace(
