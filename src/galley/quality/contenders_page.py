@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from galley.bench.serve.chart import Line, chart
-from galley.bench.serve.page import STYLE
+from galley.bench.serve.html import document, facts, table
 from galley.bench.serve.results import Point, Quantiles
 from galley.quality.contenders import Comparison, Contender
 
@@ -109,32 +109,19 @@ def _throughput(one: Contender) -> float:
 
 def page(comparison: Comparison) -> str:
     """Render the sentence, the table, the charts and the notes."""
-    title = f"galley compare: {comparison.model}"
     header, *body = rows(comparison)
-    heads = "".join(f"<th scope=col>{escape(cell)}</th>" for cell in header)
-    cells = "".join(
-        f"<tr><th scope=row>{escape(name)}</th>"
-        + "".join(f"<td>{escape(cell)}</td>" for cell in row)
-        + "</tr>"
-        for name, *row in body
-    )
-    facts = {
+    known = {
         "measured": f"{comparison.started}, galley {comparison.galley} on {comparison.machine}",
         **{f"{_name(one)} serves": one.model for one in comparison.contenders},
         **comparison.workload,
     }
     if comparison.reference:
-        facts["float32"] = comparison.reference
-    listed = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts.items())
+        known["float32"] = comparison.reference
     said = "".join(f"<li>{escape(note)}</li>" for note in notes(comparison))
-    charts = _charts(comparison)
-    return (
-        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>"
-        f"<h1>{escape(title)}</h1><p>{escape(advice(comparison))}</p>"
-        f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{cells}</tbody></table></div>'
-        f'<ul>{said}</ul><div class="charts">{charts}</div><dl>{listed}</dl></main></body></html>\n'
+    return document(
+        f"galley compare: {comparison.model}",
+        f"<p>{escape(advice(comparison))}</p>{table(header, body)}<ul>{said}</ul>"
+        f'<div class="charts">{_charts(comparison)}</div>{facts(known)}',
     )
 
 

@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Final
 
 from galley.bench.serve.chart import Line, chart
-from galley.bench.serve.page import STYLE
+from galley.bench.serve.html import document, table
 from galley.quality.compare import Comparison, Measured
 from galley.quality.verdict import verdict
 
@@ -53,13 +53,6 @@ def page(comparison: Comparison) -> str:
     first = measured[0]
     title = f"galley eval quality: {first.side.name} compared with {base.name}"
     header, *body = rows(comparison)
-    heads = "".join(f"<th scope=col>{escape(cell)}</th>" for cell in header)
-    cells = "".join(
-        f"<tr><th scope=row>{escape(what)}</th>"
-        + "".join(f"<td>{escape(cell)}</td>" for cell in row)
-        + "</tr>"
-        for what, *row in body
-    )
     verdicts = "".join(f"<p>{escape(verdict(one))}</p>" for one in measured)
     charts = "".join(
         [
@@ -69,17 +62,11 @@ def page(comparison: Comparison) -> str:
             _sensitivity(comparison),
         ]
     )
-    return (
-        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>"
-        f"<h1>{escape(title)}</h1><p>{first.loss.tokens} tokens in {comparison.windows} windows: "
-        f"{escape(comparison.source)}.</p>"
-        f"{verdicts}<div class=scroll><table><thead><tr>{heads}</tr></thead>"
-        f"<tbody>{cells}</tbody></table></div>"
-        f'<h2>Curves</h2><div class="charts">{charts}</div>'
-        f"<h2>Tokens with the greatest loss in {escape(first.side.label)}</h2>{_worst(comparison)}"
-        "</main></body></html>\n"
+    return document(
+        title,
+        f"<p>{first.loss.tokens} tokens in {comparison.windows} windows: {escape(comparison.source)}.</p>"
+        f'{verdicts}{table(header, body)}<h2>Curves</h2><div class="charts">{charts}</div>'
+        f"<h2>Tokens with the greatest loss in {escape(first.side.label)}</h2>{_worst(comparison)}",
     )
 
 

@@ -7,32 +7,8 @@ from typing import Final, TypeAlias
 
 from galley.bench.serve.chart import Line, chart
 from galley.bench.serve.compare import comparison_rows
+from galley.bench.serve.html import document, facts, table
 from galley.bench.serve.results import Point, Quantiles, Report
-
-STYLE: Final = """
-:root { color-scheme: light dark; --ink: #1d2330; --paper: #fff; --soft: #5c6473; --grid: #e3e6eb;
-  --c0: #2563c9; --c1: #c2410c; --c2: #15803d; --c3: #9333ea; --c4: #b91c5c; --c5: #0e7490; --c6: #a16207;
-  --c7: #475569 }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ef; --paper: #14171d; --soft: #a3acba;
-  --grid: #2c323d; --c0: #7aa7f7; --c1: #fb923c; --c2: #4ade80; --c3: #c79bfb; --c4: #f472b6; --c5: #22d3ee;
-  --c6: #facc15; --c7: #cbd5e1 } }
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: min(1600px, 96vw); padding: 0
-  1em; color: var(--ink); background: var(--paper) }
-h1 { font-size: 1.5em } h2 { font-size: 1.15em; margin-top: 2em }
-.scroll { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums }
-th, td { padding: .25em .7em; text-align: right; border-bottom: 1px solid var(--grid); white-space: nowrap }
-th:first-child, td:first-child { text-align: left }
-.charts { display: grid; gap: 1.5em;
-  grid-template-columns: repeat(auto-fit, minmax(min(400px, 100%), 1fr)) }
-figure { margin: 0 } figcaption { font-weight: 600 } figure > svg { width: 100%; height: auto }
-figure ul { list-style: none; margin: 0; padding: 0; display: flex; flex-wrap: wrap; gap: .2em 1.2em;
-  font-size: .85em }
-.key { width: 24px; height: 8px; margin-right: .4em; vertical-align: middle }
-text { fill: var(--soft); font-size: 11px } .grid { stroke: var(--grid); fill: none }
-.line path { stroke: currentColor; stroke-width: 2; fill: none } .line circle { fill: currentColor }
-.dashed path { stroke-dasharray: 6 4 } dt { color: var(--soft); float: left; clear: left; width: 12em }
-dd { margin-left: 12em } .bad { color: var(--c4) }
-""" + "".join(f".c{i} {{ color: var(--c{i}) }} " for i in range(8))
 
 _PARTS: Final = (("p50", "P50"), ("p95", "P95"), ("p99", "P99"))
 _CDFS: Final = (
@@ -60,12 +36,7 @@ def page(reports: Sequence[_Named]) -> str:
         _section("Timeline of each run", _timelines(reports)),
     ]
     heads = [_head(name, report) for name, report in reports]
-    return (
-        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>"
-        f"<h1>{escape(title)}</h1>{''.join(heads)}{''.join(charts)}</main></body></html>\n"
-    )
+    return document(title, "".join([*heads, *charts]))
 
 
 def _section(title: str, charts: Sequence[str]) -> str:
@@ -74,7 +45,7 @@ def _section(title: str, charts: Sequence[str]) -> str:
 
 
 def _head(name: str, report: Report) -> str:
-    facts = {
+    known = {
         "server": report.target,
         "model": report.model,
         "measured": f"{report.started}, galley {report.galley} on {report.client}",
@@ -82,26 +53,18 @@ def _head(name: str, report: Report) -> str:
     }
     if report.objective:
         limits = (f"{metric} at most {most:g} s" for metric, most in report.objective.items())
-        facts["objective"] = ", ".join(limits)
+        known["objective"] = ", ".join(limits)
     if report.price_per_hour is not None:
-        facts["price"] = f"${report.price_per_hour:g} per hour"
-    items = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts.items())
-    rows = "".join(
-        f"<tr><th scope=row>{escape(row)}</th>"
-        + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-        + "</tr>"
-        for row, *cells in comparison_rows(report.points)
+        known["price"] = f"${report.price_per_hour:g} per hour"
+    figures = table(
+        ["load", *(point.name for point in report.points)], comparison_rows(report.points)
     )
-    loads = "".join(f"<th scope=col>{escape(point.name)}</th>" for point in report.points)
     errors = "".join(
         f'<p class="bad">{escape(f"{p.name}: {n} x {kind}: {p.details[kind]}")}</p>'
         for p in report.points
         for kind, n in p.errors.items()
     )
-    return (
-        f"<h2>{escape(name)}</h2><dl>{items}</dl><div class=scroll><table><thead><tr><th>load</th>"
-        f"{loads}</tr></thead><tbody>{rows}</tbody></table></div>{errors}"
-    )
+    return f"<h2>{escape(name)}</h2>{facts(known)}{figures}{errors}"
 
 
 def _prefix(reports: Sequence[_Named], name: str) -> str:
