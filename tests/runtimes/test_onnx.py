@@ -233,13 +233,14 @@ def test_session_options_reach_the_session(tmp_path: Path) -> None:
 
 def test_settings_of_language_models_are_refused(tmp_path: Path) -> None:
     path = onnx_files.perceptron(tmp_path / "mlp.onnx")
-    for name, value in (
-        ("quantize", "int8"),
-        ("speculation", "prompt"),
-        ("prefix_cache_dir", str(tmp_path)),
-        ("disable_pass", ("fuse_norms",)),
-        ("system_prompt", "Be brief."),
-    ):
+    refused: dict[str, Any] = {
+        "quantize": "int8",
+        "speculation": "prompt",
+        "prefix_cache_dir": str(tmp_path),
+        "disable_pass": ("fuse_norms",),
+        "system_prompt": "Be brief.",
+    }
+    for name, value in refused.items():
         with pytest.raises(SettingsError, match=rf"{name} is .* a model of tensors"):
             engine_of(path, **{name: value})
     assert engine_of(path, speculation="off").info.tensors is not None
