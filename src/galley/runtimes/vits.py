@@ -79,9 +79,8 @@ class VitsModel:
         self._ort = import_onnxruntime(VOICE_ENGINE, "voice")
         self._threads = threads
         graph = Graph.read(file)
-        self._inputs = graph.inputs
-        _check_inputs(file, self._inputs)
-        self.has_speakers = "sid" in self._inputs
+        _check_inputs(file, graph.inputs)
+        self.has_speakers = "sid" in graph.inputs
         self._whole: Any = None
         self._stages: list[_Stage] = []
         self.streams = self._divides(graph)
