@@ -15,6 +15,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from galley.formats.json_file import parse_json
+from galley.formats.safetensors import read_header
 from galley.formats.values import bf16_bits
 from galley.formats.weights import DenseWeight, IntWeight
 from galley.quant.grid import Scheme
@@ -91,9 +93,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Raw]) -> None:
 
 
 def names_in(path: Path) -> list[str]:
-    """Return the names of a safetensors file's tensors."""
-    with path.open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    """Return the names of a safetensors file's tensors.
+
+    Raises:
+        CheckpointError: the file cannot be read, or its header is wrong.
+    """
+    header = parse_json(read_header(path), path, "header")
     return [name for name in header if name != "__metadata__"]
 
 

@@ -1,9 +1,8 @@
 """``galley bench serve``: load tests of a server with OpenAI's API."""
 
 import asyncio
-import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -11,7 +10,7 @@ import click
 
 from galley.cli.options import Command
 from galley.cli.report import check_folders, write_json, write_text
-from galley.cli.terminal import progress, table
+from galley.cli.terminal import named_progress, table
 from galley.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -308,7 +307,7 @@ def _measure(
     }
     facts |= {"warm-up": f"{plan.warm_up} requests", "seed": str(options["seed"])}
     client = Client(url, api_key=options["api_key"], timeout=options["timeout"])
-    with _bar(plan) as on_progress:
+    with named_progress("bench", sum(map(plan.size, plan.loads))) as on_progress:
         return asyncio.run(
             run_all(
                 client,
@@ -321,17 +320,6 @@ def _measure(
                 on_progress=on_progress,
             )
         )
-
-
-@contextlib.contextmanager
-def _bar(plan: "Plan") -> Iterator[Callable[[str, int], None]]:
-    with progress("bench", sum(map(plan.size, plan.loads))) as bar:
-
-        def on_progress(name: str, position: int) -> None:
-            bar.label = name
-            bar.update(position - bar.pos)
-
-        yield on_progress
 
 
 def _print(report: "Report") -> None:

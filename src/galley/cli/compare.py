@@ -8,7 +8,7 @@ import click
 from galley.cli.bench_serve import numbers
 from galley.cli.options import Command
 from galley.cli.report import check_folders, write_json, write_text
-from galley.cli.terminal import progress, table
+from galley.cli.terminal import named_progress, table
 from galley.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -98,12 +98,8 @@ def compare(
         seed=options["seed"],
     )
     workload, facts = _workload(**options), _facts(**options)
-    with progress("compare", len(entries) * sum(map(plan.size, plan.loads))) as bar:
-
-        def on_work(name: str, position: int) -> None:
-            bar.label = name
-            bar.update(position - bar.pos)
-
+    total = len(entries) * sum(map(plan.size, plan.loads))
+    with named_progress("compare", total) as on_work:
         reference = (options["against"] or model) if options["loss"] else ""
         comparison = measure(entries, model, reference, plan, workload, facts, on_work)
     _print(comparison)

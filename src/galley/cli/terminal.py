@@ -2,7 +2,8 @@
 
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import click
@@ -28,6 +29,18 @@ def progress(label: str, total: int, *, done: int = 0) -> "ProgressBar[int]":
     bar = kind(None, total, label=label, show_pos=True, file=sys.stderr)
     bar.pos = done
     return bar
+
+
+@contextmanager
+def named_progress(label: str, total: int) -> Iterator[Callable[[str, int], None]]:
+    """Yield a function that shows the name of the present work and the steps done so far, on stderr."""
+    with progress(label, total) as bar:
+
+        def show(name: str, position: int) -> None:
+            bar.label = name
+            bar.update(position - bar.pos)
+
+        yield show
 
 
 class ProgressLines(ProgressBar[int]):
