@@ -107,12 +107,17 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def sum_of(cls, every: Sequence["EngineStats"]) -> "EngineStats":
-        """Return the statistics of several engines as those of one; names are put together."""
+        """Return the statistics of several engines as those of one.
+
+        Names are put together, and the folder of prefixes, which engines of a machine share, counts once.
+        """
         found: dict[str, Any] = {}
         for name in cls.__struct_fields__:
             values = [getattr(stats, name) for stats in every]
             if name == "adapter_names":
                 found[name] = tuple(sorted(set().union(*values)))
+            elif name == "prefix_disk_bytes":
+                found[name] = max(values, default=0)
             else:
                 found[name] = sum(values)
         return cls(**found)
