@@ -48,23 +48,24 @@ def build_prefix_tier(
     The model's files are read once for their digest, which is remembered.
 
     Raises:
-        SettingsError: the model's or the executor's blocks cannot be stored, or the folder not be written.
+        SettingsError: the blocks of the model or of the executor cannot be stored, or the folder cannot be
+            written.
     """
     settings = loading.settings
     if not settings.prefix_cache_dir:
         return None
-    asked = f"prefix_cache_dir is {settings.prefix_cache_dir!r}, but "
+    setting = f"prefix_cache_dir is {settings.prefix_cache_dir!r}, but "
     if loading.model.speech is not None:
         raise SettingsError(
-            f"{asked}{loading.name} is a speech model, whose prompts are audio; leave it out"
+            f"{setting}{loading.name} is a speech model, whose prompts are audio; leave it out"
         )
     if program.states:
         raise SettingsError(
-            f"{asked}{loading.name} has recurrent layers, whose states are not stored; leave it out"
+            f"{setting}{loading.name} has recurrent layers, whose states are not stored; leave it out"
         )
     if not isinstance(executor, BlockAccess):
         raise SettingsError(
-            f"{asked}executor {loading.executor_name!r} cannot store its blocks; leave it out"
+            f"{setting}executor {loading.executor_name!r} cannot store its blocks; leave it out"
         )
     sizes = tuple(executor.block_bytes(g) for g in range(len(kv.groups)))
     if settings.prefix_cache_dir_bytes < 2 * sum(sizes):
@@ -82,7 +83,8 @@ def build_prefix_tier(
         )
     except OSError as error:
         raise SettingsError(
-            f"{asked}the folder cannot be used: {error.strerror or error}; choose another, or leave it out"
+            f"{setting}the folder cannot be used: {error.strerror or error}; choose another, "
+            "or leave it out"
         ) from error
     return PrefixTier(files, executor, kv)
 

@@ -21,6 +21,7 @@ import stat
 import time
 from collections.abc import Container, Iterator
 from contextlib import suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -144,23 +145,25 @@ class PrefixFiles:
                 raise
             found = None
         else:
-            with open(file, "rb", buffering=0) as opened:
-                found = self._intact(opened.fileno(), block)
+            with open(file, "rb") as opened:
+                found = self._intact(opened, block)
         if found is None:
             self.damaged += 1
             log.warning("%s is not an intact block of this model; it is removed", path)
             path.unlink(missing_ok=True)
         return found
 
-    def _intact(self, file: int, block: Block) -> Bytes | None:
+    def _intact(self, file: BufferedReader, block: Block) -> Bytes | None:
         """Return the keys and values in an open file, or None if anything in it is not as expected."""
         preamble = self._preamble(block)
         end = len(preamble) + self._block_bytes[block.group]
         found = np.empty(end + _CHECKSUM_BYTES, dtype=np.uint8)
-        status = os.fstat(file)
+        status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_size != len(found):
             return None
-        if not _fill(file, found) or found[: len(preamble)].tobytes() != preamble:
+        if file.readinto(found.data) != len(found):
+            return None
+        if found[: len(preamble)].tobytes() != preamble:
             return None
         if hashlib.sha256(found[:end].data).digest() != found[end:].tobytes():
             return None
@@ -188,9 +191,8 @@ class PrefixFiles:
         partial = path.with_suffix(f".{secrets.token_hex(4)}{_PARTIAL_SUFFIX}")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            with open(os.open(partial, flags, 0o600), "wb", buffering=0) as file:
-                for part in (preamble, data.data, checksum.digest()):
-                    _write_all(file.fileno(), memoryview(part))
+            with open(os.open(partial, flags, 0o600), "wb") as file:
+                file.writelines((preamble, data.data, checksum.digest()))
             os.replace(partial, path)
         except OSError:
             partial.unlink(missing_ok=True)
@@ -276,19 +278,3 @@ def _check_private(folder: Path) -> None:
     mode = folder.stat().st_mode
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
         raise PermissionError(f"everyone can write to {folder} (chmod o-w removes that)")
-
-
-def _fill(file: int, buffer: Bytes) -> bool:
-    """Read until the buffer is full; return whether there was that much."""
-    view = buffer.data
-    while view:
-        count = os.readv(file, [view])
-        if not count:
-            return False
-        view = view[count:]
-    return True
-
-
-def _write_all(file: int, view: memoryview) -> None:
-    while view:
-        view = view[os.write(file, view) :]

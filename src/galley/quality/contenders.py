@@ -7,6 +7,7 @@ likeliest next token that of float32, and how far are its log-probabilities from
 import asyncio
 import datetime
 import math
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -265,8 +266,6 @@ async def _learn_truth(client: Client, model: str, workload: Workload) -> _Truth
 
 
 def _prompt(workload: Workload, words: Words, number: int) -> str:
-    import random
-
     if workload.lines:
         line = workload.lines[number % len(workload.lines)]
         if line.prompt is not None:
