@@ -50,6 +50,8 @@ def test_what_is_not_valid_is_refused_by_its_name(name: str, value: str) -> None
 def test_an_objective_needs_a_name_and_a_priority(objective: str) -> None:
     with pytest.raises(SettingsError, match="NAME=PRIORITY"):
         Settings(gateway_headers=True, objective=(objective,))
+    with pytest.raises(SettingsError, match="chat has more than one priority"):
+        Settings(gateway_headers=True, objective=("chat=5", "chat=6"))
     with pytest.raises(SettingsError, match="gateway_headers is off"):
         Settings(objective=("chat=5",))
 

@@ -13,7 +13,6 @@ from galley.settings.engine import setting
 MOST_REPLICAS: Final = 256
 """Maximum number of engines of one model on one machine."""
 
-
 _OBJECTIVE = re.compile(r"[A-Za-z0-9][\w.-]{0,252}=-?(100|\d{1,2})", re.ASCII)
 
 
@@ -74,5 +73,10 @@ class ClusterSettings(CacheSettings):
                 raise SettingsError(
                     f"objective: {text!r} is not NAME=PRIORITY with a priority of -100 to 100"
                 )
+        names = [text.partition("=")[0] for text in self.objective]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise SettingsError(
+                f"objective: {twice} has more than one priority; leave out all but one"
+            )
         if self.objective and not self.gateway_headers:
             raise SettingsError("objective is given, but gateway_headers is off; turn it on")
