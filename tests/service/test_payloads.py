@@ -4,7 +4,15 @@ import msgspec
 import pytest
 
 from galley.service.admission import Admission
-from galley.service.frames import HEADER, Step, Submit, decode_from_engine, decode_to_engine, encode
+from galley.service.frames import (
+    HEADER,
+    Step,
+    Submit,
+    decode_from_engine,
+    decode_to_engine,
+    encode,
+    steps_of,
+)
 from galley.types import (
     Align,
     Embed,
@@ -95,3 +103,11 @@ def test_admission_counts_what_a_payload_reads_and_writes(
     admission = Admission(seats=1, max_queue=1)
     claim = admission.add(EngineRequest(id="r", payload=payload), now=0.0)
     assert claim.owed == payload.reads + payload.writes
+
+
+def test_large_results_have_frames_of_their_own() -> None:
+    small, other, large = (Output(request_id=f"r{i}", result=RESULTS[i]) for i in range(3))
+    steps = list(steps_of([small, large, other], EngineStats(steps=1), 7))
+    assert [step.outputs for step in steps] == [[large], [small, other]]
+    assert all(step.frames_seen == 7 and step.stats.steps == 1 for step in steps)
+    assert [step.outputs for step in steps_of([], EngineStats(), 7)] == [[]]

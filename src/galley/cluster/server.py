@@ -25,16 +25,15 @@ from galley.service.frames import (
     Alive,
     Blocks,
     FromEngine,
-    LargeResult,
     Leaving,
     LoadAdapter,
     Ready,
-    Step,
     Submit,
     ToEngine,
     UnloadAdapter,
     bare,
     decode_to_engine,
+    steps_of,
 )
 from galley.service.streams import OutputStream
 from galley.service.watchdog import SIGN_OF_LIFE_SECONDS
@@ -218,12 +217,8 @@ class _Caller:
     def _flush(self) -> None:
         self._flushing = False
         outputs, self._outputs = self._outputs, []
-        stats = self._client.stats
-        for output in outputs:
-            if isinstance(output.result, LargeResult):
-                self.send(Step([output], stats, self._seen))
-        rest = [output for output in outputs if not isinstance(output.result, LargeResult)]
-        self.send(Step(rest, stats, self._seen))
+        for step in steps_of(outputs, self._client.stats, self._seen):
+            self.send(step)
 
     async def _load(self, adapter: Adapter) -> None:
         error = None

@@ -5,6 +5,7 @@ there is no version negotiation; a frame that does not decode is a bug and ends 
 """
 
 import struct
+from collections.abc import Iterator, Sequence
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -17,7 +18,7 @@ from galley.types.model_info import EngineStats, Ledger, ModelInfo
 MAX_FRAME_BYTES: Final = 256 * 1024 * 1024
 HEADER: Final = struct.Struct("<I")
 
-LargeResult: TypeAlias = Alignment | Tensors
+_LargeResult: TypeAlias = Alignment | Tensors
 
 
 class Start(msgspec.Struct, tag="start", frozen=True):
@@ -114,7 +115,7 @@ class Alive(msgspec.Struct, tag="alive", frozen=True):
 
 
 class Step(msgspec.Struct, tag="step", frozen=True):
-    """The outputs of one engine step. Each :data:`LargeResult` is sent in a separate frame.
+    """Outputs of one engine step; see :func:`steps_of`.
 
     ``frames_seen`` counts the frames that the engine had read before the step.
     """
@@ -148,6 +149,18 @@ def encode(frame: ToEngine | FromEngine) -> bytes:
 def bare(frame: ToEngine | FromEngine) -> bytes:
     """Return the encoded frame without its length."""
     return _encoder.encode(frame)
+
+
+def steps_of(outputs: Sequence[Output], stats: EngineStats, frames_seen: int) -> Iterator[Step]:
+    """Yield the frames of a step: one for each large result, then one for the other outputs.
+
+    The last one is needed even without outputs, for the statistics.
+    """
+    for output in outputs:
+        if isinstance(output.result, _LargeResult):
+            yield Step([output], stats, frames_seen)
+    rest = [output for output in outputs if not isinstance(output.result, _LargeResult)]
+    yield Step(rest, stats, frames_seen)
 
 
 def decode_to_engine(body: bytes) -> ToEngine:

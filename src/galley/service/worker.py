@@ -36,19 +36,18 @@ from galley.service.frames import (
     Alive,
     Blocks,
     FromEngine,
-    LargeResult,
     LoadAdapter,
     Phase,
     Planned,
     Ready,
     Start,
     StartFailed,
-    Step,
     Submit,
     ToEngine,
     UnloadAdapter,
     decode_to_engine,
     encode,
+    steps_of,
 )
 from galley.service.protocol import (
     AdapterEngine,
@@ -244,13 +243,10 @@ def _loop(
         signs.step_begins()
         outputs = engine.step() if engine.has_work else []
         signs.step_ends()
-        for output in outputs:
-            if isinstance(output.result, LargeResult):
-                connection.send(Step([output], engine.stats, seen))
         if publisher is not None and (changes := publisher.take_block_changes()):
             connection.send(_blocks(changes))
-        rest = [output for output in outputs if not isinstance(output.result, LargeResult)]
-        connection.send(Step(rest, engine.stats, seen))
+        for step in steps_of(outputs, engine.stats, seen):
+            connection.send(step)
 
 
 def _blocks(changes: dict[bytes, bool]) -> Blocks:
