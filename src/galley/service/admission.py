@@ -121,11 +121,11 @@ class Admission:
         """Return how many sequences the tenant may add at once."""
         return self._places.room(share, now=now)
 
-    def resize(self, seats: int, max_queue: int) -> None:
-        """Set how many sequences run at the same time, and how many may wait, from now on."""
+    def resize(self, seats: int) -> None:
+        """Set how many sequences run at the same time from now on."""
         self._running = seats if self._running >= self._seats else min(self._running, seats)
-        self._seats, self._max_queue = seats, max_queue
-        self._places.most = seats + max_queue
+        self._seats = seats
+        self._places.most = seats + self._max_queue
 
     def add(self, request: EngineRequest, *, now: float) -> Claim:
         """Add a sequence that is admitted; return its claim."""

@@ -214,8 +214,7 @@ class Fleet:
             return
         accepting = [one for one in self.replicas if one.accepts]
         if accepting:
-            seats = sum(one.seats for one in accepting)
-            self._admission.resize(seats, self._plan.max_queue)
+            self._admission.resize(sum(one.seats for one in accepting))
         if replica.state == "stalled" and accepting:
             replica.replace("it has work but does not respond")
         elif replica.state == "failed":
