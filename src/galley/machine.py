@@ -6,6 +6,7 @@ import platform
 import re
 import sys
 import tempfile
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -212,6 +213,13 @@ def process_age() -> float:
         return time.monotonic() - _IMPORTED
     ticks = int(after_name[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def lower_thread_priority(niceness: int) -> None:
+    """Set the niceness of the calling thread, where the system has one for single threads: on Linux."""
+    if sys.platform == "linux":
+        with suppress(OSError):  # a sandbox may forbid it
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
 
 
 def give_memory_back() -> None:

@@ -112,6 +112,10 @@ def test_secrets_are_in_no_file(tmp_path: Path) -> None:
         (["--redacted-audio"], "--redacted-audio needs --redact"),
         (["--ticket-model", "m"], "--ticket-model needs --ticket-url"),
         (["--ticket-url", "ftp://x", "--ticket-model", "m"], "is not a URL"),
+        (
+            ["--ticket-url", "http://x", "--ticket-model", "m", "--ticket-schema", "{}/list.json"],
+            "expected a JSON object",
+        ),
     ],
 )
 def test_flags_that_cannot_be_honoured_are_refused(
@@ -119,5 +123,7 @@ def test_flags_that_cannot_be_honoured_are_refused(
 ) -> None:
     file = tmp_path / "a.wav"
     file.touch()
-    done = galley("call", file, "--output-dir", tmp_path / "results", *flags)
+    (tmp_path / "list.json").write_text("[]")
+    given = [flag.format(tmp_path) for flag in flags]
+    done = galley("call", file, "--output-dir", tmp_path / "results", *given)
     assert (done.returncode, message in done.stderr) == (2, True), done.stderr

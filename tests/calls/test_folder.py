@@ -9,7 +9,13 @@ from galley.calls.folder import CALL_FILE, CallFolder, CallRecord, now, write_js
 from galley.calls.watch import recordings
 from galley.errors import RequestError, SettingsError
 
-DAMAGED: list[RequestError] = []
+
+def ids(folder: CallFolder) -> list[str]:
+    """Return the ids of the calls, none of which is damaged."""
+    damaged: list[RequestError] = []
+    found = [record.id for _, record in folder.calls(damaged.append)]
+    assert not damaged
+    return found
 
 
 def record(call: str, **fields: object) -> CallRecord:
@@ -40,7 +46,7 @@ def test_results_appear_at_once(tmp_path: Path) -> None:
             write_json(into / CALL_FILE, record("a/b.wav"))
             assert not folder.is_done("a/b.wav")
         assert folder.is_done("a/b.wav")
-        assert [found.id for _, found in folder.calls(DAMAGED.append)] == ["a/b.wav"]
+        assert ids(folder) == ["a/b.wav"]
 
 
 def test_an_error_leaves_nothing(tmp_path: Path) -> None:
@@ -69,7 +75,7 @@ def test_two_processes_cannot_write(tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match="another process uses"):
             CallFolder(tmp_path)
         with CallFolder(tmp_path, writes=False) as reader:
-            assert list(reader.calls(DAMAGED.append)) == []
+            assert ids(reader) == []
 
 
 def test_a_call_that_is_given_up_is_retried_on_request(tmp_path: Path) -> None:
@@ -77,7 +83,7 @@ def test_a_call_that_is_given_up_is_retried_on_request(tmp_path: Path) -> None:
         folder.fail("call", Path("/in/call"), "it is empty", 1)
         assert folder.has_failed("call")
         assert '"error": "it is empty"' in (tmp_path / "_failed" / "call.json").read_text()
-        assert list(folder.calls(DAMAGED.append)) == []
+        assert ids(folder) == []
         folder.retry("call")
         assert not folder.has_failed("call")
         folder.fail("call", Path("/in/call"), "it is empty", 1)

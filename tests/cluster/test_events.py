@@ -253,7 +253,37 @@ class ClusterMachine(RuleBasedStateMachine):
         await self.client.close()
         for task in self.tasks:
             task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+        for ended in await asyncio.gather(*self.tasks, return_exceptions=True):
+            assert ended is None or isinstance(ended, asyncio.CancelledError), ended
+
+
+def test_a_replica_is_drained_twice_at_the_same_time() -> None:
+    async def run() -> None:
+        def source(name: str) -> ReplicaSource:
+            async def connect() -> ToyEngine:
+                return ToyEngine("same", SEATS)
+
+            return ReplicaSource(name=name, connect=connect, seats=SEATS, remote=True)
+
+        client = EngineClient(
+            EngineSettings(),
+            "/m",
+            max_queue=9,
+            replicas=0,
+            remotes=[source("a"), source("b")],
+            router=PrefixRouter(seed=1),
+        )
+        client.launch()
+        await client.ready()
+        while not all(replica.accepts for replica in client.fleet.replicas):
+            await client.fleet.change()
+        await asyncio.gather(client.drain("a"), client.drain("a"))
+        assert [replica.name for replica in client.replicas] == ["b"]
+        await client.close()
+
+    loop = JumpingLoop()
+    loop.run_until_complete(run())
+    loop.close()
 
 
 def test_what_waits_goes_to_the_first_replica_that_is_ready() -> None:

@@ -35,7 +35,7 @@ def test_they_are_read_if_they_are_trusted() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *((TTFT, value) for value in ("soon", "0", "-1", "nan", "1e99")),
+        *((TTFT, value) for value in ("soon", "0", "-1", "nan", "1e99", f"250{' ' * 29}s")),
         (FAIRNESS_ID, "a/b"),
         (FAIRNESS_ID, "x" * 65),
     ],

@@ -9,18 +9,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
-import httpx
 import psutil
 import pytest
 
-from tests.adapters.peft import make_adapter
+from tests.cluster.admin import ADMIN_KEY, replicas
 from tests.cluster.streams import answers, asks
 from tests.server.serving import Server, until
-from tests.tools.checkpoint import make_calling
 
 pytestmark = pytest.mark.xdist_group("cluster")
-
-ADMIN = {"Authorization": "Bearer sk-admin"}
 
 
 class Replica:
@@ -58,14 +54,6 @@ class Replica:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    make_calling(folder, max_position_embeddings=4096)
-    make_adapter(folder.parent / "adapter", folder, size=0.1)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("secrets") / "token"
     path.write_text("a secret that all machines have\n")
@@ -80,7 +68,7 @@ def server_of(folder: Path, log: Path, token: Path, *replicas: Replica, **settin
         threads=1,
         kv_cache_tokens=32768,
         cluster_token_file=token,
-        admin_key="sk-admin",
+        admin_key=ADMIN_KEY,
         stall_seconds=2,
         **settings,
     )
@@ -96,8 +84,7 @@ def two(folder: Path, token: Path, tmp_path: Path) -> Iterator[tuple[Replica, Re
 
 
 def states(server: Server) -> dict[str, str]:
-    answer = httpx.get(f"{server.url}/admin/replicas", headers=ADMIN).json()
-    return {one["name"]: one["state"] for one in answer["models"][0]["replicas"]}
+    return {name: one["state"] for name, one in replicas(server).items()}
 
 
 def test_streams_survive_replicas_elsewhere(

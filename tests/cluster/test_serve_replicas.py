@@ -15,24 +15,13 @@ import pytest
 
 from galley.errors import SettingsError
 from galley.settings.config import Settings
-from tests.adapters.peft import make_adapter
+from tests.cluster.admin import ADMIN, ADMIN_KEY, replicas
 from tests.cluster.streams import answers, asks
 from tests.server.refusals import error_of
 from tests.server.serving import Server, until
 from tests.thorough import long
-from tests.tools.checkpoint import make_calling
 
 pytestmark = pytest.mark.xdist_group("cluster")
-
-ADMIN = {"Authorization": "Bearer sk-admin"}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    make_calling(folder, max_position_embeddings=4096)
-    make_adapter(folder.parent / "adapter", folder, size=0.1)
-    return folder
 
 
 def cluster(folder: Path, log: Path, replicas: int, **settings: Any) -> Server:
@@ -43,7 +32,7 @@ def cluster(folder: Path, log: Path, replicas: int, **settings: Any) -> Server:
         adapter=f"a={folder.parent / 'adapter'}",
         kv_cache_tokens=32768,
         threads=1,
-        admin_key="sk-admin",
+        admin_key=ADMIN_KEY,
         **settings,
     )
 
@@ -52,11 +41,6 @@ def cluster(folder: Path, log: Path, replicas: int, **settings: Any) -> Server:
 def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with cluster(folder, tmp_path_factory.mktemp("server") / "log", 3, stall_seconds=2) as running:
         yield running
-
-
-def replicas(server: Server) -> dict[str, dict[str, Any]]:
-    answer = httpx.get(f"{server.url}/admin/replicas", headers=ADMIN).json()
-    return {one["name"]: one for one in answer["models"][0]["replicas"]}
 
 
 def alive(server: Server) -> list[psutil.Process]:

@@ -27,6 +27,10 @@ def random_ids(seed: int, length: int) -> list[int]:
     return ids
 
 
+PROMPTS: Final = [random_ids(seed, 5 + 3 * seed) for seed in range(12)]
+GREEDY: Final = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+
+
 def make_gguf(path: Path, metadata: Mapping[str, Any] = {}, **changes: Any) -> Path:
     """Write a random model in float16 as a GGUF file; ``metadata``: further keys of it."""
     folder = path.parent / f"{path.stem}-checkpoint"
@@ -42,6 +46,25 @@ def generate(engine: Any, prompts: Sequence[list[int]], params: SamplingParams) 
     outputs = run(engine)
     assert all(output[-1].error is None for output in outputs.values()), outputs
     return [tokens_of(outputs[f"{number}-0"]) for number in range(len(prompts))]
+
+
+def generate_half(engine: Any) -> list[list[int]]:
+    """Return the greedy outputs of :data:`PROMPTS`, those with even numbers aborted after one step."""
+    for number, prompt in enumerate(PROMPTS):
+        engine.add(expand(prompt, GREEDY, engine.info, request_id=str(number))[0])
+    outputs = {output.request_id: [output] for output in engine.step()}
+    engine.abort([f"{number}-0" for number in range(0, len(PROMPTS), 2)] + ["unknown"])
+    for name, later in run(engine).items():
+        outputs.setdefault(name, []).extend(later)
+    return [tokens_of(outputs.get(f"{number}-0", [])) for number in range(len(PROMPTS))]
+
+
+def resume(engine: Any, params: SamplingParams, delivered: list[int]) -> list[Output]:
+    """Return the outputs of the first prompt after tokens that another engine delivered."""
+    [request] = expand(PROMPTS[0], params, engine.info, request_id="a")
+    resumed = request.payload.resumed(delivered, answered=True)
+    engine.add(type(request)(id="a-0", payload=resumed))
+    return run(engine)["a-0"]
 
 
 def run(engine: Any) -> dict[str, list[Output]]:

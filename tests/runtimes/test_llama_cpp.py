@@ -18,10 +18,14 @@ from galley.types import SamplingParams
 from tests.formats.gguf_files import write_gguf
 from tests.runtimes.language_models import (
     CONTEXT,
+    GREEDY,
+    PROMPTS,
     generate,
+    generate_half,
     llama_cpp_alone,
     make_gguf,
     random_ids,
+    resume,
     run,
     tokens_of,
 )
@@ -30,8 +34,6 @@ pytest.importorskip("llama_cpp", reason="extra llama-cpp")
 pytestmark = pytest.mark.xdist_group("llama_cpp")
 
 EXACT = '{"kv_type": "f32"}'
-GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-PROMPTS = [random_ids(seed, 5 + 3 * seed) for seed in range(12)]
 
 
 def engine_for(path: Path, options: str = EXACT, **settings: Any) -> Engine:
@@ -118,22 +120,13 @@ def test_draws_and_log_probabilities_are_those_of_galley(engine: Engine, path: P
 def test_a_text_continues_after_its_output_with_its_draws(engine: Engine) -> None:
     params = SamplingParams(temperature=1, seed=3, max_tokens=24, ignore_eos=True)
     [plain] = generate(engine, PROMPTS[:1], params)
-    [request] = expand(PROMPTS[0], params, engine.info, request_id="a")
-    resumed = request.payload.resumed(plain[:10], answered=True)
-    engine.add(type(request)(id="a-0", payload=resumed))
-    assert tokens_of(run(engine)["a-0"]) == plain[10:]
+    assert tokens_of(resume(engine, params, plain[:10])) == plain[10:]
 
 
 def test_aborted_texts_leave_the_others_alone(engine: Engine) -> None:
     expected = generate(engine, PROMPTS, GREEDY)
-    for number, prompt in enumerate(PROMPTS):
-        engine.add(expand(prompt, GREEDY, engine.info, request_id=str(number))[0])
-    outputs = {output.request_id: [output] for output in engine.step()}
-    engine.abort([f"{number}-0" for number in range(0, 12, 2)] + ["unknown"])
-    for name, later in run(engine).items():
-        outputs.setdefault(name, []).extend(later)
-    for number in range(1, 12, 2):
-        assert tokens_of(outputs[f"{number}-0"]) == expected[number]
+    texts = generate_half(engine)
+    assert texts[1::2] == expected[1::2]
     assert engine.stats.kv_used_blocks == 0
 
 

@@ -233,8 +233,17 @@ def test_session_options_reach_the_session(tmp_path: Path) -> None:
 
 def test_settings_of_language_models_are_refused(tmp_path: Path) -> None:
     path = onnx_files.perceptron(tmp_path / "mlp.onnx")
-    with pytest.raises(SettingsError, match=r"quantize is 'int8'.* a model of tensors"):
-        engine_of(path, quantize="int8")
+    refused: dict[str, Any] = {
+        "quantize": "int8",
+        "speculation": "prompt",
+        "prefix_cache_dir": str(tmp_path),
+        "disable_pass": ("fuse_norms",),
+        "system_prompt": "Be brief.",
+    }
+    for name, value in refused.items():
+        with pytest.raises(SettingsError, match=rf"{name} is .* a model of tensors"):
+            engine_of(path, **{name: value})
+    assert engine_of(path, speculation="off").info.tensors is not None
 
 
 def test_files_that_are_no_models_of_tensors(tmp_path: Path) -> None:

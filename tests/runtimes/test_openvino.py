@@ -19,19 +19,20 @@ from tests.checkpoints import EOS
 from tests.runtimes.language_models import (
     CONTEXT,
     EXACT,
+    GREEDY,
+    PROMPTS,
     generate,
+    generate_half,
     make_gguf,
     openvino_alone,
     random_ids,
+    resume,
     run,
     tokens_of,
 )
 
 pytest.importorskip("openvino_genai", reason="extra openvino")
 pytestmark = pytest.mark.xdist_group("openvino")
-
-GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-PROMPTS = [random_ids(seed, 5 + 3 * seed) for seed in range(12)]
 
 
 def engine_for(path: Path, options: str = EXACT, **settings: Any) -> TextEngine:
@@ -123,33 +124,21 @@ def test_draws_follow_the_parameters(engine: TextEngine) -> None:
 
 def test_a_text_continues_after_its_output(engine: TextEngine) -> None:
     [plain] = generate(engine, PROMPTS[:1], GREEDY)
-    [request] = expand(PROMPTS[0], GREEDY, engine.info, request_id="a")
-    resumed = request.payload.resumed(plain[:10], answered=True)
-    engine.add(type(request)(id="a-0", payload=resumed))
-    assert tokens_of(run(engine)["a-0"]) == plain[10:]
+    assert tokens_of(resume(engine, GREEDY, plain[:10])) == plain[10:]
 
 
 def test_a_penalty_of_the_output_is_not_continued(engine: TextEngine) -> None:
     params = SamplingParams(temperature=0, max_tokens=24, presence_penalty=1.0)
-    [request] = expand(PROMPTS[0], params, engine.info, request_id="a")
-    resumed = request.payload.resumed([7, 8], answered=True)
-    engine.add(type(request)(id="a-0", payload=resumed))
-    [output] = run(engine)["a-0"]
+    [output] = resume(engine, params, [7, 8])
     assert output.finish_reason == "error"
     assert "presence_penalty" in str(output.error)
 
 
 def test_aborted_texts_leave_the_others_alone(engine: TextEngine) -> None:
     expected = generate(engine, PROMPTS, GREEDY)
-    for number, prompt in enumerate(PROMPTS):
-        engine.add(expand(prompt, GREEDY, engine.info, request_id=str(number))[0])
-    outputs = {output.request_id: [output] for output in engine.step()}
-    engine.abort([f"{number}-0" for number in range(0, 12, 2)] + ["unknown"])
-    for name, later in run(engine).items():
-        outputs.setdefault(name, []).extend(later)
-    for number in range(1, 12, 2):
-        assert tokens_of(outputs[f"{number}-0"]) == expected[number]
-    assert all(len(tokens_of(outputs.get(f"{number}-0", []))) <= 1 for number in range(0, 12, 2))
+    texts = generate_half(engine)
+    assert texts[1::2] == expected[1::2]
+    assert all(len(text) <= 1 for text in texts[::2])
     assert engine.stats.running == engine.stats.kv_used_blocks == 0
 
 

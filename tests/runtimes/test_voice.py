@@ -1,6 +1,7 @@
 """Voices in the test's own process: parts of the audio, turns, recovery and errors."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -192,14 +193,19 @@ def test_other_graphs_options_and_missing_libraries(
     path = voice_files.voice(tmp_path / "v.onnx")
     with pytest.raises(SettingsError, match="alias 'x' is for voice 'y'; the voices are ada"):
         engine_of_voice(path, '{"aliases": {"x": "y"}}')
-    with pytest.raises(SettingsError, match=r"dtype is 'float32', but .* is a voice"):
-        engine_of_voice(path, dtype="float32")
+    for name, value in (("dtype", "float32"), ("speculation", "recent")):
+        with pytest.raises(SettingsError, match=rf"{name} is '{value}', but .* is a voice"):
+            engine_of_voice(path, **{name: value})
     described = path.with_name("v.onnx.json")
     fields = json.loads(described.read_text(encoding="utf-8"))
     described.write_text(json.dumps(fields | {"phoneme_type": "espeak"}), encoding="utf-8")
     monkeypatch.setenv("GALLEY_ESPEAK_LIBRARY", "/no/such/library.so")
     with pytest.raises(SettingsError, match=r"apt-get install espeak-ng"):
         engine_of_voice(path)
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "onnxruntime", None)
+        with pytest.raises(SettingsError, match=r"engine voice needs onnxruntime.*\[voice\]"):
+            load(EngineSettings(model=str(path)), path)
     path.write_bytes(b"no model" * 100)
     with pytest.raises(CheckpointError, match="no ONNX model"):
         engine_of_voice(path)

@@ -1,10 +1,12 @@
 """Live audio of a server that redacts: no event has what the rules find."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from websockets.exceptions import InvalidStatus
 
 from galley.redact.find import find_spans
 from galley.redact.spans import KINDS
@@ -17,9 +19,10 @@ pytestmark = pytest.mark.xdist_group("server_live_redaction")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("server") / "log"
-    with Server("galley-demo-speech", log, threads=1, redact="all") as running:
+    models = ["ears=galley-demo-speech", f"chat={model}"]
+    with Server(models, log, threads=1, redact="all") as running:
         yield running
 
 
@@ -51,3 +54,11 @@ def test_interim_texts_are_refused(server: Server) -> None:
         client.send("session.update", session=session)
         error = client.until("error")["error"]
     assert (error["param"], "redacts" in error["message"]) == ("session.include", True)
+
+
+def test_conversations_are_refused(server: Server) -> None:
+    """The model would hear, and answer, what was not redacted."""
+    with pytest.raises(InvalidStatus) as refused, LiveClient(server, "?model=chat"):
+        pass
+    assert refused.value.response.status_code == 400
+    assert b"redacts transcripts" in refused.value.response.body

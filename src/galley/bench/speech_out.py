@@ -40,13 +40,13 @@ def bench_speech_out(speaker: Speaker, text: str, repeats: int) -> SpeechOut:
     audio, first, factor = [], [], []
     for _ in range(repeats + 1):
         began = time.perf_counter()
-        heard, size = 0.0, 0
+        waited, size = 0.0, 0
         for samples in speaker.speak(text):
-            heard = heard or time.perf_counter() - began
+            waited = waited or time.perf_counter() - began
             size += len(samples)
         seconds = size / 2 / speaker.sample_rate
         audio.append(seconds)
-        first.append(heard)
+        first.append(waited)
         factor.append((time.perf_counter() - began) / seconds)
     return SpeechOut(
         words=len(text.split()),

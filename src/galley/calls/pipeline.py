@@ -1,7 +1,7 @@
 """One call: its recording in, its results in a folder out."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -20,13 +20,10 @@ from galley.speech.options import TranscribeOptions
 from galley.speech.redacted_audio import write_redacted
 from galley.speech.redaction import Passage, Redactor
 from galley.speech.results import Info, Segment
-from galley.speech.transcribe import Transcriber, Transcription
+from galley.speech.transcribe import Transcriber
 from galley.speech.vad import SpeechDetector
 
 _TWO: Final = 2
-
-OnSeconds = Callable[[float], None]
-"""Called with the seconds of a recording that are transcribed so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +67,7 @@ class Pipeline:
         self._options = options
         self._detector = SpeechDetector()
 
-    def run(self, call: str, recording: Path, into: Path, on_seconds: OnSeconds) -> CallRecord:
+    def run(self, call: str, recording: Path, into: Path) -> CallRecord:
         """Process a call and write its results to the folder ``into``. Only redacted text is written.
 
         Raises:
@@ -79,8 +76,9 @@ class Pipeline:
             Unavailable, EngineError: trying again may help.
         """
         options = self._options
-        sound = measure(self._open(recording), self._detector)
-        heard = self._heard(recording, on_seconds)
+        opened = self._open(recording)
+        sound = measure(opened, self._detector)
+        heard = self._heard(recording, opened.channels)
         warnings = tuple(warning for info in heard.infos for warning in info.warnings)
         info = msgspec.structs.replace(heard.infos[0], warnings=warnings)
         transcript = captions.as_verbose_json(heard.segments, info, ("segment", "word"))
@@ -110,48 +108,33 @@ class Pipeline:
         assert isinstance(opened, DecodedRecording)
         return opened
 
-    def _heard(self, recording: Path, on_seconds: OnSeconds) -> _Heard:
-        if self._has_speakers_channels(recording):
-            return self._by_channel(recording, on_seconds)
+    def _heard(self, recording: Path, channels: int) -> _Heard:
+        # Two channels with different sounds are two speakers.
+        if channels == _TWO and differ(self._open(recording, 1), self._open(recording, 2)):
+            return self._by_channel(recording)
         options = self._options
         found = self._transcriber.diarize(recording, options.diarize, models=options.speaker_models)
         heard = _Heard([])
         labels = SpeakerLabels(found, merges=True)
-        heard.segments = list(labelled(self._segments(recording, None, heard, on_seconds), labels))
+        heard.segments = list(labelled(self._segments(recording, None, heard), labels))
         return heard
 
-    def _has_speakers_channels(self, recording: Path) -> bool:
-        """Return whether the recording has two channels with different sounds."""
-        first = self._open(recording)
-        first.close()
-        if first.channels != _TWO:
-            return False
-        return differ(self._open(recording, 1), self._open(recording, 2))
-
-    def _by_channel(self, recording: Path, on_seconds: OnSeconds) -> _Heard:
+    def _by_channel(self, recording: Path) -> _Heard:
         heard = _Heard([])
         segments: list[Segment] = []
         for channel in (1, 2):
-            found = self._segments(recording, channel, heard, on_seconds)
+            found = self._segments(recording, channel, heard)
             segments += (msgspec.structs.replace(one, channel=channel) for one in found)
         heard.segments = by_channel(captions.in_order(segments))
         return heard
 
-    def _segments(
-        self, recording: Path, channel: int | None, heard: _Heard, on_seconds: OnSeconds
-    ) -> Iterator[Segment]:
+    def _segments(self, recording: Path, channel: int | None, heard: _Heard) -> Iterator[Segment]:
         """Yield the redacted segments of a recording or of one of its channels."""
         options = self._options
         transcription = self._transcriber.transcribe(recording, options.transcribe, channel=channel)
         redactor = Redactor(options.redact)
-        for segment in _watched(transcription, on_seconds):
+        for segment in transcription:
             yield from redactor.take(segment) if options.redact else (segment,)
         yield from redactor.end()
         heard.infos.append(transcription.info)
         heard.passages += redactor.passages
-
-
-def _watched(transcription: Transcription, on_seconds: OnSeconds) -> Iterable[Segment]:
-    for segment in transcription:
-        on_seconds(segment.end)
-        yield segment

@@ -10,7 +10,7 @@ import click
 from galley.cli.bench_serve import serve
 from galley.cli.bench_voice import voice
 from galley.cli.options import MODEL_HELP, Command, Flags, Group, start_logging, with_flags
-from galley.cli.report import check_folders, write_json
+from galley.cli.report import check_folders, json_option, write_json
 from galley.cli.terminal import progress, table
 from galley.errors import SettingsError
 from galley.settings.engine import EngineSettings
@@ -25,14 +25,6 @@ _SAMPLE_MIB: Final = 256  # a sample of the read rate around each repeat
 _SETTINGS: Final = (
     "log_level",
     *(f.name for f in dataclasses.fields(EngineSettings) if f.name != "prefix_cache"),
-)
-
-_json_option = click.option(
-    "--json",
-    "json_file",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="also write all figures to FILE",
 )
 
 
@@ -60,7 +52,7 @@ bench_group.add_command(voice)
     help="memory read to measure the bandwidth; should be far larger than the CPU's caches",
 )
 @_count("--repeats", default=7, help="measurements of each figure")
-@_json_option
+@json_option
 def machine(threads: int | None, memory_mib: int, repeats: int, json_file: Path | None) -> None:
     """Measure memory bandwidth and matrix product rates, which bound every model on this machine."""
     check_folders(json=json_file)
@@ -84,7 +76,7 @@ def machine(threads: int | None, memory_mib: int, repeats: int, json_file: Path 
 )
 @_count("--repeats", default=5, help="measurements of each figure")
 @_count("--seed", default=0, least=0, help="seed of the random prompts")
-@_json_option
+@json_option
 def engine(
     flags: Flags,
     model: str | None,
@@ -166,7 +158,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 @click.argument("model", required=True, help="the .onnx file of a Piper voice")
 @click.option("--text", default="", help="sentence to speak; default: one of twenty words")
 @_count("--repeats", default=7, help="measurements of each figure")
-@_json_option
+@json_option
 def speak(flags: Flags, model: str, text: str, repeats: int, json_file: Path | None) -> None:
     """Measure how soon a voice begins to speak a sentence, and its real-time factor."""
     settings = flags.settings(model=model)

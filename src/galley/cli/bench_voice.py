@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from galley.cli.options import Command
-from galley.cli.report import check_folders, write_json
+from galley.cli.report import check_folders, json_option, write_json
 from galley.cli.terminal import table
 from galley.errors import GalleyError
 
@@ -38,13 +38,7 @@ from galley.errors import GalleyError
     show_default=True,
     help="turns of each caller",
 )
-@click.option(
-    "--json",
-    "json_file",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="also write the times of each turn to FILE",
-)
+@json_option
 def voice(
     recording: Path,
     url: str,
@@ -82,8 +76,5 @@ def voice(
     ]
     heading = f"{len(done)} turns of {callers} callers, ms"
     print(table((heading, "P50", "P95", "P99"), rows))
-    names = [*PARTS]
-    write_json(
-        json_file,
-        {"turns": [dict(zip(names, turn.parts, strict=True)) for turn in done], "callers": callers},
-    )
+    turns_done = [dict(zip(PARTS, turn.parts, strict=True)) for turn in done]
+    write_json(json_file, {"turns": turns_done, "callers": callers})

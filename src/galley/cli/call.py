@@ -5,7 +5,6 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -164,6 +163,8 @@ def _ticket_writer(
             fields = json.loads(schema.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise SettingsError(f"--ticket-schema {schema}: {error}") from error
+        if not isinstance(fields, dict):
+            raise SettingsError(f"--ticket-schema {schema}: expected a JSON object")
     key = os.environ.get(_KEY_VARIABLE)
     return TicketWriter(url=url, model=model, schema=fields, api_key=key)
 
@@ -197,10 +198,10 @@ class _Run:
                 for name, path in self._found(recordings, watch=watch)
                 if not self._folder.is_done(name) and not self._folder.has_failed(name)
             ]
-            with progress("calls", len(todo)) if todo else nullcontext() as bar:
-                for name, path in todo:
-                    self._one(name, path)
-                    if bar is not None:
+            if todo:
+                with progress("calls", len(todo)) as bar:
+                    for name, path in todo:
+                        self._one(name, path)
                         bar.update(1)
             if not watch:
                 return
@@ -221,7 +222,7 @@ class _Run:
             self._log(name, "begun", attempt=attempt)
             try:
                 with self._folder.writing(name) as into:
-                    record = self._pipeline.run(name, path, into, lambda _: None)
+                    record = self._pipeline.run(name, path, into)
             except (Unavailable, EngineError) as error:
                 if attempt == self._attempts:
                     self._give_up(name, path, error, attempt)

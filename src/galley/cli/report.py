@@ -12,7 +12,7 @@ json_option = click.option(
     "json_file",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="also write scores and answers to FILE",
+    help="also write all results to FILE",
 )
 
 

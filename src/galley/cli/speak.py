@@ -13,9 +13,13 @@ from galley.cli.report import check_folders, say_written
 from galley.errors import RequestError, SettingsError
 from galley.service.voice_requests import FASTEST, SLOWEST
 from galley.settings.engine import EngineSettings
+from galley.tts.encode import FORMATS, AudioFormat, encoder, wav_header
 
-FORMATS: Final = ("mp3", "opus", "aac", "flac", "wav", "pcm")
-_SUFFIXES: Final = {**{f".{form}": form for form in FORMATS}, ".ogg": "opus", ".raw": "pcm"}
+_SUFFIXES: Final[dict[str, AudioFormat]] = {
+    **{f".{form}": form for form in FORMATS},
+    ".ogg": "opus",
+    ".raw": "pcm",
+}
 
 
 @click.command(
@@ -46,7 +50,7 @@ def speak(
     flags: Flags,
     text: str,
     output: Path | None,
-    form: str | None,
+    form: AudioFormat | None,
     voice: str | None,
     speed: float,
 ) -> None:
@@ -61,13 +65,12 @@ def speak(
     check_folders(output=output)
     start_logging(settings)
     from galley.llm.speaker import Speaker
-    from galley.tts.encode import encoder, wav_header
 
     said = sys.stdin.read() if text == "-" else text
     with Speaker(settings) as speaker:
         # Before the file is opened: an error in the request must not cost an earlier recording.
         audio = speaker.speak(said, voice=voice, speed=speed)
-        encoding = encoder(form, speaker.sample_rate)  # type: ignore[arg-type]  # one of FORMATS
+        encoding = encoder(form, speaker.sample_rate)
         with _opened(output) as file:
             size = 0
             for samples in audio:
@@ -82,7 +85,7 @@ def speak(
         say_written(output)
 
 
-def _format_of(output: Path | None) -> str:
+def _format_of(output: Path | None) -> AudioFormat:
     if output is None:
         if sys.stdout.isatty():
             raise SettingsError("give --output FILE; the audio would be written to the terminal")

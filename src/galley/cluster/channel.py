@@ -163,8 +163,8 @@ async def receive(
     """Shake hands as the replica.
 
     Raises:
-        SettingsError: the other side does not have the token, or is another version of Galley; it has been
-            told so.
+        SettingsError: the other side does not have the token, or is another version of Galley; the
+            refusal has been sent to it.
         OSError: the connection ended, or the other side did not answer in time.
     """
     ours = _Hello(secrets.token_bytes(_NONCE_BYTES), __version__)

@@ -7,9 +7,8 @@ import sys
 from typing import Final
 
 from galley.cluster.access import Access, read_access
-from galley.cluster.router import PrefixRouter
 from galley.cluster.server import ReplicaServer
-from galley.cluster.share import share_of_machine
+from galley.cluster.share import fleet_of, share_of_machine
 from galley.errors import GalleyError, SettingsError
 from galley.formats.model_files import files_digest
 from galley.formats.source import resolve_model
@@ -68,9 +67,8 @@ async def _run(settings: Settings, access: Access) -> int:
         max_queue=_MOST_QUEUED,
         begin=lambda: spawner.spawn(settings),
         watchdog=lambda: Watchdog(settings.stall_seconds, settings.step_timeout),
-        replicas=settings.replicas,
-        router=PrefixRouter() if settings.replicas > 1 else None,
         on_blocks=blocks_changed,
+        **fleet_of(settings),
     )
     client.launch()
     try:

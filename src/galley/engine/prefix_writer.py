@@ -1,15 +1,14 @@
 """The thread that writes blocks to disk, so that no step waits for it."""
 
 import logging
-import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Container
-from contextlib import suppress
 from typing import Final, NamedTuple
 
 from galley.engine.prefix_files import Block, PrefixFiles
+from galley.machine import lower_thread_priority
 from galley.ops.executor import Bytes
 
 log: Final = logging.getLogger("galley.prefixes")
@@ -98,8 +97,7 @@ class PrefixWriter:
             self._changed.notify_all()
 
     def _run(self) -> None:
-        with suppress(OSError):  # a system without niceness for single threads
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        lower_thread_priority(_NICENESS)
         self._guarded(self._files.trim)
         while True:
             with self._changed:

@@ -40,7 +40,7 @@ class Speaking:
         assert info is not None
         self.sample_rate = info.sample_rate
         self.characters = 0
-        self._language = info.languages[0] if info.languages else ""
+        self._language = info.language
         self._samples = self._pieces = 0
         self._began = 0.0
         self._reason = "cancelled"

@@ -13,8 +13,7 @@ class Submitter(Protocol):
     """Accepts requests and reports its state.
 
     :class:`galley.service.client.EngineClient` is one, backed by engine processes. A cache may take its
-    place (:mod:`galley.gateway.make_submitter`). Methods are called from one
-    event loop.
+    place (:mod:`galley.gateway.make_submitter`). Methods are called from one event loop.
     """
 
     @property

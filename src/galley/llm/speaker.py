@@ -61,10 +61,9 @@ class Speaker(Closable):
         self._engine.close()
 
     def _parts(self, pieces: list[str], voice: str, speed: float) -> Iterator[bytes]:
-        language = self._info.languages[0] if self._info.languages else ""
         for piece in pieces:
             request = speak_request(
-                normalized(piece, language),
+                normalized(piece, self._info.language),
                 self._engine.info,
                 request_id=str(next(self._ids)),
                 voice=voice,

@@ -107,7 +107,6 @@ _PROPOSERS: Final = ("prompt", "recent", "grammar", "draft")
 _GUESS_FIELDS: Final = tuple(
     f"{proposer}_{kind}_tokens" for proposer in _PROPOSERS for kind in ("proposed", "accepted")
 )
-_BLOCK_KINDS: Final = ("used", "cached", "total")
 _STEP_FIELDS: Final = ("schedule_seconds", "forward_seconds", "sample_seconds", "emit_seconds")
 
 
@@ -196,11 +195,6 @@ class EngineTotals:
         """Return the totals of a replica."""
         return self._replicas.setdefault(replica.name, ReplicaTotals())
 
-    def now(self, field: str) -> float:
-        """Return the sum of a gauge of EngineStats over the current engines."""
-        values: list[float] = [getattr(one.stats, field) for one in self.engine.replicas]
-        return sum(values)
-
     def total(self, field: str) -> float:
         """Return the total over all engines so far; ``field`` is a counter of EngineStats."""
         return sum(one.total(field) for one in self._replicas.values())
@@ -273,11 +267,12 @@ class EngineCollector(Collector):
             restarts.add_metric([model], engine.engine.restarts)
             if (is_ready := engine.engine.is_ready) is not None:
                 ready.add_metric([model], float(is_ready))
-            running.add_metric([model], engine.now("running"))
-            waiting.add_metric([model], engine.now("waiting"))
-            adapters.add_metric([model], engine.now("adapters_loaded"))
-            experts.add_metric([model], engine.now("expert_cache_bytes"))
-            prefixes.add_metric([model], engine.now("prefix_disk_bytes"))
+            stats = engine.engine.stats
+            running.add_metric([model], stats.running)
+            waiting.add_metric([model], stats.waiting)
+            adapters.add_metric([model], stats.adapters_loaded)
+            experts.add_metric([model], stats.expert_cache_bytes)
+            prefixes.add_metric([model], stats.prefix_disk_bytes)
         yield from (restarts, ready, running, waiting, adapters, experts, prefixes)
 
     def _replicas(self) -> Iterator[Metric]:
@@ -298,8 +293,7 @@ class EngineCollector(Collector):
                 ready.add_metric(labels, float(replica.state == "ready"))
                 running.add_metric(labels, stats.running)
                 waiting.add_metric(labels, stats.waiting)
-                blocks = stats.kv_total_blocks
-                usage.add_metric(labels, stats.kv_used_blocks / blocks if blocks else 0.0)
+                usage.add_metric(labels, stats.kv_usage)
                 totals = engine.of(replica)
                 for field, counter in counters.items():
                     value = replica.restarts if field == "restarts" else totals.total(field)
@@ -310,11 +304,12 @@ class EngineCollector(Collector):
         blocks = _gauge("galley_kv_blocks", "KV blocks by state", "state")
         usage = _gauge("galley_kv_usage_ratio", "Share of the KV blocks in use")
         for model, engine in self.models.items():
-            used, cached, total = (engine.now(f"kv_{kind}_blocks") for kind in _BLOCK_KINDS)
+            stats = engine.engine.stats
+            used, cached = stats.kv_used_blocks, stats.kv_cached_blocks
             blocks.add_metric([model, "used"], used)
             blocks.add_metric([model, "cached"], cached)
-            blocks.add_metric([model, "free"], total - used - cached)
-            usage.add_metric([model], used / total if total else 0.0)
+            blocks.add_metric([model, "free"], stats.kv_total_blocks - used - cached)
+            usage.add_metric([model], stats.kv_usage)
         yield from (blocks, usage)
 
     def _steps(self) -> Iterator[Metric]:

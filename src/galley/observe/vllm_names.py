@@ -36,10 +36,10 @@ class VllmNamesCollector(Collector):
             stats = engine.engine.stats
             running.add_metric([model], stats.running)
             waiting.add_metric([model], stats.waiting)
-            total = stats.kv_total_blocks
-            usage.add_metric([model], stats.kv_used_blocks / total if total else 0.0)
-            if total:
-                cache.add_metric([model, str(BLOCK_TOKENS), str(total)], 1)
+            usage.add_metric([model], stats.kv_usage)
+            if stats.kv_total_blocks:
+                blocks = str(stats.kv_total_blocks)
+                cache.add_metric([model, str(BLOCK_TOKENS), blocks], 1)
             info = engine.engine.info
             if info is not None and info.text is not None and info.text.adapters:
                 names = ",".join(stats.adapter_names)

@@ -2,8 +2,6 @@
 
 import logging
 import math
-import os
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -13,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from galley.errors import DamagedWeights
+from galley.machine import lower_thread_priority
 from galley.ops.packed_files import Entry, PackedFile
 
 log: Final = logging.getLogger("galley.weights")
@@ -74,9 +73,7 @@ class WeightCheck:
             self._check(first)
         finally:
             self._first_checked.set()
-        if sys.platform == "linux":  # elsewhere a thread has no separate priority
-            with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST_PRIORITY)
+        lower_thread_priority(_LEAST_PRIORITY)
         if not self._damage:
             self._check(self._entries[len(first) :])
 

@@ -5,13 +5,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from galley.engine.step_meter import StepMeter
 from galley.errors import CheckpointError, SettingsError
 from galley.machine import available_cores
 from galley.runtimes.compute import Compute
-from galley.runtimes.library import model_file, refuse_settings
+from galley.runtimes.library import OF_TEXT, model_file, refuse_settings, step_meter
 from galley.runtimes.tensor_engine import TensorEngine
 from galley.runtimes.tensor_model import BatchOptions, TensorModel
 from galley.runtimes.trial import Trial, examine, keeps_places
@@ -21,24 +20,6 @@ from galley.types import OnPhase, TensorSpec
 from galley.types.model_info import ModelInfo, OnLedger, TensorInfo
 
 log = logging.getLogger("galley.runtimes")
-
-OF_TEXT: Final = {
-    "dtype": "auto",
-    "quantize": "auto",
-    "activations": "auto",
-    "kv_dtype": "auto",
-    "executor": "auto",
-    "device": "cpu",
-    "experts": "memory",
-    "quality_gate": "",
-    "draft_model": None,
-    "max_adapters": None,
-    "batching": "continuous",
-    "system_prompt": "",
-    "sampling_defaults": (),
-}
-"""Settings of Galley's own engine that have no meaning here, with the values that they have if left out."""
-
 
 Options = TypeVar("Options", bound=BatchOptions)
 
@@ -77,9 +58,9 @@ class TensorLoader(Generic[Options]):
         options = settings.options_as(self.options)
         refuse_settings(
             settings,
-            OF_TEXT,
             f"is a model of tensors, which {self.executor} computes: leave it out for this model; "
             "engine_options has the settings of such models",
+            OF_TEXT,
         )
         began = time.monotonic()
         suffixes = [suffix for suffix, engine in ENGINE_OF_SUFFIX.items() if engine == self.engine]
@@ -112,15 +93,13 @@ class TensorLoader(Generic[Options]):
             ),
         )
         compute = Compute(instances, batched=trial.batched, fixed_rows=fixed)
-        # Waits for the cores are between steps: a library does not yield them within one.
-        meter = StepMeter(None if pause is None else _no_pause)
         return TensorEngine(
-            compute, info, options, priority_steps=settings.priority_steps, meter=meter
+            compute,
+            info,
+            options,
+            priority_steps=settings.priority_steps,
+            meter=step_meter(pause),
         )
-
-
-def _no_pause() -> float:
-    return 0.0
 
 
 def _check_declared(

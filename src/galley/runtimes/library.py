@@ -1,12 +1,34 @@
-"""What the engines over other libraries share: their import, a model's file, settings that do not apply."""
+"""What the engines over other libraries share: import, a model's file, settings that do not apply, time."""
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from galley.engine.step_meter import StepMeter
 from galley.errors import CheckpointError, SettingsError, pip_install
 from galley.settings.engine import EngineSettings
+
+_OF_NATIVE: Final[Mapping[str, object]] = {
+    "dtype": "auto",
+    "quantize": "auto",
+    "activations": "auto",
+    "kv_dtype": "auto",
+    "executor": "auto",
+    "device": "cpu",
+    "experts": "memory",
+    "quality_gate": "",
+    "draft_model": None,
+    "speculation": "auto",
+    "max_adapters": None,
+    "batching": "continuous",
+    "disable_pass": (),
+    "prefix_cache_dir": "",
+}
+"""Settings that only Galley's own engine has, with the values that they have if left out."""
+
+OF_TEXT: Final[Mapping[str, object]] = {"system_prompt": "", "sampling_defaults": ()}
+"""Settings of models of text alone, with the values that they have if left out."""
 
 
 def import_library(module: str, engine: str, extra: str) -> Any:
@@ -43,15 +65,26 @@ def model_file(path: Path, suffixes: Sequence[str]) -> Path:
     raise CheckpointError(f"holds no {kinds}, and not one other such file: {found}", file=str(path))
 
 
-def refuse_settings(settings: EngineSettings, unset: Mapping[str, object], reason: str) -> None:
+def refuse_settings(
+    settings: EngineSettings, reason: str, further: Mapping[str, object] = {}
+) -> None:
     """Raise SettingsError for a setting of Galley's own engine, which the library would ignore.
 
     Args:
         settings: the model's settings.
-        unset: setting -> the value that it has if it is left out.
         reason: the rest of the message, after the model's name.
+        further: other settings that do not apply -> the values that they have if left out.
     """
-    for name, value in unset.items():
+    for name, unset in {**_OF_NATIVE, **further}.items():
         given = getattr(settings, name)
-        if given != value:
+        # Off is what the libraries do.
+        if given != unset and (name, given) != ("speculation", "off"):
             raise SettingsError(f"{name} is {given!r}, but {settings.model} {reason}")
+
+
+def step_meter(pause: Callable[[], None] | None) -> StepMeter:
+    """Return the meter of an engine whose waits for the cores are between steps.
+
+    A library does not yield the cores within a step.
+    """
+    return StepMeter(None if pause is None else lambda: 0.0)

@@ -15,8 +15,9 @@ from galley.errors import EngineFailed, UnsupportedModel
 from galley.formats.gguf_file import is_gguf, split_files
 from galley.formats.reader import open_checkpoint
 from galley.grammar.matcher import Grammars
+from galley.runtimes.library import step_meter
 from galley.runtimes.llama_cpp_executor import LlamaCppExecutor, LlamaCppOptions
-from galley.runtimes.text_build import check_settings, step_meter, text_info, text_sizes
+from galley.runtimes.text_build import check_settings, text_info, text_sizes
 from galley.settings.engine import EngineSettings
 from galley.types import BLOCK_TOKENS, OnPhase
 from galley.types.model_info import OnLedger

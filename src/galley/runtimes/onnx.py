@@ -124,9 +124,19 @@ class OnnxModel:
         """Do nothing: the session is memory, which is freed with the object."""
 
 
-def import_onnxruntime() -> Any:
-    """Import onnxruntime. Raises SettingsError if it cannot be imported."""
-    return import_library("onnxruntime", ONNX_ENGINE, "onnx")
+def import_onnxruntime(engine: str = ONNX_ENGINE, extra: str = "onnx") -> Any:
+    """Import onnxruntime; see :func:`galley.runtimes.library.import_library`."""
+    return import_library("onnxruntime", engine, extra)
+
+
+def session_options(ort: Any, threads: int) -> Any:
+    """Return options that all sessions of a server have, with this number of compute threads."""
+    made = ort.SessionOptions()
+    made.intra_op_num_threads = threads
+    made.log_severity_level = 3
+    # Threads that spin between runs would take the cores from the server and from other engines.
+    made.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return made
 
 
 def _invalid_argument() -> type[Exception]:
@@ -162,8 +172,7 @@ def _providers(ort: Any, options: OnnxOptions) -> list[tuple[str, dict[str, str]
 
 
 def _session_options(ort: Any, options: OnnxOptions, threads: int) -> Any:
-    made = ort.SessionOptions()
-    made.intra_op_num_threads = threads
+    made = session_options(ort, threads)
     made.inter_op_num_threads = options.inter_op_threads
     if options.inter_op_threads > 1:
         made.execution_mode = ort.ExecutionMode.ORT_PARALLEL
@@ -171,9 +180,6 @@ def _session_options(ort: Any, options: OnnxOptions, threads: int) -> Any:
     made.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
     made.enable_cpu_mem_arena = options.memory_arena
     made.enable_mem_pattern = options.memory_pattern
-    made.log_severity_level = 3
-    # Threads that spin between batches would take the cores from the server and from other engines.
-    made.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return made
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from galley.errors import CheckpointError
 from galley.runtimes.library import import_library
+from galley.settings.engine_choice import VOICE_ENGINE
 
 
 class Graph:
@@ -20,6 +21,8 @@ class Graph:
         self._onnx = onnx
         self._model = model
         self._weights = {weight.name: weight for weight in model.graph.initializer}
+        constants = (node.output for node in model.graph.node if node.op_type == "Constant")
+        self._fixed = self._weights.keys() | {name for names in constants for name in names}
         self.inputs = [one.name for one in model.graph.input if one.name not in self._weights]
         self.outputs = [one.name for one in model.graph.output]
 
@@ -31,7 +34,7 @@ class Graph:
             CheckpointError: it is no ONNX model.
             SettingsError: onnx is not installed.
         """
-        onnx = import_library("onnx", "voice", "voice")
+        onnx = import_library("onnx", VOICE_ENGINE, "voice")
         try:
             model = onnx.load(str(file), load_external_data=False)
         except Exception as error:  # protobuf's errors depend on its version
@@ -58,18 +61,10 @@ class Graph:
         It is the one that is not made by an op of the same scope, which exporters name after the module.
         """
         scope = "/" + prefix.partition(".")[0] + "/"
-        made = {n for node in self._model.graph.node if scope in node.name for n in node.output}
-        for node in self._model.graph.node:
-            if scope in node.name:
-                for name in node.input:
-                    if (
-                        name
-                        and name not in made
-                        and name not in self._weights
-                        and not self._is_constant(name)
-                    ):
-                        return str(name)
-        return None
+        inside = [node for node in self._model.graph.node if scope in node.name]
+        known = self._fixed.union(*(node.output for node in inside))
+        entering = (n for node in inside for n in node.input if n and n not in known)
+        return next(map(str, entering), None)
 
     def after(
         self, inputs: Collection[str], outputs: Collection[str], *, stop: str | None = None
@@ -128,8 +123,3 @@ class Graph:
         )
         data: bytes = model.SerializeToString()
         return data
-
-    def _is_constant(self, name: str) -> bool:
-        return any(
-            node.op_type == "Constant" and name in node.output for node in self._model.graph.node
-        )

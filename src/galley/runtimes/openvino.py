@@ -220,7 +220,6 @@ def _check_format(path: Path) -> None:
 
 
 load: Final = TextLoader(
-    engine=OPENVINO_ENGINE,
     executor="openvino",
     options=OpenVINOOptions,
     unsupported=_UNSUPPORTED,

@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
-from galley.engine.step_meter import StepMeter
 from galley.errors import CheckpointError, SettingsError, UnsupportedModel
 from galley.formats.json_file import read_file
 from galley.machine import available_cores
-from galley.runtimes.build import OF_TEXT
-from galley.runtimes.library import model_file, refuse_settings
+from galley.runtimes.library import OF_TEXT, model_file, refuse_settings, step_meter
 from galley.runtimes.vits import Scales, VitsModel
 from galley.runtimes.voice_engine import UnspeakableText, VoiceEngine
 from galley.settings.engine import EngineSettings
@@ -200,7 +198,7 @@ def load(
         ModelError, SettingsError: the files or the settings cannot be used.
     """
     options = settings.options_as(VoiceOptions)
-    refuse_settings(settings, OF_TEXT, "is a voice: leave it out for this model")
+    refuse_settings(settings, "is a voice: leave it out for this model", OF_TEXT)
     began = time.monotonic()
     file = model_file(folder, [".onnx"])
     config = read_config(voice_config(file))
@@ -221,8 +219,7 @@ def load(
         info,
         max_active=options.max_active,
         priority_steps=settings.priority_steps,
-        # Waits for the cores are between steps: onnxruntime does not yield them within one.
-        meter=StepMeter(None if pause is None else lambda: 0.0),
+        meter=step_meter(pause),
     )
 
 

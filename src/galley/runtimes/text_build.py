@@ -8,34 +8,16 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from galley.engine.loading import StartPhases
-from galley.engine.step_meter import StepMeter
 from galley.errors import SettingsError
 from galley.formats.reader import CheckpointReader, open_checkpoint
 from galley.machine import available_cores, available_memory
 from galley.models.fields import Fields
-from galley.runtimes.library import refuse_settings
+from galley.runtimes.library import refuse_settings, step_meter
 from galley.runtimes.text_engine import TextEngine
 from galley.runtimes.text_runtime import TextRuntime
 from galley.settings.engine import EngineSettings
 from galley.types import OnPhase
 from galley.types.model_info import ModelInfo, OnLedger, TextInfo
-
-_OF_NATIVE: Final = {
-    "dtype": "auto",
-    "quantize": "auto",
-    "activations": "auto",
-    "kv_dtype": "auto",
-    "executor": "auto",
-    "device": "cpu",
-    "experts": "memory",
-    "quality_gate": "",
-    "draft_model": None,
-    "max_adapters": None,
-    "batching": "continuous",
-    "disable_pass": (),
-    "prefix_cache_dir": "",
-}
-"""Settings that only Galley's own engine has, with the values that they have if left out."""
 
 _BYTES_PER_VALUE: Final = 2
 """Of a key or value, for the size of the KV cache: libraries store at most 16 bits by default."""
@@ -71,14 +53,12 @@ class TextLoader(Generic[Options]):
     """The loader of an engine of language models; see :class:`galley.service.protocol.EngineLoader`.
 
     Attributes:
-        engine: name of the engine.
         executor: name of the library.
         options: the engine's own options.
         unsupported: parameters that requests may not set; see :class:`~galley.types.model_info.TextInfo`.
         load: loads the model at a path, with its options and sizes.
     """
 
-    engine: str
     executor: str
     options: type[Options]
     unsupported: tuple[str, ...]
@@ -111,14 +91,6 @@ class TextLoader(Generic[Options]):
             priority_steps=settings.priority_steps,
             meter=step_meter(pause),
         )
-
-
-def step_meter(pause: Callable[[], None] | None) -> StepMeter:
-    """Return the meter of an engine whose waits for the cores are between steps.
-
-    A library does not yield the cores within a step.
-    """
-    return StepMeter(None if pause is None else lambda: 0.0)
 
 
 def text_info(
@@ -163,14 +135,10 @@ def text_info(
 
 def check_settings(settings: EngineSettings, executor: str) -> None:
     """Raise SettingsError for a setting that only Galley's own engine has."""
-    reason = (
-        f"is run by {executor}, which has no such setting: leave it out; engine_options has its own"
+    refuse_settings(
+        settings,
+        f"is run by {executor}, which has no such setting: leave it out; engine_options has its own",
     )
-    refuse_settings(settings, _OF_NATIVE, reason)
-    if settings.speculation not in ("auto", "off"):
-        raise SettingsError(
-            f"speculation is {settings.speculation!r}, but {settings.model} {reason}"
-        )
 
 
 def text_sizes(settings: EngineSettings, checkpoint: CheckpointReader) -> TextSizes:

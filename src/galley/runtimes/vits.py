@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 
 from galley.errors import CheckpointError, UnsupportedModel
+from galley.runtimes.onnx import import_onnxruntime, session_options
+from galley.runtimes.onnx_parts import Graph
+from galley.settings.engine_choice import VOICE_ENGINE
 
 if TYPE_CHECKING:
     Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -73,15 +76,11 @@ class VitsModel:
             UnsupportedModel: its inputs are not those of a Piper voice.
             SettingsError: onnx or onnxruntime is not installed.
         """
-        from galley.runtimes.onnx import import_onnxruntime
-        from galley.runtimes.onnx_parts import Graph
-
-        self._ort = import_onnxruntime()
+        self._ort = import_onnxruntime(VOICE_ENGINE, "voice")
         self._threads = threads
         graph = Graph.read(file)
-        self._inputs = graph.inputs
-        _check_inputs(file, self._inputs)
-        self.has_speakers = "sid" in self._inputs
+        _check_inputs(file, graph.inputs)
+        self.has_speakers = "sid" in graph.inputs
         self._whole: Any = None
         self._stages: list[_Stage] = []
         self.streams = self._divides(graph)
@@ -123,7 +122,7 @@ class VitsModel:
             yield _samples(decoder, frames, latent, begin, end), end == count
             begin, size = end, min(_MOST_FRAMES, 2 * size)
 
-    def _divides(self, graph: Any) -> bool:
+    def _divides(self, graph: Graph) -> bool:
         """Divide the graph into its stages; return whether they can be run in parts."""
         try:
             self._stages = self._cut(graph)
@@ -132,7 +131,7 @@ class VitsModel:
             log.info("a part of the voice's graph cannot be run on its own: %s", error)
             return False
 
-    def _cut(self, graph: Any) -> "list[_Stage]":
+    def _cut(self, graph: Graph) -> "list[_Stage]":
         """Return the three networks; none if the graph is not that of a VITS model."""
         before_decoder = graph.input_of_weight(_DECODER)
         before_flow = graph.first_input_of(_FLOW)
@@ -184,11 +183,7 @@ class VitsModel:
         return joined.shape == whole.shape and bool(np.abs(joined - whole).max() < _TOLERANCE)
 
     def _session(self, model: bytes) -> Any:
-        options = self._ort.SessionOptions()
-        options.intra_op_num_threads = self._threads
-        options.log_severity_level = 3
-        # Threads that spin between parts would take the cores from the server and from other engines.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options = session_options(self._ort, self._threads)
         return self._ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 

@@ -158,13 +158,12 @@ def _replicas(served: ServedModel) -> ModelReplicas:
 
 def _replica(status: ReplicaStatus) -> ReplicaState:
     stats = status.stats
-    total = stats.kv_total_blocks
     return {
         "name": status.name,
         "state": status.state,
         "running": stats.running,
         "waiting": stats.waiting,
-        "kv_usage": stats.kv_used_blocks / total if total else 0.0,
+        "kv_usage": stats.kv_usage,
         "restarts": status.restarts,
         "version": status.version,
         "remote": status.remote,

@@ -7,17 +7,11 @@ function of seed and position, its text continues as it would have without that.
 
 import asyncio
 import dataclasses
-import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from galley.errors import (
-    EngineFailed,
-    EngineNotReady,
-    QueueFull,
-    SettingsError,
-)
+from galley.errors import EngineFailed, EngineNotReady, QueueFull, SettingsError
 from galley.service.fleet import Fleet, FleetPlan
 from galley.service.frames import UnloadAdapter
 from galley.service.spawn import Spawned, spawn
@@ -26,20 +20,11 @@ from galley.service.turns import Share
 from galley.service.watchdog import Watchdog
 from galley.settings.engine import EngineSettings
 from galley.types import Adapter, EngineRequest, OnPhase
-from galley.types.model_info import (
-    EngineState,
-    EngineStats,
-    ModelInfo,
-    ReplicaStatus,
-)
-
-log = logging.getLogger("galley.service")
+from galley.types.model_info import EngineState, EngineStats, ModelInfo, ReplicaStatus
 
 STALL_SECONDS: Final = 10.0
 STEP_TIMEOUT: Final = 600.0
 """Default limits of a :class:`Watchdog`, in seconds."""
-
-_DRAIN_POLL_SECONDS: Final = 0.05
 
 
 class EngineClient:

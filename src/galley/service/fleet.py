@@ -173,7 +173,7 @@ class Fleet:
         replica = next((one for one in self.replicas if one.name == name), None)
         if replica is None:
             names = ", ".join(one.name for one in self.replicas)
-            raise RequestError(f"there is no replica {name!r}; there are: {names}", param="name")
+            raise RequestError(f"there is no replica {name!r}; there are: {names}", param="replica")
         if not any(other.accepts for other in self.replicas if other is not replica):
             raise Conflict(f"no other replica is ready, so {name} cannot be drained")
         log.info("draining replica %s", name)
@@ -373,9 +373,8 @@ class Fleet:
 
     def _give_up(self, replica: Replica) -> None:
         """End the requests of a replica that has failed, if no other can continue them."""
-        if (
-            self._started or len(self.replicas) > 1
-        ):  # a start that fails is reported once, by its caller
+        # The only engine's failure to start is reported by the caller of the start.
+        if self._started or len(self.replicas) > 1:
             log.error("replica %s has failed: %s", replica.name, replica.error)
         self.book.move(replica)
         if self.state != "failed":
@@ -385,6 +384,8 @@ class Fleet:
 
     async def _remove(self, replica: Replica) -> None:
         await replica.close()
+        if replica not in self.replicas:
+            return  # it was drained twice at the same time
         self.replicas.remove(replica)
         self._retired_restarts += replica.restarts
         if self._plan.router is not None:

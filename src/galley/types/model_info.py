@@ -88,6 +88,11 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     expert_read_bytes: int = 0
     expert_read_seconds: float = 0.0
 
+    @property
+    def kv_usage(self) -> float:
+        """The share of the KV blocks in use, 0 to 1; 0 without any."""
+        return self.kv_used_blocks / self.kv_total_blocks if self.kv_total_blocks else 0.0
+
     def without_engine(self) -> "EngineStats":
         """Return the counters of an engine that has ended; nothing runs or is held there any more."""
         return msgspec.structs.replace(
@@ -102,12 +107,17 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def sum_of(cls, every: Sequence["EngineStats"]) -> "EngineStats":
-        """Return the statistics of several engines as those of one; names are put together."""
+        """Return the statistics of several engines as those of one.
+
+        Names are put together, and the folder of prefixes, which engines of a machine share, counts once.
+        """
         found: dict[str, Any] = {}
         for name in cls.__struct_fields__:
             values = [getattr(stats, name) for stats in every]
             if name == "adapter_names":
                 found[name] = tuple(sorted(set().union(*values)))
+            elif name == "prefix_disk_bytes":
+                found[name] = max(values, default=0)
             else:
                 found[name] = sum(values)
         return cls(**found)
@@ -355,6 +365,11 @@ class VoiceInfo(msgspec.Struct, frozen=True, kw_only=True):
     aliases: dict[str, str] = {}
     languages: tuple[str, ...] = ()
     streams: bool = False
+
+    @property
+    def language(self) -> str:
+        """The default language; empty if none is known."""
+        return self.languages[0] if self.languages else ""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,15 +7,13 @@ import msgspec
 from starlette.requests import HTTPConnection
 
 from galley.cache.wish import wish_of
-from galley.errors import RequestError
 from galley.gateway.caller import Caller
 from galley.protocols.http.gateway_headers import scheduling_of
+from galley.protocols.http.header_times import time_in
 from galley.settings.config import MOST_TIMEOUT, Settings
 
 TIMEOUT_HEADER: Final = "x-request-timeout"
 """Seconds after a request's arrival until its deadline."""
-
-_TIMEOUT_CHARACTERS: Final = 32
 
 _LOGGED_BYTES: Final = 16 * 1024
 """Bytes of a prompt that are logged."""
@@ -34,13 +32,13 @@ def caller_of(request: HTTPConnection, *, timeout: float = math.inf) -> Caller:
     """
     state = request.state
     scheduling = scheduling_of(request.headers, request.app.state.objectives)
-    deadline = state.arrived + _timeout(request.headers.get(TIMEOUT_HEADER), timeout)
+    seconds = time_in(request.headers, TIMEOUT_HEADER, timeout, unit="seconds", most=MOST_TIMEOUT)
     return Caller(
         state.request_id,
         state.account,
         state.record,
         state.arrived,
-        deadline,
+        state.arrived + seconds,
         state.trace,
         wish=wish_of(request.headers),
         headers=state.headers,
@@ -55,19 +53,3 @@ def note_prompt(caller: Caller, prompt: object, settings: Settings) -> None:
     if settings.log_prompts:
         text = msgspec.json.encode(prompt)[:_LOGGED_BYTES]
         caller.record["prompt_text"] = text.decode(errors="replace")
-
-
-def _timeout(given: str | None, default: float) -> float:
-    if given is None:
-        return default
-    try:
-        seconds = float(given) if len(given) < _TIMEOUT_CHARACTERS else math.nan
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds <= MOST_TIMEOUT:
-        raise RequestError(
-            f"The header {TIMEOUT_HEADER} is {given[:_TIMEOUT_CHARACTERS]!r}; expected seconds, above 0 "
-            f"and at most {MOST_TIMEOUT:.0f}",
-            param=TIMEOUT_HEADER,
-        )
-    return seconds

@@ -23,6 +23,9 @@ log = logging.getLogger("galley.server")
 
 _MAX_FIELDS: Final = 64
 _FIELD_BYTES: Final = 64 * 1024
+_HOW_TO_SEND: Final = (
+    "send the recording as a file, with a filename (curl -F file=@call.wav, not -F file=<call.wav)"
+)
 _RETRY_SECONDS: Final = "30"
 """Seconds after which to retry on a server whose temporary folder is full."""
 
@@ -98,8 +101,7 @@ async def _parsed(request: Request, field_bytes: int) -> FormData:
     except HTTPException as error:
         if "maximum size" in str(error.detail):
             raise RequestError(
-                f"A field of the form has more than {field_bytes} bytes of text; send the recording "
-                "as a file, with a filename (curl -F file=@call.wav, not -F file=<call.wav)",
+                f"A field of the form has more than {field_bytes} bytes of text; {_HOW_TO_SEND}",
                 param="file",
             ) from None
         raise RequestError(f"The body is not a valid form: {error.detail}") from None
@@ -159,9 +161,5 @@ def _file(form: FormData) -> UploadFile:
         raise RequestError(f"send one recording, got {len(given)}", param="file")
     [file] = given
     if not isinstance(file, UploadFile):
-        raise RequestError(
-            "file: expected a recording, got text; send the recording as a file, with a filename (curl -F "
-            "file=@call.wav, not -F file=<call.wav)",
-            param="file",
-        )
+        raise RequestError(f"file: expected a recording, got text; {_HOW_TO_SEND}", param="file")
     return file

@@ -12,6 +12,7 @@ from starlette.datastructures import Headers
 
 from galley.errors import RequestError, SettingsError
 from galley.gateway.key_file import check_name
+from galley.protocols.http.header_times import time_in
 from galley.settings.config import MOST_TIMEOUT
 
 OBJECTIVE: Final = "x-gateway-inference-objective"
@@ -60,17 +61,5 @@ def scheduling_of(headers: Headers, objectives: Mapping[str, int] | None) -> Sch
 
 
 def _first_token(headers: Headers) -> float:
-    given = headers.get(TTFT)
-    if given is None:
-        return math.inf
-    try:
-        seconds = float(given[:32]) / 1000
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds <= MOST_TIMEOUT:
-        raise RequestError(
-            f"The header {TTFT} is {given[:32]!r}; expected milliseconds above 0, at most "
-            f"{MOST_TIMEOUT * 1000:.0f}",
-            param=TTFT,
-        )
-    return seconds
+    most = MOST_TIMEOUT * 1000
+    return time_in(headers, TTFT, math.inf, unit="milliseconds", most=most) / 1000

@@ -5,7 +5,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -71,37 +71,44 @@ async def begun(receive: Receive, parts: AsyncGenerator[T, None]) -> AsyncGenera
     return all_parts()
 
 
-class EventStream(Response):
-    """``events``, each as one ``data:`` line, then ``[DONE]``; an error midway is sent as an event.
+class PartStream(Response, Generic[T]):
+    """An answer that is sent in parts while it is made.
 
-    ``close`` is always called, even if the client hung up before the first event. Subclasses for
-    other protocols override how events are encoded.
+    ``close`` is always called, even if the client hung up before the first part. Subclasses determine how
+    parts are encoded, and what becomes of an error midway.
     """
 
-    media_type = "text/event-stream"
-    probe = b":\n\n"
-    """Bytes that clients ignore.
+    probe = b""
+    """Bytes that clients ignore, if there are any.
 
     See :meth:`galley.server.http_protocol.HttpProtocol.eof_received`.
     """
-    ending = DONE
-
-    def encoded(self, event: Mapping[str, Any]) -> bytes:
-        """Encode one event."""
-        return data_event(event)
-
-    def encoded_error(self, error: Exception) -> bytes:
-        """Encode ``error`` as the last event of a stream that cannot continue."""
-        return data_event(envelope(error))
+    ending = b""
+    """Bytes after the last part."""
 
     def __init__(
-        self, events: AsyncGenerator[Mapping[str, Any], None], close: Callable[[], None]
+        self,
+        parts: AsyncGenerator[T, None],
+        close: Callable[[], None],
+        *,
+        media_type: str | None = None,
     ) -> None:
-        # X-Accel-Buffering: nginx would otherwise buffer events before passing them on.
-        super().__init__(headers={"X-Accel-Buffering": "no"})
+        # X-Accel-Buffering: nginx would otherwise buffer parts before passing them on.
+        super().__init__(media_type=media_type, headers={"X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._events = events
+        self._parts = parts
         self._close = close
+
+    def encoded(self, part: T) -> bytes:
+        """Encode one part."""
+        raise NotImplementedError
+
+    def cut_short(self, error: Exception, request_id: str) -> bytes:
+        """Return the last bytes of an answer that cannot continue, or raise to cut the connection.
+
+        The status line has been sent, so it cannot report the error.
+        """
+        raise NotImplementedError
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream; return when it is complete or the client has hung up."""
@@ -115,22 +122,44 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send, scope: Scope) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        async with aclosing(self._events) as events:
+        async with aclosing(self._parts) as parts:
             await send(start)
             try:
-                async for event in events:
-                    await _send_body(send, self.encoded(event))
+                async for part in parts:
+                    await _send_body(send, self.encoded(part))
                 if self.ending:
                     await _send_body(send, self.ending)
-            # The status line has been sent, so only an event can report an error.
             except Exception as error:
-                if not isinstance(error, GalleyError):
-                    log.exception("stream %s failed", scope["state"]["request_id"])
                 api_error = to_api_error(error)
                 note_error(scope, api_error)
                 scope["state"]["record"]["status"] = api_error.status
-                await _send_body(send, self.encoded_error(error))
+                await _send_body(send, self.cut_short(error, scope["state"]["request_id"]))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class EventStream(PartStream[Mapping[str, Any]]):
+    """Events, each as one ``data:`` line, then ``[DONE]``; an error midway is sent as an event.
+
+    Subclasses for other protocols override how events are encoded.
+    """
+
+    media_type = "text/event-stream"
+    probe = b":\n\n"
+    ending = DONE
+
+    def encoded(self, event: Mapping[str, Any]) -> bytes:
+        """Encode one event."""
+        return data_event(event)
+
+    def encoded_error(self, error: Exception) -> bytes:
+        """Encode ``error`` as the last event of a stream that cannot continue."""
+        return data_event(envelope(error))
+
+    def cut_short(self, error: Exception, request_id: str) -> bytes:
+        """See :class:`PartStream`."""
+        if not isinstance(error, GalleyError):
+            log.error("stream %s failed", request_id, exc_info=error)
+        return self.encoded_error(error)
 
 
 class NamedEventStream(EventStream):

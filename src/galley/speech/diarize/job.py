@@ -1,15 +1,13 @@
 """A diarization on a thread of its own, as the server runs it."""
 
 import asyncio
-import os
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
-from galley.machine import available_cores
+from galley.machine import available_cores, lower_thread_priority
 from galley.speech.decoder import Audio
 from galley.speech.diarize.diarizer import Diarization, Diarizer
 from galley.speech.diarize.options import DiarizeOptions
@@ -64,10 +62,7 @@ def _threads() -> ThreadPoolExecutor:
     global _pool
     if _pool is None:
         count = max(1, available_cores() // 4)
-        _pool = ThreadPoolExecutor(count, "diarization", initializer=_lower_priority)
+        _pool = ThreadPoolExecutor(
+            count, "diarization", initializer=lower_thread_priority, initargs=(_NICE,)
+        )
     return _pool
-
-
-def _lower_priority() -> None:
-    if sys.platform == "linux":  # elsewhere, niceness is of the whole process
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

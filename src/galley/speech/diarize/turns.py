@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from galley.speech.diarize.nets import FRAME_CENTRE, FRAME_STEP, FRAMES
-from galley.speech.diarize.voices import ACTIVE, STEP_FRAMES, Observations, Window
+from galley.speech.diarize.voices import ACTIVE, STEP_FRAMES, Observations, Window, runs_of
 from galley.speech.features import SAMPLE_RATE
 
 _GAP_SECONDS: Final = 0.3
@@ -112,16 +112,10 @@ def _assigned(likeness: NDArray[np.float32]) -> Sequence[int]:
 
 
 def _runs(chosen: NDArray[np.bool_], speaker: int, seconds: float) -> list[Turn]:
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], chosen, [False]]).astype(np.int8)))
     runs: list[Turn] = []
-    for first, after in edges.reshape(-1, 2).tolist():
-        start, end = (min(_time(frame), seconds) for frame in (first, after))
+    for samples in runs_of(chosen):
+        start, end = (min(sample / SAMPLE_RATE, seconds) for sample in samples)
         if runs and start - runs[-1].end < _GAP_SECONDS:
             start = runs.pop().start
         runs.append(Turn(speaker, round(start, 3), round(end, 3)))
     return [run for run in runs if run.end - run.start >= _LEAST_SECONDS]
-
-
-def _time(frame: int) -> float:
-    """Return the seconds at which a frame begins."""
-    return max(0.0, (frame * FRAME_STEP + FRAME_CENTRE - FRAME_STEP / 2) / SAMPLE_RATE)

@@ -23,6 +23,7 @@ from galley.speech.diarize.nets import (
     Nets,
 )
 from galley.speech.features import HOP, SAMPLE_RATE
+from galley.speech.sources import Samples
 
 STEP_FRAMES: Final = 74
 """Frames of segmentation from the start of one window to that of the next: 1.25 s."""
@@ -41,8 +42,6 @@ _PAUSE: Final = SAMPLE_RATE // 4
 """Samples of a pause that separates two stretches."""
 _BATCH: Final = 8
 """Windows that are segmented at a time."""
-
-Samples = NDArray[np.float32]
 
 
 class Voice(NamedTuple):
@@ -155,7 +154,7 @@ class _Observer:
 
     def _speech(self, start: int, samples: Samples, first: int, alone: NDArray[np.bool_]) -> None:
         """Add a window's speech to the stretches."""
-        for a, b in _runs(alone, first):
+        for a, b in runs_of(alone, first):
             position = start + a
             end = self._stretch[-1][0] + len(self._stretch[-1][1]) if self._stretch else position
             if position - end >= _PAUSE:
@@ -220,7 +219,7 @@ def _local(samples: Samples, alone: NDArray[np.bool_]) -> Iterator[tuple[int, Sa
     """Yield a window's local speakers and what each says alone, where there are several."""
     speakers = np.flatnonzero(alone.any(axis=0))
     for speaker in speakers if len(speakers) > 1 else ():
-        runs = [samples[a:b] for a, b in _runs(alone[:, speaker], 0)]
+        runs = [samples[a:b] for a, b in runs_of(alone[:, speaker])]
         yield int(speaker), np.concatenate(runs)
 
 
@@ -233,8 +232,8 @@ def _placed(
     return speech[start:end], first, last
 
 
-def _runs(chosen: NDArray[np.bool_], first: int) -> list[tuple[int, int]]:
-    """Return the runs of chosen frames, counted from ``first``, as ranges of a window's samples."""
+def runs_of(chosen: NDArray[np.bool_], first: int = 0) -> list[tuple[int, int]]:
+    """Return the runs of chosen frames, counted from ``first``, as ranges of samples."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], chosen, [False]]).astype(np.int8)))
     samples = (edges + first) * FRAME_STEP + FRAME_CENTRE - FRAME_STEP // 2
     return [(a, b) for a, b in samples.reshape(-1, 2).tolist()]

@@ -1,10 +1,10 @@
 """The models of a conversation: one hears, one answers, and one speaks."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Final, NamedTuple
 
 from galley.gateway.registry import Registry
-from galley.gateway.served import ServedModel
 from galley.protocols.openai.realtime.response import Models
 from galley.types.model_info import ModelInfo
 
@@ -40,16 +40,13 @@ def talks(models: Registry, query: Mapping[str, str]) -> bool:
 async def find_party(models: Registry, query: Mapping[str, str]) -> Party:
     """Return the models of a conversation. Raises the errors of :meth:`Registry.find`."""
     name = query["model"]
-    language = await models.find(name, "generate")
+    find_language = partial(models.find, name, "generate")
+    language = (await find_language()).name
     voices = [model.name for model in models if "speak" in (model.tasks or ())]
     wanted = query.get("voice_model") or (voices[0] if voices else None)
-    found = Models(language=lambda: models.find(name, "generate"), voice=None)
     if wanted is None:
-        return Party(language.name, found, None)
+        return Party(language, Models(language=find_language, voice=None), None)
     speaker = (await models.find(wanted, "speak")).name
-
-    async def voice() -> ServedModel:
-        return await models.find(speaker, "speak")
-
     info = models.named(speaker).backend().engine.info
-    return Party(language.name, Models(language=found.language, voice=voice), info)
+    find_voice = partial(models.find, speaker, "speak")
+    return Party(language, Models(language=find_language, voice=find_voice), info)

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
@@ -27,6 +28,8 @@ Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 Find = Callable[[], Awaitable[ServedModel]]
 Reason = Literal["turn_detected", "client_cancelled"]
 Ended = Literal["completed", "incomplete"]
+
+log = logging.getLogger("galley.server")
 
 ENDPOINT: Final = "/v1/realtime"
 _CHARACTER_MILLISECONDS: Final = 65
@@ -107,7 +110,9 @@ class Response:
             if self._reason is None:  # the connection is closed
                 raise
             status, details = "cancelled", {"reason": self._reason}
-        except GalleyError as error:
+        except Exception as error:  # the client waits for the last event, whatever failed
+            if not isinstance(error, GalleyError):
+                log.exception("response %s failed", self.id)
             status, details = "failed", {"error": envelope(error)["error"]}
         ended: Ended = "completed" if status == "completed" else "incomplete"
         if self.message is not None:

@@ -33,6 +33,7 @@ from galley.protocols.openai.realtime.conversation_schemas import (
     ConversationUpdate,
 )
 from galley.protocols.openai.realtime.party import QUERY, Party, find_party, talks
+from galley.protocols.openai.realtime.response import ENDPOINT
 from galley.protocols.openai.realtime.schemas import (
     EVENTS,
     MAX_EVENT_ID,
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("galley.server")
 
-ENDPOINT: Final = "/v1/realtime"
 _PATIENCE_SECONDS: Final = 30.0
 _QUIET_SECONDS: Final = 5.0
 """Seconds without an event after which redacted text is given out, though more may follow."""
