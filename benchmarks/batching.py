@@ -21,13 +21,13 @@ from rich.table import Table
 from scripts.benchmarks_page import Figure
 
 from benchmarks.results_file import machine_file, put
-from benchmarks.serving import machine
 from galley.bench.serve.client import Client
 from galley.bench.serve.lengths import Lengths
 from galley.bench.serve.results import Point
 from galley.bench.serve.server import started
 from galley.bench.serve.session import Plan, run_all
 from galley.bench.serve.workload import Workload
+from galley.machine import cpu_and_cores
 
 POLICIES: Final = ("static", "dynamic", "continuous")
 SHARES: Final = (0.25, 0.5, 0.75, 0.95)
@@ -61,7 +61,7 @@ def measured(url: str, plan: Plan, on_progress: Callable[[str, int], None]) -> l
             model=None,
             target=url,
             workload_facts=dict(WORKLOAD_FACTS),
-            machine=machine(),
+            machine=cpu_and_cores(),
             on_progress=on_progress,
         )
     )

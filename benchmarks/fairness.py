@@ -30,8 +30,9 @@ from scripts.benchmarks_page import Figure
 
 from benchmarks.http_load import Call, Client
 from benchmarks.results_file import machine_file, put
-from benchmarks.serving import Server, machine, percentile
+from benchmarks.serving import Server, percentile
 from galley.bench.serve.server import started
+from galley.machine import cpu_and_cores
 
 PATH: Final = "/v1/completions"
 WEIGHTS: Final = {"one": 1, "two": 2, "four": 4}
@@ -230,7 +231,7 @@ def main() -> None:
     tenants = {name: Tenant(name, secrets.token_hex(16), w) for name, w in weights.items()}
     with serving(arguments.model, tenants) as server:
         measured = asyncio.run(measure(server, tenants, arguments.seconds))
-    results = {"machine": machine(), **measured}
+    results = {"machine": cpu_and_cores(), **measured}
     report(results)
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=2) + "\n")

@@ -30,7 +30,8 @@ from scripts.benchmarks_page import Figure
 
 from benchmarks.http_load import Answer, Client
 from benchmarks.results_file import machine_file, put
-from benchmarks.serving import Server, machine, percentile, serving
+from benchmarks.serving import Server, percentile, serving
+from galley.machine import cpu_and_cores
 
 PATH: Final = "/v1/completions"
 FACTORS: Final = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
@@ -255,7 +256,7 @@ def main() -> None:
         options = {
             name: getattr(arguments, name) for name in ("clients", "seconds", "deadline", "seed")
         }
-        results = {"machine": machine(), **asyncio.run(measure(server, **options))}
+        results = {"machine": cpu_and_cores(), **asyncio.run(measure(server, **options))}
     report(results)
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=2) + "\n")

@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.peers.checkpoint import COMMON, SHAPES, write_checkpoint
-from benchmarks.serving import Server, completion, machine, serving
+from benchmarks.serving import Server, completion, serving
+from galley.machine import cpu_and_cores
 
 TURN_TOKENS: Final = 50
 """Tokens of the new turn."""
@@ -90,7 +91,7 @@ def main() -> None:
             write_checkpoint(Path(model), shape)
         figures = measure(model, arguments.tokens, Path(scratch) / "blocks")
     table = Table(
-        "time to first token", "seconds", title=f"{machine()}: {figures['tokens']} tokens"
+        "time to first token", "seconds", title=f"{cpu_and_cores()}: {figures['tokens']} tokens"
     )
     for name in ("first", "computed", "resumed", "memory"):
         table.add_row(name, f"{figures[f'{name}_ttft_s']:.3f}")
@@ -98,7 +99,9 @@ def main() -> None:
     console.print(table)
     console.print(f"{figures['read_tokens']} tokens read of {figures['folder_bytes']:,} bytes")
     if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": machine(), **figures}, indent=2) + "\n")
+        arguments.json.write_text(
+            json.dumps({"machine": cpu_and_cores(), **figures}, indent=2) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -36,8 +36,9 @@ from scripts.benchmarks_page import Figure
 from benchmarks.faults.run import engine_of
 from benchmarks.http_load import Answer, Call, Client
 from benchmarks.results_file import machine_file, put
-from benchmarks.serving import Server, machine, percentile, serving
+from benchmarks.serving import Server, percentile, serving
 from galley.formats.source import resolve_model
+from galley.machine import cpu_and_cores
 
 PATH: Final = "/v1/completions"
 PROMPT_TOKENS: Final = 64
@@ -239,7 +240,7 @@ def main() -> None:
         "--results", type=machine_file, help="also write the figures to this results file"
     )
     arguments = parser.parse_args()
-    results: dict[str, Any] = {"machine": machine(), "recovered_s": [], "reload": None}
+    results: dict[str, Any] = {"machine": cpu_and_cores(), "recovered_s": [], "reload": None}
     results |= {"streams": arguments.streams, "kills": arguments.kills}
     with (
         changeable(arguments.model) as folder,

@@ -8,10 +8,7 @@ MODEL and GALLEY_* variables are those of ``galley serve``. Run it on an idle ma
 import argparse
 import asyncio
 import json
-import os
-import platform
 import random
-import re
 import statistics
 import subprocess
 import sys
@@ -28,6 +25,7 @@ from rich.progress import track
 from rich.table import Table
 
 from galley.bench.serve.server import started
+from galley.machine import cpu_and_cores
 
 PREFIX_TOKENS = 1500
 TAIL_TOKENS = 20
@@ -125,7 +123,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     arguments = parser.parse_args()
     model = [arguments.model] if arguments.model else []
-    results: dict[str, Any] = {"machine": machine(), "help_s": statistics.median(help_seconds())}
+    results: dict[str, Any] = {
+        "machine": cpu_and_cores(),
+        "help_s": statistics.median(help_seconds()),
+    }
     starts = []
     for _ in track(range(3), "start-up"):
         with serving(*model) as server:
@@ -136,14 +137,6 @@ def main() -> None:
     report(results)
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=2) + "\n")
-
-
-def machine() -> str:
-    """Return the processor and the cores this process may use."""
-    cpuinfo = Path("/proc/cpuinfo")
-    text = cpuinfo.read_text() if cpuinfo.exists() else ""
-    match = re.search(r"model name\s*: (.*)", text)
-    return f"{match[1] if match else platform.processor()}, {len(os.sched_getaffinity(0))} cores"
 
 
 def report(results: dict[str, Any]) -> None:

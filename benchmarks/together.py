@@ -34,8 +34,9 @@ from rich.progress import Progress
 from rich.table import Table
 from websockets.asyncio.client import connect
 
-from benchmarks.serving import Server, completion, machine, percentile, serving
+from benchmarks.serving import Server, completion, percentile, serving
 from galley.formats.source import BUNDLED, BUNDLED_SPEECH
+from galley.machine import cpu_and_cores
 from galley.speech.audio import SAMPLE_RATE, Recording
 
 AUDIO: Final = Path(__file__).parents[1] / "examples/call.opus"
@@ -236,7 +237,7 @@ def summary(phase: Phase) -> dict[str, float]:
 def report(results: dict[str, dict[str, dict[str, float]]]) -> None:
     """Print a table for each way of sharing; the last column is the cost of the other model's load."""
     console = Console()
-    console.print(machine())
+    console.print(cpu_and_cores())
     for sharing, phases in results.items():
         table = Table(sharing, "alone", "together", "together / alone")
         together = phases["together"]
@@ -280,7 +281,7 @@ def main() -> None:
     }
     report(results)
     if arguments.json:
-        figures = {"machine": machine(), "load": {**asdict(load), "audio": str(load.audio)}}
+        figures = {"machine": cpu_and_cores(), "load": {**asdict(load), "audio": str(load.audio)}}
         arguments.json.write_text(json.dumps({**figures, "results": results}, indent=2) + "\n")
 
 

@@ -62,7 +62,8 @@ import numpy as np
 from galley.formats.weights import LoadedWeights
 from galley.graph.passes import run_passes
 from galley.graph.trace import trace
-from galley.ops.executor import Batch, ExecutorOptions, forward
+from galley.ops.batch import Batch
+from galley.ops.executor import ExecutorOptions, forward
 from galley.ops.reference import ReferenceExecutor
 from tests.native.harness import as_weight
 

@@ -23,8 +23,8 @@ from scripts.benchmarks_page import Figure
 from benchmarks.faults.run import MOST_GROWTH, Result, run
 from benchmarks.faults.schedule import faults
 from benchmarks.results_file import put
-from benchmarks.serving import machine
 from galley.bench.serve.server import started
+from galley.machine import cpu_and_cores
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def main() -> None:
         result = asyncio.run(
             run(url, pid, seed=seed, seconds=seconds, clients=clients, warm_up=warm_up)
         )
-    figures = {"machine": machine(), **result.shown()}
+    figures = {"machine": cpu_and_cores(), **result.shown()}
     print(json.dumps(figures, indent=2))
     if arguments.results:
         put(arguments.results, table(result, "python -m benchmarks.faults"))

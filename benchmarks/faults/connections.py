@@ -33,8 +33,8 @@ from benchmarks.faults.run import (
     watch_memory,
 )
 from benchmarks.http_load import Client
-from benchmarks.serving import machine
 from galley.bench.serve.server import started
+from galley.machine import cpu_and_cores
 
 PATH: Final = "/v1/completions"
 TOKENS: Final = 32
@@ -277,7 +277,7 @@ def main() -> None:
     with started(arguments.model, "--max-queue", str(arguments.streams)) as (url, pid):
         warm_up = min(arguments.warm_up, arguments.seconds / 4)
         result = asyncio.run(run(url, pid, warm_up=warm_up, **options))
-    report: dict[str, Any] = {"machine": machine(), **options, **asdict(result)}
+    report: dict[str, Any] = {"machine": cpu_and_cores(), **options, **asdict(result)}
     report |= {"memory_growth": round(result.memory_growth, 4), "failed": result.failed[:20]}
     print(json.dumps(report, indent=2))
     if arguments.json:

@@ -44,16 +44,22 @@ CHAT_TEMPLATE = (
 )
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train on texts. Every byte has a token, so any Unicode text survives a round trip."""
+def byte_level_bpe(split: str) -> Tokenizer:
+    """Return an untrained tokenizer of the bytes of the pieces that match a regular expression."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated"),
+            pre_tokenizers.Split(Regex(split), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Train on texts. Every byte has a token, so any Unicode text survives a round trip."""
+    tokenizer = byte_level_bpe(_SPLIT)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIAL],

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers, trainers
 
-from ..assistant.tokenizer import token_id
+from ..assistant.tokenizer import byte_level_bpe, token_id
 
 END: Final = "<|endoftext|>"
 START: Final = "<|startoftranscript|>"
@@ -40,14 +40,7 @@ def train_tokenizer(texts: Iterable[str], text_tokens: int, window_seconds: floa
     Raises:
         ValueError: they have too few different words for this vocabulary size.
     """
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = byte_level_bpe(_SPLIT)
     trainer = trainers.BpeTrainer(
         vocab_size=text_tokens,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),

@@ -178,6 +178,11 @@ def cpu_name(cpuinfo: Path = CPUINFO) -> str:
     return match[1] if match else platform.machine()
 
 
+def cpu_and_cores() -> str:
+    """Return the CPU's name and the number of usable cores, for reports of measurements."""
+    return f"{cpu_name()}, {available_cores()} cores"
+
+
 def address_space_left() -> int:
     """Return how many more bytes ``ulimit -v`` lets this process map; ``sys.maxsize`` without a limit."""
     if resource is None:

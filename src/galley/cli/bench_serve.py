@@ -299,7 +299,7 @@ def _measure(
 ) -> "Report":
     from galley.bench.serve.client import Client
     from galley.bench.serve.session import run_all
-    from galley.machine import available_cores, cpu_name
+    from galley.machine import cpu_and_cores
 
     names = [name for name in _FACTS if not (workload.recordings and name in _LENGTHS)]
     facts = {
@@ -316,7 +316,7 @@ def _measure(
                 model=options["model"],
                 target=target,
                 workload_facts=facts,
-                machine=f"{cpu_name()}, {available_cores()} cores",
+                machine=cpu_and_cores(),
                 on_progress=on_progress,
             )
         )

@@ -105,7 +105,7 @@ def _measure(url: str, trace: Path, turns: "list[Turn]", options: dict[str, Any]
     from galley.bench.serve.replay import replay as replayed
     from galley.bench.serve.results import Report
     from galley.bench.serve.session import allow_files
-    from galley.machine import available_cores, cpu_name
+    from galley.machine import cpu_and_cores
     from galley.traffic.texts import TextCipher
 
     allow_files()
@@ -137,7 +137,7 @@ def _measure(url: str, trace: Path, turns: "list[Turn]", options: dict[str, Any]
             workload={"trace": str(trace), "speed": f"{options['speed']:g}"},
             objective=objective,
             price_per_hour=options["price_per_hour"],
-            client=f"{cpu_name()}, {available_cores()} cores",
+            client=cpu_and_cores(),
             points=[point],
         )
 

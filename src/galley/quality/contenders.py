@@ -24,7 +24,7 @@ from galley.bench.serve.session import Plan, first_model, run_all
 from galley.bench.serve.words import Words
 from galley.bench.serve.workload import Workload
 from galley.errors import EngineError, GalleyError
-from galley.machine import available_cores, cpu_name, peak_memory
+from galley.machine import cpu_and_cores, peak_memory
 
 _TEXTS: Final = 8
 _PROMPT_TOKENS: Final = 32
@@ -182,7 +182,7 @@ def compare(
         galley=__version__,
         started=began.isoformat(timespec="seconds"),
         model=model,
-        machine=f"{cpu_name()}, {available_cores()} cores",
+        machine=cpu_and_cores(),
         workload=facts,
         reference=reference if truth is not None else "",
         reference_error=reference_error,

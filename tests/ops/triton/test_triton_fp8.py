@@ -16,7 +16,7 @@ from galley.formats.values import dequantize
 from galley.formats.weights import Fp8Weight, WeightKind
 from galley.ops.executor import Executor, ExecutorMemory
 from galley.ops.triton.executor import TritonExecutor
-from galley.ops.triton.matrices import pack
+from galley.ops.triton.packing import pack
 from galley.settings.engine import EngineSettings
 from tests.checkpoints import make_checkpoint, random_ids
 from tests.formats.packed_files import write_fp8

@@ -15,7 +15,8 @@ import torch
 from galley.formats.values import as_dense, dequantize
 from galley.formats.weights import IntWeight, WeightKind
 from galley.ops.triton import matrices
-from galley.ops.triton.matrices import Matrix, fp8_matrix, pack
+from galley.ops.triton.matrices import Matrix
+from galley.ops.triton.packing import fp8_matrix, pack, packed_bytes
 
 KINDS: dict[str, dict[str, Any]] = {
     "dense": {},
@@ -177,4 +178,4 @@ def test_kept_bytes_are_what_was_planned() -> None:
         keys = KINDS[kind]
         group = int(keys.get("group", 0))
         planned = WeightKind(f"int{keys['bits']}", group, "F16", zeros=bool(keys.get("zeros")))
-        assert matrices.packed_bytes(planned, 70, 192, torch.float32) == made.nbytes
+        assert packed_bytes(planned, 70, 192, torch.float32) == made.nbytes

@@ -9,7 +9,8 @@ from galley.errors import UnsupportedModel
 from galley.formats.adapter import AdapterWeights
 from galley.graph.program import Op, Program
 from galley.ops.triton.experts import Groups, multiply_groups
-from galley.ops.triton.matrices import Matrix, dense_matrix, on_device
+from galley.ops.triton.matrices import Matrix
+from galley.ops.triton.packing import dense_matrix, on_device
 from galley.ops.triton.tiles import Device
 
 PackedAdapter: TypeAlias = Sequence[tuple[int, torch.Tensor, torch.Tensor]]

@@ -4,7 +4,7 @@ import torch
 
 from galley.graph.program import Op
 from galley.ops.triton.experts import Experts, Route, group_heads, group_rows, multiply_groups
-from galley.ops.triton.matrices import join, pack
+from galley.ops.triton.packing import join, pack
 from galley.ops.triton.parts import Parts, Run, Step
 
 

@@ -17,7 +17,8 @@ from galley.ops.triton.kernels.experts import (
     route_kernel,
     sum_choices_kernel,
 )
-from galley.ops.triton.matrices import FUSION, GATHERED, Matrix, join, pack
+from galley.ops.triton.matrices import FUSION, GATHERED, Matrix
+from galley.ops.triton.packing import join, pack
 from galley.ops.triton.tiles import ROWS_TOGETHER, Device, grouped_tile
 
 _SCANNED: Final = 1024

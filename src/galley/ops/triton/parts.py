@@ -11,7 +11,8 @@ from galley.graph.program import Op, Program
 from galley.ops.triton.adapters import Adapters
 from galley.ops.triton.attention import Cache
 from galley.ops.triton.experts import Experts, Groups
-from galley.ops.triton.matrices import Matrix, pack, vector
+from galley.ops.triton.matrices import Matrix
+from galley.ops.triton.packing import pack, vector
 from galley.ops.triton.step_batch import StepBatch
 from galley.ops.triton.supported import float32_buffers
 from galley.ops.triton.tiles import Device

@@ -10,7 +10,8 @@ from galley.ops.triton.attention import power
 from galley.ops.triton.kernels.elementwise import elementwise_kernel, head_columns_kernel
 from galley.ops.triton.kernels.norm import norm_kernel
 from galley.ops.triton.kernels.rows import gather_kernel
-from galley.ops.triton.matrices import FUSION, GATHERED, dense_matrix
+from galley.ops.triton.matrices import FUSION, GATHERED
+from galley.ops.triton.packing import dense_matrix
 from galley.ops.triton.parts import Parts, Run, Step
 from galley.ops.triton.supported import ELEMENTWISE
 from galley.ops.triton.tiles import ROWS_TOGETHER

@@ -9,7 +9,7 @@ from galley.formats.weights import flat
 from galley.graph.plan import Lifetime, least_arena
 from galley.graph.program import Op, Program
 from galley.ops.triton.attention import key_stride
-from galley.ops.triton.matrices import packed_bytes
+from galley.ops.triton.packing import packed_bytes
 from galley.types import BLOCK_TOKENS
 from galley.types.model_info import ExpertCosts
 
