@@ -22,7 +22,7 @@ _TOKENS_PER_SECOND: Final = 20
 class Speech:
     """The answer to one request; read it once, either as a file or as events."""
 
-    def __init__(self, call: Call, asked: SpeechRequest) -> None:
+    def __init__(self, call: Call, parsed: SpeechRequest) -> None:
         """Check the request; :meth:`start` calls this.
 
         Raises:
@@ -32,17 +32,17 @@ class Speech:
         self._call = call
         voice = call.info.voice
         self._speaking = Speaking(
-            call, voice=asked.voice_name(), speed=asked.speed, priority=asked.priority or 0
+            call, voice=parsed.voice_name(), speed=parsed.speed, priority=parsed.priority or 0
         )
-        self._pieces = asked.pieces(streams=voice is not None and voice.streams)
-        self._encoder = encoder(asked.response_format, self._speaking.sample_rate)
+        self._pieces = parsed.pieces(streams=voice is not None and voice.streams)
+        self._encoder = encoder(parsed.response_format, self._speaking.sample_rate)
 
     @classmethod
-    def start(cls, served: ServedModel, asked: SpeechRequest, caller: Caller) -> "Speech":
+    def start(cls, served: ServedModel, parsed: SpeechRequest, caller: Caller) -> "Speech":
         """Open the call. Raises the errors of :class:`galley.gateway.call.Call` and of the request."""
         with opened(Call(served, SPEECH, caller)) as call:
-            call.check_early(asked.priority or 0)
-            return cls(call, asked)
+            call.check_early(parsed.priority or 0)
+            return cls(call, parsed)
 
     async def file(self) -> AsyncGenerator[bytes, None]:
         """Yield the file in parts, as the audio is made.

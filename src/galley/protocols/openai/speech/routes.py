@@ -25,16 +25,16 @@ def routes(models: Registry) -> list[Operation]:
 
     async def speech(request: Request) -> Response:
         """Speak a text."""
-        asked, caller, served = await admit(
-            models, request, SpeechRequest, "speak", prompt=lambda asked: asked.input
+        parsed, caller, served = await admit(
+            models, request, SpeechRequest, "speak", prompt=lambda parsed: parsed.input
         )
-        answer = _started(served, asked, caller)
+        answer = _started(served, parsed, caller)
         with ExitStack() as held:
             held.callback(answer.close)
-            if asked.stream_format == "sse":
+            if parsed.stream_format == "sse":
                 events = await begun(request.receive, answer.events())
                 return EventStream(events, held.pop_all().close)
-            media_type = MEDIA_TYPES[asked.response_format]
+            media_type = MEDIA_TYPES[parsed.response_format]
             parts = await begun(request.receive, answer.file())
             return ByteStream(parts, held.pop_all().close, media_type=media_type)
 
