@@ -110,32 +110,18 @@ class Attention:
     def __call__(
         self, batch: StepBatch, cache: Cache, group: int, q: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """Launch the tiles of single rows, split into stretches if there are several; then the others."""
+        """Launch all tiles: those of many rows, and those of one row, split into stretches if there are several."""
         shape = batch.shape
-        if shape.single and shape.stretches > 1:
-            tile = query_tile(self._device, self._block_s, many=False, latent=self._latent)
-            size = shape.single * self._programs * shape.stretches * tile.rows * self._block_s
-            room = torch.empty(size * (self._block_v + 2), device=q.device)
-            parts = room[2 * size :], room[:size], room[size : 2 * size]
-            self._launch(batch.single, shape.stretches, batch, cache, group, q, out, *parts)
-        elif shape.single:
-            self._launch(batch.single, 1, batch, cache, group, q, out, out, out, out)
-        if shape.tiles:
-            self._launch(batch.tiles, 1, batch, cache, group, q, out, out, out, out, many=True)
-
-    def _launch(
-        self,
-        tiles: torch.Tensor,
-        stretches: int,
-        batch: StepBatch,
-        cache: Cache,
-        group: int,
-        *rows: torch.Tensor,
-        many: bool = False,
-    ) -> None:
-        q, out, part, most, total = rows
-        tile = query_tile(self._device, self._block_s, many=many, latent=self._latent)
-        attention_kernel[(len(tiles), self._programs, stretches)](
+        if not shape.single and not shape.tiles:
+            return
+        long, short = (
+            query_tile(self._device, self._block_s, many=many, latent=self._latent)
+            for many in (True, False)
+        )
+        launched = long if shape.tiles else short
+        stretches = shape.stretches if shape.single else 1
+        parts = self._room(shape.single, stretches, short.rows, q.device)
+        attention_kernel[(shape.tiles + shape.single * stretches, self._programs)](
             q,
             out,
             cache.keys,
@@ -143,26 +129,40 @@ class Attention:
             cache.key_scales,
             cache.value_scales,
             out if self._sinks is None else self._sinks,
-            tiles,
+            batch.tiles if shape.tiles else batch.single,
+            batch.single if shape.single else batch.tiles,
             batch.positions,
             batch.tables[group],
-            part,
-            most,
-            total,
+            *(parts or (out, out, out)),
             counts(self._device.name),
-            batch.shape.width,
+            shape.width,
             q.stride(0),
             out.stride(0),
             self._kv.kv_heads,
             self._scale,
             self._cap or 1.0,
             self._window,
-            BLOCK_Q=tile.rows,
+            shape.tiles,
+            stretches,
+            BLOCK_Q=long.rows,
+            BLOCK_A=short.rows,
+            LONG=shape.tiles > 0,
+            SHORT=shape.single > 0,
             APART=stretches > 1,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
+            num_warps=launched.warps,
+            num_stages=launched.stages,
             **self._constants,
         )
+
+    def _room(
+        self, tiles: int, stretches: int, rows: int, device: torch.device
+    ) -> tuple[torch.Tensor, ...]:
+        """Return room for what the stretches of ``tiles`` give; nothing if each has only one."""
+        if stretches == 1:
+            return ()
+        size = tiles * self._programs * stretches * rows * self._block_s
+        room = torch.empty(size * (self._block_v + 2), device=device)
+        return room[2 * size :], room[:size], room[size : 2 * size]
 
 
 class EncoderAttention:
