@@ -119,18 +119,15 @@ class RandomWeights(Weights):
             q = np.resize(self._bytes, count).reshape(shape)
             bits = 4 if self._quantize == "int4" else 8
             codes = (q & 15) if bits == 4 else q.view(np.int8)
-            scales = np.full((outputs, -(-depth // group) if group else 1), 0.001, np.float32)
-            kind = "BF16" if bits == 4 else "F32"
+            scales = np.full((outputs, -(-depth // group)), 0.001, np.float32)
             scales = torch.from_numpy(scales).bfloat16().float().numpy()
-            return IntWeight(name, bits, codes, group or depth, scales, None, kind)  # type: ignore[arg-type]
+            return IntWeight(name, bits, codes, group, scales, None, "BF16")
         return DenseWeight(name, "BF16", shape, np.resize(self._floats, 2 * count))
 
     def _kind(self, name: str) -> WeightKind:
-        if name in self._program.matrices - self._program.routers and "embed" not in name:
-            if self._quantize == "int4":
-                return WeightKind("int4", 128, "BF16")
-            if self._quantize == "int8":
-                return WeightKind("int8", 0, "F32")
+        rounded = name in self._program.matrices - self._program.routers and "embed" not in name
+        if rounded and self._quantize in ("int4", "int8"):
+            return WeightKind(self._quantize, 128, "BF16")
         return WeightKind("bf16")
 
     def __iter__(self) -> Iterator[str]:

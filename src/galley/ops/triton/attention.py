@@ -110,7 +110,7 @@ class Attention:
     def __call__(
         self, batch: StepBatch, cache: Cache, group: int, q: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """Launch all tiles: those of many rows, and those of one row, split into stretches if there are several."""
+        """Launch all tiles; those of one row are split into stretches if there are several."""
         shape = batch.shape
         if not shape.single and not shape.tiles:
             return

@@ -196,11 +196,19 @@ def _attend(
                     for i in tl.static_range(4):
                         here = place + (four + i) * (BLOCK_Q * BLOCK_S)
                         there = inside & (m * 0 + four + i <= last)
-                        most_new = tl.load(most_ptr + here, mask=there, other=_LOWEST, cache_modifier=".cg")
-                        total_new = tl.load(total_ptr + here, mask=there, other=0.0, cache_modifier=".cg")
+                        most_new = tl.load(
+                            most_ptr + here, mask=there, other=_LOWEST, cache_modifier=".cg"
+                        )
+                        total_new = tl.load(
+                            total_ptr + here, mask=there, other=0.0, cache_modifier=".cg"
+                        )
                         part = part_ptr + here.to(tl.int64)[:, None] * BLOCK_V + dv[None, :]
-                        mixed_new = tl.load(part, mask=there[:, None], other=0.0, cache_modifier=".cg")
-                        most, total, mixed = merge(most, total, mixed, most_new, total_new, mixed_new)
+                        mixed_new = tl.load(
+                            part, mask=there[:, None], other=0.0, cache_modifier=".cg"
+                        )
+                        most, total, mixed = merge(
+                            most, total, mixed, most_new, total_new, mixed_new
+                        )
     else:
         for begin in range(start // SPLIT * SPLIT, latest + 1, SPLIT):
             low = tl.maximum(begin, start // BLOCK_KV * BLOCK_KV)
