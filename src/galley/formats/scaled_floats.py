@@ -2,8 +2,8 @@
 
 The GPU executor multiplies E4M3 and MXFP4 as they are stored. No other kernel multiplies such floats: their
 values are looked up, scaled and rounded to a dense kind. FP8 has 3 bits after the binary point and FP4 one,
-bfloat16 has 7: only the scale's own digits are rounded, while int8 would lose every value far below its group's
-largest.
+bfloat16 has 7: only the scale's own digits are rounded, while int8 would lose every value far below its
+group's largest.
 
 Sources: OCP 8-bit Floating Point Specification 1.0; OCP Microscaling Formats (MX) Specification 1.0.
 """

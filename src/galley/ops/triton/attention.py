@@ -60,7 +60,7 @@ def rows_of_tiles(program: Program, device: Device) -> int:
     """Return the most rows of a tile of attention with which every layer can do."""
     tiles = []
     for op in program.ops:
-        if op.name in ("attention", "rope_attention"):
+        if op.name in ("attention", "rope_attention", "cross_attention"):
             kv = program.kv[op.attrs["layer"]]
             together = heads_together(op.attrs["heads"], kv)
             tiles.append(query_tile(device, together, many=True, latent=kv.shared).rows)
@@ -79,7 +79,7 @@ class Attention:
         a = op.attrs
         self._heads, self._kv, self._device, self._sinks = a["heads"], kv, device, sinks
         self._scale, self._cap = float(a["scale"]), float(a.get("cap", 0.0))
-        self._window = int(a["window"])
+        self._window, self._cross = int(a.get("window", 0)), op.name == "cross_attention"
         shared = self._heads // kv.kv_heads
         self._block_s = heads_together(self._heads, kv)
         head_blocks = triton.cdiv(shared, self._block_s)
@@ -100,10 +100,11 @@ class Attention:
             "BLOCK_KV": block_keys(device),
             "SPLIT": SPLIT,
             "BLOCK_TOKENS": BLOCK_TOKENS,
-            "CHUNKED": bool(a["chunked"]),
+            "CHUNKED": bool(a.get("chunked", False)),
             "CAP": self._cap > 0,
             "SINKS": sinks is not None,
             "INT8": int8,
+            "CROSS": self._cross,
             **FUSION,
         }
 
@@ -119,7 +120,13 @@ class Attention:
             for many in (True, False)
         )
         launched = long if shape.tiles else short
-        stretches = shape.stretches if shape.single else 1
+        positions, table, width = batch.positions, batch.tables[group], shape.width
+        stretches = shape.stretches
+        if self._cross:
+            assert batch.cross is not None
+            positions, table = batch.cross.last, batch.cross.table
+            width, stretches = shape.cross_width, shape.cross_stretches
+        stretches = stretches if shape.single else 1
         parts = self._room(shape.single, stretches, short.rows, q.device)
         attention_kernel[(shape.tiles + shape.single * stretches, self._programs)](
             q,
@@ -131,11 +138,11 @@ class Attention:
             out if self._sinks is None else self._sinks,
             batch.tiles if shape.tiles else batch.single,
             batch.single if shape.single else batch.tiles,
-            batch.positions,
-            batch.tables[group],
+            positions,
+            table,
             *(parts or (out, out, out)),
             counts(self._device.name),
-            shape.width,
+            width,
             q.stride(0),
             out.stride(0),
             self._kv.kv_heads,

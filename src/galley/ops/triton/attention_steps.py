@@ -26,7 +26,7 @@ def rope(parts: Parts, op: Op) -> Step:
     a = op.attrs
     dim = a["head_dim"]
     shape = KVLayout(1, dim, dim)
-    turn = partial(_turn, parts, shape, a["inv_freq"], a["scale"], adjacent=a["adjacent"])
+    turn = partial(turn_rows, parts, shape, a["inv_freq"], a["scale"], adjacent=a["adjacent"])
 
     def step(run: Run) -> None:
         x = run.buffers[op.inputs[0]]
@@ -37,7 +37,7 @@ def rope(parts: Parts, op: Op) -> Step:
     return step
 
 
-def _turn(
+def turn_rows(
     parts: Parts,
     kv: KVLayout,
     inv_freq: tuple[float, ...],
@@ -109,7 +109,7 @@ def attention(parts: Parts, op: Op) -> Step:
     turns = op.name == "rope_attention"
     inv_freq, turn_scale = (a["inv_freq"], a["rope_scale"]) if turns else ((), 1.0)
     adjacent = bool(turns and a["adjacent"])
-    turn = partial(_turn, parts, kv, inv_freq, turn_scale, adjacent=adjacent, heads=heads)
+    turn = partial(turn_rows, parts, kv, inv_freq, turn_scale, adjacent=adjacent, heads=heads)
     attend = Attention(op, kv, parts.device, parts.vector(op, "sinks"), int8=parts.int8_kv)
     group = parts.group_of[layer]
 

@@ -119,7 +119,7 @@ def _finished(most, total, mixed, sinks_ptr, head, inside, SINKS: tl.constexpr):
 def _attend(
     tile, heads, stretch, q_ptr, out_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, sinks_ptr, tile_ptr,
     position_ptr, table_ptr, part_ptr, most_ptr, total_ptr, count_ptr, width, q_stride, out_stride, kv_heads, scale,
-    cap, window, stretches, programs,
+    cap, window, stretches, programs, CROSS: tl.constexpr,
     KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_R: tl.constexpr, CUT: tl.constexpr, KEY_STRIDE: tl.constexpr, SHARED: tl.constexpr, BLOCK_S: tl.constexpr,
     HEAD_BLOCKS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, SPLIT: tl.constexpr,
@@ -138,7 +138,7 @@ def _attend(
     q_at = tl.load(position_ptr + row, mask=inside, other=-1)
     earliest = tl.load(position_ptr + tl.maximum(first_row, 0))
     # A tile of no sequence has -1 rows, and no keys.
-    latest = tl.where(sequence >= 0, earliest + count - 1, -1)
+    latest = tl.where(sequence >= 0, earliest if CROSS else earliest + count - 1, -1)
     first_of_row = tl.zeros_like(q_at)
     start = 0
     if window > 0:
@@ -237,14 +237,14 @@ def attention_kernel(
     BLOCK_R: tl.constexpr, CUT: tl.constexpr, KEY_STRIDE: tl.constexpr, SHARED: tl.constexpr, BLOCK_S: tl.constexpr,
     HEAD_BLOCKS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_KV: tl.constexpr,
     SPLIT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, LONG: tl.constexpr, SHORT: tl.constexpr, APART: tl.constexpr,
-    CHUNKED: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, INT8: tl.constexpr,
+    CHUNKED: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, INT8: tl.constexpr, CROSS: tl.constexpr,
 ):  # fmt: skip
     """See the module. Programs: (tile of many rows, or after these tile of one row and stretch; block of heads).
 
     Args:
         long_ptr: LONG: [long_tiles, 3] int32: sequence (-1: none), first row, number of rows up to BLOCK_Q.
         short_ptr: SHORT: likewise, of up to BLOCK_A rows.
-        position_ptr: [rows] int32.
+        position_ptr: [rows] int32. CROSS: the last row of the encoder output that a row attends to.
         part_ptr, most_ptr, total_ptr: APART: what stretches give, [short tiles, blocks of heads, stretches, BLOCK_A *
             BLOCK_S(, BLOCK_V)].
         count_ptr: APART: [short tiles, blocks of heads] int32, zeros before and after: how many stretches are there.
@@ -262,7 +262,7 @@ def attention_kernel(
             _attend(
                 tile, heads, 0, q_ptr, out_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, sinks_ptr,
                 long_ptr, position_ptr, table_ptr, part_ptr, most_ptr, total_ptr, count_ptr, width, q_stride,
-                out_stride, kv_heads, scale, cap, window, 1, 1, KEY, VALUE, BLOCK_D, BLOCK_V, BLOCK_R, CUT,
+                out_stride, kv_heads, scale, cap, window, 1, 1, CROSS, KEY, VALUE, BLOCK_D, BLOCK_V, BLOCK_R, CUT,
                 KEY_STRIDE, SHARED, BLOCK_S, HEAD_BLOCKS, BLOCK_Q, BLOCK_KV, SPLIT, BLOCK_TOKENS, False, CHUNKED,
                 CAP, SINKS, INT8,
             )  # fmt: skip
@@ -273,6 +273,6 @@ def attention_kernel(
                 short // stretches, heads, short % stretches, q_ptr, out_ptr, key_ptr, value_ptr, key_scale_ptr,
                 value_scale_ptr, sinks_ptr, short_ptr, position_ptr, table_ptr, part_ptr, most_ptr, total_ptr,
                 count_ptr, width, q_stride, out_stride, kv_heads, scale, cap, window, stretches, tl.num_programs(1),
-                KEY, VALUE, BLOCK_D, BLOCK_V, BLOCK_R, CUT, KEY_STRIDE, SHARED, BLOCK_S, HEAD_BLOCKS, BLOCK_A,
+                CROSS, KEY, VALUE, BLOCK_D, BLOCK_V, BLOCK_R, CUT, KEY_STRIDE, SHARED, BLOCK_S, HEAD_BLOCKS, BLOCK_A,
                 BLOCK_KV, SPLIT, BLOCK_TOKENS, APART, CHUNKED, CAP, SINKS, INT8,
             )  # fmt: skip
