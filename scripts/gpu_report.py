@@ -101,6 +101,9 @@ TARGETS: Final = {
 SHARED_LIMIT: Final = {"sm_80": 163, "sm_89": 99, "sm_90": 227, "sm_100": 227, "gfx942": 64}
 """Most KiB of shared memory of a block."""
 
+_CACHE: Final = 40 << 20
+"""Bytes of the L2 cache of an A100; kernels of few rows fetch into it."""
+
 _REGISTERS: Final = 65536
 _MOST_WARPS: Final = {"sm_80": 64, "sm_89": 48, "sm_90": 64, "sm_100": 64, "gfx942": 32}
 _SHARED_ALL: Final = {"sm_80": 164, "sm_89": 100, "sm_90": 228, "sm_100": 228, "gfx942": 64}
@@ -239,7 +242,7 @@ def _step(
     dense = WeightKind("bf16")
     kinds = {name: dense if "embed" in name else wanted for name in program.matrices}
     program = run_passes(program.with_kinds(kinds))
-    device = Device("meta", capability)
+    device = Device("meta", capability, _CACHE if capability else 0)
     adapters = Adapters(program, 4, 16, torch.bfloat16, device) if adapted else None
     weights = _Zeros(program, wanted)
     parts = Parts(program, weights, torch.bfloat16, device, int8_kv=False, adapters=adapters)

@@ -73,8 +73,7 @@ def cross_kv(parts: Parts, op: Op) -> Step:
 
     def step(run: Run) -> None:
         k, v = (run.buffers[b] for b in op.inputs)
-        turn_rows(parts, kv, (), 1.0, run, k, k, v, k, adjacent=False, heads=kv.kv_heads, layer=layer,
-                  queries=False)  # fmt: skip
+        turn_rows(parts, kv, (), 1.0, run, k, k, v, k, adjacent=False, layer=layer, queries=False)
 
     return step
 

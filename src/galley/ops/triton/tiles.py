@@ -29,10 +29,12 @@ class Device:
     Attributes:
         name: torch's name of the device.
         capability: compute capability of a CUDA device, 90 for 9.0; 0 in the interpreter and elsewhere.
+        cache: bytes of the L2 cache of a CUDA device; 0 elsewhere.
     """
 
     name: str
     capability: int
+    cache: int = 0
 
     @property
     def torch(self) -> torch.device:
@@ -56,7 +58,7 @@ def device_of(name: str) -> Device:
     if device.type != "cuda" or torch.version.hip:
         return Device(name, 0)
     major, minor = torch.cuda.get_device_capability(device)
-    return Device(name, 10 * major + minor)
+    return Device(name, 10 * major + minor, torch.cuda.get_device_properties(device).L2_cache_size)
 
 
 _SHARED: Final = {8: 99 << 10, 0: 64 << 10}
@@ -86,7 +88,8 @@ def linear_tile(
     if dtype == torch.float32:
         return Tile(64, 16 if rows <= 16 else 32, 32, 4, 2)
     if rows <= 16:
-        best = Tile(64, 16, 256, 4, 4)
+        # With many outputs, two programs share a multiprocessor; with few, one keeps more loads in flight.
+        best = Tile(64, 16, 128, 4, 4 if outputs >= _MANY_OUTPUTS else 8)
         if kind != "dense":
             best = Tile(64 if kind in _FOUR_BITS else 32, 16, 64, 2, 4)
     elif kind != "dense" and device.capability < 90:

@@ -19,6 +19,8 @@ depend on its position alone, and one launch computes prompts' chunks and decodi
 import triton
 import triton.language as tl
 
+from galley.ops.triton.kernels.prefetch import prefetch
+
 _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 _LOWEST: tl.constexpr = tl.constexpr(-1e30)
 
@@ -228,18 +230,20 @@ def _attend(
         )
 
 
-@triton.jit(do_not_specialize=["width", "long_tiles", "stretches"])
+@triton.jit(do_not_specialize=["width", "long_tiles", "short_tiles", "stretches"])
 def attention_kernel(
     q_ptr, out_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, sinks_ptr, long_ptr, short_ptr, position_ptr,
     table_ptr, part_ptr, most_ptr, total_ptr, count_ptr, width, q_stride, out_stride, kv_heads, scale, cap, window,
-    long_tiles, stretches,
+    long_tiles, short_tiles, stretches,
     KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_R: tl.constexpr, CUT: tl.constexpr, KEY_STRIDE: tl.constexpr, SHARED: tl.constexpr, BLOCK_S: tl.constexpr,
     HEAD_BLOCKS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_KV: tl.constexpr,
     SPLIT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, LONG: tl.constexpr, SHORT: tl.constexpr, APART: tl.constexpr,
     CHUNKED: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, INT8: tl.constexpr, CROSS: tl.constexpr,
+    AHEAD: tl.constexpr = 0, ahead_ptr=None, ahead_rows=1, ahead_bytes=0,
+    ahead_lines=1,
 ):  # fmt: skip
-    """See the module. Programs: (tile of many rows, or after these tile of one row and stretch; block of heads).
+    """See the module. Programs: (tile of many rows, then tile of one row and stretch, then AHEAD; block of heads).
 
     Args:
         long_ptr: LONG: [long_tiles, 3] int32: sequence (-1: none), first row, number of rows up to BLOCK_Q.
@@ -250,6 +254,7 @@ def attention_kernel(
         count_ptr: APART: [short tiles, blocks of heads] int32, zeros before and after: how many stretches are there.
         width: of a table.
         window: 0, or how many keys up to its own a row sees; CHUNKED: those from its last multiple on.
+        ahead_ptr, ahead_rows, ahead_bytes, ahead_lines: what the last AHEAD programs fetch; see ``prefetch.py``.
         stretches: of a short tile, of which each has a program of its own; 1 without APART.
         CUT: 0, or the first columns of keys that values are of, one more if their number is odd; the key's others
             are up to BLOCK_R.
@@ -267,8 +272,8 @@ def attention_kernel(
                 CAP, SINKS, INT8,
             )  # fmt: skip
     if SHORT:
-        if tile >= long_tiles:
-            short = tile - long_tiles
+        short = tile - long_tiles
+        if (short >= 0) & (short < short_tiles * stretches):
             _attend(
                 short // stretches, heads, short % stretches, q_ptr, out_ptr, key_ptr, value_ptr, key_scale_ptr,
                 value_scale_ptr, sinks_ptr, short_ptr, position_ptr, table_ptr, part_ptr, most_ptr, total_ptr,
@@ -276,3 +281,10 @@ def attention_kernel(
                 CROSS, KEY, VALUE, BLOCK_D, BLOCK_V, BLOCK_R, CUT, KEY_STRIDE, SHARED, BLOCK_S, HEAD_BLOCKS, BLOCK_A,
                 BLOCK_KV, SPLIT, BLOCK_TOKENS, APART, CHUNKED, CAP, SINKS, INT8,
             )  # fmt: skip
+    if AHEAD:
+        fetching = tile - long_tiles - short_tiles * stretches
+        if fetching >= 0:
+            program = fetching * tl.num_programs(1) + heads
+            prefetch(
+                ahead_ptr, ahead_rows, ahead_bytes, ahead_lines, program, AHEAD * tl.num_programs(1)
+            )
