@@ -24,7 +24,7 @@ from galley.calibration.experts import (
     Inputs,
     check_experts,
     expert_weights,
-    quantise_experts,
+    quantize_experts,
 )
 from galley.calibration.held_out import Texts
 from galley.calibration.layerwise import Layerwise
@@ -183,7 +183,7 @@ class Quantizer:
             self._plan.method, self._model, self._plan.schemes, act_order=self._plan.act_order
         )
         for layer in self.layers[self.done :]:
-            weights = self._quantised(rounding, layer)
+            weights = self._quantized(rounding, layer)
             for weight in weights:
                 self._runs["measured"].replace(weight)
                 if rounding.sequential and "calibration" in self._runs:
@@ -203,7 +203,7 @@ class Quantizer:
         shutil.rmtree(self._state)
         return loss
 
-    def _quantised(self, rounding: Rounding, layer: Layer) -> list[IntWeight | DenseWeight]:
+    def _quantized(self, rounding: Rounding, layer: Layer) -> list[IntWeight | DenseWeight]:
         run = self._runs.get("calibration")
         if run is None:
             names = [n for b in layer.buffers for n in self._names(b)]
@@ -228,7 +228,7 @@ class Quantizer:
         x, routes = op.inputs
         run = self._runs["calibration"]
         originals = self._runs.get("originals", run).values[x]
-        made = quantise_experts(
+        made = quantize_experts(
             self._model,
             op,
             self._plan.schemes,
