@@ -33,6 +33,7 @@ from galley.calibration.measures import Divergence, Loss, following
 from galley.calibration.rounding import Rounding, rounding_of
 from galley.engine.read_model import Model
 from galley.errors import SettingsError
+from galley.files import complete_or_absent
 from galley.formats.quantization import QUANTIZED_KEY
 from galley.formats.source import TEMPLATES_FOLDER
 from galley.formats.weights import DenseWeight, IntWeight
@@ -296,10 +297,9 @@ class Quantizer:
         for name, run in self._runs.items():
             arrays: dict[str, Any] = {str(b): rows for b, rows in run.values.items()}
             np.savez(self._state / f"{name}-{self.done}.npz", **arrays)
-        partial = self._state / "state.json.partial"
         kept = {"digest": self.digest, "done": self.done, "hardly_reached": self.hardly_reached}
-        partial.write_text(json.dumps(kept))
-        partial.rename(self._state / "state.json")
+        with complete_or_absent(self._state / "state.json") as partial:
+            partial.write_text(json.dumps(kept))
         for name in self._runs:
             (self._state / f"{name}-{self.done - 1}.npz").unlink(missing_ok=True)
 
