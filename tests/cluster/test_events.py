@@ -196,6 +196,22 @@ class ClusterMachine(RuleBasedStateMachine):
 
         self.run(begin())
 
+    @rule(number=st.integers(0, 9))
+    def leave(self, number: int) -> None:
+        """Stop a replica elsewhere, whose last step arrives after its requests were moved."""
+
+        async def leave() -> None:
+            replica = self.one(number)
+            engine = self.engines.get(replica.name)
+            if replica.source.remote and engine is not None and not engine.ended:
+                engine.leave()
+                engine.step()
+                await self.settle()
+                engine.end(0)
+            await self.settle()
+
+        self.run(leave())
+
     @precondition(lambda self: self.readers)
     @rule(number=st.integers(0, 99))
     def cancel(self, number: int) -> None:

@@ -345,11 +345,11 @@ class Fleet:
         ready = [one for one in self.replicas if one.accepts and version in (None, one.version)]
         if len(ready) < 2 or self._plan.router is None:
             return ready[0] if ready else None
-        owed, now = self.book.owed(), time.monotonic()
+        now = time.monotonic()
         candidates = [
             Candidate(
                 name=one.name,
-                owed=owed.get(one, 0.0),
+                owed=self._admission.owed_by(one.name),
                 pace=one.pace.tokens_per_second,
                 blocks=one.blocks,
                 silent=now - one.heard if one.requests.quarantine.working else 0.0,
