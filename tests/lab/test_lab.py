@@ -43,7 +43,7 @@ def finding(measured: float) -> Finding:
         header=["<what>", "figure"],
         rows=[["a & b", "1"]],
         pictures=[
-            Curves(title="<lines>", x="x", y="y", lines=[Line("l", [0, 1], [1, None])]),
+            Curves(title="<lines>", x="x", y="y", lines=[Line("l", [0.0, 1.0], [1.0, None])]),
             Bars(title="<bars>", unit="MB", names=["<n>"], series=[Series("s", [1.0])]),
         ],
     )
@@ -97,7 +97,7 @@ def test_the_page_has_every_experiment_and_no_network() -> None:
 def test_results_of_other_conditions_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "lab.json"
     assert read_results(file, CONDITIONS) is None
-    file.write_bytes(msgspec.json.encode(results(batching=Outcome(finding=finding(3)))))
+    file.write_bytes(msgspec.json.encode(results(batching=Outcome(finding=finding(3.0)))))
     read = read_results(file, CONDITIONS)
     assert read is not None
     assert msgspec.json.encode(read) == file.read_bytes()
