@@ -14,8 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from galley.cluster.router import PrefixRouter
 from galley.errors import Conflict, RequestError
 from galley.service.client import EngineClient
+from galley.service.links import ReplicaSource
 from galley.service.quarantine import MAX_KILLED_RETRIES
-from galley.service.replica import Replica, ReplicaSource
+from galley.service.replica import Replica
 from galley.service.streams import OutputStream
 from galley.service.watchdog import Watchdog
 from galley.settings.engine import EngineSettings

@@ -11,8 +11,9 @@ from typing import Any, Final
 from galley.errors import Conflict, GalleyError, ModelError, NotEnoughMemory, RequestError
 from galley.service.admission import Admission
 from galley.service.frames import Blocks
+from galley.service.links import ReplicaSource
 from galley.service.process import EngineProcess
-from galley.service.replica import Replica, ReplicaSource
+from galley.service.replica import Replica
 from galley.service.request_book import RequestBook
 from galley.service.routing import Candidate, Router
 from galley.service.spawn import Spawned
