@@ -26,6 +26,7 @@ KINDS: Final[dict[str, frozenset[str]]] = {
             "cluster",
             "traffic",
             "doctor",
+            "lab",
             "observe",
             "recipes",
             "server",

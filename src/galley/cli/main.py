@@ -21,6 +21,7 @@ from galley.cli.embed import embed
 from galley.cli.eval import eval_group
 from galley.cli.graph import graph
 from galley.cli.keygen import keygen
+from galley.cli.lab import lab
 from galley.cli.options import Group
 from galley.cli.plan import plan
 from galley.cli.ps import ps
@@ -67,6 +68,7 @@ for command in (
     graph,
     eval_group,
     bench_group,
+    lab,
     compare,
     replay,
     quantize,

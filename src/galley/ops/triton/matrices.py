@@ -199,7 +199,7 @@ PARTS: Final[Mapping[str, int]] = {"dense": 1, "int8": 2, "fp8": 2, "int4": 4, "
 """Number of codes in a word."""
 
 WHOLE_ROWS: Final = 1 << 62 if INTERPRETED else 1024
-"""From this many rows on, codes are dequantised once instead of in each tile."""
+"""From this many rows on, codes are dequantized once instead of in each tile."""
 
 APART_ROWS: Final = 128
 """Up to this many rows, each stretch of columns is computed by a separate program."""

@@ -1,4 +1,4 @@
-"""``linear``: rows @ matrix^T on tensor cores, the matrix dequantised in registers.
+"""``linear``: rows @ matrix^T on tensor cores, the matrix dequantized in registers.
 
 Shapes: x [rows, depth], matrix [outputs, depth], result [rows, outputs]; all row-major, x and the result with
 a row stride. A program makes a tile [BLOCK_N outputs, BLOCK_T rows]: the matrix is the left operand, so that
@@ -16,7 +16,7 @@ Order of summation: a matrix has SPLITS stretches of columns. Each is summed fro
 columns at a time, in an accumulator of its own, and these are added up in their order. Few rows leave a
 stretch to each program, and the last one to end adds them up; for many rows a program does one stretch after
 another. All of it depends on the matrix alone: tiles, warps and stages change no bit, and neither does it
-matter whether values are dequantised here or by ``dequantize_kernel`` before.
+matter whether values are dequantized here or by ``dequantize_kernel`` before.
 """
 
 import triton

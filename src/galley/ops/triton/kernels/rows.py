@@ -1,4 +1,4 @@
-"""``embed`` and ``select_rows``: rows gathered by number, those of a table dequantised.
+"""``embed`` and ``select_rows``: rows gathered by number, those of a table dequantized.
 
 Shapes: numbers [rows] int32, table as the matrices of ``linear.py`` [vocab, width] or buffer [rows, width],
 result [rows, width]. No sums.
