@@ -36,6 +36,14 @@ os.environ |= {"SSL_CERT_FILE": "", "SSL_CERT_DIR": os.devnull}
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config) -> object:
+    """Keep the tests of a module, or of a group of modules, on one worker."""
+    from tests.distribution import Scheduler  # xdist loads the hook, so it is installed
+
+    return Scheduler(config)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test with the kind of its folder."""
     for item in items:
