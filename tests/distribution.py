@@ -28,7 +28,7 @@ LONGEST: Final = (
     "tests/native/test_native_attention.py",
     "tests/native/test_native_executor.py",
 )
-"""The longest units, longest first: one that started last would run while the other workers have nothing."""
+"""The longest units, longest first: one that started last would run while other workers have nothing."""
 
 
 @cache
