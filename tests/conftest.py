@@ -42,10 +42,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config) -> object:
-    """Keep the tests of a module, or of a group of modules, on one worker."""
-    from tests.distribution import Scheduler  # xdist loads the hook, so it is installed
+    """Distribute units of tests; a ``--dist`` other than pyproject.toml's is honoured."""
+    from tests.distribution import Scheduler  # xdist calls the hook, so it is installed
 
-    return Scheduler(config)
+    return Scheduler(config) if config.getoption("dist") == "loadgroup" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -21,7 +21,7 @@ LONGEST: Final = (
     "default_server",
     "server_protocols",
     "tests/native/test_native_whisper.py",
-    "tests/server/survive/test_model_files.py",
+    "server_model_files",
     "tests/ops/triton/test_triton_compile.py",
     "tests/ops/triton/test_triton_models.py",
     "cli-processes",
@@ -47,7 +47,7 @@ def next_unit(waiting: Iterable[str]) -> str | None:
     return next((unit for unit in LONGEST if unit in set(waiting)), None)
 
 
-class Scheduler(LoadScopeScheduling):
+class Scheduler(LoadScopeScheduling):  # type: ignore[misc]
     """xdist's scheduler of units of tests, with the units of this module."""
 
     def _split_scope(self, nodeid: str) -> str:
