@@ -16,7 +16,7 @@ from tests.thorough import examples
 # A busy machine must not fail a test.
 settings.register_profile("galley", deadline=None, max_examples=examples(50))
 settings.load_profile("galley")
-# Tests run two at a time on small machines; more compute threads would only compete.
+# Tests run three at a time on small machines; more compute threads would only compete.
 os.environ.setdefault("GALLEY_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Where a test gives torch more threads, these sleep rather than spin on cores that other tests use.
