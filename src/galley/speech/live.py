@@ -120,6 +120,11 @@ class LiveSession:
         return options.language if options.language or self._tokens.detects_language else "en"
 
     @property
+    def turn(self) -> int:
+        """The number of the turn that is not committed yet."""
+        return self._turn.number
+
+    @property
     def has_room(self) -> bool:
         """Whether :meth:`feed` may be called with a few more seconds of audio."""
         first = self._utterances[0].start if self._utterances else self._audio.end

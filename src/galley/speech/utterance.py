@@ -6,6 +6,7 @@ from typing import Literal
 from galley.speech.agreement import LocalAgreement
 from galley.speech.fallback import Answer, Attempt
 
+
 @dataclass(slots=True, eq=False)
 class Turn:
     """The audio up to one commit, and its transcript.
