@@ -33,7 +33,7 @@ _FLOW_MARGIN: Final = 32
 _DECODER_MARGIN: Final = 14
 """Frames on both sides of a frame that can change its result."""
 
-_FIRST_FRAMES: Final = 24
+_FIRST_FRAMES: Final = 16
 _MOST_FRAMES: Final = 128
 """Frames of a text's first part, and of its largest; each part is twice as long as the one before."""
 
