@@ -1,5 +1,6 @@
 """The GPU executor: Triton kernels on a ragged batch, captured as CUDA graphs if every row decodes."""
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from typing import Final, cast
@@ -24,6 +25,7 @@ from galley.ops.triton.sampler import Sampler, drawn_on_device
 from galley.ops.triton.sizes import (
     ACTIVATIONS,
     CACHES,
+    encoder_bytes,
     expert_costs,
     kv_block_bytes,
     read_bytes,
@@ -31,6 +33,7 @@ from galley.ops.triton.sizes import (
     scratch_bytes,
     weight_bytes,
 )
+from galley.ops.triton.speech import Speech
 from galley.ops.triton.step_batch import Staging, shape_of, tiles_of
 from galley.ops.triton.steps import Steps
 from galley.ops.triton.supported import check_program
@@ -62,6 +65,7 @@ class TritonExecutor(SynchronousExecutor):
         self.steps = Steps(
             Parts(program, weights, dtype, device, int8_kv=int8_kv, adapters=adapters)
         )
+        self._speech = None if program.encoder is None else Speech(program, self.steps.parts)
         self._rows_of_tiles = rows_of_tiles(program, device)
         self._sampler = Sampler(device)
         self._graphs = DecodeGraphs(self.steps, self._sampler, self.kv_groups, device)
@@ -82,7 +86,7 @@ class TritonExecutor(SynchronousExecutor):
             kv_block=kv_block_bytes(program, options.kv_dtype),
             row=row_bytes(program, dtype),
             logits=8 * program.vocab_size,
-            encoder=0,
+            encoder=encoder_bytes(program, dtype),
             scratch=scratch_bytes(program, dtype),
             adapters=options.adapters * adapter_bytes(program, options.adapter_rank, dtype),
             free=free,
@@ -145,11 +149,17 @@ class TritonExecutor(SynchronousExecutor):
             self._pause()
         if batch.copies:
             self._copy_blocks(batch.copies)
+        encoded = attention = None
+        if self._speech is not None and batch.encode is not None:
+            encoded = self._speech.encode(batch.encode, self.steps.blocks)
+        if self._speech is not None and batch.align is not None:
+            attention = self._speech.align(batch.align, self.steps.blocks)
         result = StepResult()
         if len(batch.tokens):
             result = self._step(batch, sampling)
         else:
             self._device.synchronize()
+        result.encoded, result.attention = encoded, attention
         self.forward_seconds += time.perf_counter() - began
         return result
 
@@ -231,7 +241,13 @@ def _planned(
         program, options.quantize, own=own_kinds(program, weights), chosen=options.kinds
     )
     check_program(program)
-    program = run_passes(program.with_kinds(kinds), options.disable_pass)
+    program = program.with_kinds(kinds)
+    encoder, aligner = (
+        None if one is None else run_passes(one, options.disable_pass)
+        for one in (program.encoder, program.aligner)
+    )
+    program = run_passes(program, options.disable_pass)
+    program = dataclasses.replace(program, encoder=encoder, aligner=aligner)
     return device, program, ACTIVATIONS[options_activations(options)]
 
 

@@ -10,6 +10,7 @@ from galley.graph.plan import Lifetime, least_arena
 from galley.graph.program import Op, Program
 from galley.ops.triton.attention import key_stride
 from galley.ops.triton.packing import packed_bytes
+from galley.ops.triton.supported import programs_of
 from galley.types import BLOCK_TOKENS
 from galley.types.model_info import ExpertCosts
 
@@ -27,12 +28,12 @@ CACHES: Final = {**ACTIVATIONS, "int8": torch.int8}
 def weight_bytes(program: Program, dtype: torch.dtype) -> int:
     """Return the bytes of all packed weights, where a tensor that two ops share counts once."""
     sizes: dict[tuple[str, ...], int] = {}
-    for op in program.ops:
+    for op in (op for one in programs_of(program) for op in one.ops):
         for role, names in op.weights.items():
             if role in op.signature.matrices:
                 sizes[names] = _matrix_bytes(program, names, dtype)
             else:
-                sizes[names] = 4 * sum(math.prod(program.shapes[name]) for name in names)
+                sizes[names] = 4 * sum(math.prod(program.all_shapes[name]) for name in names)
     return sum(sizes.values())
 
 
@@ -58,7 +59,7 @@ def _role_bytes(program: Program, op: Op, dtype: torch.dtype) -> tuple[int, int]
 
 
 def _matrix_bytes(program: Program, names: tuple[str, ...], dtype: torch.dtype) -> int:
-    shapes = [flat(program.shapes[name]) for name in names]
+    shapes = [flat(program.all_shapes[name]) for name in names]
     rows = sum(shape[0] for shape in shapes)
     return packed_bytes(program.kinds[names[0]], rows, shapes[0][1], dtype)
 
@@ -103,6 +104,13 @@ def row_bytes(program: Program, dtype: torch.dtype) -> int:
         if op.name == "experts"
     ]
     return 2 * least_arena(lifetimes) + 64
+
+
+def encoder_bytes(program: Program, dtype: torch.dtype) -> int:
+    """Return the bytes of the buffers for the longest encoder input; 0 without an encoder."""
+    if program.encoder is None:
+        return 0
+    return program.encoder.max_positions * row_bytes(program.encoder, dtype)
 
 
 def _work_bytes(program: Program, op: Op, dtype: torch.dtype) -> int:

@@ -6,7 +6,7 @@ few rows do not waste its tensor core tiles.
 
 Dense matrices lie as they are, in the activations' type. Codes of fewer bits lie in words of 16 bits, WORDS
 of which are a tile's columns: word j of them has columns j, WORDS + j, ... from its lowest bits up, two of
-8 bits ("int8", "fp8": E4M3) or four of 4 bits ("int4"). Scales, zero points and minima of groups of columns
+8 bits ("int8", "fp8": E4M3) or four of 4 bits ("int4", "mxfp4": E2M1). Scales, zero points and minima of groups of columns
 are [groups, outputs], so that a tile's are contiguous.
 
 A code's value is rounded to the activations' type, as the reference executor keeps it; where a row of the
@@ -86,6 +86,26 @@ _E4M3: tl.constexpr = tl.constexpr(
 )
 """Two of E4M3 to bfloat16, divided by 256: exponents are moved by 2 ** 112."""
 
+_E2M1: tl.constexpr = tl.constexpr(
+    [
+        """
+        {
+        .reg .b32 a, b, power, nought;
+        mov.b32 power, 0x7E807E80;
+        mov.b32 nought, 0x80008000;
+        shl.b32 a, $1, %d;
+        and.b32 a, a, 0x80008000;
+        %s b, $1, %d;
+        lop3.b32 a, b, 0x01C001C0, a, 0xEA;
+        fma.rn.bf16x2 $0, a, power, nought;
+        }
+        """
+        % (12 - 4 * t, "shl.b32" if t < 2 else "shr.b32", abs(6 - 4 * t))
+        for t in range(4)
+    ]
+)
+"""Two of E2M1 to bfloat16: exponents are moved by 2 ** 126."""
+
 _TIMES: tl.constexpr = tl.constexpr(
     """
     {
@@ -95,6 +115,13 @@ _TIMES: tl.constexpr = tl.constexpr(
     }
     """
 )
+
+
+@triton.jit
+def e2m1(code):
+    """Return float32 of E2M1 codes (int32, 0 to 15): float16's exponent is moved by 2 ** 14."""
+    half = ((code & 8) << 12) | ((code & 7) << 9)
+    return half.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
 
 
 @triton.jit
@@ -111,6 +138,13 @@ def _codes(
         else:
             whole = (words.to(tl.int32) >> (4 * PART)) & 15
             values = (whole.to(tl.float32) - zero[:, None]).to(dtype)
+    elif KIND == "mxfp4":
+        if FAST:
+            values = tl.inline_asm_elementwise(
+                _E2M1[PART], "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2
+            )
+        else:
+            values = e2m1((words.to(tl.int32) >> (4 * PART)) & 15).to(dtype)
     elif KIND == "int8":
         if FAST:
             values = tl.inline_asm_elementwise(
@@ -181,7 +215,7 @@ def _packed_tile(
 ):  # fmt: skip
     """[BLOCK_N, BLOCK_T] float32: columns ``first`` to ``last`` of outputs ``n`` times those of rows ``row``."""
     dtype: tl.constexpr = x_ptr.dtype.element_ty
-    PARTS: tl.constexpr = 4 if KIND == "int4" else 2
+    PARTS: tl.constexpr = 4 if KIND == "int4" or KIND == "mxfp4" else 2
     NOUGHT: tl.constexpr = 8.0 if KIND == "int4" and not MINIMA else 0.0
     acc = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
     j = tl.arange(0, WORDS)
@@ -393,7 +427,7 @@ def dequantize_kernel(
     Programs: (BLOCK_N outputs, a tile of WORDS words).
     """
     dtype: tl.constexpr = out_ptr.dtype.element_ty
-    PARTS: tl.constexpr = 4 if KIND == "int4" else 2
+    PARTS: tl.constexpr = 4 if KIND == "int4" or KIND == "mxfp4" else 2
     NOUGHT: tl.constexpr = 8.0 if KIND == "int4" and not MINIMA else 0.0
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     at = tl.program_id(1) * (PARTS * WORDS)

@@ -2,12 +2,14 @@
 
 Shapes: q [rows, heads * key_dim], k [rows, kv_heads * key_dim], v [rows, kv_heads * value_dim], turned q as
 q, all with a row stride; cos and sin [rows, pairs] float32, scaled; the cache as in ``attention.py``.
-Programs: (ROWS rows, block of HEADS heads of q, then of k, then of v). There is no reduction but the greatest
+Programs: (ROWS rows, then AHEAD; block of HEADS heads of q, then of k, then of v). There is no reduction but the greatest
 magnitude of a head's key or value, for int8.
 """
 
 import triton
 import triton.language as tl
+
+from galley.ops.triton.kernels.prefetch import prefetch
 
 
 @triton.jit
@@ -59,7 +61,8 @@ def rope_kernel(
     KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     PAIRS: tl.constexpr, ADJACENT: tl.constexpr, QUERIES: tl.constexpr, KEEP: tl.constexpr,
     HEADS: tl.constexpr, ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, INT8: tl.constexpr, CUT: tl.constexpr,
-    KEY_STRIDE: tl.constexpr,
+    KEY_STRIDE: tl.constexpr, AHEAD: tl.constexpr = 0, ahead_ptr=None, ahead_rows=1, ahead_bytes=0,
+    ahead_lines=1,
 ):  # fmt: skip
     """See the module.
 
@@ -71,7 +74,15 @@ def rope_kernel(
         QUERIES: q is turned; KEEP: k and v are written.
         CUT: 0, or of latent attention, which has no programs for v, the columns of a key with the first scale.
         KEY_STRIDE: columns from one key to the next.
+        ahead_ptr, ahead_rows, ahead_bytes, ahead_lines: what the last AHEAD programs fetch; see ``prefetch.py``.
     """
+    if AHEAD:
+        fetching = tl.program_id(0) - tl.cdiv(rows, ROWS)
+        if fetching >= 0:
+            program = fetching * tl.num_programs(1) + tl.program_id(1)
+            prefetch(
+                ahead_ptr, ahead_rows, ahead_bytes, ahead_lines, program, AHEAD * tl.num_programs(1)
+            )
     m = tl.arange(0, ROWS * HEADS)[:, None]
     row = (tl.program_id(0) * ROWS + m // HEADS).to(tl.int64)
     sequence = tl.load(sequence_ptr + row, mask=row < rows, other=-1)
