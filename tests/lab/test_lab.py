@@ -129,12 +129,13 @@ def test_a_run_measures_what_the_file_lacks(tmp_path: Path) -> None:
     assert "padding: padding among the tokens" in first.stdout
     kept = (tmp_path / "galley-lab.json").read_bytes()
     known = msgspec.json.decode(kept, type=Results)
-    known.outcomes["batching"] = Outcome(finding=finding(3))
-    (tmp_path / "galley-lab.json").write_bytes(msgspec.json.encode(known))
+    known.outcomes["batching"] = Outcome(finding=finding(3.0))
+    written = msgspec.json.encode(known)
+    (tmp_path / "galley-lab.json").write_bytes(written)
     second = galley("lab", "--quick", "padding", "batching", "--output", "p.html", cwd=tmp_path)
     assert second.returncode == 0, second.stderr
-    again = msgspec.json.decode((tmp_path / "galley-lab.json").read_bytes(), type=Results)
-    assert again == known, "nothing was measured again"
+    unchanged = (tmp_path / "galley-lab.json").read_bytes() == written
+    assert unchanged, "nothing was measured again"
     assert "Waste by padding" in (tmp_path / "p.html").read_text()
     other = galley("lab", "padding", cwd=tmp_path)
     assert other.returncode == 2

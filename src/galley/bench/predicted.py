@@ -55,6 +55,7 @@ _SLACK: Final = 64
 
 _NEWCOMERS: Final = 3
 _SAMPLE_BYTES: Final = 128 << 20
+_LEAST_SAMPLE: Final = 1 << 20
 _HUGE_PAGE: Final = 2 << 20
 _CACHED_BYTES: Final = 32 << 20
 """Bytes of weights that can stay in the CPU's caches, so that memory bandwidth is no bound."""
@@ -184,6 +185,15 @@ def planned_machine(peaks: Peaks, bandwidth: float) -> Machine:
         bandwidth=bandwidth / 1e9,
         tflops={names[kind]: rate.median / 1e12 for kind, rate in peaks.operations.items()},
     )
+
+
+def machine_for(peaks: Peaks, sizes: ModelSizes, threads: int | None) -> Machine:
+    """Return this machine with the bandwidth at which it reads a model's weights now.
+
+    Weights that fit the caches are read from there.
+    """
+    amount = min(max(sizes.step_weights, _LEAST_SAMPLE), _SAMPLE_BYTES)
+    return planned_machine(peaks, statistics.median(read_rate(threads, amount) for _ in range(3)))
 
 
 class _Run:

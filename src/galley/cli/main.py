@@ -34,6 +34,7 @@ from galley.cli.run import run
 from galley.cli.serve import serve
 from galley.cli.speak import speak
 from galley.cli.transcribe import transcribe
+from galley.cli.tune import tune
 from galley.errors import GalleyError, SettingsError
 
 _COMPLETION: Final = (
@@ -71,6 +72,7 @@ for command in (
     lab,
     compare,
     replay,
+    tune,
     quantize,
     distill,
     qat,

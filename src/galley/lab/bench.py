@@ -5,13 +5,12 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from galley.bench.engine import EngineBench
-from galley.bench.machine import read_rate
-from galley.bench.predicted import planned_machine
+from galley.bench.predicted import machine_for
 from galley.bench.report import Machine as Peaks
 from galley.bench.report import Spread
 from galley.engine.engine import Engine
@@ -22,9 +21,6 @@ from galley.plan.hardware import Machine
 from galley.plan.predict import Load, Prediction, predict
 from galley.plan.sizes import ModelSizes
 from galley.settings.engine import EngineSettings
-
-_SMALLEST_READ: Final = 1 << 20
-_LARGEST_READ: Final = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -85,9 +81,7 @@ class Lab:
 
     def machine(self, sizes: ModelSizes) -> Machine:
         """Return this machine's rates for a plan; weights that fit the caches are read from there."""
-        amount = min(max(sizes.step_weights, _SMALLEST_READ), _LARGEST_READ)
-        rates = [read_rate(self.settings.threads, amount) for _ in range(3)]
-        return planned_machine(self.peaks, float(np.median(rates)))
+        return machine_for(self.peaks, sizes, self.settings.threads)
 
     def predict(self, sizes: ModelSizes, **load: int) -> Prediction:
         """Return the roofline's prediction of a load on this machine."""

@@ -3,7 +3,7 @@
 import importlib.util
 import multiprocessing
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -12,12 +12,12 @@ from typing import Final
 import msgspec
 
 from galley import __version__
+from galley.bench.kept import keep, read_kept
 from galley.bench.report import Machine as Peaks
-from galley.errors import GalleyError, SettingsError
+from galley.errors import GalleyError
 from galley.lab.bench import Lab
 from galley.lab.experiment import Experiment, Finding
 from galley.lab.registry import experiment_of
-from galley.ops.packed_files import write_atomically
 from galley.settings.engine import EngineSettings
 
 VERSION: Final = 1
@@ -60,31 +60,9 @@ class Results(msgspec.Struct, kw_only=True):
     outcomes: dict[str, Outcome] = {}
 
 
-def read_results(file: Path, conditions: dict[str, str]) -> Results | None:
-    """Return the results in a file; None if there is no file.
-
-    Raises:
-        SettingsError: it holds something else, or figures of another model, machine or version.
-    """
-    if not file.exists():
-        return None
-    remedy = "name another file with --results, or remove it"
-    try:
-        found = msgspec.json.decode(file.read_bytes(), type=Results)
-    except (OSError, msgspec.DecodeError) as error:
-        raise SettingsError(f"{file} has no results of galley lab: {error}; {remedy}") from error
-    then = {"galley": found.galley, "format": str(found.version), **found.conditions}
-    now = {"galley": __version__, "format": str(VERSION), **conditions}
-    other = [
-        f"{name} {then.get(name)!r}, now {now[name]!r}"
-        for name in now
-        if then.get(name) != now[name]
-    ]
-    if other:
-        raise SettingsError(
-            f"{file} has figures of other conditions ({'; '.join(other)}); {remedy}"
-        )
-    return found
+def read_results(file: Path, conditions: Mapping[str, str]) -> Results | None:
+    """Return the results in a file; None if there is no file. See :func:`read_kept`."""
+    return read_kept(file, Results, VERSION, conditions, "galley lab")
 
 
 def run_experiments(
@@ -113,8 +91,7 @@ def run_experiments(
         if known is None or known.finding is None:
             results.outcomes[name] = _outcome(name, Lab(settings, quick, results.peaks))
             if file is not None:
-                encoded = msgspec.json.format(msgspec.json.encode(results), indent=1)
-                write_atomically(file, [memoryview(encoded)])
+                keep(file, results)
         on_end(name)
 
 

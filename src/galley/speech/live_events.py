@@ -21,6 +21,25 @@ class SpeechStopped:
 
 
 @dataclass(frozen=True, slots=True)
+class Paused:
+    """Speech has paused; if the turn ended now, ``text`` would be its transcript.
+
+    ``at_ms`` is where the silence began. Sent only with :attr:`LiveOptions.pauses`.
+    """
+
+    turn: int
+    text: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The turn goes on after :class:`Paused`: its text is out of date."""
+
+    turn: int
+
+
+@dataclass(frozen=True, slots=True)
 class Committed:
     """A turn's audio is complete; its transcript may still be missing."""
 
@@ -61,5 +80,13 @@ class Failed:
 
 
 LiveEvent: TypeAlias = (
-    SpeechStarted | SpeechStopped | Committed | Delta | Interim | Completed | Failed
+    SpeechStarted
+    | SpeechStopped
+    | Paused
+    | Resumed
+    | Committed
+    | Delta
+    | Interim
+    | Completed
+    | Failed
 )
