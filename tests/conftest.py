@@ -56,8 +56,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection() -> Generator[None, object, object]:
     """Collect no garbage while tests are collected, and none of what exists then.
 
-    Modules and tests live as long as the process. Searching them for garbage takes a third of the time of the
-    collection, and some of every test's.
+    Modules and tests live as long as the process. Searching them for garbage takes a third of the time of
+    the collection, and some of every test's.
     """
     gc.disable()
     try:
