@@ -6,6 +6,7 @@ import platform
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -41,11 +42,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config) -> object:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     """Distribute units of tests; a ``--dist`` other than pyproject.toml's is honoured."""
     from tests.distribution import Scheduler  # xdist calls the hook, so it is installed
 
-    return Scheduler(config) if config.getoption("dist") == "loadgroup" else None
+    return Scheduler(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
