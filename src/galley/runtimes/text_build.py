@@ -16,7 +16,7 @@ from galley.runtimes.library import refuse_settings, step_meter
 from galley.runtimes.text_engine import TextEngine
 from galley.runtimes.text_runtime import TextRuntime
 from galley.settings.engine import EngineSettings
-from galley.types import OnPhase
+from galley.types import Generate, OnPhase
 from galley.types.model_info import ModelInfo, OnLedger, TextInfo
 
 _BYTES_PER_VALUE: Final = 2
@@ -62,7 +62,7 @@ class TextLoader(Generic[Options]):
     executor: str
     options: type[Options]
     unsupported: tuple[str, ...]
-    load: Callable[[Path, Options, TextSizes], TextRuntime]
+    load: Callable[[Path, Options, TextSizes], TextRuntime[Generate]]
 
     def __call__(
         self,
@@ -71,7 +71,7 @@ class TextLoader(Generic[Options]):
         on_phase: OnPhase | None = None,
         pause: Callable[[], None] | None = None,
         on_ledger: OnLedger | None = None,
-    ) -> TextEngine:
+    ) -> TextEngine[Generate]:
         """Load a model, and return its engine.
 
         Raises:

@@ -24,6 +24,8 @@ _NOT_WITH_BEAMS: Final = (
 )
 
 _UNSET: Final = SamplingParams()
+_NEUTRAL: Final = _UNSET.resolved(SamplingDefaults())
+"""Values without effect, which every runtime honours."""
 
 
 def expand(
@@ -154,7 +156,7 @@ def _check_supported(params: SamplingParams, info: ModelInfo) -> None:
     """Raise RequestError for a parameter that the model's runtime does not honour."""
     for name in info.require_text().unsupported:
         value = getattr(params, name)
-        if value != getattr(_UNSET, name):
+        if value not in (getattr(_UNSET, name), getattr(_NEUTRAL, name)):
             given = "" if isinstance(value, msgspec.Struct) else f" ({value!r})"
             raise RequestError(
                 f"engine {info.executor} does not support {name}{given}: leave it out, or serve the model "
