@@ -10,7 +10,7 @@ import pytest
 from galley.errors import CheckpointError, RequestError, SettingsError, UnsupportedModel
 from galley.runtimes.openvino import load
 from galley.runtimes.text_engine import TextEngine
-from galley.service.requests import expand
+from galley.service.requests import check_cache_salt, expand
 from galley.settings.engine import EngineSettings
 from galley.settings.engine_choice import OPENVINO_ENGINE, engine_of
 from galley.types import Generate, SamplingParams
@@ -176,6 +176,13 @@ def test_what_it_does_not_do_is_refused_and_named(
     with pytest.raises(RequestError, match=f"engine openvino does not support {name}") as error:
         expand(PROMPTS[0], SamplingParams(**params), engine.info, request_id="a")
     assert error.value.param == name
+
+
+def test_a_salt_is_refused_only_where_prefixes_are_cached(
+    engine: TextEngine[Generate],
+) -> None:
+    check_cache_salt(engine.info)
+    assert "cache_salt" not in engine.info.require_text().unsupported
 
 
 def test_the_last_tokens_fit_the_cache(path: Path) -> None:
