@@ -27,7 +27,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         output_tokens: tokens generated.
         engine_seconds: engine time that the answer took, and each hit saves.
         body: the answer, encoded by its kind.
-        question: the text that other questions are compared with; "": the answer is only for equal requests.
+        question: the text that other questions are compared with; "": only equal requests get the answer.
         scope: digest of all else that shapes the answer, see :mod:`galley.cache.semantic`.
         vector: the question's, see :func:`galley.cache.nearest.packed`.
     """

@@ -188,7 +188,7 @@ def _with_store(place: str | None, work: "Callable[[Store], Awaitable[T]]") -> T
         SettingsError: the store cannot be used.
     """
     from galley.cache.redis_store import SCHEMES
-    from galley.cache.responses import bounds_of, default_file, open_store
+    from galley.cache.response_cache import bounds_of, default_file, open_store
     from galley.cache.store import StoreError
     from galley.settings.config import Settings
 
