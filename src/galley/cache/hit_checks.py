@@ -5,7 +5,6 @@ A hit is false if the answer that is generated for its own question says somethi
 
 import asyncio
 import logging
-import math
 import random
 import time
 from collections import deque
@@ -14,6 +13,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from galley.cache.chances import at_least
 from galley.cache.entry import tokens_in
 from galley.cache.flight import Engine
 from galley.cache.semantic import Semantic
@@ -172,24 +172,3 @@ class HitChecks:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-def at_least(count: int, of: int, share: float) -> float:
-    """Return the probability of so many or more in a binomial distribution.
-
-    Args:
-        count: the least number of successes.
-        of: the number of trials.
-        share: the probability of a success, in (0, 1).
-    """
-    fewer = sum(
-        math.exp(
-            math.lgamma(of + 1)
-            - math.lgamma(k + 1)
-            - math.lgamma(of - k + 1)
-            + k * math.log(share)
-            + (of - k) * math.log1p(-share)
-        )
-        for k in range(count)
-    )
-    return max(0.0, 1.0 - fewer)
