@@ -103,7 +103,7 @@ DATES: Final = words(
 
 NEGATIONS: Final = words(
     "not no never none nobody nothing nowhere neither nor without cannot except excluding unless hardly "
-    "non lack lacks lacking fail fails failed failing refuse refuses refused stop stops stopped "
+    "non lack lacks lacking avoid avoids avoiding fail fails failed failing refuse refuses refused stop stops stopped "
     # Other languages; a word that is none in the text's language makes a miss, not a false hit.
     "nicht kein keine keinen keiner nie niemals ohne ne pas jamais sans nunca sin non mai senza não sem "
     "niet geen nooit zonder нет не без"
@@ -301,12 +301,22 @@ DIRECTIONS: Final[dict[str, str]] = {
     "of": "of",
     "behind": "behind",
     "because": "because",
-    "if": "if",
     "in": "in",
     "on": "on",
     "at": "at",
 }
 """Word before another -> the role that it gives it."""
+
+CONTRARY: Final = frozenset(
+    {
+        ("from", "to"),
+        ("before", "after"),
+        ("with", "without"),
+        ("over", "under"),
+        ("for", "against"),
+    }
+)
+"""Roles of which a word cannot have one in each of two texts that mean the same."""
 
 FUNCTION_WORDS: Final = words(
     "a an the this that these those i me my mine we us our you your yours he him his she her hers it its "

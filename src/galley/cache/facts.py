@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Final
 
 from galley.cache.fact_words import (
+    CONTRARY,
     DATES,
     DIRECTIONS,
     FUNCTION_WORDS,
@@ -105,7 +106,7 @@ class Facts:
             after_number = plain in NUMBERS
 
     def _take_word(self, written: str, plain: str, *, first: bool, after_number: bool) -> None:
-        month = plain in MONTHS or (written == "May" and not first)
+        month = plain in MONTHS and (plain != "may" or (written == "May" and not first))
         unit = UNITS.get(plain)
         if month and not (plain == "march" and not written[0].isupper()):
             self.numbers[MONTHS[plain]] += 1
@@ -127,7 +128,8 @@ class Facts:
     def word_set(self) -> frozenset[str]:
         """The words, and the parts of those with hyphens."""
         parts = (part for word in self.words for part in re.split(r"[-.&]", word))
-        return frozenset((*self.words, *parts))
+        owners = (word.removesuffix("'s") for word in self.words)
+        return frozenset((*self.words, *parts, *owners))
 
     @cached_property
     def names(self) -> set[str]:
@@ -234,16 +236,42 @@ def _opposed(first: frozenset[str], second: frozenset[str]) -> bool:
 def _reversed(first: Facts, second: Facts) -> bool:
     """Return whether two shared words have changed places in what the texts say.
 
-    That is so where they have exchanged their roles ("from a to b", "from b to a"), or their order around
-    a third ("a causes b", "b causes a").
+    That is so where they have exchanged their roles ("from a to b", "from b to a"), their order around a
+    third ("a causes b", "b causes a"), or what follows a word that both say twice ("more red cars than blue
+    cars"); or where one word has contrary roles ("to Monday", "from Monday").
     """
     shared = set(first.content) & set(second.content)
     exchanges = {(first.roles[word], second.roles[word]) for word in shared}
     if any(a != b and (b, a) in exchanges for a, b in exchanges):
         return True
+    if any((a, b) in CONTRARY or (b, a) in CONTRARY for a, b in exchanges):
+        return True
+    if _repeats_differ(first.content, second.content):
+        return True
+    # Of words that have the same role in both, the order does not matter.
+    roles = {word: first.roles[word] for word in shared if first.roles[word]}
+    shared = {word for word in shared if roles.get(word) != second.roles[word]}
     order = dict.fromkeys(word for word in second.content if word in shared)
     place = {word: number for number, word in enumerate(order)}
     return _falls_thrice([place[word] for word in dict.fromkeys(first.content) if word in shared])
+
+
+def _repeats_differ(first: list[str], second: list[str]) -> bool:
+    """Return whether a word that is said several times is followed by the same words in another order."""
+    after_a, after_b = _followers(first), _followers(second)
+    return any(
+        len(words) > 1
+        and words != after_b.get(word)
+        and sorted(words) == sorted(after_b.get(word, ()))
+        for word, words in after_a.items()
+    )
+
+
+def _followers(content: list[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for word, following in zip(content, [*content[1:], ""], strict=True):
+        found.setdefault(word, []).append(following)
+    return found
 
 
 def _falls_thrice(places: list[int]) -> bool:
