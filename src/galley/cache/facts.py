@@ -6,6 +6,7 @@ what it does not understand makes texts different, never equal. Words are Englis
 languages are known as well, and numbers, codes and names are found in any language that has spaces.
 """
 
+import itertools
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -269,7 +270,7 @@ def _repeats_differ(first: list[str], second: list[str]) -> bool:
 
 def _followers(content: list[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for word, following in zip(content, [*content[1:], ""], strict=True):
+    for word, following in itertools.zip_longest(content, content[1:], fillvalue=""):
         found.setdefault(word, []).append(following)
     return found
 
