@@ -17,7 +17,7 @@ from galley.cli.main import app
 from galley.speech.audio import Recording
 from tests.runtimes import voice_files
 from tests.server.live_client import LiveClient
-from tests.server.serving import Server
+from tests.server.serving import Server, until
 from tests.speech.recordings import CALL, encode
 from tests.tools.checkpoint import make_calling
 
@@ -370,7 +370,17 @@ def test_a_turn_ends_when_the_model_finds_it_complete(client: LiveClient) -> Non
     check_shapes(client)
 
 
-def test_what_is_prepared_in_a_pause_is_dropped_when_the_caller_goes_on(client: LiveClient) -> None:
+def answers_of_chat(server: Server) -> float:
+    """Return how many sequences the language model has begun and ended for conversations."""
+    ended = server.metrics("chat").items()
+    kind = "galley_finished_sequences_total"
+    return sum(count for name, count in ended if name.startswith(kind) and "realtime" in name)
+
+
+def test_what_is_prepared_in_a_pause_is_dropped_when_the_caller_goes_on(
+    client: LiveClient, server: Server
+) -> None:
+    before = answers_of_chat(server)
     turns = {"type": "server_vad", "silence_duration_ms": 900}
     english = {"transcription": {"language": "en"}, "turn_detection": turns}
     update(client, max_output_tokens=20, audio={"input": english})
@@ -383,9 +393,9 @@ def test_what_is_prepared_in_a_pause_is_dropped_when_the_caller_goes_on(client: 
         client.until("response.output_audio.delta")
     assert len(client.of("input_audio_buffer.committed")) == 1
     assert len(client.of("response.created")) == 1
-    [completed] = client.of("conversation.item.input_audio_transcription.completed")
-    words = completed["transcript"].split()
-    assert len(words) >= 8
+    client.until("response.done")
+    # That of the pause, or more, and the one that was told.
+    assert until(lambda: answers_of_chat(server) - before >= 2)
 
 
 def test_silence_after_an_answer_is_answered(client: LiveClient) -> None:
@@ -397,7 +407,8 @@ def test_silence_after_an_answer_is_answered(client: LiveClient) -> None:
     client.send("response.create", response={"max_output_tokens": 8})
     client.until("response.done")
     triggered = client.until("input_audio_buffer.timeout_triggered")
-    assert (triggered["audio_start_ms"], triggered["audio_end_ms"]) == (0, 1_000)
+    assert triggered["audio_start_ms"] == 0
+    assert 900 <= triggered["audio_end_ms"] <= 1_000  # the resampler holds some of it back
     committed = client.until("input_audio_buffer.committed")
     assert committed["item_id"] == triggered["item_id"]
     client.until("response.created")
