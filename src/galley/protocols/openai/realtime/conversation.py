@@ -181,9 +181,11 @@ class Conversation:
             case live.Delta():
                 self._said += event.text
                 self._read_ahead()
-            case live.Paused() if event.text.strip():
+            case live.Paused():
                 await self._pause(event.turn, event.at_ms, event.text.strip(), item_id)
-            case live.SpeechStopped() if self._times is not None:
+            case live.SpeechStopped():
+                ended = event.spoken_to_ms
+                self._times = self._times or TurnTimes(ended, self._ears.heard_at(ended))
                 self._times.endpoint = time.monotonic()
             case live.Resumed() | live.Failed():
                 self._times = None
@@ -195,6 +197,8 @@ class Conversation:
             case live.Completed():
                 item = self._items.named(item_id)
                 item.text, item.waits = event.text.strip(), False
+                if self._times is not None:
+                    self._times.transcript = self._times.transcript or time.monotonic()
                 await self._answer(item)
             case _:
                 pass
@@ -222,8 +226,8 @@ class Conversation:
         self._times = TurnTimes(at_ms, self._ears.heard_at(at_ms), time.monotonic())
         eagerness = self.settings.source.eagerness
         if eagerness is not None:
-            self._turn_ends.judge(turn, self._with(text), eagerness)
-        if not self._answers_turns:
+            self._turn_ends.judge(turn, self._with(text) if text else None, eagerness)
+        if not text or not self._answers_turns:
             return
         items = self._items.fork(Item(item_id, role="user", spoken=True, text=text))
         response, task = self._begin(ResponseFields(), items, held=True, times=self._times)
