@@ -245,12 +245,12 @@ def _step(
     device = Device("meta", capability, _CACHE if capability else 0)
     adapters = Adapters(program, 4, 16, torch.bfloat16, device) if adapted else None
     weights = _Zeros(program, wanted)
-    parts = Parts(program, weights, torch.bfloat16, device, int8_kv=False, adapters=adapters)
+    parts = Parts(program, weights, torch.bfloat16, device, kv_bits=0, adapters=adapters)
     steps = Steps(parts)
     for kv in program.kv:
         size = (8, kv.kv_heads, 16, key_stride(kv))
         keys = torch.empty(size, dtype=torch.bfloat16, device="meta")
-        parts.caches.append(Cache(keys, keys, keys, keys))
+        parts.caches.append(Cache(keys, keys, keys, keys, keys))
     batch = _batch(work, context, adapted=adapted)
     count = len(batch.wanted)
     single, tiles = tiles_of(batch, rows_of_tiles(program, device))

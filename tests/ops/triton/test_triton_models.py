@@ -78,6 +78,7 @@ KINDS: list[tuple[dict[str, Any], dict[str, Any], float]] = [
     ({"quantize": "int8"}, {"activations": "float32"}, 1e-5),
     ({"quantize": "int4"}, {"activations": "float32"}, 1e-5),
     ({"kv_dtype": "int8"}, {}, 1e-4),
+    ({"kv_dtype": "int4"}, {}, 1e-4),
     ({"quantize": "f16"}, {}, 1e-2),
     *([({"quantize": "int4"}, {"dtype": "bfloat16"}, 1e-1)] if ON_GPU else []),
 ]
@@ -144,7 +145,6 @@ def test_a_model_with_ops_that_have_no_kernel_is_refused_and_named(
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"kv_dtype": "int4"}, "kv_dtype is 'int4'"),
         ({"activations": "int8"}, "activations is 'int8'"),
         ({"experts": "disk"}, "experts is 'disk'"),
     ],
@@ -154,6 +154,11 @@ def test_unsupported_settings_are_refused_and_named(
 ) -> None:
     with pytest.raises(SettingsError, match=named):
         executor_of(checkpoint("llama"), "gpu", **changes)
+
+
+def test_int4_latents_are_refused_and_named(checkpoint: CheckpointMaker) -> None:
+    with pytest.raises(SettingsError, match=r"keeps the latents .* as float32, bfloat16"):
+        executor_of(checkpoint("deepseek-v2"), "gpu", kv_dtype="int4")
 
 
 def test_without_a_gpu_the_error_says_so(

@@ -18,12 +18,16 @@ from galley.types import BLOCK_TOKENS
 
 @dataclass(slots=True)
 class Cache:
-    """Keys and values of a layer; see ``kernels/attention.py``. Scales are those of an int8 cache."""
+    """Keys and values of a layer; see ``kernels/attention.py``. Scales are those of a cache of integers.
+
+    Factors are those of a cache of 4 bits: [kv_heads, key_dim] float32.
+    """
 
     keys: torch.Tensor
     values: torch.Tensor
     key_scales: torch.Tensor
     value_scales: torch.Tensor
+    factors: torch.Tensor
 
 
 _LATENT_HEADS: Final = 16
@@ -35,12 +39,17 @@ def power(size: int, least: int = 1) -> int:
     return max(least, int(triton.next_power_of_2(size)))
 
 
-def key_stride(kv: KVLayout) -> int:
-    """Return the columns from one key to the next: of a latent, a multiple of 16.
+def key_stride(kv: KVLayout, bits: int = 0) -> int:
+    """Return the elements from one key to the next: of a latent, a multiple of 16.
 
     Triton may assume that the rows of a block of tokens are aligned as its first one is.
     """
-    return -(-kv.key_dim // 16) * 16 if kv.shared else kv.key_dim
+    return -(-kv.key_dim // 16) * 16 if kv.shared else stored_columns(kv.key_dim, bits)
+
+
+def stored_columns(columns: int, bits: int) -> int:
+    """Return the elements that keys or values of so many columns take: with 4 bits, two share a byte."""
+    return -(-columns // 2) if bits == 4 else columns
 
 
 def key_cut(kv: KVLayout) -> int:
@@ -75,7 +84,7 @@ class Attention:
     """The launches of one layer's attention."""
 
     def __init__(
-        self, op: Op, kv: KVLayout, device: Device, sinks: torch.Tensor | None, *, int8: bool
+        self, op: Op, kv: KVLayout, device: Device, sinks: torch.Tensor | None, *, bits: int
     ) -> None:
         a = op.attrs
         self._heads, self._kv, self._device, self._sinks = a["heads"], kv, device, sinks
@@ -94,7 +103,7 @@ class Attention:
             "BLOCK_V": self._block_v,
             "BLOCK_R": power(kv.key_dim - cut, 16),
             "CUT": cut,
-            "KEY_STRIDE": key_stride(kv),
+            "KEY_STRIDE": key_stride(kv, bits),
             "SHARED": shared,
             "BLOCK_S": self._block_s,
             "HEAD_BLOCKS": head_blocks,
@@ -104,7 +113,7 @@ class Attention:
             "CHUNKED": bool(a.get("chunked", False)),
             "CAP": self._cap > 0,
             "SINKS": sinks is not None,
-            "INT8": int8,
+            "BITS": bits,
             "CROSS": self._cross,
             **FUSION,
         }
@@ -146,6 +155,7 @@ class Attention:
             cache.values,
             cache.key_scales,
             cache.value_scales,
+            cache.factors,
             out if self._sinks is None else self._sinks,
             batch.tiles if shape.tiles else batch.single,
             batch.single if shape.single else batch.tiles,

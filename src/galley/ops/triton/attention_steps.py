@@ -59,7 +59,7 @@ def turn_rows(
     batch = run.batch
     cos, sin = batch.turns(inv_freq, scale) if inv_freq else (q, q)
     keep = layer is not None
-    cache = parts.caches[layer] if layer is not None else Cache(q, q, q, q)
+    cache = parts.caches[layer] if layer is not None else Cache(q, q, q, q, q)
     # Without a layer there is no cache, and the table is not read.
     table = batch.positions if layer is None else batch.tables[parts.group_of[layer]]
     block = power(max(kv.key_dim, kv.value_dim), 16)
@@ -79,6 +79,7 @@ def turn_rows(
         cache.values,
         cache.key_scales,
         cache.value_scales,
+        cache.factors,
         batch.sequences,
         batch.positions,
         table,
@@ -101,9 +102,9 @@ def turn_rows(
         HEADS=together,
         ROWS=ROWS_TOGETHER,
         BLOCK_TOKENS=BLOCK_TOKENS,
-        INT8=parts.int8_kv and keep,
+        BITS=parts.kv_bits if keep else 0,
         CUT=key_cut(kv),
-        KEY_STRIDE=key_stride(kv),
+        KEY_STRIDE=key_stride(kv, parts.kv_bits),
         **more.arguments,
         **FUSION,
     )
@@ -118,7 +119,7 @@ def attention(parts: Parts, op: Op) -> Step:
     inv_freq, turn_scale = (a["inv_freq"], a["rope_scale"]) if turns else ((), 1.0)
     adjacent = bool(turns and a["adjacent"])
     turn = partial(turn_rows, parts, kv, inv_freq, turn_scale, adjacent=adjacent)
-    attend = Attention(op, kv, parts.device, parts.vector(op, "sinks"), int8=parts.int8_kv)
+    attend = Attention(op, kv, parts.device, parts.vector(op, "sinks"), bits=parts.kv_bits)
     group = parts.group_of[layer]
 
     def step(run: Run) -> None:

@@ -54,7 +54,7 @@ class Parts:
         weights: its tensors.
         dtype: type of rows between ops.
         device: the device of everything.
-        int8_kv: whether caches are int8.
+        kv_bits: bits of an element of integer caches; 0: they have floats.
         adapters: the slots of adapters; None if the program has no ``lora`` ops.
         matrices: packed matrices, by what is packed.
         expert_layers: the packed experts of each layer.
@@ -70,11 +70,11 @@ class Parts:
         dtype: torch.dtype,
         device: Device,
         *,
-        int8_kv: bool,
+        kv_bits: int,
         adapters: Adapters | None,
     ) -> None:
         self.program, self.weights, self.dtype, self.device = program, weights, dtype, device
-        self.int8_kv, self.adapters = int8_kv, adapters
+        self.kv_bits, self.adapters = kv_bits, adapters
         self._widths, self._float32 = program.widths(), float32_buffers(program)
         self.matrices: dict[tuple[object, ...], Matrix] = {}
         self.expert_layers: list[Experts] = []
@@ -91,7 +91,7 @@ class Parts:
             self.weights,
             self.dtype,
             self.device,
-            int8_kv=self.int8_kv,
+            kv_bits=self.kv_bits,
             adapters=self.adapters,
         )
         made.matrices, made.caches = self.matrices, self.caches

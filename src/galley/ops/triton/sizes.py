@@ -8,7 +8,7 @@ import torch
 from galley.formats.weights import flat
 from galley.graph.plan import Lifetime, least_arena
 from galley.graph.program import Op, Program
-from galley.ops.triton.attention import key_stride
+from galley.ops.triton.attention import key_stride, stored_columns
 from galley.ops.triton.packing import packed_bytes
 from galley.ops.triton.supported import programs_of
 from galley.types import BLOCK_TOKENS
@@ -21,8 +21,11 @@ ACTIVATIONS: Final = {
 }
 """``activations`` -> type of rows between ops."""
 
-CACHES: Final = {**ACTIVATIONS, "int8": torch.int8}
+CACHES: Final = {**ACTIVATIONS, "int8": torch.int8, "int4": torch.uint8}
 """``kv_dtype`` -> element type of the cache."""
+
+KV_BITS: Final = {"int8": 8, "int4": 4}
+"""``kv_dtype`` -> bits of an element of a cache of integers."""
 
 
 def weight_bytes(program: Program, dtype: torch.dtype) -> int:
@@ -82,10 +85,14 @@ def scratch_bytes(program: Program, dtype: torch.dtype) -> int:
 def kv_block_bytes(program: Program, kv_dtype: str) -> int:
     """Return the bytes of a block over all layers, each of which has separate memory for every block."""
     size = CACHES[kv_dtype].itemsize
-    scales = 8 if kv_dtype == "int8" else 0
-    return BLOCK_TOKENS * sum(
-        kv.kv_heads * (size * (key_stride(kv) + (0 if kv.shared else kv.value_dim)) + scales)
+    bits = KV_BITS.get(kv_dtype, 0)
+    scales = 8 if bits else 0
+    columns = [
+        key_stride(kv, bits) + (0 if kv.shared else stored_columns(kv.value_dim, bits))
         for kv in program.kv
+    ]
+    return BLOCK_TOKENS * sum(
+        kv.kv_heads * (size * each + scales) for kv, each in zip(program.kv, columns, strict=True)
     )
 
 

@@ -82,7 +82,7 @@ def cross_attention(parts: Parts, op: Op) -> Step:
     """Attend to the encoder's output."""
     layer = op.attrs["layer"]
     kv = parts.program.kv[layer]
-    attend = Attention(op, kv, parts.device, None, int8=parts.int8_kv)
+    attend = Attention(op, kv, parts.device, None, bits=parts.kv_bits)
 
     def step(run: Run) -> None:
         q = run.buffers[op.inputs[0]]
@@ -108,6 +108,7 @@ def cross_weights(parts: Parts, op: Op) -> Step:
             weights[:, a["first"] :],
             cache.keys,
             cache.key_scales,
+            cache.factors,
             heads,
             run.batch.sequences,
             cross.last,
@@ -123,7 +124,7 @@ def cross_weights(parts: Parts, op: Op) -> Step:
             BLOCK_D=power(a["key_dim"], 16),
             BLOCK_KV=_KEYS,
             BLOCK_TOKENS=BLOCK_TOKENS,
-            INT8=parts.int8_kv,
+            BITS=parts.kv_bits,
             **FUSION,
         )
 

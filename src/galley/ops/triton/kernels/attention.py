@@ -2,7 +2,7 @@
 
 Shapes: queries [rows, heads * key_dim], result [rows, heads * value_dim], both with a row stride; keys
 [blocks, kv_heads, BLOCK_TOKENS, key_dim] and values [..., value_dim], of the activations' type, wider, or
-int8 with a float32 scale for each token and head; tables [sequences, width] int32. Of latent attention (CUT) a
+8 or 4 bits with a scale for each token and head (``kv_codes.py``); tables [sequences, width] int32. Of latent attention (CUT) a
 token's value is the first columns of its key, which is stored once, KEY_STRIDE columns apart; int8 keys have a scale
 for the first CUT columns and another for the rest.
 
@@ -19,6 +19,7 @@ depend on its position alone, and one launch computes prompts' chunks and decodi
 import triton
 import triton.language as tl
 
+from galley.ops.triton.kernels.kv_codes import floats_of, low_and_scale, stride_of
 from galley.ops.triton.kernels.prefetch import prefetch
 
 _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
@@ -38,7 +39,7 @@ def _stretch(
     q, q_at, begin, end, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_ptr, head, kv_heads, scale, cap,
     first_of_row, rest, KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_R: tl.constexpr, CUT: tl.constexpr, KEY_STRIDE: tl.constexpr, BLOCK_KV: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, CAP: tl.constexpr, INT8: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, CAP: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     """(greatest score, sum of weights, weighted sum of values) of keys ``begin`` to ``end``."""
     rows: tl.constexpr = q.shape[0]
@@ -69,22 +70,32 @@ def _stretch(
                 key_ptr + place[None, :] * KEY_STRIDE + r[:, None], mask=inside, other=0
             ).to(dtype)
         else:
+            dk, dw = d, dv
+            if BITS == 4:
+                dk, dw = d // 2, dv // 2
             inside = there[None, :] & (d[:, None] < KEY)
-            k = tl.load(
-                key_ptr + place[None, :] * KEY_STRIDE + d[:, None], mask=inside, other=0
-            ).to(dtype)
+            k = tl.load(key_ptr + place[None, :] * KEY_STRIDE + dk[:, None], mask=inside, other=0)
             inside = there[:, None] & (dv[None, :] < VALUE)
-            v = tl.load(value_ptr + place[:, None] * VALUE + dv[None, :], mask=inside, other=0).to(
-                dtype
+            v = tl.load(
+                value_ptr + place[:, None] * stride_of(VALUE, BITS) + dw[None, :],
+                mask=inside,
+                other=0,
             )
+            if BITS == 4:
+                low, step = low_and_scale(tl.load(key_scale_ptr + place, mask=there, other=0))
+                k = floats_of(k, d[:, None], low[None, :], step[None, :], dtype)
+                low, step = low_and_scale(tl.load(value_scale_ptr + place, mask=there, other=0))
+                v = floats_of(v, dv[None, :], low[:, None], step[:, None], dtype)
+            else:
+                k, v = k.to(dtype), v.to(dtype)
         behind = at + BLOCK_KV
         block = tl.load(table_ptr + behind // BLOCK_TOKENS, mask=behind < end, other=0)
         scores = tl.dot(q, k, input_precision="ieee") * scale
-        if INT8:
+        if BITS == 8:
             scores = scores * tl.load(key_scale_ptr + place, mask=there, other=0.0)[None, :]
         if CUT:
             scored = tl.dot(rest, more, input_precision="ieee") * scale
-            if INT8:
+            if BITS == 8:
                 scored = scored * tl.load(value_scale_ptr + place, mask=there, other=0.0)[None, :]
             scores += scored
         if CAP:
@@ -100,7 +111,7 @@ def _stretch(
         total = total * shrink[:, None]
         mixed = mixed * shrink[:, None]
         total = tl.dot(p.to(dtype), ones, total, input_precision="ieee")
-        if INT8:
+        if BITS == 8:
             of_values = key_scale_ptr if CUT else value_scale_ptr
             p = p * tl.load(of_values + place, mask=there, other=0.0)[None, :]
         mixed = tl.dot(p.to(dtype), v, mixed, input_precision="ieee")
@@ -119,14 +130,14 @@ def _finished(most, total, mixed, sinks_ptr, head, inside, SINKS: tl.constexpr):
 
 @triton.jit
 def _attend(
-    tile, heads, stretch, q_ptr, out_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, sinks_ptr, tile_ptr,
+    tile, heads, stretch, q_ptr, out_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, factor_ptr, sinks_ptr, tile_ptr,
     position_ptr, table_ptr, part_ptr, most_ptr, total_ptr, count_ptr, width, q_stride, out_stride, kv_heads, scale,
     cap, window, stretches, programs, CROSS: tl.constexpr,
     KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_R: tl.constexpr, CUT: tl.constexpr, KEY_STRIDE: tl.constexpr, SHARED: tl.constexpr, BLOCK_S: tl.constexpr,
     HEAD_BLOCKS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, SPLIT: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, APART: tl.constexpr, CHUNKED: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
-    INT8: tl.constexpr,
+    BITS: tl.constexpr,
 ):  # fmt: skip
     """One program's work: a tile's block of heads, of which ``stretch`` alone if APART; see ``attention_kernel``."""
     head = heads // HEAD_BLOCKS
@@ -157,6 +168,9 @@ def _attend(
         mask=inside[:, None] & (d[None, :] < (CUT if CUT else KEY)),
         other=0.0,
     )
+    if BITS == 4:
+        factor = tl.load(factor_ptr + head * KEY + d, mask=d < KEY, other=1.0)
+        q = (q.to(tl.float32) * factor[None, :]).to(q.dtype)
     rest = q
     if CUT:
         r = CUT + tl.arange(0, BLOCK_R)
@@ -179,7 +193,7 @@ def _attend(
             most_new, total_new, mixed_new = _stretch(
                 q, q_at, low, high, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_row, head, kv_heads,
                 scale, cap, first_of_row, rest, KEY, VALUE, BLOCK_D, BLOCK_V, BLOCK_R, CUT, KEY_STRIDE, BLOCK_KV,
-                BLOCK_TOKENS, CAP, INT8,
+                BLOCK_TOKENS, CAP, BITS,
             )  # fmt: skip
             place = (tile * programs + heads) * stretches * (BLOCK_Q * BLOCK_S) + m
             here = place + stretch * (BLOCK_Q * BLOCK_S)
@@ -218,7 +232,7 @@ def _attend(
             most_new, total_new, mixed_new = _stretch(
                 q, q_at, low, high, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_row, head,
                 kv_heads, scale, cap, first_of_row, rest, KEY, VALUE, BLOCK_D, BLOCK_V, BLOCK_R, CUT, KEY_STRIDE,
-                BLOCK_KV, BLOCK_TOKENS, CAP, INT8,
+                BLOCK_KV, BLOCK_TOKENS, CAP, BITS,
             )  # fmt: skip
             most, total, mixed = merge(most, total, mixed, most_new, total_new, mixed_new)
     if done:
@@ -232,14 +246,14 @@ def _attend(
 
 @triton.jit(do_not_specialize=["width", "long_tiles", "short_tiles", "stretches"])
 def attention_kernel(
-    q_ptr, out_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, sinks_ptr, long_ptr, short_ptr, position_ptr,
+    q_ptr, out_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, factor_ptr, sinks_ptr, long_ptr, short_ptr, position_ptr,
     table_ptr, part_ptr, most_ptr, total_ptr, count_ptr, width, q_stride, out_stride, kv_heads, scale, cap, window,
     long_tiles, short_tiles, stretches,
     KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_R: tl.constexpr, CUT: tl.constexpr, KEY_STRIDE: tl.constexpr, SHARED: tl.constexpr, BLOCK_S: tl.constexpr,
     HEAD_BLOCKS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_KV: tl.constexpr,
     SPLIT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, LONG: tl.constexpr, SHORT: tl.constexpr, APART: tl.constexpr,
-    CHUNKED: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, INT8: tl.constexpr, CROSS: tl.constexpr,
+    CHUNKED: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, BITS: tl.constexpr, CROSS: tl.constexpr,
     AHEAD: tl.constexpr = 0, ahead_ptr=None, ahead_rows=1, ahead_bytes=0,
     ahead_lines=1,
 ):  # fmt: skip
@@ -253,6 +267,8 @@ def attention_kernel(
             BLOCK_S(, BLOCK_V)].
         count_ptr: APART: [short tiles, blocks of heads] int32, zeros before and after: how many stretches are there.
         width: of a table.
+        factor_ptr: BITS 4: [kv_heads, KEY] float32: powers of two by which queries are multiplied, and keys divided.
+        BITS: of an element of the cache, or 0 for floats; see ``kv_codes.py``.
         window: 0, or how many keys up to its own a row sees; CHUNKED: those from its last multiple on.
         ahead_ptr, ahead_rows, ahead_bytes, ahead_lines: what the last AHEAD programs fetch; see ``prefetch.py``.
         stretches: of a short tile, of which each has a program of its own; 1 without APART.
@@ -265,21 +281,21 @@ def attention_kernel(
     if LONG:
         if tile < long_tiles:
             _attend(
-                tile, heads, 0, q_ptr, out_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, sinks_ptr,
-                long_ptr, position_ptr, table_ptr, part_ptr, most_ptr, total_ptr, count_ptr, width, q_stride,
+                tile, heads, 0, q_ptr, out_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, factor_ptr,
+                sinks_ptr, long_ptr, position_ptr, table_ptr, part_ptr, most_ptr, total_ptr, count_ptr, width, q_stride,
                 out_stride, kv_heads, scale, cap, window, 1, 1, CROSS, KEY, VALUE, BLOCK_D, BLOCK_V, BLOCK_R, CUT,
                 KEY_STRIDE, SHARED, BLOCK_S, HEAD_BLOCKS, BLOCK_Q, BLOCK_KV, SPLIT, BLOCK_TOKENS, False, CHUNKED,
-                CAP, SINKS, INT8,
+                CAP, SINKS, BITS,
             )  # fmt: skip
     if SHORT:
         short = tile - long_tiles
         if (short >= 0) & (short < short_tiles * stretches):
             _attend(
                 short // stretches, heads, short % stretches, q_ptr, out_ptr, key_ptr, value_ptr, key_scale_ptr,
-                value_scale_ptr, sinks_ptr, short_ptr, position_ptr, table_ptr, part_ptr, most_ptr, total_ptr,
+                value_scale_ptr, factor_ptr, sinks_ptr, short_ptr, position_ptr, table_ptr, part_ptr, most_ptr, total_ptr,
                 count_ptr, width, q_stride, out_stride, kv_heads, scale, cap, window, stretches, tl.num_programs(1),
                 CROSS, KEY, VALUE, BLOCK_D, BLOCK_V, BLOCK_R, CUT, KEY_STRIDE, SHARED, BLOCK_S, HEAD_BLOCKS, BLOCK_A,
-                BLOCK_KV, SPLIT, BLOCK_TOKENS, APART, CHUNKED, CAP, SINKS, INT8,
+                BLOCK_KV, SPLIT, BLOCK_TOKENS, APART, CHUNKED, CAP, SINKS, BITS,
             )  # fmt: skip
     if AHEAD:
         fetching = tile - long_tiles - short_tiles * stretches

@@ -7,7 +7,7 @@ result [rows, width]. No sums.
 import triton
 import triton.language as tl
 
-from galley.ops.triton.kernels.linear import e2m1
+from galley.ops.triton.kernels.codes import e2m1
 
 
 @triton.jit(do_not_specialize=["rows"])

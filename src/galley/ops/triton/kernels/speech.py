@@ -11,6 +11,8 @@ BLOCK_KV keys at a time, from the first on. A program has one row, so its bits d
 import triton
 import triton.language as tl
 
+from galley.ops.triton.kernels.kv_codes import floats_of, low_and_scale, stride_of
+
 _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 _LOWEST: tl.constexpr = tl.constexpr(-1e30)
 
@@ -45,7 +47,7 @@ def im2col_kernel(
 @triton.jit
 def _scores(
     q, first, count, key_ptr, scale_ptr, table_ptr, head, kv_heads, scale, KEY: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_KV: tl.constexpr, BLOCK_TOKENS: tl.constexpr, INT8: tl.constexpr,
+    BLOCK_KV: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     """[BLOCK_KV] scores of keys from ``first`` on, in units of log 2; minus infinity behind ``count``."""
     d, at = tl.arange(0, BLOCK_D), first + tl.arange(0, BLOCK_KV)
@@ -53,18 +55,22 @@ def _scores(
     block = tl.load(table_ptr + at // BLOCK_TOKENS, mask=there, other=0)
     place = (block.to(tl.int64) * kv_heads + head) * BLOCK_TOKENS + at % BLOCK_TOKENS
     inside = there[:, None] & (d[None, :] < KEY)
-    k = tl.load(key_ptr + place[:, None] * KEY + d[None, :], mask=inside, other=0).to(tl.float32)
-    scores = tl.sum(k * q[None, :], axis=1) * scale
-    if INT8:
+    dk = d // 2 if BITS == 4 else d
+    k = tl.load(key_ptr + place[:, None] * stride_of(KEY, BITS) + dk[None, :], mask=inside, other=0)
+    if BITS == 4:
+        low, step = low_and_scale(tl.load(scale_ptr + place, mask=there, other=0))
+        k = floats_of(k, d[None, :], low[:, None], step[:, None], tl.float32)
+    scores = tl.sum(k.to(tl.float32) * q[None, :], axis=1) * scale
+    if BITS == 8:
         scores *= tl.load(scale_ptr + place, mask=there, other=0.0)
     return tl.where(there, scores * _LOG2E, float("-inf"))
 
 
 @triton.jit(do_not_specialize=["width"])
 def cross_weights_kernel(
-    q_ptr, out_ptr, key_ptr, scale_ptr, head_ptr, sequence_ptr, last_ptr, table_ptr, width, q_stride, out_stride,
+    q_ptr, out_ptr, key_ptr, scale_ptr, factor_ptr, head_ptr, sequence_ptr, last_ptr, table_ptr, width, q_stride, out_stride,
     head_stride, kv_heads, shared, scale, KEY: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_KV: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, INT8: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     """Programs: (row, chosen head).
 
@@ -80,13 +86,15 @@ def cross_weights_kernel(
     count = tl.load(last_ptr + row) + 1
     d = tl.arange(0, BLOCK_D)
     q = tl.load(q_ptr + row * q_stride + head * KEY + d, mask=d < KEY, other=0.0).to(tl.float32)
+    if BITS == 4:
+        q *= tl.load(factor_ptr + head // shared * KEY + d, mask=d < KEY, other=1.0)
     table_row = table_ptr + tl.load(sequence_ptr + row).to(tl.int64) * width
     most = tl.full((1,), _LOWEST, tl.float32)
     total = tl.zeros((1,), tl.float32)
     for first in range(0, count, BLOCK_KV):
         scores = _scores(
             q, first, count, key_ptr, scale_ptr, table_row, head // shared, kv_heads, scale, KEY, BLOCK_D, BLOCK_KV,
-            BLOCK_TOKENS, INT8,
+            BLOCK_TOKENS, BITS,
         )  # fmt: skip
         both = tl.maximum(most, tl.max(scores, axis=0))
         total = total * tl.exp2(most - both) + tl.sum(tl.exp2(scores - both), axis=0)
@@ -95,7 +103,7 @@ def cross_weights_kernel(
     for first in range(0, count, BLOCK_KV):
         scores = _scores(
             q, first, count, key_ptr, scale_ptr, table_row, head // shared, kv_heads, scale, KEY, BLOCK_D, BLOCK_KV,
-            BLOCK_TOKENS, INT8,
+            BLOCK_TOKENS, BITS,
         )  # fmt: skip
         at = first + tl.arange(0, BLOCK_KV)
         tl.store(out + at, tl.exp2(scores - most) / total, mask=at < count)
