@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[3]
 
 REPORT = """
 import json, sys
-from scripts.gpu_report import SHARED_LIMIT, report
+from scripts.gpu_report import SHARED_LIMIT, Work, report
 shape, target, *kinds = sys.argv[1:]
-found = report(kinds, [1, -96], [target], layers=1, shape=shape)
+found = report(kinds, [Work(1), Work(0, 96), Work(2, 96)], [target], layers=2, shape=shape)
 print(json.dumps([
     (one.launch.name, one.target, one.registers, one.spilled, one.shared, SHARED_LIMIT[one.target])
     for one in found
