@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import secrets
 import statistics
 import time
 from typing import Final
@@ -92,11 +93,12 @@ async def _answered(urls: dict[str, str], order: list[int]) -> dict[str, list[fl
         clients = {
             name: stack.enter_context(contextlib.closing(Client(url))) for name, url in urls.items()
         }
+        run = secrets.token_hex(4)  # entries of earlier runs are still in the cache
         _, listed = await clients["off"].json("/v1/models")
         for number in [-1, *order]:  # the first request of a server is slower than the rest
             body = {
                 "model": listed["data"][0]["id"],
-                "prompt": f"Question {number}: what is the answer?",
+                "prompt": f"Run {run}, question {number}: what is the answer?",
                 "max_tokens": 64,
                 "temperature": 0,
                 "ignore_eos": True,
