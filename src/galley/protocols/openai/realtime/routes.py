@@ -184,7 +184,12 @@ class _Connection:
         self._idle_seconds = idle_seconds
         self._call = call
         self._id = call.caller.request_id
-        self._settings = Settings(call.served.name, TurnOptions(), flat=flat and party is None)
+        self._settings = Settings(
+            call.served.name,
+            TurnOptions(),
+            flat=flat and party is None,
+            converses=party is not None,
+        )
         session = model.live(
             self._settings.options(), self._id, cache_salt=call.caller.cache_salt()
         )
@@ -212,6 +217,7 @@ class _Connection:
                 party.models,
                 call.caller,
                 party.voice,
+                self,
                 send=self._send,
             )
         kinds = check_kinds(call.served.settings.redact)
@@ -358,6 +364,32 @@ class _Connection:
             conversation.settings = before
             raise
 
+    # What the conversation does with the stream.
+
+    async def end_after(self, turn: int, silence_ms: int) -> None:
+        """Implement :meth:`galley.protocols.openai.realtime.conversation.Ears.end_after`."""
+        await self._stream.end_after(turn, silence_ms)
+
+    def heard_at(self, milliseconds: int) -> float:
+        """Implement :meth:`galley.protocols.openai.realtime.conversation.Ears.heard_at`."""
+        later = max(0.0, self._stream.seconds - milliseconds / 1000)
+        return self._stream.received - later
+
+    async def give_up(self) -> bool:
+        """Implement :meth:`galley.protocols.openai.realtime.conversation.Ears.give_up`."""
+        idle, now = self._settings.idle_timeout_ms or 0, round(1000 * self._stream.seconds)
+        about = {"audio_start_ms": max(0, now - idle), "audio_end_ms": now}
+        kind = f"{_BUFFER}timeout_triggered"
+        try:
+            async with self._handling:
+                await self._send(
+                    {"type": kind, **about, "item_id": self._item_id(self._stream.turn)}
+                )
+                await self._stream.commit()
+        except RequestError:  # the client sends no audio
+            return False
+        return True
+
     # Messages to the client.
 
     async def _tell(self, events: "Sequence[LiveEvent]") -> None:
@@ -415,7 +447,7 @@ class _Connection:
                 return [{"type": f"{_TEXT}delta", "delta": event.text, **part}]
             case live.Interim() if self._settings.interim:
                 return [{"type": f"{_TEXT}interim", "text": event.text, **part}]
-            case live.Interim():
+            case live.Interim() | live.Paused() | live.Resumed():
                 return []
             case live.Completed():
                 self._turns += 1
