@@ -104,7 +104,11 @@ class Conversation:
         self._response: Response | None = None
         self._task: asyncio.Task[None] | None = None
         self._prepared: _Prepared | None = None
-        self._turn_ends = TurnEnds(models.language, self._part, ears.end_after)
+        self._turn_ends = TurnEnds(
+            models.language,
+            lambda part: self._part(f"{caller.request_id}_{part}"),
+            ears.end_after,
+        )
         self._said = ""
         """Final words of the turn that is being spoken."""
         self._speaking = False
