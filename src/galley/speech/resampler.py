@@ -1,7 +1,7 @@
 """Resamples live audio with little delay: a windowed-sinc filter in polyphase form.
 
-A general resampler holds back tens of milliseconds, which delays answers. This one computes a period of the two
-rates at a time, 2 samples of 3 from 24 kHz to 16 kHz, and needs two milliseconds of audio after it.
+A general resampler holds back tens of milliseconds, which delays answers. This one computes a period of the
+two rates at a time, 2 samples of 3 from 24 kHz to 16 kHz, and needs two milliseconds of audio after it.
 """
 
 import math
