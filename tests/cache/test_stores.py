@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from galley.cache.redis_store import RedisStore
-from galley.cache.responses import open_store
+from galley.cache.response_cache import open_store
 from galley.cache.sqlite_store import SqliteStore
 from galley.cache.store import OVERHEAD_BYTES, Bounds, Selection, Store, StoreError
 from galley.errors import SettingsError

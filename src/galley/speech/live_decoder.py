@@ -14,6 +14,7 @@ from galley.speech.features import SAMPLE_RATE, LogMel, encoder_input
 from galley.speech.options import LiveOptions
 from galley.speech.tokens import Prompt, SpeechTokens, Wanted
 from galley.speech.utterance import Decoding
+from galley.speech.vad import levelled
 from galley.types import LIVE_PRIORITY, EngineRequest, Output
 
 _TOKENS_PER_SECOND: Final = 20
@@ -65,12 +66,13 @@ class LiveDecoder:
             wanted = self._tokens.detection()
         else:
             wanted = self._wanted(decoding, language, previous, options)
+        peak = float(np.abs(samples).max(initial=0.0))
         [request] = transcribe_requests(
             wanted.prompt,
             wanted.sampling,
             self._tokens.info,
             request_id=f"{self._request_id}-{next(self._numbers)}",
-            encoder_input=encoder_input(self._features(samples)),
+            encoder_input=encoder_input(self._features(levelled(samples, peak))),
             rules=wanted.rules,
             priority=LIVE_PRIORITY,
             cache_salt=self._cache_salt,
