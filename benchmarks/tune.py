@@ -1,4 +1,4 @@
-"""Compare `galley tune` with an exhaustive search of the same space: the cost that each finds, and its time.
+"""Compare `galley tune` with an exhaustive search of the same space: cost found, and time taken.
 
     python -m benchmarks.tune [MODEL] [--requests 90] [--json FILE]
 

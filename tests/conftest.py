@@ -4,8 +4,9 @@ import gc
 import os
 import platform
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -33,19 +34,16 @@ if "GALLEY_TEST_DEVICE" not in os.environ:
 # An HTTP client loads all of the machine's CA certificates when it is created, and hundreds are; tests of
 # TLS name the certificate to trust.
 os.environ |= {"SSL_CERT_FILE": "", "SSL_CERT_DIR": os.devnull}
-# The modules and tests that are collected live as long as the process. Searching them for garbage takes a
-# third of the time of the collection, and some of every test's.
-gc.disable()
 # A script's background jobs start with Ctrl-C ignored, which their children would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config) -> object:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     """Distribute units of tests; a ``--dist`` other than pyproject.toml's is honoured."""
     from tests.distribution import Scheduler  # xdist calls the hook, so it is installed
 
-    return Scheduler(config) if config.getoption("dist") == "loadgroup" else None
+    return Scheduler(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -54,10 +52,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(kinds.of(item.path))
 
 
-def pytest_collection_finish() -> None:
-    """Collect garbage from here on, but none of what exists already."""
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage while tests are collected, and none of what exists then.
+
+    Modules and tests live as long as the process. Searching them for garbage takes a third of the time of
+    the collection, and some of every test's.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

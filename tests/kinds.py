@@ -27,6 +27,7 @@ KINDS: Final[dict[str, frozenset[str]]] = {
             "traffic",
             "doctor",
             "lab",
+            "tune",
             "observe",
             "recipes",
             "server",

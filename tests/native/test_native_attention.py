@@ -31,7 +31,7 @@ from tests.native.harness import (
     rounded_queries,
     rounding_executor,
 )
-from tests.thorough import each_pair, unless
+from tests.thorough import each_pair, some_of, unless
 
 POOL_BLOCKS = 700
 
@@ -204,8 +204,7 @@ SHAPES = (
 )
 
 
-@pytest.mark.parametrize("kv_type", KV_TYPES)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "kv_type"), some_of(SHAPES, KV_TYPES, of=2), ids=str)
 def test_ragged_batches_agree_with_float64(shape: Shape, kv_type: str) -> None:
     rng = np.random.default_rng(shape.key_dim * 100 + shape.group)
     # Two with more than a chunk of 512 keys, some shorter than a span of 64, one of a single token.

@@ -19,6 +19,8 @@ from galley.errors import EngineError, RequestError
 
 RATE: Final = 24_000
 _BLOCK_SECONDS: Final = 0.02
+_LISTENS: Final = 0.7
+"""Seconds of an answer that a caller hears before interrupting it."""
 _SILENCE: Final = bytes(2 * int(RATE * _BLOCK_SECONDS))
 
 PARTS: Final = {
@@ -33,6 +35,7 @@ All times are from the end of speech, as the server found it: the parts overlap.
 """
 
 _TIMING: Final = "response.timing"
+_TRUNCATED: Final = "conversation.item.truncated"
 _STOPPED: Final = "input_audio_buffer.speech_stopped"
 _AUDIO: Final = "response.output_audio.delta"
 
@@ -47,12 +50,15 @@ class Turn:
         total: seconds from the end of speech to the first audio; None: the turn was cut off, and nothing
             answered its rest.
         parts: seconds from the end of speech until each of :data:`PARTS` was ready; None: unknown.
+        interruption: seconds from the beginning of speech until the answer before was stopped, if it was
+            still being heard.
     """
 
     recording: int
     cut_offs: int
     total: float | None
     parts: tuple[float | None, ...]
+    interruption: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +72,7 @@ class Call:
         recordings: what is said, in turn: 16-bit mono at :data:`RATE`.
         turns: how many turns each caller has.
         detection: ``turn_detection`` of the session.
+        interrupts: whether a turn begins while the answer before is being heard.
         patience: seconds to wait for an answer's audio.
         max_tokens: limit of an answer.
     """
@@ -76,6 +83,7 @@ class Call:
     recordings: Sequence[bytes]
     turns: int
     detection: dict[str, Any]
+    interrupts: bool = False
     patience: float = 60.0
     max_tokens: int = 60
 
@@ -143,12 +151,15 @@ async def _turn(call: Call, recording: int, socket: Any) -> Turn:
     samples = call.recordings[recording]
     ended: asyncio.Future[float] = asyncio.get_running_loop().create_future()
     speaking = asyncio.create_task(_say(samples, socket, ended))
-    turn = _Heard(recording, ended)
+    turn = _Heard(recording, ended, time.monotonic() + _lead(samples))
     try:
         async with asyncio.timeout(len(samples) / 2 / RATE + call.patience):
             while not turn.take(json.loads(await socket.recv()), time.monotonic()):
                 if turn.first_audio is not None:
                     speaking.cancel()
+                if call.interrupts and turn.timed:
+                    await asyncio.sleep(_LISTENS)
+                    break
     except TimeoutError:
         if not turn.cut_offs:
             raise EngineError(
@@ -163,12 +174,20 @@ async def _turn(call: Call, recording: int, socket: Any) -> Turn:
 class _Heard:
     """The events of one turn."""
 
-    def __init__(self, recording: int, ended: "asyncio.Future[float]") -> None:
-        """Begin a turn. ``ended``: when the recording has been sent."""
-        self._recording, self._ended = recording, ended
+    def __init__(self, recording: int, ended: "asyncio.Future[float]", begins: float) -> None:
+        """Begin a turn.
+
+        Args:
+            recording: its index.
+            ended: when the recording has been sent.
+            begins: when its first sound is sent.
+        """
+        self._recording, self._ended, self._begins = recording, ended, begins
+        self._interruption: float | None = None
         self.cut_offs = 0
         self._parts: tuple[float | None, ...] = (None,) * len(PARTS)
         self.first_audio: float | None = None
+        self.timed = False
 
     def take(self, event: dict[str, Any], now: float) -> bool:
         """Take an event; return whether the turn is over.
@@ -179,12 +198,15 @@ class _Heard:
         kind = event["type"]
         if kind == "error":
             raise EngineError(f"the server answered: {event['error']['message']}")
+        if kind == _TRUNCATED and self._interruption is None:
+            self._interruption = max(0.0, now - self._begins)
         if not self._ended.done():
             self.cut_offs += kind == _STOPPED
             return False
         if kind == _AUDIO:
             self.first_audio = self.first_audio or now
         elif kind == _TIMING:
+            self.timed = True
             times = [event[name] for name in PARTS.values()]
             self._parts = tuple(None if ms is None else ms / 1000 for ms in times)
         elif kind == "response.done" and event["response"]["status"] != "cancelled":
@@ -198,7 +220,15 @@ class _Heard:
         total = None
         if self.first_audio is not None:
             total = max(0.0, self.first_audio - self._ended.result())
-        return Turn(self._recording, self.cut_offs, total, self._parts)
+        return Turn(self._recording, self.cut_offs, total, self._parts, self._interruption)
+
+
+def _lead(samples: bytes) -> float:
+    """Return the seconds before a recording's first sound, 40 dB below its loudest."""
+    import numpy as np
+
+    loudness = np.abs(np.frombuffer(samples, "<i2").astype(np.int32))
+    return int(np.argmax(loudness > loudness.max() / 100)) / RATE
 
 
 async def _say(samples: bytes, socket: Any, ended: "asyncio.Future[float]") -> None:

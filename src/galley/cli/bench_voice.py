@@ -51,11 +51,9 @@ from galley.errors import GalleyError
     help="turns end by semantic_vad of this eagerness; default: server_vad",
 )
 @click.option(
-    "--silence-ms",
-    type=click.IntRange(100, 10_000),
-    default=500,
-    show_default=True,
-    help="silence that ends a turn of server_vad",
+    "--interrupt",
+    is_flag=True,
+    help="each turn begins while the answer before is heard: also measures how soon that stops",
 )
 @json_option
 def voice(
@@ -66,19 +64,19 @@ def voice(
     callers: int,
     turns: int | None,
     eagerness: str | None,
-    silence_ms: int,
+    interrupt: bool,
     json_file: Path | None,
 ) -> None:
     """Measure the time from the end of speech to the first audio of an answer, and what it waits for.
 
     Callers speak the recordings at their own pace, in turn, and wait for the end of an answer before they
-    speak again. A turn that the server ends before the recording does is a cut-off. Times of the parts are
-    those of the server, from the end of speech; they overlap.
+    speak again, or interrupt it. A turn that the server ends before the recording does is a cut-off.
+    Times of the parts are those of the server, from the end of speech; they overlap.
     """
     check_folders(json=json_file)
     from galley.bench.voice import PARTS, Call, converse, quantile, read_recording
 
-    detection: dict[str, Any] = {"type": "server_vad", "silence_duration_ms": silence_ms}
+    detection: dict[str, Any] = {"type": "server_vad"}
     if eagerness is not None:
         detection = {"type": "semantic_vad", "eagerness": eagerness}
     call = Call(
@@ -88,6 +86,7 @@ def voice(
         recordings=[read_recording(path) for path in recordings],
         turns=turns or (10 if len(recordings) == 1 else len(recordings)),
         detection=detection,
+        interrupts=interrupt,
     )
     try:
         done = asyncio.run(converse(call, callers))
@@ -99,8 +98,9 @@ def voice(
     whole = [turn for turn in done if not turn.cut_offs]
     columns = [[turn.parts[n] for turn in whole] for n in range(len(PARTS))]
     columns.append([turn.total for turn in whole])
+    columns.append([turn.interruption for turn in done if interrupt])
     rows = []
-    for name, column in zip([*PARTS, "total"], columns, strict=True):
+    for name, column in zip([*PARTS, "total", "interruption"], columns, strict=True):
         if times := [seconds for seconds in column if seconds is not None]:
             shares = (0.5, 0.95, 0.99)
             rows.append((name, *(f"{1000 * quantile(times, share):.0f}" for share in shares)))
@@ -114,6 +114,7 @@ def voice(
             "cut_offs": turn.cut_offs,
             **dict(zip(PARTS, turn.parts, strict=True)),
             "total": turn.total,
+            "interruption": turn.interruption,
         }
         for turn in done
     ]

@@ -18,6 +18,7 @@ from galley.cli.cache_responses import (
     show,
     store_option,
 )
+from galley.cli.cache_tune import tune
 from galley.cli.options import Group
 from galley.cli.terminal import DAY_SECONDS, ago, in_bytes, table
 from galley.errors import ModelError, SettingsError
@@ -34,7 +35,7 @@ def cache_group() -> None:
     """List and remove what is kept for later: packed weights, and answers of the response cache."""
 
 
-for _command in (show, rm, purge):
+for _command in (show, rm, purge, tune):
     cache_group.add_command(_command)
 
 

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from galley.cache.question import Question, question_of
 from galley.errors import RequestError
 from galley.gateway.backend import Backend
 from galley.gateway.call import Call
@@ -56,6 +57,7 @@ async def converse(
     backend = call.backend
     if (derived := call.caller.derived) is not None:
         conversation = conversation.headed_by(derived.system_prompt)
+    question = _question(call, conversation, params)
     limit, own = backend.engine.info.max_request_tokens, call.caller.tenant.max_context
     limit = limit if own is None else min(limit, own)
     if truncate:
@@ -84,7 +86,29 @@ async def converse(
         cache_salt=cache_salt,
         prompt_param="messages",
         parser=new_parser,
+        question=question,
     )
+
+
+def _question(call: Call, conversation: Conversation, params: SamplingParams) -> Question | None:
+    """Return what the response cache may compare by meaning; None if it is not used so."""
+    if call.backend.responses is None or call.cache_mode != "semantic":
+        return None
+    derived = call.caller.derived
+    around = (
+        conversation.tools,
+        conversation.choice,
+        conversation.named,
+        conversation.parallel,
+        conversation.variables,
+        conversation.effort,
+        conversation.max_thinking_tokens,
+        params.max_tokens,
+        None if derived is None else derived.max_tokens,
+        call.backend.require_text().system_prompt,
+    )
+    most = call.served.settings.semantic_cache_turns
+    return question_of(conversation.messages, around, most_turns=most)
 
 
 async def last_turns(

@@ -126,9 +126,9 @@ class EngineSettings:
     engine: str = setting(
         "auto",
         "Model",
-        "engine that runs the model: native, onnx, xgboost, lightgbm, sklearn, openvino, llama.cpp, or one "
-        "that an installed package adds; auto: by the suffix of the file, or of one in a folder without "
-        "other weights",
+        "engine that runs the model: native, onnx, xgboost, lightgbm, sklearn, openvino, llama.cpp, "
+        "ctranslate2, or one that an installed package adds; auto: by the suffix of the file, or of one in "
+        "a folder without other weights",
     )
     engine_options: str = setting(
         "",

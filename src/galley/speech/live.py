@@ -244,7 +244,8 @@ class LiveSession:
             end = min(now, boundary.at + self._open.settle)
             self._close(self._open, speech_end=boundary.at, end=end)
             if self._options.commit_turns:
-                self._events.append(SpeechStopped(self._turn.number, now // SAMPLES_PER_MS))
+                at_ms, spoken_to_ms = now // SAMPLES_PER_MS, boundary.at // SAMPLES_PER_MS
+                self._events.append(SpeechStopped(self._turn.number, at_ms, spoken_to_ms))
                 self._end_turn(now)
 
     def _close(self, utterance: Utterance, *, speech_end: int, end: int) -> None:
@@ -398,19 +399,19 @@ class LiveSession:
             self._tell_final(utterance, agreement.update(text, self.language or ""), first=first)
         interim = self._spaced(utterance, agreement.interim, first=not agreement.final)
         self._tell_interim(utterance.turn, interim)
-        if text is not None:
-            self._tell_pause(utterance, interim)
+        self._tell_pause(
+            utterance, "" if text is None else (utterance.turn.text + interim).rstrip()
+        )
 
-    def _tell_pause(self, utterance: Utterance, interim: str) -> None:
+    def _tell_pause(self, utterance: Utterance, text: str) -> None:
         """Report that all of the speech before a silence is transcribed."""
         silence = self._endpointer.silence_start
         if not self._options.pauses or utterance is not self._open or silence is None:
             return
         if not self._paused and utterance.decoded_to >= silence + utterance.settle:
             self._paused = True
-            turn = utterance.turn
-            text = (turn.text + interim).rstrip()
-            self._events.append(Paused(turn.number, text, silence // SAMPLES_PER_MS))
+            at_ms = silence // SAMPLES_PER_MS
+            self._events.append(Paused(utterance.turn.number, text, at_ms))
 
     def _finish(self, utterance: Utterance, text: str) -> None:
         """Complete the first utterance with the final transcript of all its audio."""

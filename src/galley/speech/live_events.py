@@ -14,17 +14,19 @@ class SpeechStarted:
 
 @dataclass(frozen=True, slots=True)
 class SpeechStopped:
-    """Speech has ended; this was detected at ``at_ms``."""
+    """Speech has ended at ``spoken_to_ms``; this was detected at ``at_ms``."""
 
     turn: int
     at_ms: int
+    spoken_to_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Paused:
     """Speech has paused; if the turn ended now, ``text`` would be its transcript.
 
-    ``at_ms`` is where the silence began. Sent only with :attr:`LiveOptions.pauses`.
+    ``text`` is empty if the speech is not understood yet. ``at_ms`` is where the silence began. Sent only
+    with :attr:`LiveOptions.pauses`.
     """
 
     turn: int

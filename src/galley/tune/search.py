@@ -90,12 +90,17 @@ def forecast_factor(forecast: Forecast, goal: Sequence[Limit]) -> float:
 
 
 def rounds(count: int, turns: int) -> list[tuple[int, int]]:
-    """Return (candidates, turns) of each round for so many candidates and turns in all."""
-    plan = []
-    for number in range(ROUNDS):
-        part = ETA ** (ROUNDS - 1 - number)
-        plan.append((max(1, count // ETA**number), max(1, math.ceil(turns / part))))
-    return plan
+    """Return (candidates, turns) of each round for so many candidates and turns in all.
+
+    A round after which all of its candidates would go on decides nothing, and is left out.
+    """
+    sizes = [max(1, count // ETA**number) for number in range(ROUNDS)]
+    parts = [math.ceil(turns / ETA ** (ROUNDS - 1 - number)) for number in range(ROUNDS)]
+    return [
+        (size, part)
+        for size, part, following in zip(sizes, parts, [*sizes[1:], 0], strict=True)
+        if size > following
+    ]
 
 
 def search(

@@ -135,7 +135,7 @@ class TritonExecutor(SynchronousExecutor):
             if bits:
                 scales = [torch.zeros(shape, dtype=scale, device=device) for _ in range(2)]
             factors = torch.from_numpy(self._factors[layer]).to(device) if bits == 4 else keys
-            self.steps.parts.caches.append(Cache(keys, values, *scales, factors))
+            self.steps.parts.caches.append(Cache(keys, values, scales[0], scales[1], factors))
 
     def pack_adapter(self, adapter: AdapterWeights) -> object:
         """See :meth:`galley.ops.executor.Executor.pack_adapter`."""

@@ -21,7 +21,7 @@ class TurnTimes:
 
     spoken_to_ms: int
     spoken_to: float
-    transcript: float
+    transcript: float | None = None
     endpoint: float | None = None
     first_words: float | None = None
     first_audio: float | None = None
