@@ -25,7 +25,7 @@ _PATH: Final = click.Path(path_type=Path)
     cls=Command,
     examples=("galley lab --quick", "galley lab batching prefix-cache --output batching.html"),
 )
-@with_flags(("revision", "threads", "log_level"), model=True)
+@with_flags(("model", "revision", "threads", "log_level"), model=True)
 @click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
 @click.option("--list", "listed", is_flag=True, help="show the experiments, and measure nothing")
 @click.option("--quick", is_flag=True, help="fewer repeats and smaller loads: minutes for all")

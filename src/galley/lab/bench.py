@@ -17,9 +17,11 @@ from galley.engine.engine import Engine
 from galley.engine.loaders import load_engine
 from galley.engine.read_model import Model, read_model
 from galley.formats.source import resolve_model
+from galley.llm.llm import LLM
 from galley.plan.hardware import Machine
 from galley.plan.predict import Load, Prediction, predict
 from galley.plan.sizes import ModelSizes
+from galley.quality.texts import Window, own_texts
 from galley.settings.engine import EngineSettings
 
 
@@ -94,6 +96,16 @@ class Lab:
         random = np.random.default_rng(seed)
         vocab = self.model.program.vocab_size
         return [[int(token) for token in random.integers(vocab, size=n)] for n in lengths]
+
+    def windows(self, context: int, tokens: int) -> list[Window]:
+        """Return texts that the model samples, on which losses are measured.
+
+        Args:
+            context: most tokens of each.
+            tokens: of all.
+        """
+        with LLM.from_settings(self.with_()) as llm:
+            return [*own_texts(llm, context=min(context, self.context), tokens=tokens).windows]
 
     def spread(self, measure: Callable[[], float]) -> Spread:
         """Measure several times after a warm-up, which is not counted."""

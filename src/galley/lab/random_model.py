@@ -1,6 +1,9 @@
 """Models of any shape with random weights: speed and memory do not depend on the values."""
 
+import statistics
+import time
 from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 
@@ -8,6 +11,14 @@ from galley.formats.values import bf16_bits
 from galley.formats.weights import DENSE_KINDS, DenseWeight, TensorInfo, Weights
 from galley.graph.program import Program
 from galley.models.registry import build_program
+from galley.ops.batch import Batch
+from galley.ops.cpu import CpuExecutor
+from galley.ops.executor import ExecutorOptions
+from galley.ops.sampling import SamplingBatch
+
+_MOST_SEQUENCES: Final = 16
+_BLOCKS: Final = 8
+"""Blocks of keys and values of a sequence."""
 
 
 class RandomWeights(Weights):
@@ -33,6 +44,38 @@ class RandomWeights(Weights):
 
     def __len__(self) -> int:
         return len(self._shapes)
+
+
+class RandomExecutor:
+    """A random model whose steps are timed, without an engine."""
+
+    def __init__(self, program: Program, weights: str, threads: int) -> None:
+        """Pack the weights as this type."""
+        options = ExecutorOptions(
+            dtype="bfloat16", quantize=weights, kv_dtype="bfloat16", device="cpu", threads=threads
+        )
+        self._executor = CpuExecutor(program, RandomWeights(program), options)
+        self._executor.allocate_kv(_MOST_SEQUENCES * _BLOCKS, states=1)
+        self._vocab = program.vocab_size
+        self._random = np.random.default_rng(1)
+
+    def decode_seconds(self, sequences: int, steps: int) -> float:
+        """Return the median seconds of a step of random tokens, after a warm-up step."""
+        self._step(sequences, 0)
+        return statistics.median(self._step(sequences, 1 + i) for i in range(steps))
+
+    def _step(self, sequences: int, position: int) -> float:
+        rows = np.arange(sequences, dtype=np.int64)
+        tables = tuple(
+            np.arange(s * _BLOCKS, (s + 1) * _BLOCKS, dtype=np.int64) for s in range(sequences)
+        )
+        tokens = self._random.integers(self._vocab, size=sequences)
+        positions = np.full(sequences, position, dtype=np.int64)
+        starts = np.arange(sequences + 1, dtype=np.int64)
+        batch = Batch(tokens, positions, starts, tables, rows)
+        began = time.perf_counter()
+        self._executor.execute(batch, SamplingBatch())
+        return time.perf_counter() - began
 
 
 def llama(

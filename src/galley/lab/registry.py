@@ -6,14 +6,26 @@ from typing import Final
 from galley.errors import SettingsError
 from galley.lab.experiment import Experiment
 from galley.lab.experiments import (
+    adapters,
     batch_size,
     batching,
     chunked_prefill,
+    cold_start,
+    isa,
     kv_allocation,
     kv_bytes,
+    kv_types,
+    moe,
     padding,
+    passes,
     prefix_cache,
+    response_cache,
     roofline,
+    rounding,
+    speculation,
+    threads,
+    token_price,
+    weight_types,
     weights_memory,
 )
 
@@ -29,6 +41,18 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
         kv_allocation,
         prefix_cache,
         chunked_prefill,
+        kv_types,
+        weight_types,
+        rounding,
+        speculation,
+        passes,
+        isa,
+        threads,
+        cold_start,
+        moe,
+        adapters,
+        response_cache,
+        token_price,
     )
 }
 
