@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple, Self
 
 import msgspec
 
+from galley.cache.question import Question
 from galley.errors import DeadlineExceeded, Draining, EngineError, RequestError, SlowReader
 from galley.gateway.call import Call, CallStream
 from galley.gateway.lifecycle import RETRY_SECONDS
@@ -87,6 +88,7 @@ class Generation:
         prompt_param: str,
         parser: Callable[[], Parser | None] | None = None,
         default_tokens: int | None = None,
+        question: Question | None = None,
     ) -> Self:
         """Submit all sequences to the engine, or none.
 
@@ -99,6 +101,7 @@ class Generation:
             parser: creates the parser of a choice's output; without one, all of it is text.
             default_tokens: ``max_tokens`` of a choice if ``params`` does not set it; None: the model's
                 default.
+            question: of a chat, what the response cache may compare by meaning.
 
         Raises:
             RequestError: the request cannot be honoured by this model.
@@ -132,7 +135,8 @@ class Generation:
         ]
         lengths = [len(prompt) for prompt in prompts]
         reserve = sum(lengths) + len(requests) * (params.max_tokens or 0)
-        streams = await call.submit(requests, reserve=reserve, seeded=params.seed is not None)
+        seeded = params.seed is not None
+        streams = await call.submit(requests, reserve=reserve, seeded=seeded, question=question)
         choices = [
             _choice(index, call, stream, params, parser) for index, stream in enumerate(streams)
         ]
