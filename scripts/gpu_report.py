@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 os.environ.pop("TRITON_INTERPRET", None)  # interpreted kernels cannot be compiled
 
@@ -27,7 +27,18 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from galley.formats.weights import DenseWeight, IntWeight, TensorInfo, Weight, WeightKind, Weights
+from galley.formats.weights import (
+    MXFP4_GROUP,
+    MXFP4_KIND,
+    DenseWeight,
+    IntWeight,
+    Mxfp4Weight,
+    TensorInfo,
+    Weight,
+    WeightKind,
+    Weights,
+    mxfp4_kind,
+)
 from galley.graph.adapters import with_adapters
 from galley.graph.passes import run_passes
 from galley.graph.program import Op, Program
@@ -90,6 +101,9 @@ TARGETS: Final = {
 SHARED_LIMIT: Final = {"sm_80": 163, "sm_89": 99, "sm_90": 227, "sm_100": 227, "gfx942": 64}
 """Most KiB of shared memory of a block."""
 
+_CACHE: Final = 40 << 20
+"""Bytes of the L2 cache of an A100; kernels of few rows fetch into it."""
+
 _REGISTERS: Final = 65536
 _MOST_WARPS: Final = {"sm_80": 64, "sm_89": 48, "sm_90": 64, "sm_100": 64, "gfx942": 32}
 _SHARED_ALL: Final = {"sm_80": 164, "sm_89": 100, "sm_90": 228, "sm_100": 228, "gfx942": 64}
@@ -110,9 +124,28 @@ _TYPES: Final = {
 KINDS: Final = {
     "bf16": WeightKind("bf16"),
     "fp8": WeightKind("fp8"),
-    "int8": WeightKind("int8", 0, "F32"),
+    "int8": WeightKind("int8", 128, "BF16"),
     "int4": WeightKind("int4", 128, "BF16"),
+    "mxfp4": mxfp4_kind(2048),
 }
+
+
+class Work(NamedTuple):
+    """A step: sequences that decode one token each, and the tokens of a prompt beside them."""
+
+    sequences: int
+    prompt: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> "Work":
+        """Read ``8``, ``0+512`` or ``8+512``: sequences, then tokens of a prompt."""
+        sequences, _, prompt = text.partition("+")
+        return cls(int(sequences), int(prompt or 0))
+
+    def __str__(self) -> str:
+        decoding = f"{self.sequences} decoding" if self.sequences else ""
+        prompt = f"prompt of {self.prompt}" if self.prompt else ""
+        return " + ".join(filter(None, (decoding, prompt)))
 
 
 @dataclass(frozen=True)
@@ -161,8 +194,12 @@ class _Zeros(Weights):
 
     def __getitem__(self, name: str) -> Weight:
         shape, kind = self._program.shapes[name], self._kind
-        if kind.is_integer and name in self._program.matrices and "embed" not in name:
-            bits, group = (4, kind.group) if kind.name == "int4" else (8, shape[1])
+        coded = name in self._program.matrices and "embed" not in name
+        if kind.name == MXFP4_KIND and coded:
+            scales = np.ones((shape[0], -(-shape[1] // MXFP4_GROUP)), np.float32)
+            return Mxfp4Weight(name, np.zeros(shape, np.uint8), MXFP4_GROUP, scales)
+        if kind.is_integer and coded:
+            bits, group = (4 if kind.name == "int4" else 8), kind.group
             q: Any = np.zeros(shape, np.uint8 if bits == 4 else np.int8)
             scales = np.zeros((shape[0], -(-shape[1] // group)), np.float32)
             assert kind.scale_type is not None
@@ -177,25 +214,25 @@ class _Zeros(Weights):
 
 
 def launches(
-    kind: str, rows: int, capability: int, *, layers: int = 2, shape: str = "dense"
+    kind: str, work: Work, capability: int, *, layers: int = 2, shape: str = "dense"
 ) -> list[Launch]:
-    """Return the launches of a step that decodes ``rows`` sequences, or of a prompt of -``rows`` tokens."""
+    """Return the launches of a step."""
     found: dict[Launch, None] = {}
 
     def catch(function: Any, *args: Any, grid: object, warmup: bool, **kwargs: Any) -> None:
-        found.setdefault(_launch(function, args, kwargs, f"{kind}, {rows}"))
+        found.setdefault(_launch(function, args, kwargs, f"{kind}, {work}"))
 
     original = JITFunction.run
     JITFunction.run = catch
     try:
-        _step(kind, rows, capability, layers, shape)
+        _step(kind, work, capability, layers, shape)
     finally:
         JITFunction.run = original
     return list(found)
 
 
 def _step(
-    kind: str, rows: int, capability: int, layers: int, shape: str, context: int = 1000
+    kind: str, work: Work, capability: int, layers: int, shape: str, context: int = 1000
 ) -> None:
     program = build_program({**SHAPES[shape], "num_hidden_layers": layers})
     adapted = shape == "mixture"
@@ -205,25 +242,17 @@ def _step(
     dense = WeightKind("bf16")
     kinds = {name: dense if "embed" in name else wanted for name in program.matrices}
     program = run_passes(program.with_kinds(kinds))
-    device = Device("meta", capability)
+    device = Device("meta", capability, _CACHE if capability else 0)
     adapters = Adapters(program, 4, 16, torch.bfloat16, device) if adapted else None
     weights = _Zeros(program, wanted)
-    parts = Parts(program, weights, torch.bfloat16, device, int8_kv=False, adapters=adapters)
+    parts = Parts(program, weights, torch.bfloat16, device, kv_bits=0, adapters=adapters)
     steps = Steps(parts)
     for kv in program.kv:
         size = (8, kv.kv_heads, 16, key_stride(kv))
         keys = torch.empty(size, dtype=torch.bfloat16, device="meta")
-        parts.caches.append(Cache(keys, keys, keys, keys))
-    count = 1 if rows < 0 else rows
-    each = -rows if rows < 0 else 1
-    batch = Batch(
-        tokens=np.zeros(count * each, np.int64),
-        positions=np.arange(each) if rows < 0 else np.full(count, context),
-        starts=np.arange(count + 1) * each,
-        tables=(np.arange(max(each, context) // 16 + 1),) * count,
-        wanted=np.arange(1, count + 1) * each - 1,
-        adapters=np.zeros(count, np.int64) if adapted else None,
-    )
+        parts.caches.append(Cache(keys, keys, keys, keys, keys))
+    batch = _batch(work, context, adapted=adapted)
+    count = len(batch.wanted)
     single, tiles = tiles_of(batch, rows_of_tiles(program, device))
     staging = Staging(shape_of(batch, single, tiles), 1, device)
     logits = steps.run(staging.batch)
@@ -232,8 +261,23 @@ def _step(
         attrs = {"heads": 16, "kv_heads": 16, "key_dim": 64, "value_dim": 64, "scale": 0.125}
         attrs |= {"before": -1, "after": -1, "exact": False}
         op = Op("encoder_attention", (0, 1, 2), (3,), (1024,), {}, attrs)
-        rows_of = torch.empty((count * each, 1024), dtype=torch.bfloat16, device="meta")
+        rows_of = torch.empty((len(batch.tokens), 1024), dtype=torch.bfloat16, device="meta")
         EncoderAttention(op, device)(staging.batch, rows_of, rows_of, rows_of, rows_of)
+
+
+def _batch(work: Work, context: int, *, adapted: bool) -> Batch:
+    """Return a batch whose decoding sequences have ``context`` tokens, and whose prompt begins."""
+    starts = [*range(work.sequences + 1), *([work.sequences + work.prompt] if work.prompt else [])]
+    count, rows = len(starts) - 1, starts[-1]
+    positions = [np.full(work.sequences, context), np.arange(work.prompt)]
+    return Batch(
+        tokens=np.zeros(rows, np.int64),
+        positions=np.concatenate(positions),
+        starts=np.array(starts),
+        tables=(np.arange(max(work.prompt, context) // 16 + 1),) * count,
+        wanted=np.array(starts[1:]) - 1,
+        adapters=np.zeros(count, np.int64) if adapted else None,
+    )
 
 
 def _launch(function: Any, args: Sequence[Any], kwargs: dict[str, Any], about: str) -> Launch:
@@ -314,7 +358,7 @@ def _functions() -> dict[str, Any]:
 
 def report(
     kinds: Sequence[str],
-    rows: Sequence[int],
+    works: Sequence[Work],
     targets: Sequence[str],
     *,
     layers: int = 2,
@@ -326,8 +370,8 @@ def report(
         capability = TARGETS[target].arch if target.startswith("sm") else 0
         seen: set[object] = set()
         for kind in kinds:
-            for count in rows:
-                for launch in launches(kind, count, int(capability), layers=layers, shape=shape):
+            for work in works:
+                for launch in launches(kind, work, int(capability), layers=layers, shape=shape):
                     key = (launch.name, launch.signature, launch.constants, launch.options)
                     if key not in seen:
                         seen.add(key)
@@ -341,11 +385,18 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--kinds", nargs="*", default=list(KINDS))
-    parser.add_argument("--rows", nargs="*", type=int, default=[1, 8, 32, 128, -512])
+    works = [Work(1), Work(8), Work(32), Work(128), Work(0, 512), Work(8, 512)]
+    parser.add_argument(
+        "--steps",
+        nargs="*",
+        type=Work.parse,
+        default=works,
+        help="8: decoding; 8+512: and a prompt",
+    )
     parser.add_argument("--targets", nargs="*", default=list(TARGETS))
     parser.add_argument("--shape", default="dense", choices=SHAPES)
     arguments = parser.parse_args()
-    found = report(arguments.kinds, arguments.rows, arguments.targets, shape=arguments.shape)
+    found = report(arguments.kinds, arguments.steps, arguments.targets, shape=arguments.shape)
     failed = 0
     print("| kernel | of | GPU | registers | spilled | shared memory, KiB | occupancy |")
     print("|---|---|---|---|---|---|---|")

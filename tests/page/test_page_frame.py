@@ -17,7 +17,7 @@ from tests.server.serving import Server
 pytestmark = pytest.mark.xdist_group("page")
 
 AXE = "axe-core@4.10.3"
-PANELS = ["chat", "transcript", "curves", "memory", "reference"]
+PANELS = ["chat", "transcript", "voice", "curves", "memory", "reference"]
 
 
 def test_the_page_prompts_for_a_key_and_keeps_it_in_the_tab(

@@ -79,7 +79,7 @@ def _list_packed() -> None:
         if file.header is not None:
             model, kind = file.header.model, file.header.kind
         rows.append((model, kind, in_bytes(file.size), ago(time.time() - file.used)))
-    click.echo(table(("model", "quantisation", "size", "last used"), rows, left=(0, 1, 3)))
+    click.echo(table(("model", "quantization", "size", "last used"), rows, left=(0, 1, 3)))
     click.echo(f"{in_bytes(sum(file.size for file in files))} in {folder}")
 
 

@@ -62,7 +62,7 @@ async def converse(
     limit = limit if own is None else min(limit, own)
     if truncate:
         most = limit - (params.max_tokens or max(1, limit // _ANSWERS_SHARE))
-        prompt = await _prompt_within(backend, conversation, call.caller.share, most)
+        conversation, prompt = await last_turns(backend, conversation, call.caller.share, most)
     else:
         prompt = await prompt_of(backend, conversation, call.caller.share)
     if up_to_context and params.max_tokens is not None:
@@ -111,10 +111,10 @@ def _question(call: Call, conversation: Conversation, params: SamplingParams) ->
     return question_of(conversation.messages, around, most_turns=most)
 
 
-async def _prompt_within(
+async def last_turns(
     backend: Backend, conversation: Conversation, share: Share, most: int
-) -> list[int]:
-    """Return the prompt of as many of the conversation's last turns as have at most ``most`` tokens.
+) -> tuple[Conversation, list[int]]:
+    """Return as many of the conversation's last turns as have at most ``most`` tokens, and their prompt.
 
     A turn begins with a user's message, so an answer of a tool never loses its call. The system
     messages at the beginning stay. Reads the prompt a logarithmic number of times.
@@ -126,29 +126,29 @@ async def _prompt_within(
     head = next((n for n, m in enumerate(messages) if m["role"] != "system"), len(messages))
     starts = [n for n in range(head + 1, len(messages)) if messages[n]["role"] == "user"]
 
-    async def prompt_from(start: int) -> list[int]:
+    async def part_from(start: int) -> tuple[Conversation, list[int]]:
         shorter = [*messages[:head], *messages[start:]]
         part = msgspec.structs.replace(conversation, messages=shorter)
-        return await prompt_of(backend, part, share)
+        return part, await prompt_of(backend, part, share)
 
-    async def fits(start: int) -> list[int] | None:
+    async def fitting(start: int) -> tuple[Conversation, list[int]] | None:
         try:
-            prompt = await prompt_from(start)
+            part = await part_from(start)
         except RequestError as error:
             if error.code != _TOO_LONG:
                 raise
             return None
-        return prompt if len(prompt) <= most else None
+        return part if len(part[1]) <= most else None
 
-    prompt = await fits(head)
+    whole = await fitting(head)
     low, high = 0, len(starts) - 1
-    while prompt is None and low < high:
+    while whole is None and low < high:
         middle = (low + high) // 2
-        if await fits(starts[middle]) is None:
+        if await fitting(starts[middle]) is None:
             low = middle + 1
         else:
             high = middle
-    return prompt or await prompt_from(starts[low] if starts else head)
+    return whole or await part_from(starts[low] if starts else head)
 
 
 async def prompt_of(backend: Backend, conversation: Conversation, share: Share) -> list[int]:

@@ -17,7 +17,7 @@ from galley.gateway.call import Call, CallStream
 from galley.gateway.lifecycle import RETRY_SECONDS
 from galley.gateway.receipt import Receipt
 from galley.gateway.served import ServedModel
-from galley.service.requests import expand
+from galley.service.requests import check_cache_salt, expand
 from galley.text.stream import Delta, TextStream
 from galley.tools.events import Event, Text
 from galley.tools.parser import Parser
@@ -117,6 +117,8 @@ class Generation:
             text = msgspec.structs.replace(text, defaults=defaults)
             info = msgspec.structs.replace(info, text=text)
         call.caller.trace.sampling = params
+        if cache_salt is not None:
+            check_cache_salt(info)
         requests = [
             request
             for index, prompt in enumerate(prompts)

@@ -13,6 +13,7 @@ SKLEARN_ENGINE: Final = "sklearn"
 OPENVINO_ENGINE: Final = "openvino"
 VOICE_ENGINE: Final = "voice"
 LLAMA_CPP_ENGINE: Final = "llama.cpp"
+CTRANSLATE2_ENGINE: Final = "ctranslate2"
 
 OPENVINO_FILE: Final = "openvino_model.xml"
 """A language model in OpenVINO's format, in the folder that Optimum Intel exports."""

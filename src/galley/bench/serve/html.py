@@ -26,7 +26,8 @@ figure ul { list-style: none; margin: 0; padding: 0; display: flex; flex-wrap: w
 text { fill: var(--soft); font-size: 11px } .grid { stroke: var(--grid); fill: none }
 .line path { stroke: currentColor; stroke-width: 2; fill: none } .line circle { fill: currentColor }
 .dashed path { stroke-dasharray: 6 4 } dt { color: var(--soft); float: left; clear: left; width: 12em }
-dd { margin-left: 12em } .bad { color: var(--c4) }
+dd { margin-left: 12em } .bad { color: var(--c4) } .good { color: var(--c2) }
+.bar rect { fill: currentColor }
 """ + "".join(f".c{i} {{ color: var(--c{i}) }} " for i in range(8))
 
 

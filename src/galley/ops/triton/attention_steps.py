@@ -6,6 +6,7 @@ import torch
 import triton
 
 from galley.graph.program import KVLayout, Op
+from galley.ops.triton.ahead import ahead
 from galley.ops.triton.attention import (
     Attention,
     Cache,
@@ -26,18 +27,18 @@ def rope(parts: Parts, op: Op) -> Step:
     a = op.attrs
     dim = a["head_dim"]
     shape = KVLayout(1, dim, dim)
-    turn = partial(_turn, parts, shape, a["inv_freq"], a["scale"], adjacent=a["adjacent"])
+    turn = partial(turn_rows, parts, shape, a["inv_freq"], a["scale"], adjacent=a["adjacent"])
 
     def step(run: Run) -> None:
         x = run.buffers[op.inputs[0]]
         out = parts.new(op.output, len(x))
-        turn(run, x, x, x, out, heads=op.width // dim, layer=None)
+        turn(run, x, x, x, out, layer=None)
         run.buffers[op.output] = out
 
     return step
 
 
-def _turn(
+def turn_rows(
     parts: Parts,
     kv: KVLayout,
     inv_freq: tuple[float, ...],
@@ -45,23 +46,29 @@ def _turn(
     run: Run,
     *rows: torch.Tensor,
     adjacent: bool,
-    heads: int,
     layer: int | None,
     queries: bool = True,
+    after: int | None = None,
 ) -> None:
-    """Rotate queries, and rotate keys while they are written to the cache of ``layer``."""
+    """Rotate queries, and rotate keys while they are written to the cache of ``layer``.
+
+    Part of the matrix that buffer ``after`` is multiplied by is fetched into the cache.
+    """
     q, k, v, out = rows
+    heads = q.shape[1] // kv.key_dim
     batch = run.batch
     cos, sin = batch.turns(inv_freq, scale) if inv_freq else (q, q)
     keep = layer is not None
-    cache = parts.caches[layer] if layer is not None else Cache(q, q, q, q)
+    cache = parts.caches[layer] if layer is not None else Cache(q, q, q, q, q)
     # Without a layer there is no cache, and the table is not read.
     table = batch.positions if layer is None else batch.tables[parts.group_of[layer]]
     block = power(max(kv.key_dim, kv.value_dim), 16)
     together = min(power(heads), max(1, 1024 // block))
     blocks = triton.cdiv(heads, together) if queries else 0
     blocks += (1 if kv.shared else 2) * triton.cdiv(kv.kv_heads, together) if keep else 0
-    rope_kernel[(triton.cdiv(len(q), ROWS_TOGETHER), blocks)](
+    matrix = None if after is None else parts.multiplied_by.get(after)
+    more = ahead("rope", matrix, parts.device, len(q), blocks, q)
+    rope_kernel[(triton.cdiv(len(q), ROWS_TOGETHER) + more.programs, blocks)](
         q,
         k,
         v,
@@ -72,6 +79,7 @@ def _turn(
         cache.values,
         cache.key_scales,
         cache.value_scales,
+        cache.factors,
         batch.sequences,
         batch.positions,
         table,
@@ -94,9 +102,10 @@ def _turn(
         HEADS=together,
         ROWS=ROWS_TOGETHER,
         BLOCK_TOKENS=BLOCK_TOKENS,
-        INT8=parts.int8_kv and keep,
+        BITS=parts.kv_bits if keep else 0,
         CUT=key_cut(kv),
-        KEY_STRIDE=key_stride(kv),
+        KEY_STRIDE=key_stride(kv, parts.kv_bits),
+        **more.arguments,
         **FUSION,
     )
 
@@ -104,21 +113,22 @@ def _turn(
 def attention(parts: Parts, op: Op) -> Step:
     """Attend to the paged cache, after keys and values are rotated and written."""
     a = op.attrs
-    layer, heads = a["layer"], a["heads"]
+    layer = a["layer"]
     kv = parts.program.kv[layer]
     turns = op.name == "rope_attention"
     inv_freq, turn_scale = (a["inv_freq"], a["rope_scale"]) if turns else ((), 1.0)
     adjacent = bool(turns and a["adjacent"])
-    turn = partial(_turn, parts, kv, inv_freq, turn_scale, adjacent=adjacent, heads=heads)
-    attend = Attention(op, kv, parts.device, parts.vector(op, "sinks"), int8=parts.int8_kv)
+    turn = partial(turn_rows, parts, kv, inv_freq, turn_scale, adjacent=adjacent)
+    attend = Attention(op, kv, parts.device, parts.vector(op, "sinks"), bits=parts.kv_bits)
     group = parts.group_of[layer]
 
     def step(run: Run) -> None:
         q, k, v = (run.buffers[b] for b in op.inputs)
         turned = parts.new(op.outputs[0], len(q)) if turns else q
-        turn(run, q, k, v, turned, layer=layer, queries=turns)
+        matrix = parts.multiplied_by.get(op.outputs[-1])
+        turn(run, q, k, v, turned, layer=layer, queries=turns, after=op.outputs[-1])
         out = parts.new(op.outputs[-1], len(q))
-        attend(run.batch, parts.caches[layer], group, turned, out)
+        attend(run.batch, parts.caches[layer], group, turned, out, matrix)
         if turns:
             run.buffers[op.outputs[0]] = turned
         run.buffers[op.outputs[-1]] = out

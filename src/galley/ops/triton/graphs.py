@@ -46,6 +46,7 @@ class DecodeGraphs:
         return (
             self._device.graphs
             and self._groups > 0
+            and batch.cross is None
             and len(batch.starts) - 1 == rows == len(batch.wanted)
             and rows <= _ROWS[-1]
         )
