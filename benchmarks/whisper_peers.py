@@ -60,15 +60,21 @@ def main() -> None:
             parser.error(f"{', '.join(unknown)}: unknown; choose from {', '.join(known)}")
     print(f"{'':12}" + "".join(f"{peer:>32}" for peer in peers), flush=True)
     hearers = {peer: PEERS[peer](arguments.threads) for peer in peers}
+    everything = {peer: _Total() for peer in peers}
     for condition in conditions:
         totals = {peer: _Total() for peer in peers}
         for seed in range(arguments.seeds):
             samples, said = shuffled(seed, 60 * arguments.minutes, condition)
             for peer, transcribe in hearers.items():
                 totals[peer].add(transcribe, samples, said)
-        print(
-            f"{condition:12}" + "".join(f"{total!s:>32}" for total in totals.values()), flush=True
-        )
+        _print(condition, totals)
+        for peer, total in totals.items():
+            everything[peer].include(total)
+    _print("all", everything)
+
+
+def _print(condition: str, totals: Mapping[str, "_Total"]) -> None:
+    print(f"{condition:12}" + "".join(f"{total!s:>32}" for total in totals.values()), flush=True)
 
 
 @dataclass
@@ -89,6 +95,11 @@ class _Total:
         self.wrong += real.errors(said, real.words(text))
         self.said += len(said)
         self.audio_seconds += len(samples) / SAMPLE_RATE
+
+    def include(self, other: "_Total") -> None:
+        """Add the figures of another condition."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
 
     def __str__(self) -> str:
         cpu, wall = self.cpu_seconds / self.audio_seconds, self.seconds / self.audio_seconds

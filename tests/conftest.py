@@ -4,7 +4,7 @@ import gc
 import os
 import platform
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,6 @@ if "GALLEY_TEST_DEVICE" not in os.environ:
 # An HTTP client loads all of the machine's CA certificates when it is created, and hundreds are; tests of
 # TLS name the certificate to trust.
 os.environ |= {"SSL_CERT_FILE": "", "SSL_CERT_DIR": os.devnull}
-# The modules and tests that are collected live as long as the process. Searching them for garbage takes a
-# third of the time of the collection, and some of every test's.
-gc.disable()
 # A script's background jobs start with Ctrl-C ignored, which their children would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -55,10 +52,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(kinds.of(item.path))
 
 
-def pytest_collection_finish() -> None:
-    """Collect garbage from here on, but none of what exists already."""
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage while tests are collected, and none of what exists then.
+
+    Modules and tests live as long as the process. Searching them for garbage takes a third of the time of
+    the collection, and some of every test's.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

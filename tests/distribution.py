@@ -18,15 +18,21 @@ ROOT: Final = Path(__file__).parents[1]
 _GROUP: Final = re.compile(r'xdist_group\("([^"]+)"\)')
 
 LONGEST: Final = (
+    "cli-processes",
     "default_server",
-    "server_protocols",
+    "page",
     "tests/native/test_native_whisper.py",
     "server_model_files",
     "tests/ops/triton/test_triton_compile.py",
-    "tests/ops/triton/test_triton_models.py",
-    "cli-processes",
+    "real_models",
     "tests/native/test_native_attention.py",
+    "server_protocols",
+    "tests/ops/triton/test_triton_models.py",
+    "tests/cli/test_transcribe.py",
+    "real-speech",
     "tests/native/test_native_executor.py",
+    "tests/service/test_speech_requests.py",
+    "tests/test_additions.py",
 )
 """The longest units, longest first: one that started last would run while other workers have nothing."""
 

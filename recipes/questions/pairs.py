@@ -2,8 +2,8 @@
 
     python -m recipes.questions.pairs [--pairs 4000] [--seed 1] > pairs.jsonl
 
-Half of the pairs are two wordings of one question. The others differ in what vectors hardly see: a number, a
-product, a city, a person or a date; who does what to whom; a negation or an opposite; and some are other
+Half of the pairs are two wordings of one question. The others differ in what vectors hardly see: a number,
+a product, a city, a person or a date; who does what to whom; a negation or an opposite; and some are other
 questions about the same thing.
 """
 
@@ -23,7 +23,7 @@ _TRIES = 100
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two questions; ``kind`` is "paraphrases" or what makes them different, ``asked`` numbers the first."""
+    """Two questions; ``kind``: "paraphrases", or what differs; ``asked``: the first's number."""
 
     a: str
     b: str

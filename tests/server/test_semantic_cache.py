@@ -222,8 +222,7 @@ def test_false_hits_turn_it_off(model: Path, tmp_path: Path) -> None:
                 assert word == "miss"
                 break
             assert word.startswith("semantic")
-            false = "checked_hits_total{result=false}"
-            until(lambda number=number: counted(false) == number + 1)
+            until(lambda number=number: counted("checked_hits_total{result=false}") == number + 1)
         assert counted("semantic_off") == 1
         assert "semantic hits were false" in (tmp_path / "log").read_text()
         # A question whose hit was false has its own answer now.

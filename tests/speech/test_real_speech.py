@@ -1,5 +1,6 @@
 """A published Whisper on people's recordings: no speech is lost or transcribed twice."""
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -101,12 +102,9 @@ def test_shuffled_clips_have_no_more_errors_than_with_faster_whisper(condition: 
 
 @pytest.mark.skipif(not thorough.THOROUGH, reason="left to make thorough: it takes minutes")
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("condition", CONDITIONS)
-def test_live_audio_with_turns_is_within_two_points_of_files(
-    transcriber: Transcriber, condition: Condition
-) -> None:
+def test_live_audio_with_turns_is_within_two_points_of_files(transcriber: Transcriber) -> None:
     wrong_live = wrong_file = count = 0
-    for seed in range(3):
+    for condition, seed in itertools.product(CONDITIONS, range(3)):
         samples, said = shuffled(seed, 40, condition)
         wrong_live += real.errors(said, live_words(transcriber, samples))
         wrong_file += real.errors(said, heard(transcriber, samples))

@@ -50,8 +50,8 @@ class Turn:
         total: seconds from the end of speech to the first audio; None: the turn was cut off, and nothing
             answered its rest.
         parts: seconds from the end of speech until each of :data:`PARTS` was ready; None: unknown.
-        interruption: seconds from the beginning of speech until the answer before was stopped; None: there
-            was none, or it was over.
+        interruption: seconds from the beginning of speech until the answer before was stopped, if it was
+            still being heard.
     """
 
     recording: int

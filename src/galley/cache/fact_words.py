@@ -103,7 +103,8 @@ DATES: Final = words(
 
 NEGATIONS: Final = words(
     "not no never none nobody nothing nowhere neither nor without cannot except excluding unless hardly "
-    "non lack lacks lacking avoid avoids avoiding fail fails failed failing refuse refuses refused stop stops stopped "
+    "non lack lacks lacking avoid avoids avoiding fail fails failed failing refuse refuses refused "
+    "stop stops stopped "
     # Other languages; a word that is none in the text's language makes a miss, not a false hit.
     "nicht kein keine keinen keiner nie niemals ohne ne pas jamais sans nunca sin non mai senza não sem "
     "niet geen nooit zonder нет не без"

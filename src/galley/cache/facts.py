@@ -36,7 +36,7 @@ _TOKEN: Final = re.compile(
     r"|[^\W\d_]+(?:['\u2019.&+-][^\W_]+)*(?:\+\+|#)?"  # a word: don't, e-mail, C++
     r"|[%$€£¥₹°]"
 )
-_CODE: Final = re.compile(r"(?=[\w.+-]*\d)(?=[\w.+-]*[^\W\d_])[\w]+(?:[.+-][\w]+)*")
+_CODE: Final = re.compile(r"(?<![\w.+-])(?=[\w.+-]*\d)(?=[\w.+-]*[^\W\d_])[\w]+(?:[.+-][\w]+)*")
 """A word with digits, such as a product's model; numbers with a unit attached are told apart."""
 _ATTACHED_UNIT: Final = re.compile(r"(\d+(?:[.,]\d+)*)-?([^\W\d_]+|%)")
 _ORDINAL: Final = re.compile(r"(\d+)(?:st|nd|rd|th)")

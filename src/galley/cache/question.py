@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple
 
 from galley.cache.keys import digest, encoded
 
-LONGEST: Final = 2000
+LONGEST: Final = 1000
 """Characters of a message beyond which it is not compared: vectors of long texts blur what differs."""
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from galley.cache.entry import Entry, pack, unpack
+from galley.cache.gathered_reads import GatheredReads
 from galley.cache.store import OVERHEAD_BYTES, Bounds, Kept, Selection, Size, StoreError
 from galley.errors import SettingsError, pip_install
 
@@ -137,18 +138,23 @@ class RedisStore:
         self._get = self._redis.register_script(_GET)
         self._put = self._redis.register_script(_PUT)
         self._remove = self._redis.register_script(_REMOVE)
+        self._reads = GatheredReads(self._get_all)
 
     async def get(self, keys: Sequence[bytes]) -> list[Entry | None]:
         """See :meth:`galley.cache.store.Store.get`."""
         now = time.time()
-        with _as_store_errors():
-            found = await self._get(
-                keys=_INDEX, args=[_PREFIX, repr(now), *(key.hex() for key in keys)]
-            )
+        found = await self._reads.get([key.hex() for key in keys])
         return [
             _living(unpack(data, key), now) if data else None
             for key, data in zip(keys, found, strict=True)
         ]
+
+    async def _get_all(self, names: Sequence[str]) -> list[bytes | None]:
+        with _as_store_errors():
+            found: list[bytes | None] = await self._get(
+                keys=_INDEX, args=[_PREFIX, repr(time.time()), *names]
+            )
+        return found
 
     async def put(self, entry: Entry) -> None:
         """See :meth:`galley.cache.store.Store.put`."""
@@ -225,6 +231,7 @@ class RedisStore:
 
     async def close(self) -> None:
         """See :meth:`galley.cache.store.Store.close`."""
+        await self._reads.close()
         await self._redis.aclose()
 
 

@@ -1,7 +1,7 @@
 """The threshold of the semantic cache, from pairs of questions that people have labelled.
 
-What is chosen keeps the share of false hits below a budget with 95 % certainty: with few pairs, a threshold is
-not believed even if none of its hits is false.
+What is chosen keeps the share of false hits below a budget with 95 % certainty: with few pairs, a threshold
+is not believed even if none of its hits is false.
 """
 
 import csv
@@ -161,7 +161,8 @@ def read_pairs(path: Path) -> list[Pair]:
         raise SettingsError(f"cannot read {path}: {error}") from error
     if not any(pair.same for pair in pairs) or all(pair.same for pair in pairs):
         raise SettingsError(
-            f"{path} needs pairs that mean the same and pairs that do not; it has {len(pairs)} pairs, all alike"
+            f"{path} needs pairs that mean the same and pairs that do not; the {len(pairs)} given are "
+            "all alike"
         )
     return pairs
 

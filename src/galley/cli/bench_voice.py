@@ -98,7 +98,7 @@ def voice(
     whole = [turn for turn in done if not turn.cut_offs]
     columns = [[turn.parts[n] for turn in whole] for n in range(len(PARTS))]
     columns.append([turn.total for turn in whole])
-    columns.append([turn.interruption for turn in done])
+    columns.append([turn.interruption for turn in done if interrupt])
     rows = []
     for name, column in zip([*PARTS, "total", "interruption"], columns, strict=True):
         if times := [seconds for seconds in column if seconds is not None]:

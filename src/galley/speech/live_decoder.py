@@ -66,13 +66,12 @@ class LiveDecoder:
             wanted = self._tokens.detection()
         else:
             wanted = self._wanted(decoding, language, previous, options)
-        peak = float(np.abs(samples).max(initial=0.0))
         [request] = transcribe_requests(
             wanted.prompt,
             wanted.sampling,
             self._tokens.info,
             request_id=f"{self._request_id}-{next(self._numbers)}",
-            encoder_input=encoder_input(self._features(levelled(samples, peak))),
+            encoder_input=encoder_input(self._features(levelled(samples))),
             rules=wanted.rules,
             priority=LIVE_PRIORITY,
             cache_salt=self._cache_salt,

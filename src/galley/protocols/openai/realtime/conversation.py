@@ -3,12 +3,11 @@
 import asyncio
 import dataclasses
 import itertools
-import logging
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from galley.errors import GalleyError, RequestError
+from galley.errors import RequestError
 from galley.gateway.caller import Caller
 from galley.observe.tracing import Trace
 from galley.protocols.openai.realtime.conversation_schemas import (
@@ -26,7 +25,7 @@ from galley.protocols.openai.realtime.items import Item, Items
 from galley.protocols.openai.realtime.outbox import Outbox, Send
 from galley.protocols.openai.realtime.response import Models, Reason, Response
 from galley.protocols.openai.realtime.schemas import Event
-from galley.protocols.openai.realtime.turn_ends import TurnEnds
+from galley.protocols.openai.realtime.turn_ends import TurnEnds, report
 from galley.protocols.openai.realtime.turn_times import TurnTimes
 from galley.service.voice_requests import voice_of
 from galley.tools.conversation import Conversation as ChatConversation
@@ -34,8 +33,6 @@ from galley.types.model_info import ModelInfo
 
 if TYPE_CHECKING:
     from galley.speech.live_events import LiveEvent
-
-log = logging.getLogger("galley.server")
 
 BUSY: Final = "conversation_already_has_active_response"
 """OpenAI's code of an error: a response is created while there is one."""
@@ -107,7 +104,11 @@ class Conversation:
         self._response: Response | None = None
         self._task: asyncio.Task[None] | None = None
         self._prepared: _Prepared | None = None
-        self._turn_ends = TurnEnds(models.language, self._part, ears.end_after)
+        self._turn_ends = TurnEnds(
+            models.language,
+            lambda part: self._part(f"{caller.request_id}_{part}"),
+            ears.end_after,
+        )
         self._said = ""
         """Final words of the turn that is being spoken."""
         self._speaking = False
@@ -276,11 +277,13 @@ class Conversation:
 
     def _time_out(self) -> None:
         self._idling = asyncio.create_task(self._prompt_caller())
-        self._idling.add_done_callback(_report)
+        self._idling.add_done_callback(report)
 
     async def _prompt_caller(self) -> None:
         """Respond to silence."""
-        if self._active is None and not self._speaking and await self._ears.give_up():
+        if self._speaking or self._active is not None or not self.settings.create:
+            return
+        if await self._ears.give_up():
             await self._respond(ResponseFields())
 
     @property
@@ -328,7 +331,7 @@ class Conversation:
             times=times if self.settings.source.timing else None,
         )
         task = asyncio.create_task(response.run(), name=f"galley-{name}")
-        task.add_done_callback(_report)
+        task.add_done_callback(report)
         task.add_done_callback(self._wait_for_speech)
         return response, task
 
@@ -385,10 +388,3 @@ class Conversation:
             trace=Trace(),
             cached=None,
         )
-
-
-def _report(task: asyncio.Task[None]) -> None:
-    """Log what ended a response's task, unless the client is gone, which its connection handles."""
-    error = None if task.cancelled() else task.exception()
-    if error is not None and not isinstance(error, GalleyError):
-        log.error("a response failed", exc_info=error)

@@ -3,8 +3,8 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final
 
 from galley.errors import GalleyError
 from galley.gateway.caller import Caller
@@ -38,6 +38,7 @@ class TurnEnds:
         """
         self._model, self._caller, self._end_after = model, caller, end_after
         self._numbers = itertools.count(1)
+        self._tasks: set[asyncio.Task[None]] = set()
         self._warming: asyncio.Task[None] | None = None
         self._judging: asyncio.Task[None] | None = None
         self._warmed = 0
@@ -47,13 +48,13 @@ class TurnEnds:
 
         Its keys and values are then in the prefix cache when it is answered.
         """
-        if self._warming is not None and not self._warming.done():
-            return
         length = len(conversation.messages[-1]["content"])
+        self._warmed = min(self._warmed, length)
         if length and length < self._warmed + _WARM_CHARACTERS:
             return
-        self._warmed = length
-        self._warming = asyncio.create_task(self._warm(conversation))
+        if self._warming is None or self._warming.done():
+            self._warmed = length
+            self._warming = self._begin(self._warm(conversation))
 
     def judge(self, turn: int, conversation: Conversation | None, eagerness: Eagerness) -> None:
         """Judge whether a turn that has paused is over, and say how long its silence has to last.
@@ -64,7 +65,7 @@ class TurnEnds:
             eagerness: the session's.
         """
         self.resume()
-        self._judging = asyncio.create_task(self._judge(turn, conversation, eagerness))
+        self._judging = self._begin(self._judge(turn, conversation, eagerness))
 
     def resume(self) -> None:
         """Stop judging: the caller goes on."""
@@ -74,9 +75,15 @@ class TurnEnds:
 
     def close(self) -> None:
         """Stop reading."""
-        self.resume()
-        if self._warming is not None:
-            self._warming.cancel()
+        for task in self._tasks:
+            task.cancel()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(report)
+        return task
 
     async def _read(self, conversation: Conversation) -> float:
         caller = self._caller(f"turn-{next(self._numbers)}")
@@ -100,3 +107,10 @@ class TurnEnds:
         # What follows may end this turn, and with it what cancels this task.
         self._judging = None
         await self._end_after(turn, silence)
+
+
+def report(task: asyncio.Task[None]) -> None:
+    """Log what ended a task of a conversation, unless the client is gone, which its connection handles."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None and not isinstance(error, GalleyError):
+        log.error("a conversation failed", exc_info=error)
