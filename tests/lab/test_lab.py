@@ -7,46 +7,16 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from galley.bench.report import Machine, Spread
+from galley.bench.report import Spread
 from galley.bench.serve.bars import Series, bars
-from galley.bench.serve.chart import Line
 from galley.errors import SettingsError
-from galley.lab.experiment import Bars, Claim, Curves, Figure, Finding, agrees, verdict
+from galley.lab.experiment import Figure, agrees, verdict
 from galley.lab.page import page, summary
 from galley.lab.registry import EXPERIMENTS, experiment_of
 from galley.lab.run import Outcome, Results, read_results
 from tests.cli.command import galley
+from tests.lab.findings import CONDITIONS, TWICE, finding, results
 from tests.thorough import long
-
-RATE = Spread(1e9, 1e9, 1e9)
-PEAKS = Machine(
-    cpu="<a CPU>",
-    isa="avx2",
-    cores=2,
-    threads=2,
-    caches=(),
-    read_huge=RATE,
-    read_small=RATE,
-    operations={"int8": RATE, "bf16": RATE, "float32": RATE},
-)
-CONDITIONS = {"model": "<m&m>", "run": "quick"}
-TWICE = Claim(figure="gain", unit="times", low=2, high=5)
-
-
-def results(**outcomes: Outcome) -> Results:
-    return Results(conditions=dict(CONDITIONS), peaks=PEAKS, outcomes=outcomes)
-
-
-def finding(measured: float) -> Finding:
-    return Finding(
-        figures=[Figure.exact(measured, 3.0)],
-        header=["<what>", "figure"],
-        rows=[["a & b", "1"]],
-        pictures=[
-            Curves(title="<lines>", x="x", y="y", lines=[Line("l", [0.0, 1.0], [1.0, None])]),
-            Bars(title="<bars>", unit="MB", names=["<n>"], series=[Series("s", [1.0])]),
-        ],
-    )
 
 
 @pytest.mark.parametrize(
