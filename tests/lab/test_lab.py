@@ -10,7 +10,7 @@ import pytest
 from galley.bench.report import Spread
 from galley.bench.serve.bars import Series, bars
 from galley.errors import SettingsError
-from galley.lab.experiment import Figure, agrees, verdict
+from galley.lab.experiment import Figure, judge, verdict
 from galley.lab.page import page, summary
 from galley.lab.registry import EXPERIMENTS, experiment_of
 from galley.lab.run import Outcome, Results, read_results
@@ -20,21 +20,21 @@ from tests.thorough import long
 
 
 @pytest.mark.parametrize(
-    ("spread", "confirmed"),
+    ("spread", "judged"),
     [
-        (Spread(3, 2.5, 4), True),
-        (Spread(1.9, 1.8, 2.1), True),  # the claim's range begins within the spread
-        (Spread(1.5, 1.2, 1.9), False),
-        (Spread(6, 5.5, 7), False),
+        (Spread(3, 2.5, 4), "confirmed"),
+        (Spread(3, 1.0, 9), "confirmed"),
+        (Spread(1.9, 1.8, 2.1), "undecided"),
+        (Spread(6, 0.5, 7), "undecided"),
+        (Spread(1.5, 1.2, 1.9), "contradicted"),
+        (Spread(6, 5.5, 7), "contradicted"),
     ],
 )
-def test_a_verdict_says_where_the_figure_contradicts_the_claim(
-    spread: Spread, confirmed: bool
-) -> None:
+def test_a_verdict_says_where_the_figure_contradicts_the_claim(spread: Spread, judged: str) -> None:
     figure = Figure(measured=spread)
-    assert agrees(TWICE, figure) == confirmed
+    assert judge(TWICE, figure) == judged
     said = verdict(TWICE, figure)
-    assert said.startswith("Confirmed" if confirmed else "Contradicted")
+    assert said.startswith(judged.capitalize())
     assert "2 to 5 times" in said
 
 
