@@ -1,6 +1,7 @@
 """Answers to questions that mean the same, on a real server with the bundled embedding model."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.server.conftest import ADMIN_KEY, CONTEXT
 from tests.server.key_files import KeyFile, bearer, key_of
 from tests.server.refusals import error_of
 from tests.server.serving import Server, events, until
+from tests.thorough import long
 
 pytestmark = pytest.mark.xdist_group("semantic_cache")
 
@@ -219,14 +221,16 @@ def test_false_hits_turn_it_off(model: Path, tmp_path: Path) -> None:
         def counted(name: str) -> float:
             return server.metrics("tiny").get(f"galley_response_cache_{name}", 0.0)
 
+        def false_hits_are(count: int) -> bool:
+            return counted("checked_hits_total{result=false}") == count
+
         number = 0
         while not counted("semantic_off"):
             system = f"You are assistant number {number}."
             assert did(ask(server, RESET, system)) == "miss"
             assert did(ask(server, RESET_TOO, system)).startswith("semantic")
             number += 1
-            false = "checked_hits_total{result=false}"
-            until(lambda false=false, number=number: counted(false) == number)
+            until(partial(false_hits_are, number))
             assert number < 3
         for text in (RESET, RESET_TOO):
             assert did(ask(server, text, "Another system prompt")) == "miss"
@@ -245,6 +249,7 @@ def test_what_it_needs_is_named(model: Path, tmp_path: Path) -> None:
         assert "--semantic-cache-model" in error_of(refused, 400)["message"]
 
 
+@long
 def test_another_server_embeds(server: Server, model: Path, tmp_path: Path) -> None:
     with Server(
         model,
@@ -260,6 +265,7 @@ def test_another_server_embeds(server: Server, model: Path, tmp_path: Path) -> N
         assert did(ask(other, RESET_TOO, "S")).startswith("semantic")
 
 
+@long
 @pytest.mark.skipif(PROGRAM is None, reason="redis-server is not installed")
 def test_servers_share_questions_and_a_reranker_may_object(model: Path, tmp_path: Path) -> None:
     ranks = make_model(tmp_path / "ranks", "bert", labels=1)
