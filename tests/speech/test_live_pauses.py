@@ -74,6 +74,16 @@ def test_a_turn_ends_after_as_much_silence_as_it_is_given(
     assert kinds(driver).count(SpeechStopped) == 1
 
 
+def test_a_turn_may_be_given_more_silence_than_others(tokenizer: Tokenizer) -> None:
+    short = dataclasses.replace(PATIENT, turns=TurnOptions(silence_duration_ms=600))
+    driver = Driver(tokenizer, speech("one two", 1.5, "three", 1.5, "four"), options=short)
+    while not paused_at(driver):
+        driver.play(0.1)
+    driver.session.end_after(0, 3_000)
+    driver.play(8)
+    assert driver.texts() == ["one two three", "four"]
+
+
 def test_what_is_decided_in_a_pause_ends_with_it(tokenizer: Tokenizer) -> None:
     driver = Driver(tokenizer, speech("one two", 1.0, "three", 1.5, "four"), options=PATIENT)
     while not paused_at(driver):

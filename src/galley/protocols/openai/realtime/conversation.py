@@ -226,8 +226,8 @@ class Conversation:
         await self._drop_prepared()
         self._times = TurnTimes(at_ms, self._ears.heard_at(at_ms), time.monotonic())
         eagerness = self.settings.source.eagerness
-        if eagerness is not None:
-            self._turn_ends.judge(turn, self._with(text) if text else None, eagerness)
+        if eagerness is not None and text:
+            self._turn_ends.judge(turn, self._with(text), eagerness)
         if not text or not self._answers_turns:
             return
         items = self._items.fork(Item(item_id, role="user", spoken=True, text=text))

@@ -30,6 +30,10 @@ model gives most whole messages of people some hundredths, and a message cut bet
 """
 
 
+UNJUDGED_MS: Final = 1_000
+"""Silence that ends a turn of which it is not known how likely its end is."""
+
+
 def longest_silence_ms(eagerness: Eagerness) -> int:
     """Return the silence that ends a turn, however unlikely its end is."""
     return _LEVELS[eagerness].longest_ms

@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from galley.errors import RequestError
 from galley.protocols.common.messages import Strict
-from galley.protocols.openai.realtime.eagerness import Eagerness, longest_silence_ms
+from galley.protocols.openai.realtime.eagerness import UNJUDGED_MS, Eagerness
 
 if TYPE_CHECKING:
     from galley.speech.options import LiveOptions, TurnOptions
@@ -386,8 +386,8 @@ class Settings:
                 param="type",
             )
         eagerness = given.eagerness or self.eagerness or "auto"
-        longest = TurnOptions(silence_duration_ms=longest_silence_ms(eagerness))
-        return dataclasses.replace(self, turns=longest, eagerness=eagerness, idle_timeout_ms=None)
+        turns = TurnOptions(silence_duration_ms=UNJUDGED_MS)
+        return dataclasses.replace(self, turns=turns, eagerness=eagerness, idle_timeout_ms=None)
 
 
 def _warnings(session: Session | FlatSession, *, converses: bool) -> tuple[str, ...]:

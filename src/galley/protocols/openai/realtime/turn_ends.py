@@ -21,9 +21,6 @@ log = logging.getLogger("galley.server")
 _WARM_CHARACTERS: Final = 200
 """New text of a turn that is worth a prefill of its own while the caller goes on."""
 
-_UNKNOWN_MS: Final = 500
-"""Silence that ends a turn which cannot be judged: that of ``server_vad``."""
-
 
 class TurnEnds:
     """The readings of one conversation's open turn; at most one of each kind runs."""
@@ -56,14 +53,8 @@ class TurnEnds:
             self._warmed = length
             self._warming = self._begin(self._warm(conversation))
 
-    def judge(self, turn: int, conversation: Conversation | None, eagerness: Eagerness) -> None:
-        """Judge whether a turn that has paused is over, and say how long its silence has to last.
-
-        Args:
-            turn: its number.
-            conversation: its last message is the turn's; None: the turn is not understood.
-            eagerness: the session's.
-        """
+    def judge(self, turn: int, conversation: Conversation, eagerness: Eagerness) -> None:
+        """Judge whether a turn that has paused is over, and say how long its silence has to last."""
         self.resume()
         self._judging = self._begin(self._judge(turn, conversation, eagerness))
 
@@ -95,15 +86,12 @@ class TurnEnds:
         except GalleyError as error:  # the response meets the same problem, and reports it
             log.debug("a prompt was not read ahead: %s", error)
 
-    async def _judge(
-        self, turn: int, conversation: Conversation | None, eagerness: Eagerness
-    ) -> None:
-        silence = _UNKNOWN_MS
+    async def _judge(self, turn: int, conversation: Conversation, eagerness: Eagerness) -> None:
         try:
-            if conversation is not None:
-                silence = silence_ms(await self._read(conversation), eagerness)
+            silence = silence_ms(await self._read(conversation), eagerness)
         except GalleyError as error:
             log.warning("the end of a turn could not be judged: %s", error)
+            return
         # What follows may end this turn, and with it what cancels this task.
         self._judging = None
         await self._end_after(turn, silence)
