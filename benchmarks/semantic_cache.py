@@ -3,8 +3,8 @@
     python -m benchmarks.semantic_cache --model galley-demo-embed --model PATH [--pairs FILE]
 
 The threshold is tuned with one half of the pairs and measured with the other; no question is in both
-halves. Without ``--pairs``, the pairs are those of ``recipes/questions``. Beside it: the cosine alone, with the
-threshold at which its hit rate is the same.
+halves. Without ``--pairs``, the pairs are those of ``recipes/questions``. Beside it: the cosine alone, with
+the threshold at which its hit rate is the same.
 """
 
 import argparse

@@ -56,7 +56,7 @@ def rearranged(original: onnx.ModelProto) -> onnx.ModelProto:
     # Four windows of 256 samples, one every 128.
     graph.node("Pad", ["input", graph.ints("pads", [0, 0, 0, 64])], "padded", mode="reflect")
     graph.reshape("padded", "steps", [-1, 5, 128])
-    windows = graph.beside("steps", [(0, 4, 1), (1, 5, 1)])
+    windows = graph.gathered("steps", [(0, 4, 1), (1, 5, 1)])
     spectrum = graph.product(windows, "stft", weights["stft.forward_basis_buffer"][:, 0].T)
     real, imaginary = (graph.part(spectrum, 2, first, first + _BINS, 1) for first in (0, _BINS))
     power = graph.node("Add", [graph.square(real), graph.square(imaginary)], "power")
@@ -67,7 +67,7 @@ def rearranged(original: onnx.ModelProto) -> onnx.ModelProto:
             "Pad", [x, graph.ints(f"around{number}", [0, 1, 0, 0, 1, 0])], f"padded{number}"
         )
         taps = [(tap, tap + columns, stride) for tap in range(3)]
-        x = graph.layer(graph.beside(padded, taps), weights, number, slice(None))
+        x = graph.layer(graph.gathered(padded, taps), weights, number, slice(None))
     x = graph.layer(x, weights, 3, slice(1, 2))  # one column, between two of zeros
     _recurrence(graph, x, weights)
     made = helper.make_model(
@@ -127,10 +127,10 @@ class _Graph:
         ]
         return self.node("Slice", [x, *bounds], name)
 
-    def beside(self, x: str, ranges: list[tuple[int, int, int]]) -> str:
+    def gathered(self, x: str, ranges: list[tuple[int, int, int]]) -> str:
         """Concatenate the channels of several ranges (first, end, step) of the columns."""
         parts = [self.part(x, 1, *one) for one in ranges]
-        return self.node("Concat", parts, f"{x}.beside", axis=2)
+        return self.node("Concat", parts, f"{x}.gathered", axis=2)
 
     def square(self, x: str) -> str:
         return self.node("Mul", [x, x], f"{x}.square")
@@ -139,7 +139,7 @@ class _Graph:
         return self.node("MatMul", [x, self.weight(f"{name}.matrix", matrix)], f"{name}.product")
 
     def layer(self, x: str, weights: Weights, number: int, taps: slice) -> str:
-        """Apply an encoder layer to channels that ``beside`` has put next to each other."""
+        """Apply an encoder layer to channels that ``gathered`` has concatenated."""
         name = f"encoder.{number}"
         kernel = weights[f"{name}.weight"][:, :, taps]  # [out, in, taps]
         matrix = kernel.transpose(2, 1, 0).reshape(-1, len(kernel))

@@ -13,82 +13,20 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 os.environ.pop("TRITON_INTERPRET", None)  # interpreted kernels cannot be compiled
 
-import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from galley.formats.weights import (
-    MXFP4_GROUP,
-    MXFP4_KIND,
-    DenseWeight,
-    IntWeight,
-    Mxfp4Weight,
-    TensorInfo,
-    Weight,
-    WeightKind,
-    Weights,
-    mxfp4_kind,
-)
-from galley.graph.adapters import with_adapters
-from galley.graph.passes import run_passes
-from galley.graph.program import Op, Program
-from galley.models.registry import build_program
-from galley.ops.batch import Batch
-from galley.ops.triton.adapters import Adapters
-from galley.ops.triton.attention import Cache, EncoderAttention, key_stride, rows_of_tiles
-from galley.ops.triton.parts import Parts
-from galley.ops.triton.sampler import Draws
-from galley.ops.triton.step_batch import Staging, shape_of, tiles_of
-from galley.ops.triton.steps import Steps
-from galley.ops.triton.tiles import Device
-
-SHAPE: Final[dict[str, Any]] = {
-    "model_type": "llama",
-    "vocab_size": 2048,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-}
-
-MIXTURE: Final[dict[str, Any]] = {
-    "model_type": "deepseek_v3",
-    "vocab_size": 2048,
-    "hidden_size": 2048,
-    "intermediate_size": 1024,
-    "moe_intermediate_size": 768,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "q_lora_rank": 768,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "first_k_dense_replace": 0,
-    "n_routed_experts": 32,
-    "n_group": 4,
-    "topk_group": 2,
-    "num_experts_per_tok": 8,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-}
-"""Experts and latent attention; each layer has adapters, too."""
-
-SHAPES: Final = {"dense": SHAPE, "mixture": MIXTURE}
+from scripts.gpu_steps import KINDS, SHAPES, Work, run_step
 
 TARGETS: Final = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -100,9 +38,6 @@ TARGETS: Final = {
 
 SHARED_LIMIT: Final = {"sm_80": 163, "sm_89": 99, "sm_90": 227, "sm_100": 227, "gfx942": 64}
 """Most KiB of shared memory of a block."""
-
-_CACHE: Final = 40 << 20
-"""Bytes of the L2 cache of an A100; kernels of few rows fetch into it."""
 
 _REGISTERS: Final = 65536
 _MOST_WARPS: Final = {"sm_80": 64, "sm_89": 48, "sm_90": 64, "sm_100": 64, "gfx942": 32}
@@ -120,32 +55,6 @@ _TYPES: Final = {
     torch.uint64: "*u64",
     torch.float64: "*fp64",
 }
-
-KINDS: Final = {
-    "bf16": WeightKind("bf16"),
-    "fp8": WeightKind("fp8"),
-    "int8": WeightKind("int8", 128, "BF16"),
-    "int4": WeightKind("int4", 128, "BF16"),
-    "mxfp4": mxfp4_kind(2048),
-}
-
-
-class Work(NamedTuple):
-    """A step: sequences that decode one token each, and the tokens of a prompt beside them."""
-
-    sequences: int
-    prompt: int = 0
-
-    @classmethod
-    def parse(cls, text: str) -> "Work":
-        """Read ``8``, ``0+512`` or ``8+512``: sequences, then tokens of a prompt."""
-        sequences, _, prompt = text.partition("+")
-        return cls(int(sequences), int(prompt or 0))
-
-    def __str__(self) -> str:
-        decoding = f"{self.sequences} decoding" if self.sequences else ""
-        prompt = f"prompt of {self.prompt}" if self.prompt else ""
-        return " + ".join(filter(None, (decoding, prompt)))
 
 
 @dataclass(frozen=True)
@@ -182,37 +91,6 @@ class Compiled:
         return min(1.0, min(by_registers, by_shared, most // warps) * warps / most)
 
 
-class _Zeros(Weights):
-    """Tensors of the shape, of a kind; they are never copied to a device."""
-
-    def __init__(self, program: Program, kind: WeightKind) -> None:
-        self._program, self._kind = program, kind
-
-    def info(self, name: str) -> TensorInfo:
-        """See :class:`galley.formats.weights.Weights`."""
-        return TensorInfo(self._program.shapes[name], WeightKind("bf16"))
-
-    def __getitem__(self, name: str) -> Weight:
-        shape, kind = self._program.shapes[name], self._kind
-        coded = name in self._program.matrices and "embed" not in name
-        if kind.name == MXFP4_KIND and coded:
-            scales = np.ones((shape[0], -(-shape[1] // MXFP4_GROUP)), np.float32)
-            return Mxfp4Weight(name, np.zeros(shape, np.uint8), MXFP4_GROUP, scales)
-        if kind.is_integer and coded:
-            bits, group = (4 if kind.name == "int4" else 8), kind.group
-            q: Any = np.zeros(shape, np.uint8 if bits == 4 else np.int8)
-            scales = np.zeros((shape[0], -(-shape[1] // group)), np.float32)
-            assert kind.scale_type is not None
-            return IntWeight(name, bits, q, group, scales, None, kind.scale_type)
-        return DenseWeight(name, "BF16", shape, np.zeros(2 * int(np.prod(shape)), np.uint8))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._program.shapes)
-
-    def __len__(self) -> int:
-        return len(self._program.shapes)
-
-
 def launches(
     kind: str, work: Work, capability: int, *, layers: int = 2, shape: str = "dense"
 ) -> list[Launch]:
@@ -225,59 +103,10 @@ def launches(
     original = JITFunction.run
     JITFunction.run = catch
     try:
-        _step(kind, work, capability, layers, shape)
+        run_step(kind, work, capability, layers, shape)
     finally:
         JITFunction.run = original
     return list(found)
-
-
-def _step(
-    kind: str, work: Work, capability: int, layers: int, shape: str, context: int = 1000
-) -> None:
-    program = build_program({**SHAPES[shape], "num_hidden_layers": layers})
-    adapted = shape == "mixture"
-    if adapted:
-        program = with_adapters(program)
-    wanted = KINDS[kind]
-    dense = WeightKind("bf16")
-    kinds = {name: dense if "embed" in name else wanted for name in program.matrices}
-    program = run_passes(program.with_kinds(kinds))
-    device = Device("meta", capability, _CACHE if capability else 0)
-    adapters = Adapters(program, 4, 16, torch.bfloat16, device) if adapted else None
-    weights = _Zeros(program, wanted)
-    parts = Parts(program, weights, torch.bfloat16, device, kv_bits=0, adapters=adapters)
-    steps = Steps(parts)
-    for kv in program.kv:
-        size = (8, kv.kv_heads, 16, key_stride(kv))
-        keys = torch.empty(size, dtype=torch.bfloat16, device="meta")
-        parts.caches.append(Cache(keys, keys, keys, keys, keys))
-    batch = _batch(work, context, adapted=adapted)
-    count = len(batch.wanted)
-    single, tiles = tiles_of(batch, rows_of_tiles(program, device))
-    staging = Staging(shape_of(batch, single, tiles), 1, device)
-    logits = steps.run(staging.batch)
-    Draws(count, logits.shape[1], device).launch(logits, greedy=False, sort=adapted)
-    if adapted:
-        attrs = {"heads": 16, "kv_heads": 16, "key_dim": 64, "value_dim": 64, "scale": 0.125}
-        attrs |= {"before": -1, "after": -1, "exact": False}
-        op = Op("encoder_attention", (0, 1, 2), (3,), (1024,), {}, attrs)
-        rows_of = torch.empty((len(batch.tokens), 1024), dtype=torch.bfloat16, device="meta")
-        EncoderAttention(op, device)(staging.batch, rows_of, rows_of, rows_of, rows_of)
-
-
-def _batch(work: Work, context: int, *, adapted: bool) -> Batch:
-    """Return a batch whose decoding sequences have ``context`` tokens, and whose prompt begins."""
-    starts = [*range(work.sequences + 1), *([work.sequences + work.prompt] if work.prompt else [])]
-    count, rows = len(starts) - 1, starts[-1]
-    positions = [np.full(work.sequences, context), np.arange(work.prompt)]
-    return Batch(
-        tokens=np.zeros(rows, np.int64),
-        positions=np.concatenate(positions),
-        starts=np.array(starts),
-        tables=(np.arange(max(work.prompt, context) // 16 + 1),) * count,
-        wanted=np.array(starts[1:]) - 1,
-        adapters=np.zeros(count, np.int64) if adapted else None,
-    )
 
 
 def _launch(function: Any, args: Sequence[Any], kwargs: dict[str, Any], about: str) -> Launch:
@@ -350,9 +179,21 @@ def _functions() -> dict[str, Any]:
         rope,
         rows,
         sample,
+        speech,
     )
 
-    modules = (attention, elementwise, encoder_attention, experts, linear, norm, rope, rows, sample)
+    modules = (
+        attention,
+        elementwise,
+        encoder_attention,
+        experts,
+        linear,
+        norm,
+        rope,
+        rows,
+        sample,
+        speech,
+    )
     return {name: f for m in modules for name, f in vars(m).items() if isinstance(f, JITFunction)}
 
 

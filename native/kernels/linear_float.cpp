@@ -103,9 +103,9 @@ struct FloatInputs {
 template <class Weights>
 using Widened = Mixed<Weights, FloatInputs>;
 
-// Many rows of tiles share what they read: float16 weights become floats once for all of them.
+// With so many tiles of rows, float16 weights become floats once for all of them.
 constexpr int64_t kManyTiles = 8;
-constexpr int64_t kWidePanel = 512 << 10;  // bytes; in the second cache beside the rows
+constexpr int64_t kWidePanel = 512 << 10;  // bytes; stays in the second-level cache
 static_assert(kWidePanel <= kLinearScratch, "see kernels.hpp");
 
 void widen(const uint16_t* from, int64_t count, float* to) {

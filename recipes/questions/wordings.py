@@ -64,7 +64,7 @@ class Asked:
     """One question.
 
     Attributes:
-        wordings: ways to ask it; all have the same answer. ``{product}`` and others are slots; ``{city2}`` is
+        wordings: ways to ask it; all have the same answer. ``{product}`` etc. are slots; ``{city2}`` is
             a second one of its kind.
         opposites: wordings that have another answer: negated, or with an opposite word.
     """

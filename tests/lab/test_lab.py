@@ -7,64 +7,34 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from galley.bench.report import Machine, Spread
+from galley.bench.report import Spread
 from galley.bench.serve.bars import Series, bars
-from galley.bench.serve.chart import Line
 from galley.errors import SettingsError
-from galley.lab.experiment import Bars, Claim, Curves, Figure, Finding, agrees, verdict
+from galley.lab.experiment import Figure, judge, verdict
 from galley.lab.page import page, summary
 from galley.lab.registry import EXPERIMENTS, experiment_of
 from galley.lab.run import Outcome, Results, read_results
 from tests.cli.command import galley
+from tests.lab.findings import CONDITIONS, TWICE, finding, results
 from tests.thorough import long
-
-RATE = Spread(1e9, 1e9, 1e9)
-PEAKS = Machine(
-    cpu="<a CPU>",
-    isa="avx2",
-    cores=2,
-    threads=2,
-    caches=(),
-    read_huge=RATE,
-    read_small=RATE,
-    operations={"int8": RATE, "bf16": RATE, "float32": RATE},
-)
-CONDITIONS = {"model": "<m&m>", "run": "quick"}
-TWICE = Claim(figure="gain", unit="times", low=2, high=5)
-
-
-def results(**outcomes: Outcome) -> Results:
-    return Results(conditions=dict(CONDITIONS), peaks=PEAKS, outcomes=outcomes)
-
-
-def finding(measured: float) -> Finding:
-    return Finding(
-        figures=[Figure.exact(measured, 3.0)],
-        header=["<what>", "figure"],
-        rows=[["a & b", "1"]],
-        pictures=[
-            Curves(title="<lines>", x="x", y="y", lines=[Line("l", [0.0, 1.0], [1.0, None])]),
-            Bars(title="<bars>", unit="MB", names=["<n>"], series=[Series("s", [1.0])]),
-        ],
-    )
 
 
 @pytest.mark.parametrize(
-    ("spread", "confirmed"),
+    ("spread", "judged"),
     [
-        (Spread(3, 2.5, 4), True),
-        (Spread(1.9, 1.8, 2.1), True),  # the claim's range begins within the spread
-        (Spread(1.5, 1.2, 1.9), False),
-        (Spread(6, 5.5, 7), False),
+        (Spread(3, 2.5, 4), "confirmed"),
+        (Spread(3, 1.0, 9), "confirmed"),
+        (Spread(1.9, 1.8, 2.1), "undecided"),
+        (Spread(6, 0.5, 7), "undecided"),
+        (Spread(1.5, 1.2, 1.9), "contradicted"),
+        (Spread(6, 5.5, 7), "contradicted"),
     ],
 )
-def test_a_verdict_says_where_the_figure_contradicts_the_claim(
-    spread: Spread, confirmed: bool
-) -> None:
+def test_a_verdict_says_where_the_figure_contradicts_the_claim(spread: Spread, judged: str) -> None:
     figure = Figure(measured=spread)
-    assert agrees(TWICE, figure) == confirmed
+    assert judge(TWICE, figure) == judged
     said = verdict(TWICE, figure)
-    assert said.startswith("Confirmed" if confirmed else "Contradicted")
+    assert said.startswith(judged.capitalize())
     assert "2 to 5 times" in said
 
 

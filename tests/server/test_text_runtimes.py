@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from tests.runtimes.ctranslate2_folders import make_decoder
+from tests.runtimes.genai_folders import make_genai
 from tests.runtimes.language_models import CONTEXT, EXACT, make_gguf, random_ids
 from tests.server.serving import Server, events, until
 
@@ -44,6 +45,12 @@ ENGINES: Final = {
         lambda folder: make_decoder(folder / "tiny"),
         "",
         {"seed": 1, "logprobs": 1, "logit_bias": {"5": 1}, "presence_penalty": 1},
+    ),
+    "onnxruntime-genai": Library(
+        "onnxruntime_genai",
+        lambda folder: make_genai(folder / "tiny"),
+        "",
+        {"seed": 1, "logprobs": 1, "presence_penalty": 1},
     ),
 }
 

@@ -45,6 +45,7 @@ _SENTENCE_END: Final = re.compile(r"[.!?:;]\s*$|\n\s*$|[\"“(]\s*$")
 _QUOTED: Final = re.compile(r"\"([^\"]{1,200})\"|“([^”]{1,200})”|`([^`]{1,200})`")
 _GROUPED: Final = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 
+_NO_CONTENT: Final = FUNCTION_WORDS | DIRECTIONS.keys()
 _NEVER_NAMES: Final = FUNCTION_WORDS | MONTHS.keys() | DATES | UNITS.keys()
 _UNWRITTEN: Final = words("dont doesnt cant wont isnt didnt")
 """Negations without their apostrophe."""
@@ -168,8 +169,8 @@ class Facts:
 
     @cached_property
     def content(self) -> list[str]:
-        """The stems of the words that are not function words, in order."""
-        return [_stem(word) for word in self.words if word not in FUNCTION_WORDS]
+        """The stems of the words that say more than how others belong together, in order."""
+        return [_stem(word) for word in self.words if word not in _NO_CONTENT]
 
     @cached_property
     def roles(self) -> dict[str, str]:
@@ -179,7 +180,7 @@ class Facts:
         for word in self.words:
             if word in DIRECTIONS:
                 role = DIRECTIONS[word]
-            elif word not in FUNCTION_WORDS:
+            elif word not in _NO_CONTENT:
                 roles.setdefault(_stem(word), role)
                 role = ""
         return roles

@@ -56,9 +56,9 @@ def tune(
     """Find the threshold of the semantic response cache from labelled pairs of questions.
 
     DATA has JSON lines {"a": "...", "b": "...", "same": true}, or is a .csv or .tsv file with these
-    columns or those of Quora's question pairs. Prints for each threshold how many pairs that mean the same are
-    hits, and how many hits are false, with intervals of 95 %; then the threshold with the most hits whose share of
-    false ones is below the budget with 95 % certainty.
+    columns or those of Quora's question pairs. Prints for each threshold how many pairs that mean the
+    same are hits, and how many hits are false, with intervals of 95 %; then the threshold with the most
+    hits whose share of false ones is below the budget with 95 % certainty.
     """
     from galley.cache.tuning import chosen, fewest_hits, read_pairs, results
     from galley.settings.config import Settings
@@ -73,8 +73,8 @@ def tune(
     if best is None:
         raise SettingsError(
             f"no threshold keeps false hits below {100 * budget:.3g} % with 95 % certainty; give more "
-            f"pairs (a threshold needs {fewest_hits(budget)} hits if none is false), another embedding model, "
-            "or a larger --budget"
+            f"pairs (a threshold needs {fewest_hits(budget)} hits if none is false), another embedding "
+            "model, or a larger --budget"
         )
     _print_beside(bare, best)
     lines = {_THRESHOLD: f"{best.threshold:.3f}"}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -116,16 +116,34 @@ class Experiment:
     needs: tuple[str, ...] = field(default=())
 
 
-def agrees(claim: Claim, figure: Figure) -> bool:
-    """Return whether the range of the measurements and that of the claim have a value in common."""
+Judgement: TypeAlias = Literal["confirmed", "undecided", "contradicted"]
+
+
+def judge(claim: Claim, figure: Figure) -> Judgement:
+    """Compare a figure with the range of its claim.
+
+    Returns:
+        "confirmed" if the median is in the range, "contradicted" if no measurement may be, and "undecided" if
+        they vary too much to say.
+    """
     low = float("-inf") if claim.low is None else claim.low
     high = float("inf") if claim.high is None else claim.high
-    return figure.measured.high >= low and figure.measured.low <= high
+    measured = figure.measured
+    if low <= measured.median <= high:
+        return "confirmed"
+    return "undecided" if measured.high >= low and measured.low <= high else "contradicted"
 
 
 def verdict(claim: Claim, figure: Figure) -> str:
     """Say in a sentence whether the figure confirms the claim."""
-    found = f"{claim.figure}: {figure.measured.median:.3g} {claim.unit}"
-    if agrees(claim, figure):
-        return f"Confirmed here. {found}; claimed: {claim.range}."
-    return f"Contradicted here. {found}; claimed: {claim.range}."
+    measured = figure.measured
+    found = f"{claim.figure}: {measured.median:.3g} {claim.unit}"
+    if measured.low != measured.high:
+        found += f" ({measured.low:.3g} to {measured.high:.3g})"
+    judged = judge(claim, figure)
+    head = {
+        "confirmed": "Confirmed here.",
+        "undecided": "Undecided: the measurements vary too much; measure on an idle machine.",
+        "contradicted": "Contradicted here.",
+    }[judged]
+    return f"{head} {found}; claimed: {claim.range}."

@@ -2,12 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Final
 
 from galley.bench.serve.bars import bars
 from galley.bench.serve.chart import chart
 from galley.bench.serve.html import document, facts, table
-from galley.lab.experiment import Bars, Experiment, Picture, agrees, verdict
+from galley.lab.experiment import Bars, Experiment, Judgement, Picture, judge, verdict
 from galley.lab.run import Outcome, Results
+
+_CLASSES: Final[Mapping[Judgement, str]] = {
+    "confirmed": "good",
+    "undecided": "",
+    "contradicted": "bad",
+}
 
 
 def summary(
@@ -32,7 +39,7 @@ def summary(
                     f"{measured.median:.3g} ({measured.low:.3g} to {measured.high:.3g})"
                     if measured.low != measured.high
                     else f"{measured.median:.3g}",
-                    "confirmed" if agrees(claim, figure) else "contradicted",
+                    judge(claim, figure),
                 )
             )
     return rows
@@ -70,7 +77,7 @@ def _part(experiment: Experiment, outcome: Outcome | None) -> str:
         return f'{head}<p class="bad">Not measured: {escape(problem)}.</p>'
     finding = outcome.finding
     verdicts = "".join(
-        f'<p class="{"good" if agrees(claim, figure) else "bad"}">'
+        f'<p class="{_CLASSES[judge(claim, figure)]}">'
         f"{escape(verdict(claim, figure) + _prediction(figure.predicted, claim.unit))}</p>"
         for claim, figure in zip(experiment.claims, finding.figures, strict=True)
     )

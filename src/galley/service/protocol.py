@@ -20,6 +20,7 @@ from galley.settings.engine_choice import (
     LLAMA_CPP_ENGINE,
     NATIVE_ENGINE,
     ONNX_ENGINE,
+    ONNX_GENAI_ENGINE,
     OPENVINO_ENGINE,
     SKLEARN_ENGINE,
     VOICE_ENGINE,
@@ -41,6 +42,7 @@ ENGINES: Final[Mapping[str, str]] = {
     VOICE_ENGINE: "galley.runtimes.piper:load",
     LLAMA_CPP_ENGINE: "galley.runtimes.llama_cpp:load",
     CTRANSLATE2_ENGINE: "galley.runtimes.ctranslate2:load",
+    ONNX_GENAI_ENGINE: "galley.runtimes.onnx_genai:load",
 }
 """Name -> ``module:function`` of Galley's own loaders."""
 

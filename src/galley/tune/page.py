@@ -44,7 +44,7 @@ def page(
         facts(known),
         f'<p class="{"good" if met else "bad"}">{escape(said)}</p>',
         *(f"<p>{escape(sentence)}</p>" for sentence in takes),
-        f"<h2>Settings</h2><pre class=scroll>{escape(file)}</pre>",
+        f'<h2>Settings</h2><pre class="scroll" tabindex="0">{escape(file)}</pre>',
         f'<h2>Cost and latency</h2><div class="charts">{_front(tuning, best, goal)}</div>',
         f"<h2>Trials</h2>{trials}",
         f"<h2>Loss of quality</h2>{losses}" if tuning.losses else "",

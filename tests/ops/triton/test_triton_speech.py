@@ -19,6 +19,7 @@ from galley.settings.engine import DType, EngineSettings, KVType
 from galley.types.audio import Alignment
 from tests.checkpoints import ALIGNMENT_HEADS
 from tests.conftest import CheckpointMaker
+from tests.thorough import THOROUGH, unless
 from tests.models.whisper import (
     PROMPT,
     answers,
@@ -44,7 +45,7 @@ def executor_of(folder: Path, dtype: DType = "float32", kv_dtype: KVType = "auto
     return executor
 
 
-@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "int4"])
+@pytest.mark.parametrize("kv_dtype", ["auto", unless(ON_GPU, "int8"), unless(ON_GPU, "int4")])
 def test_logits_are_those_of_transformers(kv_dtype: KVType, checkpoint: CheckpointMaker) -> None:
     """The longest window, an odd one, and one of a single frame; with int8 keys and values, the odd one."""
     folder = checkpoint("whisper")
@@ -63,16 +64,13 @@ def test_logits_are_those_of_transformers(kv_dtype: KVType, checkpoint: Checkpoi
 
 
 def test_a_window_has_the_same_bits_alone_and_in_any_batch(checkpoint: CheckpointMaker) -> None:
-    """Prompts of one token split attention to the encoder's rows into stretches."""
+    """A prompt of one token is a graph on a GPU, and attention to its window is split into stretches."""
     executor = executor_of(checkpoint("whisper"), "bfloat16" if ON_GPU else "float32")
-    windows = [random_features(i, 80, frames) for i, frames in enumerate((1, 31, 150))]
-    prompts = [random_ids(i, rows) for i, rows in enumerate((9, 1, 1))]
+    windows = [random_features(i, 80, frames) for i, frames in enumerate((31, 150))]
+    prompts = [random_ids(i, rows) for i, rows in enumerate((9, 1))]
     alone = [run(executor, [w], [p]) for w, p in zip(windows, prompts, strict=True)]
-    for order in ((2, 1, 0), (0, 2)):
-        together = run(
-            executor, [windows[i] for i in order], [prompts[i] for i in order], first_block=16
-        )
-        assert np.array_equal(together, np.concatenate([alone[i] for i in order])), order
+    together = run(executor, windows[::-1], prompts[::-1], first_block=16)
+    assert np.array_equal(together, np.concatenate(alone[::-1]))
 
 
 def test_alignment_heads_look_where_those_of_transformers_do(checkpoint: CheckpointMaker) -> None:
@@ -99,6 +97,7 @@ def test_alignment_heads_look_where_those_of_transformers_do(checkpoint: Checkpo
         assert not rows[:, :, heard:].any()
 
 
+@pytest.mark.skipif(not (THOROUGH or ON_GPU), reason="takes long: make thorough runs it")
 def test_an_engine_transcribes_and_aligns_as_transformers(checkpoint: CheckpointMaker) -> None:
     """Two windows together: a step has a prompt's rows and decoding ones, and windows are encoded in it."""
     folder = checkpoint("whisper")

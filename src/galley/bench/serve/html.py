@@ -31,6 +31,10 @@ dd { margin-left: 12em } .bad { color: var(--c4) } .good { color: var(--c2) }
 """ + "".join(f".c{i} {{ color: var(--c{i}) }} " for i in range(8))
 
 
+FOCUSABLE: Final = 'tabindex="0" role="group" aria-label="table"'
+"""Attributes of a table's frame: what scrolls has to be reachable with the keyboard."""
+
+
 def document(title: str, body: str) -> str:
     """Return a whole file: the title is its heading, ``body`` is HTML."""
     return (
@@ -51,7 +55,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         for name, *cells in rows
     )
     return (
-        f'<div class="scroll"><table><thead><tr>{heads}</tr></thead>'
+        f'<div class="scroll" {FOCUSABLE}><table><thead><tr>{heads}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
 

@@ -7,10 +7,9 @@ import torch
 import triton
 
 from galley.graph.program import KVLayout, Op, Program
-from galley.ops.triton.ahead import ahead
 from galley.ops.triton.kernels.attention import attention_kernel
 from galley.ops.triton.kernels.encoder_attention import encoder_attention_kernel
-from galley.ops.triton.matrices import FUSION, Matrix, counts
+from galley.ops.triton.matrices import FUSION, counts
 from galley.ops.triton.step_batch import StepBatch
 from galley.ops.triton.tiles import SPLIT, Device, block_keys, query_tile
 from galley.types import BLOCK_TOKENS
@@ -107,7 +106,7 @@ class Attention:
             "SHARED": shared,
             "BLOCK_S": self._block_s,
             "HEAD_BLOCKS": head_blocks,
-            "BLOCK_KV": block_keys(device),
+            "BLOCK_KV": block_keys(device, bits),
             "SPLIT": SPLIT,
             "BLOCK_TOKENS": BLOCK_TOKENS,
             "CHUNKED": bool(a.get("chunked", False)),
@@ -119,18 +118,9 @@ class Attention:
         }
 
     def __call__(
-        self,
-        batch: StepBatch,
-        cache: Cache,
-        group: int,
-        q: torch.Tensor,
-        out: torch.Tensor,
-        matrix: Matrix | None = None,
+        self, batch: StepBatch, cache: Cache, group: int, q: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """Launch all tiles; those of one row are split into stretches if there are several.
-
-        Part of ``matrix`` is fetched for the product that reads the result.
-        """
+        """Launch all tiles; those of one row are split into stretches if there are several."""
         shape = batch.shape
         if not shape.single and not shape.tiles:
             return
@@ -147,8 +137,7 @@ class Attention:
             width, stretches = shape.cross_width, shape.cross_stretches
         stretches = stretches if shape.single else 1
         parts = self._room(shape.single, stretches, short.rows, q.device)
-        more = ahead("attention", matrix, self._device, len(q), self._programs, q)
-        attention_kernel[(shape.tiles + shape.single * stretches + more.programs, self._programs)](
+        attention_kernel[(shape.tiles + shape.single * stretches, self._programs)](
             q,
             out,
             cache.keys,
@@ -171,14 +160,12 @@ class Attention:
             self._cap or 1.0,
             self._window,
             shape.tiles,
-            shape.single,
             stretches,
             BLOCK_Q=long.rows,
             BLOCK_A=short.rows,
             LONG=shape.tiles > 0,
             SHORT=shape.single > 0,
             APART=stretches > 1,
-            **more.arguments,
             num_warps=launched.warps,
             num_stages=launched.stages,
             **self._constants,

@@ -6,7 +6,6 @@ import torch
 import triton
 
 from galley.graph.program import KVLayout, Op
-from galley.ops.triton.ahead import ahead
 from galley.ops.triton.attention import (
     Attention,
     Cache,
@@ -48,12 +47,8 @@ def turn_rows(
     adjacent: bool,
     layer: int | None,
     queries: bool = True,
-    after: int | None = None,
 ) -> None:
-    """Rotate queries, and rotate keys while they are written to the cache of ``layer``.
-
-    Part of the matrix that buffer ``after`` is multiplied by is fetched into the cache.
-    """
+    """Rotate queries, and rotate keys while they are written to the cache of ``layer``."""
     q, k, v, out = rows
     heads = q.shape[1] // kv.key_dim
     batch = run.batch
@@ -66,9 +61,7 @@ def turn_rows(
     together = min(power(heads), max(1, 1024 // block))
     blocks = triton.cdiv(heads, together) if queries else 0
     blocks += (1 if kv.shared else 2) * triton.cdiv(kv.kv_heads, together) if keep else 0
-    matrix = None if after is None else parts.multiplied_by.get(after)
-    more = ahead("rope", matrix, parts.device, len(q), blocks, q)
-    rope_kernel[(triton.cdiv(len(q), ROWS_TOGETHER) + more.programs, blocks)](
+    rope_kernel[(triton.cdiv(len(q), ROWS_TOGETHER), blocks)](
         q,
         k,
         v,
@@ -105,7 +98,6 @@ def turn_rows(
         BITS=parts.kv_bits if keep else 0,
         CUT=key_cut(kv),
         KEY_STRIDE=key_stride(kv, parts.kv_bits),
-        **more.arguments,
         **FUSION,
     )
 
@@ -125,10 +117,9 @@ def attention(parts: Parts, op: Op) -> Step:
     def step(run: Run) -> None:
         q, k, v = (run.buffers[b] for b in op.inputs)
         turned = parts.new(op.outputs[0], len(q)) if turns else q
-        matrix = parts.multiplied_by.get(op.outputs[-1])
-        turn(run, q, k, v, turned, layer=layer, queries=turns, after=op.outputs[-1])
+        turn(run, q, k, v, turned, layer=layer, queries=turns)
         out = parts.new(op.outputs[-1], len(q))
-        attend(run.batch, parts.caches[layer], group, turned, out, matrix)
+        attend(run.batch, parts.caches[layer], group, turned, out)
         if turns:
             run.buffers[op.outputs[0]] = turned
         run.buffers[op.outputs[-1]] = out

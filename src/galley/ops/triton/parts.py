@@ -60,7 +60,6 @@ class Parts:
         expert_layers: the packed experts of each layer.
         caches: keys and values of each layer, once they are allocated.
         group_of: layer -> its KV group.
-        multiplied_by: buffer -> the matrix of the linear layer that reads it.
     """
 
     def __init__(
@@ -79,7 +78,6 @@ class Parts:
         self.matrices: dict[tuple[object, ...], Matrix] = {}
         self.expert_layers: list[Experts] = []
         self.caches: list[Cache] = []
-        self.multiplied_by: dict[int, Matrix] = {}
         self.group_of = {
             layer: g for g, group in enumerate(program.kv_groups) for layer in group.layers
         }

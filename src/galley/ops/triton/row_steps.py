@@ -6,7 +6,6 @@ import torch
 import triton
 
 from galley.graph.program import Op
-from galley.ops.triton.ahead import ahead
 from galley.ops.triton.attention import power
 from galley.ops.triton.kernels.elementwise import elementwise_kernel, head_columns_kernel
 from galley.ops.triton.kernels.norm import norm_kernel
@@ -59,7 +58,6 @@ def linear(parts: Parts, op: Op, *, gated: int | None = None) -> Step:
     """Multiply by a matrix; buffer ``gated``, if any, gets silu of one half times the other."""
     matrix = parts.matrix(op, gated=gated is not None)
     output = op.output if gated is None else gated
-    parts.multiplied_by[op.inputs[0]] = matrix
 
     def step(run: Run) -> None:
         x = run.buffers[op.inputs[0]]
@@ -87,9 +85,7 @@ def norm(parts: Parts, op: Op) -> Step:
         out = parts.new(op.outputs[-1], len(x))
         total = parts.new(op.outputs[0], len(x)) if adds else out
         if len(x):
-            matrix = parts.multiplied_by.get(op.outputs[-1])
-            more = ahead("norm", matrix, parts.device, len(x), grid_y, x)
-            norm_kernel[(triton.cdiv(len(x), ROWS_TOGETHER) + more.programs, grid_y)](
+            norm_kernel[(triton.cdiv(len(x), ROWS_TOGETHER), grid_y)](
                 x,
                 y,
                 total,
@@ -112,7 +108,6 @@ def norm(parts: Parts, op: Op) -> Step:
                 WEIGHT=weight is not None,
                 BIAS=bias is not None,
                 APART=mean,
-                **more.arguments,
                 num_warps=8 if block >= 2048 else 4,
                 **FUSION,
             )

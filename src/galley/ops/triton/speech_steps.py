@@ -1,5 +1,7 @@
 """The steps of a speech model's encoder, of attention to its output, and of alignment."""
 
+from typing import Final
+
 import torch
 import triton
 
@@ -12,7 +14,7 @@ from galley.ops.triton.parts import Parts, Run, Step
 from galley.ops.triton.tiles import ROWS_TOGETHER
 from galley.types import BLOCK_TOKENS
 
-_KEYS: int = 64
+_KEYS: Final = 64
 """Encoder rows that a program of ``cross_weights`` scores at a time."""
 
 

@@ -47,10 +47,15 @@ class Shape(NamedTuple):
     cross_stretches: int = 1
 
     @classmethod
-    def of_decode(cls, rows: int, stretches: int, *, adapted: bool) -> "Shape":
-        """Return the shape of a batch with one row per sequence, all with logits."""
-        width = stretches * SPLIT // BLOCK_TOKENS
-        return cls(rows, rows, rows, width, rows, 0, stretches, adapted)
+    def of_decode(cls, rows: int, stretches: int, *, adapted: bool, crossed: int = 0) -> "Shape":
+        """Return the shape of a batch with one row per sequence, all with logits.
+
+        ``crossed`` is the number of stretches of attention to encoder outputs, if there are any.
+        """
+        width, cross_width = (n * SPLIT // BLOCK_TOKENS for n in (stretches, crossed))
+        return cls(
+            rows, rows, rows, width, rows, 0, stretches, adapted, cross_width, max(1, crossed)
+        )
 
 
 class Cross(NamedTuple):
@@ -183,7 +188,7 @@ class Staging:
             own = batch.tables[group * count : (group + 1) * count]
             self._fill_table(section, self.shape.width, own)
         if batch.cross is not None:
-            last[:rows] = np.asarray(batch.cross.rows)[owners] - 1
+            last[:rows], last[rows:] = np.asarray(batch.cross.rows)[owners] - 1, 0
             self._fill_table(crossed, self.shape.cross_width, batch.cross.tables)
         self._device.copy_(self._host, non_blocking=True)
         self.batch.angles.clear()

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 import torch
@@ -29,12 +30,10 @@ class Device:
     Attributes:
         name: torch's name of the device.
         capability: compute capability of a CUDA device, 90 for 9.0; 0 in the interpreter and elsewhere.
-        cache: bytes of the L2 cache of a CUDA device; 0 elsewhere.
     """
 
     name: str
     capability: int
-    cache: int = 0
 
     @property
     def torch(self) -> torch.device:
@@ -58,7 +57,7 @@ def device_of(name: str) -> Device:
     if device.type != "cuda" or torch.version.hip:
         return Device(name, 0)
     major, minor = torch.cuda.get_device_capability(device)
-    return Device(name, 10 * major + minor, torch.cuda.get_device_properties(device).L2_cache_size)
+    return Device(name, 10 * major + minor)
 
 
 _SHARED: Final = {8: 99 << 10, 0: 64 << 10}
@@ -70,6 +69,7 @@ _FOUR_BITS: Final = ("int4", "mxfp4")
 _MOST_SHARED: Final = 227 << 10
 
 
+@lru_cache(maxsize=4096)
 def linear_tile(
     device: Device, kind: str, dtype: torch.dtype, rows: int, outputs: int, splits: int
 ) -> Tile:
@@ -200,9 +200,14 @@ SPLIT: Final = 128
 """Keys per stretch of attention; separate programs can compute stretches."""
 
 
-def block_keys(device: Device) -> int:
-    """Return the number of keys of one product: as many as registers have room for."""
-    return 64 if INTERPRETED or device.capability >= 90 else 32
+def block_keys(device: Device, bits: int = 0) -> int:
+    """Return the number of keys of one product: as many as registers have room for.
+
+    With ``bits`` 4 they also hold what keys and values are unpacked to.
+    """
+    if INTERPRETED:
+        return 64
+    return 64 if device.capability >= 90 and bits != 4 else 32
 
 
 @dataclass(frozen=True, slots=True)

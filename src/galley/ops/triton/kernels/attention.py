@@ -19,8 +19,7 @@ depend on its position alone, and one launch computes prompts' chunks and decodi
 import triton
 import triton.language as tl
 
-from galley.ops.triton.kernels.kv_codes import floats_of, low_and_scale, stride_of
-from galley.ops.triton.kernels.prefetch import prefetch
+from galley.ops.triton.kernels.kv_codes import stride_of, unpacked
 
 _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 _LOWEST: tl.constexpr = tl.constexpr(-1e30)
@@ -69,25 +68,31 @@ def _stretch(
             more = tl.load(
                 key_ptr + place[None, :] * KEY_STRIDE + r[:, None], mask=inside, other=0
             ).to(dtype)
-        else:
-            dk, dw = d, dv
-            if BITS == 4:
-                dk, dw = d // 2, dv // 2
-            inside = there[None, :] & (d[:, None] < KEY)
-            k = tl.load(key_ptr + place[None, :] * KEY_STRIDE + dk[:, None], mask=inside, other=0)
-            inside = there[:, None] & (dv[None, :] < VALUE)
-            v = tl.load(
-                value_ptr + place[:, None] * stride_of(VALUE, BITS) + dw[None, :],
+        elif BITS == 4:
+            half_k, half_v = tl.arange(0, BLOCK_D // 2), tl.arange(0, BLOCK_V // 2)
+            inside = there[:, None] & (half_k[None, :] < KEY_STRIDE)
+            both = tl.load(
+                key_ptr + place[:, None] * KEY_STRIDE + half_k[None, :], mask=inside, other=0
+            )
+            pair = tl.load(key_scale_ptr + place, mask=there, other=0)
+            k = tl.trans(unpacked(both, pair, dtype))
+            inside = there[:, None] & (half_v[None, :] < stride_of(VALUE, BITS))
+            both = tl.load(
+                value_ptr + place[:, None] * stride_of(VALUE, BITS) + half_v[None, :],
                 mask=inside,
                 other=0,
             )
-            if BITS == 4:
-                low, step = low_and_scale(tl.load(key_scale_ptr + place, mask=there, other=0))
-                k = floats_of(k, d[:, None], low[None, :], step[None, :], dtype)
-                low, step = low_and_scale(tl.load(value_scale_ptr + place, mask=there, other=0))
-                v = floats_of(v, dv[None, :], low[:, None], step[:, None], dtype)
-            else:
-                k, v = k.to(dtype), v.to(dtype)
+            pair = tl.load(value_scale_ptr + place, mask=there, other=0)
+            v = unpacked(both, pair, dtype)
+        else:
+            inside = there[None, :] & (d[:, None] < KEY)
+            k = tl.load(
+                key_ptr + place[None, :] * KEY_STRIDE + d[:, None], mask=inside, other=0
+            ).to(dtype)
+            inside = there[:, None] & (dv[None, :] < VALUE)
+            v = tl.load(value_ptr + place[:, None] * VALUE + dv[None, :], mask=inside, other=0).to(
+                dtype
+            )
         behind = at + BLOCK_KV
         block = tl.load(table_ptr + behind // BLOCK_TOKENS, mask=behind < end, other=0)
         scores = tl.dot(q, k, input_precision="ieee") * scale
@@ -244,20 +249,18 @@ def _attend(
         )
 
 
-@triton.jit(do_not_specialize=["width", "long_tiles", "short_tiles", "stretches"])
+@triton.jit(do_not_specialize=["width", "long_tiles", "stretches"])
 def attention_kernel(
     q_ptr, out_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, factor_ptr, sinks_ptr, long_ptr, short_ptr, position_ptr,
     table_ptr, part_ptr, most_ptr, total_ptr, count_ptr, width, q_stride, out_stride, kv_heads, scale, cap, window,
-    long_tiles, short_tiles, stretches,
+    long_tiles, stretches,
     KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_R: tl.constexpr, CUT: tl.constexpr, KEY_STRIDE: tl.constexpr, SHARED: tl.constexpr, BLOCK_S: tl.constexpr,
     HEAD_BLOCKS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_KV: tl.constexpr,
     SPLIT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, LONG: tl.constexpr, SHORT: tl.constexpr, APART: tl.constexpr,
     CHUNKED: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, BITS: tl.constexpr, CROSS: tl.constexpr,
-    AHEAD: tl.constexpr = 0, ahead_ptr=None, ahead_rows=1, ahead_bytes=0,
-    ahead_lines=1,
 ):  # fmt: skip
-    """See the module. Programs: (tile of many rows, then tile of one row and stretch, then AHEAD; block of heads).
+    """See the module. Programs: (tile of many rows, then tile of one row and stretch; block of heads).
 
     Args:
         long_ptr: LONG: [long_tiles, 3] int32: sequence (-1: none), first row, number of rows up to BLOCK_Q.
@@ -270,7 +273,6 @@ def attention_kernel(
         factor_ptr: BITS 4: [kv_heads, KEY] float32: powers of two by which queries are multiplied, and keys divided.
         BITS: of an element of the cache, or 0 for floats; see ``kv_codes.py``.
         window: 0, or how many keys up to its own a row sees; CHUNKED: those from its last multiple on.
-        ahead_ptr, ahead_rows, ahead_bytes, ahead_lines: what the last AHEAD programs fetch; see ``prefetch.py``.
         stretches: of a short tile, of which each has a program of its own; 1 without APART.
         CUT: 0, or the first columns of keys that values are of, one more if their number is odd; the key's others
             are up to BLOCK_R.
@@ -288,8 +290,8 @@ def attention_kernel(
                 CAP, SINKS, BITS,
             )  # fmt: skip
     if SHORT:
-        short = tile - long_tiles
-        if (short >= 0) & (short < short_tiles * stretches):
+        if tile >= long_tiles:
+            short = tile - long_tiles
             _attend(
                 short // stretches, heads, short % stretches, q_ptr, out_ptr, key_ptr, value_ptr, key_scale_ptr,
                 value_scale_ptr, factor_ptr, sinks_ptr, short_ptr, position_ptr, table_ptr, part_ptr, most_ptr, total_ptr,
@@ -297,10 +299,3 @@ def attention_kernel(
                 CROSS, KEY, VALUE, BLOCK_D, BLOCK_V, BLOCK_R, CUT, KEY_STRIDE, SHARED, BLOCK_S, HEAD_BLOCKS, BLOCK_A,
                 BLOCK_KV, SPLIT, BLOCK_TOKENS, APART, CHUNKED, CAP, SINKS, BITS,
             )  # fmt: skip
-    if AHEAD:
-        fetching = tile - long_tiles - short_tiles * stretches
-        if fetching >= 0:
-            program = fetching * tl.num_programs(1) + heads
-            prefetch(
-                ahead_ptr, ahead_rows, ahead_bytes, ahead_lines, program, AHEAD * tl.num_programs(1)
-            )

@@ -18,16 +18,13 @@ def stride_of(SIZE: tl.constexpr, BITS: tl.constexpr):
 
 
 @triton.jit
-def low_and_scale(pair):
-    """The two float32 of an int32."""
-    return (pair << 16).to(tl.float32, bitcast=True), (pair & -65536).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def floats_of(byte, column, low, scale, dtype: tl.constexpr):
-    """What the half of a byte with this column stands for."""
-    whole = (byte.to(tl.int32) >> (4 * (column % 2))) & 15
-    return (low + scale * whole.to(tl.float32)).to(dtype)
+def unpacked(both, pair, dtype: tl.constexpr):
+    """[tokens, 2 * M] of bytes [tokens, M] and the pairs [tokens] of their tokens."""
+    low = (pair << 16).to(tl.float32, bitcast=True)[:, None]
+    step = (pair & -65536).to(tl.float32, bitcast=True)[:, None]
+    even = (low + step * (both & 15).to(tl.float32)).to(dtype)
+    odd = (low + step * (both >> 4).to(tl.float32)).to(dtype)
+    return tl.join(even, odd).reshape(both.shape[0], 2 * both.shape[1])
 
 
 @triton.jit

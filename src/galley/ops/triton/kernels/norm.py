@@ -8,17 +8,14 @@ and GROUPS groups of each, each in whole: the order of summation follows from th
 import triton
 import triton.language as tl
 
-from galley.ops.triton.kernels.prefetch import prefetch
-
 
 @triton.jit(do_not_specialize=["rows"])
 def norm_kernel(
     x_ptr, y_ptr, sum_ptr, weight_ptr, bias_ptr, out_ptr, rows, x_stride, y_stride, sum_stride, out_stride, groups, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, ADD: tl.constexpr, MEAN: tl.constexpr,
-    WEIGHT: tl.constexpr, BIAS: tl.constexpr, APART: tl.constexpr, AHEAD: tl.constexpr = 0, ahead_ptr=None, ahead_rows=1, ahead_bytes=0,
-    ahead_lines=1,
+    WEIGHT: tl.constexpr, BIAS: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
-    """Programs: (ROWS rows, then AHEAD; block of groups).
+    """Programs: (ROWS rows, block of groups).
 
     Args:
         y_ptr, sum_ptr: ADD: x + y is normed, and stored.
@@ -26,15 +23,7 @@ def norm_kernel(
         WIDTH: columns of a group; BLOCK: the next power of two.
         MEAN: it is subtracted (``layer_norm``).
         APART: groups have weights of their own.
-        ahead_ptr, ahead_rows, ahead_bytes, ahead_lines: what the last AHEAD programs fetch; see ``prefetch.py``.
     """
-    if AHEAD:
-        fetching = tl.program_id(0) - tl.cdiv(rows, ROWS)
-        if fetching >= 0:
-            program = fetching * tl.num_programs(1) + tl.program_id(1)
-            prefetch(
-                ahead_ptr, ahead_rows, ahead_bytes, ahead_lines, program, AHEAD * tl.num_programs(1)
-            )
     m = tl.arange(0, ROWS * GROUPS)[:, None]
     row = (tl.program_id(0) * ROWS + m // GROUPS).to(tl.int64)
     group = tl.program_id(1) * GROUPS + m % GROUPS

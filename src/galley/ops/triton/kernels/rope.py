@@ -2,7 +2,7 @@
 
 Shapes: q [rows, heads * key_dim], k [rows, kv_heads * key_dim], v [rows, kv_heads * value_dim], turned q as
 q, all with a row stride; cos and sin [rows, pairs] float32, scaled; the cache as in ``attention.py``.
-Programs: (ROWS rows, then AHEAD; block of HEADS heads of q, then of k, then of v). There is no reduction but the greatest
+Programs: (ROWS rows, block of HEADS heads of q, then of k, then of v). There is no reduction but the greatest
 magnitude of a head's key or value, or its range, for caches of 8 and 4 bits.
 """
 
@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 
 from galley.ops.triton.kernels.kv_codes import rounded_to_4_bits, rounded_to_8_bits, stride_of
-from galley.ops.triton.kernels.prefetch import prefetch
 
 
 @triton.jit
@@ -63,8 +62,7 @@ def rope_kernel(
     KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     PAIRS: tl.constexpr, ADJACENT: tl.constexpr, QUERIES: tl.constexpr, KEEP: tl.constexpr,
     HEADS: tl.constexpr, ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BITS: tl.constexpr, CUT: tl.constexpr,
-    KEY_STRIDE: tl.constexpr, AHEAD: tl.constexpr = 0, ahead_ptr=None, ahead_rows=1, ahead_bytes=0,
-    ahead_lines=1,
+    KEY_STRIDE: tl.constexpr,
 ):  # fmt: skip
     """See the module.
 
@@ -78,15 +76,7 @@ def rope_kernel(
         BITS: of an element of the cache, or 0 for floats; see ``kv_codes.py``.
         CUT: 0, or of latent attention, which has no programs for v, the columns of a key with the first scale.
         KEY_STRIDE: columns from one key to the next.
-        ahead_ptr, ahead_rows, ahead_bytes, ahead_lines: what the last AHEAD programs fetch; see ``prefetch.py``.
     """
-    if AHEAD:
-        fetching = tl.program_id(0) - tl.cdiv(rows, ROWS)
-        if fetching >= 0:
-            program = fetching * tl.num_programs(1) + tl.program_id(1)
-            prefetch(
-                ahead_ptr, ahead_rows, ahead_bytes, ahead_lines, program, AHEAD * tl.num_programs(1)
-            )
     m = tl.arange(0, ROWS * HEADS)[:, None]
     row = (tl.program_id(0) * ROWS + m // HEADS).to(tl.int64)
     sequence = tl.load(sequence_ptr + row, mask=row < rows, other=-1)

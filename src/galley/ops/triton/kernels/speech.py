@@ -11,7 +11,7 @@ BLOCK_KV keys at a time, from the first on. A program has one row, so its bits d
 import triton
 import triton.language as tl
 
-from galley.ops.triton.kernels.kv_codes import floats_of, low_and_scale, stride_of
+from galley.ops.triton.kernels.kv_codes import stride_of, unpacked
 
 _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 _LOWEST: tl.constexpr = tl.constexpr(-1e30)
@@ -54,12 +54,15 @@ def _scores(
     there = at < count
     block = tl.load(table_ptr + at // BLOCK_TOKENS, mask=there, other=0)
     place = (block.to(tl.int64) * kv_heads + head) * BLOCK_TOKENS + at % BLOCK_TOKENS
-    inside = there[:, None] & (d[None, :] < KEY)
-    dk = d // 2 if BITS == 4 else d
-    k = tl.load(key_ptr + place[:, None] * stride_of(KEY, BITS) + dk[None, :], mask=inside, other=0)
     if BITS == 4:
-        low, step = low_and_scale(tl.load(scale_ptr + place, mask=there, other=0))
-        k = floats_of(k, d[None, :], low[:, None], step[:, None], tl.float32)
+        half = tl.arange(0, BLOCK_D // 2)
+        inside = there[:, None] & (half[None, :] < stride_of(KEY, BITS))
+        place_of = place[:, None] * stride_of(KEY, BITS) + half[None, :]
+        both = tl.load(key_ptr + place_of, mask=inside, other=0)
+        k = unpacked(both, tl.load(scale_ptr + place, mask=there, other=0), tl.float32)
+    else:
+        inside = there[:, None] & (d[None, :] < KEY)
+        k = tl.load(key_ptr + place[:, None] * KEY + d[None, :], mask=inside, other=0)
     scores = tl.sum(k.to(tl.float32) * q[None, :], axis=1) * scale
     if BITS == 8:
         scores *= tl.load(scale_ptr + place, mask=there, other=0.0)
