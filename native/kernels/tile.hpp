@@ -18,7 +18,7 @@ constexpr int kMixedRows = kWidth == 16 ? 6 : 4;
 struct Ahead {
     int64_t blocks;  // from a block to the one in its place in the next item; 0 at the end
     int64_t part, parts;
-    int64_t pace;  // bytes to go for each 64 that are used
+    int64_t pace;  // bytes to go for each 64 that are used; rounded up, so that none are left out
 
     const uint8_t* from(const uint8_t* weights, int64_t block_bytes) const {
         return weights + blocks * block_bytes + block_bytes * part / parts;
@@ -73,7 +73,7 @@ struct Tiler {
             for (int64_t tile = 0; tile < tiles; ++tile) {
                 const int64_t next = l.rows * (tile + 1) / tiles;
                 rows<kMaxRows>(next - row, l, row, panel, stop,
-                               {next_panel, tile, tiles, 64 / tiles});
+                               {next_panel, tile, tiles, quotient_up(64, tiles)});
                 row = next;
             }
         }
