@@ -29,9 +29,8 @@ from benchmarks.peers.checkpoint import COMMON, MIXTURE
 from benchmarks.peers.checkpoint import SHAPES as SHAPES_OF_PEERS
 from benchmarks.peers.contest import Terms, contest, figures, show
 from benchmarks.results_file import machine_file, put
-from galley.formats.values import bf16_bits
-from galley.formats.weights import DENSE_KINDS, DenseWeight, TensorInfo, Weights
 from galley.graph.program import Program
+from galley.lab.random_model import RandomWeights
 from galley.machine import available_cores
 from galley.models.registry import build_program
 from galley.ops.batch import Batch
@@ -64,31 +63,6 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
     },
 }
 PROMPT, CONTEXT, STEPS = 512, 64, 24
-
-
-class RandomWeights(Weights):
-    """Tensors of a program, bfloat16: each is a slice of the same noise, which is generated once."""
-
-    def __init__(self, program: Program) -> None:
-        self._shapes = dict(program.shapes)
-        rng = np.random.default_rng(0)
-        largest = max(int(np.prod(shape)) for shape in self._shapes.values())
-        noise = rng.standard_normal(largest, dtype=np.float32) / np.float32(32)
-        self._noise = bf16_bits(noise).view(np.uint8)
-
-    def info(self, name: str) -> TensorInfo:
-        """See :class:`Weights`."""
-        return TensorInfo(self._shapes[name], DENSE_KINDS["BF16"])
-
-    def __getitem__(self, name: str) -> DenseWeight:
-        shape = self._shapes[name]
-        return DenseWeight(name, "BF16", shape, self._noise[: 2 * int(np.prod(shape))])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._shapes)
-
-    def __len__(self) -> int:
-        return len(self._shapes)
 
 
 def made(shape: str, kind: str, threads: int) -> tuple[CpuExecutor, Program]:

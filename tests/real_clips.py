@@ -1,6 +1,7 @@
 """Clips of people's recordings with known words, in any order, with pauses and background sounds."""
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Literal, get_args
 
@@ -58,6 +59,13 @@ _LONG_PAUSES: Final = (2.0, 20.0)
 _PEAK: Final = 0.5
 _BELOW: Final = 10 ** (-15 / 20)
 """Level of the background relative to the speech: -15 dB."""
+
+
+def clips() -> Iterator[tuple[Samples, list[str]]]:
+    """Yield the samples of each clip, mono at 16 kHz, and the words spoken in them."""
+    for name, start, end, text in CLIPS:
+        whole = _recording(name)
+        yield whole[round(start * SAMPLE_RATE) : round(end * SAMPLE_RATE)], real.words(text)
 
 
 def shuffled(

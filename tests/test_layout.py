@@ -1,9 +1,14 @@
-"""The layout of the tests: no test module imports another, and every folder has a kind."""
+"""The layout of the tests: what modules import, the kinds of folders, and what stays on one worker."""
 
 import ast
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 from tests import kinds
+from tests.distribution import LONGEST, ROOT, unit_of
 
 TESTS = Path(__file__).parent
 
@@ -34,3 +39,33 @@ def test_every_folder_has_one_kind_and_every_kind_its_places() -> None:
     assert {module.relative_to(TESTS).parts[0] for module in TESTS.glob("*/**/test_*.py")} <= {
         *places
     }
+
+
+def test_the_longest_units_exist() -> None:
+    units = {unit_of(str(module.relative_to(ROOT))) for module in TESTS.rglob("test_*.py")}
+    assert [unit for unit in LONGEST if unit not in units] == []
+
+
+def test_modules_of_a_group_are_one_unit() -> None:
+    assert (
+        unit_of("tests/page/test_page_http.py") == unit_of("tests/page/test_page_chat.py") == "page"
+    )
+    assert unit_of("tests/test_layout.py") == "tests/test_layout.py"
+
+
+def test_a_unit_runs_on_one_worker() -> None:
+    """xdist does not fail if it cannot group tests, so this runs it."""
+    paths = ["tests/quant/test_int8_inputs.py", "tests/quant/test_rtn.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n", "2", "-v", "-p", "no:cacheprovider", *paths],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if "PYTEST" not in name},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    ran = set(re.findall(r"^\[(gw\d)\] .*? PASSED (\S+?)::", done.stdout, re.MULTILINE))
+    assert len(ran) == 2
+    assert {path for _, path in ran} == set(paths)
+    assert {worker for worker, _ in ran} == {"gw0", "gw1"}

@@ -45,5 +45,16 @@ def each_pair(*axes: Sequence[Any]) -> list[Any]:
     ]
 
 
+def some_of(first: Sequence[Any], second: Sequence[Any], *, of: int) -> list[Any]:
+    """Return every combination of two axes' values as parameters.
+
+    ``make test`` tries one in ``of``, in diagonals, so that each value of either axis occurs; the rest is
+    ``long``.
+    """
+    return [
+        unless((i + j) % of == 0, a, b) for i, a in enumerate(first) for j, b in enumerate(second)
+    ]
+
+
 def _pairs(case: Iterable[int]) -> set[tuple[tuple[int, int], ...]]:
     return set(itertools.combinations(enumerate(case), 2))

@@ -103,16 +103,49 @@ struct FloatInputs {
 template <class Weights>
 using Widened = Mixed<Weights, FloatInputs>;
 
+// With so many tiles of rows, float16 weights become floats once for all of them.
+constexpr int64_t kManyTiles = 8;
+constexpr int64_t kWidePanel = 512 << 10;  // bytes; stays in the second-level cache
+static_assert(kWidePanel <= kLinearScratch, "see kernels.hpp");
+
+void widen(const uint16_t* from, int64_t count, float* to) {
+    for (int64_t i = 0; i < count; i += kLanes) store(to + i, load_f16(from + i));
+}
+
+void run_f16(const Linear& l, int64_t begin, int64_t end, uint8_t* scratch) {
+    const int64_t block = l.matrix->depth * kLanes;
+    const int64_t fit = kWidePanel / (block * static_cast<int64_t>(sizeof(float)));
+    const int64_t width = fit < kBlocksPerItem ? fit / kBlocks * kBlocks : kBlocksPerItem;
+    if (l.rows <= (kManyTiles - 1) * kMaxRows || width == 0)
+        return Tiler<TileF16, kMaxRows, kMaxRows, kBlocks>::run(l, begin, end);
+    float* floats = reinterpret_cast<float*>(scratch);
+    const uint16_t* weights = reinterpret_cast<const uint16_t*>(l.matrix->weights);
+    for (int64_t panel = begin; panel < end; panel += width) {
+        const int64_t blocks = end - panel < width ? end - panel : width;
+        const int64_t left = l.matrix->outputs - panel * kLanes;
+        widen(weights + panel * block, blocks * block, floats);
+        Matrix matrix = *l.matrix;
+        matrix.kind = Kind::kF32;
+        matrix.weights = scratch;
+        matrix.outputs = left < blocks * kLanes ? left : blocks * kLanes;
+        Linear some = l;
+        some.matrix = &matrix;
+        some.bias = l.bias ? l.bias + panel * kLanes : nullptr;
+        some.y = l.y + panel * kLanes;
+        Tiler<TileF32, kMaxRows, kMaxRows, kBlocks>::run(some, 0, blocks);
+    }
+}
+
 }  // namespace
 
-void linear_float(const Linear& l, int64_t begin, int64_t end, uint8_t*) {
+void linear_float(const Linear& l, int64_t begin, int64_t end, uint8_t* scratch) {
     switch (l.matrix->kind) {
         case Kind::kF32:
             return Tiler<TileF32, kMaxRows, kMaxRows, kBlocks>::run(l, begin, end);
         case Kind::kBF16:
             return Tiler<TileWide, kMaxRows, kMaxRows, kBlocks>::run(l, begin, end);
         case Kind::kF16:
-            return Tiler<TileF16, kMaxRows, kMaxRows, kBlocks>::run(l, begin, end);
+            return run_f16(l, begin, end, scratch);
         case Kind::kInt8:
             return run_mixed<Widened<StoredInt8>>(l, begin, end);
         case Kind::kInt4:

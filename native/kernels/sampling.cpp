@@ -98,12 +98,12 @@ DoublePart exp(DoublePart x) {
     return x < low ? DoublePart{} : y;
 }
 
-// Of the first `n` of so many.
-DoublePart load_doubles(const float* x, int64_t n) {
-    typedef float Part __attribute__((vector_size(4 * kDoubles)));
-    Part part;
-    for (int i = 0; i < kDoubles; ++i) part[i] = i < n ? x[i] : -__builtin_inff();
-    return __builtin_convertvector(part, DoublePart);
+typedef float FloatsOfDoubles __attribute__((vector_size(4 * kDoubles)));
+
+DoublePart load_doubles(const float* x) {
+    FloatsOfDoubles some;
+    memcpy(&some, x, sizeof some);
+    return __builtin_convertvector(some, DoublePart);
 }
 
 }  // namespace
@@ -113,8 +113,13 @@ double sum_exp(const float* x, int64_t n, double most) {
     for (int64_t begin = 0; begin < n; begin += kRowBlock) {
         const int64_t end = n - begin < kRowBlock ? n : begin + kRowBlock;
         DoublePart total = {};
-        for (int64_t i = begin; i < end; i += kDoubles)
-            total += exp(load_doubles(x + i, end - i) - most);
+        int64_t i = begin;
+        for (; i + kDoubles <= end; i += kDoubles) total += exp(load_doubles(x + i) - most);
+        if (i < end) {
+            float rest[kDoubles];
+            for (int j = 0; j < kDoubles; ++j) rest[j] = j < end - i ? x[i + j] : -__builtin_inff();
+            total += exp(load_doubles(rest) - most);
+        }
         for (int i = 0; i < kDoubles; ++i) sum += total[i];
     }
     return sum;

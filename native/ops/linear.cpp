@@ -45,7 +45,7 @@ class LinearOp : public Op {
         require(!layout_ || layout_->suits(m), "x is quantized for other weights");
         e.check_read(x_, layout_ ? layout_->row_bytes() : 4 * m.depth);
         e.check_floats_written(y_, m.outputs);
-        if (layout_) e.runtime.need_scratch(kLinearScratch);
+        if (layout_ || m.kind == Kind::kF16) e.runtime.need_scratch(kLinearScratch);
     }
 
     void run(Execution& e) const override {

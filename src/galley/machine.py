@@ -92,6 +92,10 @@ def leave_to_others(count: int) -> None:
     _left_to_others = count
 
 
+_UTIME, _STIME = 11, 12
+"""Places of CPU times among the fields of /proc/PID/stat after the name, proc_pid_stat(5)."""
+
+
 class Memory(NamedTuple):
     """The memory limit, and how much of it is still available, in bytes."""
 
@@ -138,6 +142,26 @@ def peak_memory(parent: int, *, running: str) -> int | None:
         if status.get("PPid:") == str(parent) and running in _read(process / "cmdline"):
             peaks.append(int(status.get("VmHWM:", 0)) * 1024)
     return sum(peaks) or None
+
+
+def cpu_seconds(parent: int) -> float:
+    """Return the CPU time that a process and its living descendants have used; 0 if it has ended."""
+    children: dict[int, list[int]] = {}
+    used: dict[int, float] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        # The second field is the name in brackets, which may contain spaces.
+        fields = _read(process / "stat").rpartition(")")[2].split()
+        if len(fields) > _STIME:
+            pid = int(process.name)
+            children.setdefault(int(fields[1]), []).append(pid)
+            ticks = int(fields[_UTIME]) + int(fields[_STIME])
+            used[pid] = ticks / os.sysconf("SC_CLK_TCK")
+    total, waiting = 0.0, [parent]
+    while waiting:
+        pid = waiting.pop()
+        total += used.get(pid, 0.0)
+        waiting += children.get(pid, [])
+    return total
 
 
 def memory(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP, meminfo: Path = MEMINFO) -> Memory:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from galley.cache.redis_store import RedisStore
-from galley.cache.responses import ResponseCache
+from galley.cache.response_cache import ResponseCache
 from galley.cache.store import Bounds
 from tests.cache.entries import entry
 from tests.cache.redis_server import PROGRAM, RedisServer

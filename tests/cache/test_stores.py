@@ -2,14 +2,17 @@
 
 import asyncio
 import shutil
+import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from galley.cache.redis_store import RedisStore
-from galley.cache.responses import open_store
+from galley.cache.response_cache import open_store
 from galley.cache.sqlite_store import SqliteStore
 from galley.cache.store import OVERHEAD_BYTES, Bounds, Selection, Store, StoreError
 from galley.errors import SettingsError
@@ -313,3 +316,55 @@ def test_a_changed_value_in_redis_is_a_miss(redis_server: RedisServer) -> None:
 def test_a_place_that_is_no_store_is_refused(place: str) -> None:
     with pytest.raises(SettingsError, match="response_cache_store"):
         open_store(place, WIDE)
+
+
+def test_questions_are_followed_in_the_order_in_which_any_process_stored_them(opened: Open) -> None:
+    asked: dict[str, Any] = {"question": "What is it?", "scope": b"s", "vector": b"vv"}
+
+    async def work() -> None:
+        writer, reader = opened(WIDE), opened(WIDE)
+        assert await reader.follow("", 10) == ([], "", False)
+        for number in range(5):
+            await writer.put(entry(number, **asked if number != 2 else {}))
+        await writer.close()
+        found, place, more = await reader.follow("", 3)
+        assert [one.key for one in found] == [entry(number).key for number in (0, 1, 3)]
+        assert found[0].question == "What is it?"
+        assert found[0].vector == b"vv"
+        assert more
+        found, place, more = await reader.follow(place, 3)
+        assert ([one.key for one in found], more) == ([entry(4).key], False)
+        writer = opened(WIDE)
+        assert await writer.remove(Selection(keys=(entry(1).key.hex(),))) == 1
+        await writer.put(entry(0, **asked))
+        await writer.close()
+        found, _, _ = await reader.follow(place, 3)
+        assert [one.key for one in found] == [entry(0).key]
+        everything, _, _ = await reader.follow("", 10)
+        assert entry(1).key not in [one.key for one in everything]
+        await reader.close()
+
+    asyncio.run(work())
+
+
+def test_a_file_of_the_version_without_questions_is_used(tmp_path: Path) -> None:
+    path = tmp_path / "answers.sqlite"
+
+    async def work() -> None:
+        store = SqliteStore(path, WIDE)
+        await store.put(entry(1))
+        await store.close()
+        with closing(sqlite3.connect(path)) as base, base:
+            base.execute("DROP TRIGGER questions_removed")
+            base.execute("DROP TABLE questions")
+            base.execute("PRAGMA user_version = 1")
+        store = SqliteStore(path, WIDE)
+        assert await store.get([entry(1).key]) != [None]
+        await store.put(entry(2, question="What?", vector=b"v"))
+        await store.close()
+        store = SqliteStore(path, WIDE)
+        found, _, _ = await store.follow("", 10)
+        assert [one.key for one in found] == [entry(2).key]
+        await store.close()
+
+    asyncio.run(work())

@@ -114,7 +114,7 @@ def test_a_quantized_checkpoint_is_compared_with_its_original(
     ):
         load_engine(strict, tmp_path / "int4")
     other = settings("kl=1", quality_gate_against="galley-demo")
-    with pytest.raises(UnsupportedModel, match="name the checkpoint that it was quantised from"):
+    with pytest.raises(UnsupportedModel, match="name the checkpoint that it was quantized from"):
         load_engine(other, tmp_path / "int4")
 
 

@@ -254,7 +254,7 @@ def test_an_interrupted_run_resumes_and_writes_the_same(folder: Path, tmp_path: 
         quantizer(folder, broken, "gptq")
 
 
-def test_what_cannot_be_quantised_is_refused(checkpoint: CheckpointMaker, tmp_path: Path) -> None:
+def test_what_cannot_be_quantized_is_refused(checkpoint: CheckpointMaker, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="is a speech model"):
         quantizer(checkpoint("whisper"), tmp_path / "out")
     done = galley("quantize", checkpoint("llama"), tmp_path / "out", "--bits", 8, "--zero-points")

@@ -48,10 +48,10 @@ def quantizer(
     return Quantizer(model, choose_executor("auto", "cpu")[1], out, plan, texts)
 
 
-def as_dense(folder: Path, quantised: Path, out: Path) -> Path:
+def as_dense(folder: Path, quantized: Path, out: Path) -> Path:
     """Write a copy of ``folder`` with the values that compressed-tensors reads from the other folder."""
     shutil.copytree(folder, out, ignore=shutil.ignore_patterns("*.safetensors*"))
-    read = {k: v for path in quantised.glob("*.safetensors") for k, v in load_file(path).items()}
+    read = {k: v for path in quantized.glob("*.safetensors") for k, v in load_file(path).items()}
     dense = {}
     for name, tensor in read.items():
         module, _, kind = name.rpartition(".")
@@ -180,7 +180,7 @@ def test_an_interrupted_run_goes_on_and_writes_the_same(
     assert filecmp.cmpfiles(whole, broken, names, shallow=False)[0] == names
 
 
-def test_what_cannot_be_quantised_is_refused(checkpoint: CheckpointMaker, tmp_path: Path) -> None:
+def test_what_cannot_be_quantized_is_refused(checkpoint: CheckpointMaker, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="awq does not support models with experts"):
         quantizer(checkpoint("mixtral"), tmp_path / "out", "awq")
     with pytest.raises(UnsupportedModel, match="latent attention"):

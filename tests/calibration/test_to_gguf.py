@@ -223,7 +223,7 @@ def test_the_command(tmp_path: Path) -> None:
     options = ("--format", "gguf", "--method", "rtn", "--tokens", 600, "--context", 48)
     done = galley("quantize", folder, out, *options)
     assert done.returncode == 0, done.stderr
-    assert "4 layers are not quantised" in done.stdout  # of 80 and 88 columns
+    assert "4 layers are not quantized" in done.stdout  # of 80 and 88 columns
     assert "on 611 tokens of text that the base generated" in done.stdout
     types = [tensor.tensor_type.name for tensor in gguf.GGUFReader(out).tensors]
     assert types.count("Q4_0") == 2 * 7 - 4

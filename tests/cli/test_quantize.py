@@ -33,8 +33,8 @@ def test_a_gguf_file_is_refused_before_texts_are_read(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_quantised_checkpoint_is_refused_before_texts_are_read(tmp_path: Path) -> None:
+def test_a_quantized_checkpoint_is_refused_before_texts_are_read(tmp_path: Path) -> None:
     texts = tmp_path / "there-are-none.txt"
     ended = galley("quantize", PEERS / "gptq-w4a16", tmp_path / "out", "--data", texts)
-    assert "quantise the original" in ended.stderr
+    assert "quantize the original" in ended.stderr
     assert texts.name not in ended.stderr

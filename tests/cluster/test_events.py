@@ -14,8 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from galley.cluster.router import PrefixRouter
 from galley.errors import Conflict, RequestError
 from galley.service.client import EngineClient
+from galley.service.links import ReplicaSource
 from galley.service.quarantine import MAX_KILLED_RETRIES
-from galley.service.replica import Replica, ReplicaSource
+from galley.service.replica import Replica
 from galley.service.streams import OutputStream
 from galley.service.watchdog import Watchdog
 from galley.settings.engine import EngineSettings
@@ -195,6 +196,22 @@ class ClusterMachine(RuleBasedStateMachine):
             await self.settle()
 
         self.run(begin())
+
+    @rule(number=st.integers(0, 9))
+    def leave(self, number: int) -> None:
+        """Stop a replica elsewhere, whose last step arrives after its requests were moved."""
+
+        async def leave() -> None:
+            replica = self.one(number)
+            engine = self.engines.get(replica.name)
+            if replica.source.remote and engine is not None and not engine.ended:
+                engine.leave()
+                engine.step()
+                await self.settle()
+                engine.end(0)
+            await self.settle()
+
+        self.run(leave())
 
     @precondition(lambda self: self.readers)
     @rule(number=st.integers(0, 99))

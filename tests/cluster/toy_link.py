@@ -5,7 +5,7 @@ import selectors
 from collections.abc import AsyncIterator
 from typing import Any
 
-from galley.service.frames import Abort, FromEngine, Ready, Step, Submit, ToEngine
+from galley.service.frames import Abort, FromEngine, Leaving, Ready, Step, Submit, ToEngine
 from galley.types import EngineRequest, Output, Tokens
 from galley.types.model_info import EngineStats, ModelInfo, TextInfo
 from tests.payloads import generated
@@ -71,6 +71,10 @@ class ToyEngine:
     async def frames(self) -> AsyncIterator[list[FromEngine]]:
         while (frame := await self._frames.get()) is not None:
             yield [frame]
+
+    def leave(self) -> None:
+        """Say that it is about to end, as a replica elsewhere does when it is stopped."""
+        self._frames.put_nowait(Leaving())
 
     def end(self, status: int) -> None:
         """End with what was written but not delivered, as a process does."""

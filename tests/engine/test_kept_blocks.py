@@ -20,14 +20,16 @@ class Clock:
         return self.now
 
 
-def cache(pool: BlockPool, name: str, blocks: int, keep: float = 0.0) -> list[bytes]:
+def cache(
+    pool: BlockPool, name: str, blocks: int, keep: float = 0.0, tenant: str = ""
+) -> list[bytes]:
     """Cache a prefix of so many blocks, as a request does, and return the keys."""
     keys = [f"{name}{i}".encode() for i in range(blocks)]
     taken = [pool.take() for _ in keys]
     for key, block in zip(keys, taken, strict=True):
         pool.register(key, block)
     if keep:
-        pool.keep(keys, keep)
+        pool.keep(keys, keep, tenant)
     for block in reversed(taken):
         pool.release(block)
     return keys
@@ -113,7 +115,7 @@ def test_blocks_are_conserved_whatever_happens(actions: list[tuple[str, int, flo
             pool.share(block)
             held.append(block)
         elif action == "keep":
-            pool.keep([key], seconds)
+            pool.keep([key], seconds, tenant=str(number % 3))
         elif action == "wait":
             clock.now += seconds
         elif action == "forget":
@@ -126,6 +128,34 @@ def test_a_block_that_is_kept_again_and_again_takes_no_memory() -> None:
     kept = KeptBlocks()
     for until in range(10_000):
         kept.add(1, float(until))
-    assert len(kept._order) < 100
-    assert kept.pop(before=9999.0) is None
-    assert kept.pop() == 1
+    assert len(kept._all._order) < 100
+    assert len(kept._tenants[""]._order) < 100
+    assert kept.pop_ended(before=9999.0) is None
+    assert kept.pop_of_largest() == 1
+
+
+def test_the_tenant_that_keeps_the_most_gives_up_blocks_to_others() -> None:
+    pool = BlockPool(20, Clock())
+    small = cache(pool, "small", 3, keep=60, tenant="small")
+    # It keeps longer, and much more, than half of the pool.
+    large = cache(pool, "large", 14, keep=3600, tenant="large")
+    cache(pool, "other", 3)
+    [pool.take() for _ in range(10)]
+    assert found(pool, small) == 3
+    assert found(pool, large) == 7
+    # The last resort is fair as well: each keeps as much as the other.
+    [pool.take() for _ in range(4)]
+    assert (found(pool, small), found(pool, large)) == (3, 3)
+
+
+def test_a_prefix_is_kept_for_the_tenant_that_asked_last() -> None:
+    kept = KeptBlocks()
+    kept.add(1, 10.0, "a")
+    kept.add(1, 10.0, "b")
+    kept.add(2, 5.0, "b")
+    kept.add(3, 1.0, "c")
+    assert kept.pop_of_largest() == 2
+    kept.discard(1)
+    assert kept.pop_of_largest() == 3
+    assert kept.pop_of_largest() is None
+    assert len(kept) == 0

@@ -115,9 +115,9 @@ FLOATS = {"type": "float", "symmetric": True}
 def test_the_librarys_own_files(tmp_path: Path, config: dict[str, Any], kind: str) -> None:
     truth = write_compressed(tmp_path, config)
     weights = open_checkpoint(tmp_path / "made").weights()
-    quantised = [name for name in truth if name.endswith("_proj.weight")]
-    assert len(quantised) == 14
-    for name in quantised:
+    quantized = [name for name in truth if name.endswith("_proj.weight")]
+    assert len(quantized) == 14
+    for name in quantized:
         weight = weights[name]
         assert weight.kind.name == kind
         wanted = truth[name].numpy()

@@ -112,12 +112,14 @@ def greedy_cases() -> list[Any]:
 def test_greedy_tokens_agree_in_mixed_batches(
     variant: str, name: ExecutorName, checkpoint: CheckpointMaker
 ) -> None:
-    """Every combination of chunk size, prefix cache and forced preemption; some with one or two of them."""
+    """Every two of chunk size, prefix cache and forced preemption; for some variants, all combinations."""
     folder = checkpoint(variant)
     shared = random_ids(3, 40)
     prompts = [random_ids(20 + n, n) for n in PROMPT_LENGTHS] + [[*shared, 7], [*shared, 8, 9]]
     expected: list[list[int]] = []
     combinations = list(itertools.product((8, 64), (True, False), (True, False)))
+    if variant not in KINDS and not thorough.THOROUGH:
+        combinations = [c for c in combinations if ((c[0] == 8) + c[1] + c[2]) % 2]
     if variant in KNOWN_OPS:
         combinations = [(8, True, True), (64, False, False)]
     if name == "reference" and not (thorough.THOROUGH and variant in ("llama", "mistral-window")):

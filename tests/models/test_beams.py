@@ -35,6 +35,7 @@ from tests.models.whisper import (
     tokens_of,
     truth,
 )
+from tests.thorough import each_pair
 
 STOPS = (0, 7, 19, 77, 200, 201, 202, 203)
 """Enough stops that hypotheses end at different lengths."""
@@ -74,9 +75,9 @@ def best_of(outputs: list[Output], length_penalty: float) -> tuple[list[int], fl
     return output.tokens, sum(output.generated.scores) / len(output.tokens) ** length_penalty
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("length_penalty", [1.0, 0.0, 2.0])
-@pytest.mark.parametrize("beams", [2, 5, 10])
+@pytest.mark.parametrize(
+    ("executor", "length_penalty", "beams"), each_pair(EXECUTORS, (1.0, 0.0, 2.0), (2, 5, 10))
+)
 def test_text_and_score_are_those_of_transformers(
     beams: int, length_penalty: float, executor: ExecutorName, checkpoint: CheckpointMaker
 ) -> None:

@@ -73,7 +73,7 @@ def test_every_value_is_compared(
     assert relative(galleys_logits(folder, IDS), truth(folder)) < 1e-4
 
 
-def test_a_quantised_head_is_kept(tmp_path: Path) -> None:
+def test_a_quantized_head_is_kept(tmp_path: Path) -> None:
     group = groups_of(args(8), input_activations=INPUTS["dynamic"])
     values = write_compressed(tmp_path, group, ignore=(), tie_word_embeddings=False)
     folder = says_tied(tmp_path / "made")

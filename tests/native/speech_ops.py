@@ -66,13 +66,13 @@ def attend(
         return x.reshape(len(x), heads.kv_heads, -1).astype(np.float64)
 
     queries = split(q).reshape(len(q), heads.kv_heads, heads.group, -1)
-    scores = np.einsum("qhgd,khd->hgqk", queries, split(k)) * heads.scale
+    scores = np.einsum("qhgd,khd->hgqk", queries, split(k), optimize=True) * heads.scale
     ahead = np.arange(len(k))[None] - np.arange(len(q))[:, None]
     before, after = (len(q) + len(k) if n < 0 else n for n in near)
     scores = np.where((ahead < -before) | (ahead > after), -np.inf, scores)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
-    mixed: Doubles = np.einsum("hgqk,khd->qhgd", weights, split(v))
+    mixed: Doubles = np.einsum("hgqk,khd->qhgd", weights, split(v), optimize=True)
     return mixed.reshape(len(q), -1)
 
 

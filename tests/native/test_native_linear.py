@@ -127,6 +127,21 @@ def test_int4(
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("depth", [40, 2100, 8200])
+def test_float16_has_the_same_bits_widened_for_many_rows(isa: str, depth: int) -> None:
+    """Panels of four, two and no blocks of weights fit into the memory for floats."""
+    x, w = random_matrix(depth, 70, depth), random_matrix(0, 70, depth)
+    packed = pack_as("f16", as_weight(w))
+
+    def run(rows: Floats) -> Floats:
+        return run_linear(rows, packed, 70, isa=isa, activations="float32")
+
+    np.testing.assert_array_equal(
+        run(x), np.concatenate([run(x[i : i + 5]) for i in range(0, 70, 5)])
+    )
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("rows", [1, 3, 8, 40])
 def test_inputs_far_larger_than_the_others_of_their_group(isa: str, rows: int) -> None:
     x, w = random_matrix(rows, rows, 300), random_matrix(0, 50, 300)

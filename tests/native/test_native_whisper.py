@@ -3,7 +3,7 @@
 import itertools
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from tests.native.harness import (
     quantized,
     rounding_executor,
 )
+from tests.thorough import some_of
 
 BLOCKS = 256
 
@@ -166,21 +167,42 @@ def random_ids(count: int, seed: int) -> list[int]:
     return ids
 
 
+CHUNKED = [(w, random_ids(40, w), [4, 3, *[1] * 33]) for w in (2, 0, 1, 2)]
+ALIGNED = [(w, random_ids(70, w), [4, 66]) for w in (2, 0, 1, 2)]
+"""Sequences of the windows of ``mixed_windows``."""
+
+
+def mixed_windows(program: Program) -> list[Floats]:
+    """Return windows of one frame, of a few, and of all."""
+    return random_windows(program, [1, 17, longest(program)])
+
+
+@cache
+def torch_logits(folder: Path, kind: Quantize, activations: Activations) -> Floats:
+    """Return torch's logits of ``CHUNKED``, which are the same for every instruction set."""
+    truth, program = rounding_executor(folder, kind, activations=activations), program_of(folder)
+    return np.concatenate(run(truth, program, mixed_windows(program), CHUNKED))
+
+
+@cache
+def torch_alignments(folder: Path, kind: Quantize, activations: Activations) -> list[Floats]:
+    """Return torch's alignments of ``ALIGNED``, which are the same for every instruction set."""
+    truth, program = rounding_executor(folder, kind, activations=activations), program_of(folder)
+    return run(truth, program, mixed_windows(program), ALIGNED, call=partial(align, truth))
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("variant", WHISPER_VARIANTS)
 def test_every_kind_agrees_with_torch(variant: str, isa: str, placed: Placed) -> None:
-    """The remaining difference is rounding decided by a sum's last bit. Windows of one frame and of all."""
+    """The remaining difference is rounding decided by a sum's last bit."""
     folder, program = placed(variant, isa)
-    windows = random_windows(program, [1, 17, longest(program)])
-    sequences = [(w, random_ids(40, w), [4, 3, *[1] * 33]) for w in (2, 0, 1, 2)]
     limits = {"float32": (1e-4, 1e-5), "bfloat16": (1e-2, 1e-3), "int8": (5e-2, 4e-3)}
     for kind, activations in LAYERS:
         worst, mean = limits[activations]
-        truth = rounding_executor(folder, kind, activations=activations)
-        expected = np.concatenate(run(truth, program, windows, sequences))
+        expected = torch_logits(folder, kind, activations)
         executor = native(folder, kind, activations)
         assert executor.isa == isa
-        got = np.concatenate(run(executor, program, windows, sequences))
+        got = np.concatenate(run(executor, program, mixed_windows(program), CHUNKED))
         error = np.abs(got - expected) / np.abs(expected).max()
         assert error.max() <= worst, (kind, activations, error.max())
         assert error.mean() <= mean, (kind, activations, error.mean())
@@ -201,15 +223,11 @@ def test_float32_agrees_with_transformers(variant: str, isa: str, placed: Placed
     assert np.array_equal(got.argmax(1), expected.argmax(1))
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize(("kind", "activations"), LAYERS)
+@pytest.mark.parametrize(("layers", "isa"), some_of(LAYERS, ISAS, of=2), ids=str)
 def test_bits_do_not_depend_on_batches_chunks_or_threads(
-    kind: Quantize,
-    activations: Activations,
-    isa: str,
-    placed: Placed,
+    layers: tuple[Quantize, Activations], isa: str, placed: Placed
 ) -> None:
-    folder, program = placed("whisper-odd-128", isa)
+    (folder, program), (kind, activations) = placed("whisper-odd-128", isa), layers
     rng = np.random.default_rng(3)
     lengths = [1, 2, longest(program)]
     lengths += rng.integers(1, longest(program), 5).tolist()
@@ -239,10 +257,9 @@ def test_alignment_agrees_with_torch(variant: str, isa: str, placed: Placed) -> 
     """Every kind of weights and of keys; whole inputs, one of one row, and more rows than a tile."""
     folder, program = placed(variant, isa)
     assert program.encoder is not None
-    windows = random_windows(program, [1, 17, longest(program)])
-    sequences = [(w, random_ids(70, w), [4, 66]) for w in (2, 0, 1, 2)]
+    windows = mixed_windows(program)
     rows = [program.encoder.rows_of(len(window)) for window in windows]
-    for kind, activations, kv_dtype, worst in (
+    cases: tuple[tuple[Quantize, Activations, KVType, float], ...] = (
         ("float32", "float32", "float32", 1e-4),
         ("float32", "float32", "bfloat16", 2e-2),
         ("bf16", "bfloat16", "float32", 1e-2),
@@ -250,12 +267,12 @@ def test_alignment_agrees_with_torch(variant: str, isa: str, placed: Placed) -> 
         ("int8", "int8", "int8", 5e-2),
         ("int4", "bfloat16", "float32", 1e-2),
         ("int4", "float32", "float32", 1e-4),
-    ):
-        truth = rounding_executor(folder, kind, activations=activations)  # type: ignore[arg-type]
-        executor = native(folder, kind, activations, kv_dtype=kv_dtype)  # type: ignore[arg-type]
-        expected = run(truth, program, windows, sequences, call=partial(align, truth))
-        got = run(executor, program, windows, sequences, call=partial(align, executor))
-        for (window, _, _), ours, theirs in zip(sequences, got, expected, strict=True):
+    )
+    for kind, activations, kv_dtype, worst in cases:
+        executor = native(folder, kind, activations, kv_dtype=kv_dtype)
+        expected = torch_alignments(folder, kind, activations)
+        got = run(executor, program, windows, ALIGNED, call=partial(align, executor))
+        for (window, _, _), ours, theirs in zip(ALIGNED, got, expected, strict=True):
             assert np.abs(ours - theirs).max() <= worst, (kind, kv_dtype)
             assert np.abs(ours.sum(axis=2) - 1).max() <= 1e-5
             assert not ours[:, :, rows[window] :].any()

@@ -10,6 +10,10 @@ import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
+from galley.lab.page import page
+from galley.lab.registry import experiment_of
+from galley.lab.run import Outcome
+from tests.lab.findings import finding, results
 from tests.page.browser import Browser
 from tests.page.conftest import KEY
 from tests.server.serving import Server
@@ -17,7 +21,7 @@ from tests.server.serving import Server
 pytestmark = pytest.mark.xdist_group("page")
 
 AXE = "axe-core@4.10.3"
-PANELS = ["chat", "transcript", "curves", "memory", "reference"]
+PANELS = ["chat", "transcript", "voice", "curves", "memory", "reference"]
 
 
 def test_the_page_prompts_for_a_key_and_keeps_it_in_the_tab(
@@ -109,6 +113,21 @@ def test_axe_finds_nothing_serious(signed_in: Browser, axe: str, theme: str) -> 
         check(signed_in, panel)
     signed_in.run("document.getElementById('key-dialog').showModal()")
     check(signed_in, "key")
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+def test_axe_finds_nothing_serious_in_the_page_of_experiments(
+    browser: Browser, axe: str, tmp_path: Path, width: int
+) -> None:
+    outcomes = {"batching": 1.2, "prefix-cache": 60.0}
+    found = results(**{name: Outcome(finding=finding(x)) for name, x in outcomes.items()})
+    file = tmp_path / "lab.html"
+    file.write_text(page([experiment_of(name) for name in (*outcomes, "moe")], found))
+    browser.driver.set_window_size(width, 900)
+    browser.driver.get(file.as_uri())
+    browser.run(axe)
+    check(browser, "lab")
+    browser.driver.set_window_size(1400, 900)
 
 
 def check(browser: Browser, where: str) -> None:

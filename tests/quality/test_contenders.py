@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from galley import QualityRules, TranscribeOptions, Transcriber
 from galley.bench.serve.results import Point
 from galley.cli.main import app
 from galley.errors import SettingsError
@@ -19,6 +20,8 @@ from galley.quality.contenders import Comparison, Contender, Loss, divergence
 from galley.quality.contenders_page import advice, notes, page, rows
 from tests.checkpoints import make_checkpoint
 from tests.formats.gguf_files import WIDE, write_gguf
+from tests.runtimes.ctranslate2_folders import make_whisper
+from tests.speech.recordings import encode, tone
 
 
 def compare(*arguments: str) -> str:
@@ -67,6 +70,59 @@ def test_each_engine_is_served_and_a_failure_is_a_row(tmp_path: Path) -> None:
     assert "<script" not in html
     assert "http://" not in html.replace("http://www.w3.org", "")
     assert html.count("<figure>") == 3
+
+
+@pytest.mark.xdist_group("compare")
+def test_speech_models_are_compared_by_their_word_errors(tmp_path: Path) -> None:
+    """With what native says as the reference, native makes no errors, and a model of other weights does."""
+    pytest.importorskip("ctranslate2", reason="extra ctranslate2")
+    model = make_whisper(tmp_path / "tiny")
+    other = make_whisper(tmp_path / "other", seed=2)
+    rules = QualityRules(
+        beam_size=1, temperatures=(0.0,), no_speech_threshold=None, log_prob_threshold=None
+    )
+    options = TranscribeOptions(language="en", speech=None, rules=rules)
+    body = {
+        "language": "en",
+        "vad": "false",
+        "beam_size": 1,
+        "temperature": 0,
+        "no_speech_threshold": 1,
+        "log_prob_threshold": -1000,
+    }
+    manifest, json_file = tmp_path / "said.jsonl", tmp_path / "all.json"
+    with Transcriber(model, threads=1) as transcriber, manifest.open("w") as file:
+        for number in range(3):
+            pitches = np.random.default_rng(number).uniform(100, 7000, 9)
+            tones = [tone(1, 16_000, hertz=hertz) for hertz in pitches]
+            recording = tmp_path / f"{number}.wav"
+            recording.write_bytes(encode("wav", np.concatenate(tones)))
+            text = transcriber.transcribe(recording, options).text()
+            assert text
+            file.write(json.dumps({"audio": recording.name, "text": text}) + "\n")
+    output = compare(
+        str(model),
+        *("--engines", f"native,ctranslate2,native={other}", "--data", str(manifest)),
+        *("--body", json.dumps(body)),
+        *("--requests", "3", "--concurrency", "1,2", "--json", str(json_file)),
+        *("--html", str(tmp_path / "all.html"), "--", "--threads", "1"),
+    )
+    found = msgspec.json.decode(json_file.read_bytes(), type=Comparison)
+    assert found.speech
+    native, ctranslate2, lossy = found.contenders
+    for one in found.contenders:
+        assert not one.error
+        assert one.loss is None
+        assert one.points[0].audio_seconds_per_s
+    assert native.wer == ctranslate2.wer == 0
+    assert lossy.wer
+    assert lossy.wer > 0.2
+    header = output.splitlines()[0]
+    assert "WER" in header
+    assert "audio s/s at 2" in header
+    assert "TTFT" not in header
+    assert "native=other make too many word errors" in output.splitlines()[-1]
+    assert (tmp_path / "all.html").read_text().count("<figure>") == 2
 
 
 def test_arguments_are_checked_before_the_work(tmp_path: Path) -> None:

@@ -67,13 +67,13 @@ def test_the_table_the_file_and_the_page_say_what_was_measured(
     assert "http" not in written.replace("http-equiv", "")
 
 
-def test_the_base_of_a_quantised_checkpoint_rounds_no_inputs(folder: Path, tmp_path: Path) -> None:
-    quantised, figures = tmp_path / "int4", tmp_path / "q.json"
+def test_the_base_of_a_quantized_checkpoint_rounds_no_inputs(folder: Path, tmp_path: Path) -> None:
+    quantized, figures = tmp_path / "int4", tmp_path / "q.json"
     made = galley(
-        *("quantize", folder, quantised, "--method", "rtn", "--tokens", 128, "--context", 32)
+        *("quantize", folder, quantized, "--method", "rtn", "--tokens", 128, "--context", 32)
     )
     assert made.returncode == 0, made.stderr
-    arguments = ("eval", "quality", quantised, "--tokens", 128, "--context", 64, "--json", figures)
+    arguments = ("eval", "quality", quantized, "--tokens", 128, "--context", 64, "--json", figures)
     done = galley(*arguments, "--against-quantize", "float32")
     assert done.returncode == 0, done.stderr
     read = json.loads(figures.read_text())

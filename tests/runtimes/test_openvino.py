@@ -10,10 +10,10 @@ import pytest
 from galley.errors import CheckpointError, RequestError, SettingsError, UnsupportedModel
 from galley.runtimes.openvino import load
 from galley.runtimes.text_engine import TextEngine
-from galley.service.requests import expand
+from galley.service.requests import check_cache_salt, expand
 from galley.settings.engine import EngineSettings
 from galley.settings.engine_choice import OPENVINO_ENGINE, engine_of
-from galley.types import SamplingParams
+from galley.types import Generate, SamplingParams
 from galley.types.sampling import Grammar
 from tests.checkpoints import EOS
 from tests.runtimes.language_models import (
@@ -35,7 +35,7 @@ pytest.importorskip("openvino_genai", reason="extra openvino")
 pytestmark = pytest.mark.xdist_group("openvino")
 
 
-def engine_for(path: Path, options: str = EXACT, **settings: Any) -> TextEngine:
+def engine_for(path: Path, options: str = EXACT, **settings: Any) -> TextEngine[Generate]:
     settings = {"threads": 1, "max_model_len": CONTEXT, "kv_cache_tokens": 4096, **settings}
     return load(
         EngineSettings(model=str(path), engine=OPENVINO_ENGINE, engine_options=options, **settings),
@@ -49,7 +49,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(path: Path) -> TextEngine:
+def engine(path: Path) -> TextEngine[Generate]:
     return engine_for(path)
 
 
@@ -58,7 +58,7 @@ def alone(path: Path) -> Any:
     return openvino_alone(path)
 
 
-def test_greedy_texts_are_those_of_the_library(engine: TextEngine, alone: Any) -> None:
+def test_greedy_texts_are_those_of_the_library(engine: TextEngine[Generate], alone: Any) -> None:
     texts = generate(engine, PROMPTS, GREEDY)
     expected = [alone(prompt, {"max_new_tokens": 24, "ignore_eos": True}) for prompt in PROMPTS]
     assert texts == expected
@@ -66,7 +66,9 @@ def test_greedy_texts_are_those_of_the_library(engine: TextEngine, alone: Any) -
     assert engine.stats.decode_tokens >= 12 * 23
 
 
-def test_penalties_and_lengths_are_those_of_the_library(engine: TextEngine, alone: Any) -> None:
+def test_penalties_and_lengths_are_those_of_the_library(
+    engine: TextEngine[Generate], alone: Any
+) -> None:
     prompt = PROMPTS[0]
     plain = alone(prompt, {"max_new_tokens": 24, "ignore_eos": True})
     stop = plain[5]
@@ -84,7 +86,7 @@ def test_penalties_and_lengths_are_those_of_the_library(engine: TextEngine, alon
         assert generate(engine, [prompt], given) == [alone(prompt, common | parameters)], params
 
 
-def test_a_stop_token_ends_the_text_and_is_its_last(engine: TextEngine) -> None:
+def test_a_stop_token_ends_the_text_and_is_its_last(engine: TextEngine[Generate]) -> None:
     [plain] = generate(engine, PROMPTS[:1], GREEDY)
     stop = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, stop_token_ids=(plain[5],))
     [request] = expand(PROMPTS[0], stop, engine.info, request_id="a")
@@ -98,7 +100,7 @@ def test_a_stop_token_ends_the_text_and_is_its_last(engine: TextEngine) -> None:
 
 
 def test_a_text_that_ignores_the_end_of_text_ends_at_its_own_stop_tokens(
-    engine: TextEngine, path: Path, tmp_path: Path
+    engine: TextEngine[Generate], path: Path, tmp_path: Path
 ) -> None:
     """OpenVINO takes the file's end token for one of a request that has stop tokens and no end token."""
     [text] = generate(engine, [PROMPTS[0]], GREEDY)
@@ -111,7 +113,7 @@ def test_a_text_that_ignores_the_end_of_text_ends_at_its_own_stop_tokens(
     assert generate(other, [PROMPTS[0]], ends)[0] == text[: text.index(text[5]) + 1]
 
 
-def test_draws_follow_the_parameters(engine: TextEngine) -> None:
+def test_draws_follow_the_parameters(engine: TextEngine[Generate]) -> None:
     """Nothing but the likeliest token is left; without that, texts of a high temperature differ."""
     [plain] = generate(engine, PROMPTS[:1], GREEDY)
     for only in ({"top_k": 1}, {"top_p": 0.0}, {"min_p": 1.0}, {"temperature": 1e-4}):
@@ -122,19 +124,19 @@ def test_draws_follow_the_parameters(engine: TextEngine) -> None:
     assert len({tuple(text) for text in texts}) == 4
 
 
-def test_a_text_continues_after_its_output(engine: TextEngine) -> None:
+def test_a_text_continues_after_its_output(engine: TextEngine[Generate]) -> None:
     [plain] = generate(engine, PROMPTS[:1], GREEDY)
     assert tokens_of(resume(engine, GREEDY, plain[:10])) == plain[10:]
 
 
-def test_a_penalty_of_the_output_is_not_continued(engine: TextEngine) -> None:
+def test_a_penalty_of_the_output_is_not_continued(engine: TextEngine[Generate]) -> None:
     params = SamplingParams(temperature=0, max_tokens=24, presence_penalty=1.0)
     [output] = resume(engine, params, [7, 8])
     assert output.finish_reason == "error"
     assert "presence_penalty" in str(output.error)
 
 
-def test_aborted_texts_leave_the_others_alone(engine: TextEngine) -> None:
+def test_aborted_texts_leave_the_others_alone(engine: TextEngine[Generate]) -> None:
     expected = generate(engine, PROMPTS, GREEDY)
     texts = generate_half(engine)
     assert texts[1::2] == expected[1::2]
@@ -167,11 +169,20 @@ def test_no_more_than_max_running_run_and_no_tokens_are_no_work(path: Path) -> N
     ],
     ids=lambda params: next(iter(params)),
 )
-def test_what_it_does_not_do_is_refused_and_named(engine: TextEngine, params: Any) -> None:
+def test_what_it_does_not_do_is_refused_and_named(
+    engine: TextEngine[Generate], params: Any
+) -> None:
     [name] = params
     with pytest.raises(RequestError, match=f"engine openvino does not support {name}") as error:
         expand(PROMPTS[0], SamplingParams(**params), engine.info, request_id="a")
     assert error.value.param == name
+
+
+def test_a_salt_is_refused_only_where_prefixes_are_cached(
+    engine: TextEngine[Generate],
+) -> None:
+    check_cache_salt(engine.info)
+    assert "cache_salt" not in engine.info.require_text().unsupported
 
 
 def test_the_last_tokens_fit_the_cache(path: Path) -> None:

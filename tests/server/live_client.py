@@ -2,6 +2,9 @@
 
 import base64
 import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -29,7 +32,9 @@ class LiveClient:
         self.socket: ClientConnection
 
     def __enter__(self) -> Self:
-        self.socket = connect(self._url, additional_headers=self._headers, max_size=2**24)
+        self.socket = connect(
+            self._url, additional_headers=self._headers, max_size=2**24, close_timeout=1
+        )
         return self
 
     def __exit__(
@@ -50,6 +55,23 @@ class LiveClient:
         for first in range(0, len(pcm), block):
             data = base64.b64encode(pcm[first : first + block].tobytes()).decode()
             self.send("input_audio_buffer.append", audio=data)
+
+    @contextmanager
+    def quiet(self, rate: int = 24_000) -> Iterator[None]:
+        """Send silence at the pace of speech within the block."""
+        over = threading.Event()
+
+        def send() -> None:
+            while not over.wait(0.02):
+                self.append(np.zeros(rate // 50, np.float32))
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        try:
+            yield
+        finally:
+            over.set()
+            sender.join()
 
     def until(self, *types: str, seconds: float = 60) -> dict[str, Any]:
         """Wait for the next event of one of these types; an unexpected error fails the test."""

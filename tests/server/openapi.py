@@ -21,6 +21,7 @@ from galley.protocols.http.openapi import document
 from galley.server.app import create_app
 from galley.settings.config import Settings
 from tests.server.serving import Server
+from tests.thorough import THOROUGH
 
 CHECKS = [
     not_a_server_error,
@@ -32,7 +33,7 @@ CHECKS = [
 PAGE: dict[str, Any] = document(create_app(Registry(Settings()), tenants=Tenants({})).routes)
 SCHEMA = schemathesis.openapi.from_dict(PAGE)
 OPERATIONS = [result.ok() for result in SCHEMA.get_all_operations()]
-EXAMPLES: Final = int(os.environ.get("SCHEMA_EXAMPLES", "25"))
+EXAMPLES: Final = int(os.environ.get("SCHEMA_EXAMPLES", 25 if THOROUGH else 10))
 """Random requests for each operation. `make schema` sends many more, different in each run."""
 SLOW_SECONDS: Final = 5.0
 """Most seconds of an answer to a random request, on a machine that is busy with other tests."""

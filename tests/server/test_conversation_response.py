@@ -11,6 +11,7 @@ from galley.gateway.caller import Caller
 from galley.gateway.served import ServedModel
 from galley.protocols.openai.realtime.conversation_schemas import Answers
 from galley.protocols.openai.realtime.items import Items
+from galley.protocols.openai.realtime.outbox import Outbox
 from galley.protocols.openai.realtime.response import Models, Response
 
 
@@ -36,7 +37,7 @@ def test_a_response_that_fails_says_so(
 
     models = Models(language=fails, voice=fails)
     answers = Answers(modality=modality)
-    response = Response("resp_1", models, no_caller, Items(), answers, send=send)
+    response = Response("resp_1", models, no_caller, Items(), answers, Outbox(send))
     asyncio.run(asyncio.wait_for(response.run(), 60))
     assert [event["type"] for event in sent] == ["response.created", "response.done"]
     done = sent[-1]["response"]

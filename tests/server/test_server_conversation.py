@@ -2,6 +2,7 @@
 
 import base64
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,18 @@ from openai.types.realtime import RealtimeServerEvent
 from pydantic import TypeAdapter
 
 from galley.cli.main import app
+from galley.protocols.openai.realtime.eagerness import UNJUDGED_MS
 from galley.speech.audio import Recording
 from tests.runtimes import voice_files
 from tests.server.live_client import LiveClient
-from tests.server.serving import Server
+from tests.server.serving import Server, until
 from tests.speech.recordings import CALL, encode
 from tests.tools.checkpoint import make_calling
 
 pytestmark = pytest.mark.xdist_group("server_conversation")
 
 QUERY = "?model=chat"
+TIMING = "response.timing"
 WEATHER = {
     "type": "function",
     "name": "get_weather",
@@ -36,14 +39,14 @@ WEATHER = {
 
 
 @pytest.fixture(scope="module")
-def server(hearing: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("voice")
     # Most of a second for each character: what is said goes on while the test interrupts it.
     slow = {"sample_rate": 8_000}
     voice = voice_files.voice(folder / "ada.onnx", frames=400, audio=slow)
     make_calling(folder / "tools", max_position_embeddings=4096)
     tools = f"tools={folder / 'tools'}"
-    models = ["chat=galley-demo", tools, f"ears={hearing}", f"voice={voice}"]
+    models = ["chat=galley-demo", tools, "ears=galley-demo-speech", f"voice={voice}"]
     log = tmp_path_factory.mktemp("server") / "log"
     with Server(models, log, threads=1, kv_cache_tokens=16384) as running:
         yield running
@@ -238,11 +241,26 @@ def call_a_function(client: LiveClient) -> None:
                 "type": "session.update",
                 "session": {
                     "type": "realtime",
-                    "audio": {"input": {"turn_detection": {"type": "semantic_vad"}}},
+                    "audio": {
+                        "input": {"turn_detection": {"type": "semantic_vad", "eagerness": "x"}}
+                    },
                 },
             },
-            None,
-            "semantic_vad",
+            "session.audio.input.turn_detection.eagerness",
+            "eagerness",
+        ),
+        (
+            {
+                "type": "session.update",
+                "session": {
+                    "type": "realtime",
+                    "audio": {
+                        "input": {"turn_detection": {"type": "server_vad", "idle_timeout_ms": 1}}
+                    },
+                },
+            },
+            "session.audio.input.turn_detection.idle_timeout_ms",
+            "5000",
         ),
         (
             {"type": "conversation.item.create", "item": {"type": "function_call", "name": "f"}},
@@ -306,15 +324,97 @@ def test_the_benchmark_times_each_part_of_a_turn(server: Server, tmp_path: Path)
     done = CliRunner().invoke(app, ["bench", "voice", str(said), *flags, "--json", str(figures)])
     assert done.exit_code == 0, done.exception
     assert "2 turns of 2 callers, ms" in done.output
+    assert "0 of 2 turns were cut off (0.0 %)" in done.output
     turns = json.loads(figures.read_text(encoding="utf-8"))["turns"]
     assert len(turns) == 2
     for turn in turns:
-        assert list(turn) == ["endpoint", "transcript", "first words", "first audio"]
-        # Half a second of silence ends a turn, of which the recording may have some itself.
-        assert turn["endpoint"] >= 0
-        assert sum(turn.values()) > 0
+        assert (turn["recording"], turn["cut_offs"]) == (str(said), 0)
+        # By the audio's clock, half a second of silence ends a turn; the answer is ready or begins then.
+        assert turn["transcript"] <= turn["first words"] <= turn["first audio made"]
+        assert turn["endpoint"] > 0.4
+        assert turn["total"] > 0
     wrong = CliRunner().invoke(app, ["bench", "voice", str(said), *flags[:2], "--model", "none"])
     assert "cannot connect" in str(wrong.exception)
+
+
+def test_a_turn_ends_when_the_model_finds_it_complete(client: LiveClient) -> None:
+    turns = {"type": "semantic_vad", "eagerness": "high"}
+    english = {"transcription": {"language": "en"}, "turn_detection": turns}
+    session = update(client, max_output_tokens=40, audio={"input": english}, include=[TIMING])
+    shown = session["audio"]["input"]["turn_detection"]
+    assert shown == {**turns, "create_response": True, "interrupt_response": True}
+    assert session["include"] == [TIMING]
+    call = np.concatenate(list(Recording(CALL, sample_rate=24_000)))[36_000:108_000]
+    client.append(call)
+    with client.quiet():
+        timing = client.until(TIMING)
+    times = [timing[f"{part}_ms"] for part in ("transcript", "endpoint", "sent")]
+    assert times == sorted(times)
+    assert timing["first_words_ms"] <= timing["first_audio_ms"] <= timing["sent_ms"]
+    [stopped] = client.of("input_audio_buffer.speech_stopped")
+    # That silence ends turns which are not judged; this one was found to be complete before.
+    assert stopped["audio_end_ms"] - timing["speech_end_ms"] < UNJUDGED_MS
+    kinds = [event["type"] for event in client.events]
+    completed = kinds.index("conversation.item.input_audio_transcription.completed")
+    assert "response.created" not in kinds[:completed]  # nothing is told before the turn is over
+    audio = kinds.index("response.output_audio.delta")
+    assert completed < audio < kinds.index(TIMING)
+    said = client.events[completed]["transcript"].strip()
+    client.send("conversation.item.retrieve", item_id=client.events[completed]["item_id"])
+    item = client.until("conversation.item.retrieved")["item"]
+    assert item["content"][0]["transcript"] == said
+    client.send("conversation.item.retrieve", item_id=client.events[audio]["item_id"])
+    answer = client.until("conversation.item.retrieved")["item"]
+    assert answer["role"] == "assistant"
+    own = (TIMING, "session.updated")  # events with our extension, which the SDK does not know
+    client.events = [event for event in client.events if event["type"] not in own]
+    check_shapes(client)
+
+
+def answers_of_chat(server: Server) -> float:
+    """Return how many sequences the language model has begun and ended for conversations."""
+    ended = server.metrics("chat").items()
+    kind = "galley_finished_sequences_total"
+    return sum(count for name, count in ended if name.startswith(kind) and "realtime" in name)
+
+
+def test_what_is_prepared_in_a_pause_is_dropped_when_the_caller_goes_on(
+    client: LiveClient, server: Server
+) -> None:
+    before = answers_of_chat(server)
+    turns = {"type": "server_vad", "silence_duration_ms": 900}
+    english = {"transcription": {"language": "en"}, "turn_detection": turns}
+    update(client, max_output_tokens=20, audio={"input": english})
+    call = np.concatenate(list(Recording(CALL, sample_rate=24_000)))[36_000:108_000]
+    pause = np.zeros(24_000 * 6 // 10, np.float32)
+    for part in (call, pause, call):
+        client.append(part, block=480)
+        time.sleep(0.3)  # the pause is transcribed, and answered
+    with client.quiet():
+        client.until("response.output_audio.delta")
+    assert len(client.of("input_audio_buffer.committed")) == 1
+    assert len(client.of("response.created")) == 1
+    client.until("response.done")
+    # That of the pause, or more, and the one that was told.
+    assert until(lambda: answers_of_chat(server) - before >= 2)
+
+
+def test_silence_after_an_answer_is_answered(client: LiveClient) -> None:
+    turns = {"type": "server_vad", "idle_timeout_ms": 5_000}
+    session = update(client, audio={"input": {"turn_detection": turns}}, output_modalities=["text"])
+    assert session["audio"]["input"]["turn_detection"]["idle_timeout_ms"] == 5_000
+    client.append(np.zeros(24_000, np.float32))
+    say(client, "Hello!")
+    client.send("response.create", response={"max_output_tokens": 8})
+    client.until("response.done")
+    triggered = client.until("input_audio_buffer.timeout_triggered")
+    assert triggered["audio_start_ms"] == 0
+    assert 900 <= triggered["audio_end_ms"] <= 1_000  # the resampler holds some of it back
+    committed = client.until("input_audio_buffer.committed")
+    assert committed["item_id"] == triggered["item_id"]
+    client.until("response.created")
+    assert client.until("response.done")["response"]["status"] in ("completed", "incomplete")
+    check_shapes(client)
 
 
 def test_transcription_sessions_are_as_before(server: Server) -> None:

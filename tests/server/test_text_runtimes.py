@@ -3,11 +3,14 @@
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import openai
 import pytest
 
+from tests.runtimes.ctranslate2_folders import make_decoder
+from tests.runtimes.genai_folders import make_genai
 from tests.runtimes.language_models import CONTEXT, EXACT, make_gguf, random_ids
 from tests.server.serving import Server, events, until
 
@@ -18,11 +21,38 @@ TOKENS: Final = 90
 STREAMS: Final = 32
 
 
-ENGINES: Final[dict[str, tuple[str, str, dict[str, Any]]]] = {
-    "openvino": ("openvino_genai", EXACT, {"seed": 1, "logprobs": 1, "logit_bias": {"5": 1}}),
-    "llama.cpp": ("llama_cpp", '{"kv_type": "f32"}', {}),
+class Library(NamedTuple):
+    """A library: its module, a function that writes a model, options for float32, and what is refused."""
+
+    module: str
+    make: Callable[[Path], Path]
+    options: str
+    refused: dict[str, Any]
+
+
+ENGINES: Final = {
+    "openvino": Library(
+        "openvino_genai",
+        lambda folder: make_gguf(folder / "tiny.gguf"),
+        EXACT,
+        {"seed": 1, "logprobs": 1, "logit_bias": {"5": 1}},
+    ),
+    "llama.cpp": Library(
+        "llama_cpp", lambda folder: make_gguf(folder / "tiny.gguf"), '{"kv_type": "f32"}', {}
+    ),
+    "ctranslate2": Library(
+        "ctranslate2",
+        lambda folder: make_decoder(folder / "tiny"),
+        "",
+        {"seed": 1, "logprobs": 1, "logit_bias": {"5": 1}, "presence_penalty": 1},
+    ),
+    "onnxruntime-genai": Library(
+        "onnxruntime_genai",
+        lambda folder: make_genai(folder / "tiny"),
+        "",
+        {"seed": 1, "logprobs": 1, "presence_penalty": 1},
+    ),
 }
-"""Engine -> its library, options with which it computes in float32, and parameters that it refuses."""
 
 
 class Engine:
@@ -39,13 +69,13 @@ def engine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
     name, folder = request.param, tmp_path_factory.mktemp("runtimes")
-    library, options, refused = ENGINES[name]
-    pytest.importorskip(library, reason=f"engine {name}")
+    library = ENGINES[name]
+    pytest.importorskip(library.module, reason=f"engine {name}")
     settings: dict[str, Any] = {"max_model_len": CONTEXT, "engine": name, "threads": 1}
     with Server(
-        make_gguf(folder / "tiny.gguf"), folder / "log", engine_options=options, **settings
+        library.make(folder), folder / "log", engine_options=library.options, **settings
     ) as server:
-        yield Engine(server, name, refused)
+        yield Engine(server, name, library.refused)
 
 
 def body(number: int, **changes: Any) -> dict[str, Any]:

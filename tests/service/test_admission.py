@@ -3,6 +3,8 @@
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from galley.errors import QueueFull
 from galley.service.admission import Admission, Claim
@@ -182,3 +184,29 @@ def predictions(model: Model, requests: list[EngineRequest]) -> list[float]:
                 low = middle
         found.append(high * 0.75)
     return found
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(("add", "give", "work", "wait", "end")), st.integers(0, 9)))
+)
+def test_what_each_engine_owes_is_the_sum_over_its_sequences(events: list[tuple[str, int]]) -> None:
+    admission, now = Admission(SEATS, 1000), 0.0
+    claims: list[Claim] = []
+    for number, (event, which) in enumerate(events):
+        if event == "add":
+            claims.append(admission.add(new_request(f"r{number}"), now=now))
+        elif event == "wait":
+            now += which
+            admission.check([new_request("next")], now + 1e9, now=now)  # may estimate again
+        elif claims:
+            claim = claims[which % len(claims)]
+            if event == "give":
+                admission.give(claim, f"engine{which % 3}")
+            elif event == "work":
+                admission.progress(claim, 1, now=now)
+            else:
+                claims.remove(claim)
+                admission.remove(claim, finished=True, now=now)
+        for engine in ("", "engine0", "engine1", "engine2"):
+            expected = sum(claim.owed for claim in claims if claim.engine == engine)
+            assert admission.owed_by(engine) == pytest.approx(expected, abs=1e-6)

@@ -26,7 +26,7 @@ RULES = SpeechRules(no_speech=(0, 208))
 
 
 def settings_for(folder: Path) -> EngineSettings:
-    return EngineSettings(model=str(folder), threads=1, kv_cache_tokens=2048, executor="reference")
+    return EngineSettings(model=str(folder), threads=1, kv_cache_tokens=2048, executor="cpu")
 
 
 def requests_for(info: ModelInfo) -> list[EngineRequest]:

@@ -1,5 +1,6 @@
 """A published Whisper on people's recordings: no speech is lost or transcribed twice."""
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -9,7 +10,7 @@ from galley import LiveOptions, TranscribeOptions, Transcriber
 from galley.speech.audio import Samples
 from galley.speech.live_events import Completed, SpeechStarted, SpeechStopped
 from tests import real, thorough
-from tests.real_clips import CONDITIONS, Condition, shuffled
+from tests.real_clips import CONDITIONS, Condition, clips, shuffled
 
 pytestmark = [pytest.mark.real, pytest.mark.xdist_group("real-speech")]
 
@@ -31,6 +32,16 @@ def jfk() -> Samples:
 def heard(transcriber: Transcriber, samples: Samples, *, timestamps: bool = True) -> list[str]:
     options = TranscribeOptions(timestamps=timestamps)
     return real.words(transcriber.transcribe(samples, options).text())
+
+
+def live_words(transcriber: Transcriber, samples: Samples) -> list[str]:
+    """Return the words of a stream whose turns end after half a second of silence."""
+    live = transcriber.live(LiveOptions(language="en", interval_ms=10_000))
+    events = []
+    for first in range(0, len(samples), RATE):
+        events += live.feed(samples[first : first + RATE])
+    events += live.feed(silence(2))
+    return real.words(" ".join(event.text for event in events if isinstance(event, Completed)))
 
 
 def silence(seconds: float) -> Samples:
@@ -89,22 +100,34 @@ def test_shuffled_clips_have_no_more_errors_than_with_faster_whisper(condition: 
     assert ours <= theirs
 
 
-@pytest.mark.skipif(not thorough.THOROUGH, reason="left to make thorough: it takes a minute")
+@pytest.mark.skipif(not thorough.THOROUGH, reason="left to make thorough: it takes minutes")
 @pytest.mark.timeout(1200)
 def test_live_audio_with_turns_is_within_two_points_of_files(transcriber: Transcriber) -> None:
     wrong_live = wrong_file = count = 0
-    for seed in range(3):
-        samples, said = shuffled(seed, 40)
-        live = transcriber.live(LiveOptions(language="en", interval_ms=10_000))
-        events = []
-        for first in range(0, len(samples), RATE):
-            events += live.feed(samples[first : first + RATE])
-        events += live.feed(silence(2))
-        text = " ".join(event.text for event in events if isinstance(event, Completed))
-        wrong_live += real.errors(said, real.words(text))
+    for condition, seed in itertools.product(CONDITIONS, range(3)):
+        samples, said = shuffled(seed, 40, condition)
+        wrong_live += real.errors(said, live_words(transcriber, samples))
         wrong_file += real.errors(said, heard(transcriber, samples))
         count += len(said)
     assert wrong_live - wrong_file <= 0.02 * count
+
+
+@pytest.mark.skipif(not thorough.THOROUGH, reason="left to make thorough: it takes half a minute")
+def test_clips_alone_are_within_two_points_live_and_as_files(transcriber: Transcriber) -> None:
+    wrong_live = wrong_file = count = 0
+    for samples, said in clips():
+        wrong_live += real.errors(said, live_words(transcriber, samples))
+        wrong_file += real.errors(said, heard(transcriber, samples))
+        count += len(said)
+    assert wrong_live - wrong_file <= 0.02 * count
+
+
+@pytest.mark.parametrize("decibels", [0, -10, -20])
+def test_a_quiet_word_is_heard_live(transcriber: Transcriber, decibels: int) -> None:
+    """ "Okay", with a peak of -37 dB, and quieter; the stream begins with it."""
+    [samples] = [samples for samples, said in clips() if said == ["okay"]]
+    quiet = samples * np.float32(10 ** (decibels / 20))
+    assert live_words(transcriber, quiet) == ["okay"]
 
 
 @pytest.mark.parametrize("decibels", [-40, -50])

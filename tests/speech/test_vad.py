@@ -1,10 +1,16 @@
 """The detector finds the same speech as Silero's own package, in blocks of any size."""
 
+from pathlib import Path
+
 import numpy as np
+import onnx
 import pytest
+import torch
 from numpy.typing import NDArray
+from onnx import numpy_helper
 
 from galley.errors import RequestError
+from galley.speech import vad
 from galley.speech.audio import Recording
 from galley.speech.chunks import chunk_audio
 from galley.speech.options import SpeechOptions
@@ -94,6 +100,46 @@ def test_a_recording_becomes_chunks_while_it_is_read(detector: SpeechDetector) -
     )
     assert [round(len(chunk.samples) / 16_000) for chunk in found] == [5, 5, 3]
     assert sum(len(chunk.samples) for chunk in found) < 14.5 * 16_000  # of 20 s
+
+
+def test_products_of_matrices_are_the_convolutions_of_the_original(
+    call: NDArray[np.float32],
+) -> None:
+    """The weights of the file, put back into the kernels of Silero's convolutions."""
+    model = onnx.load(Path(vad.__file__).parent / "silero" / "silero_vad_16k_sequence.onnx")
+    weights = {one.name: numpy_helper.to_array(one) for one in model.graph.initializer}
+    frames = np.lib.stride_tricks.sliding_window_view(call, 64 + VAD_FRAME)[
+        : 100 * VAD_FRAME : VAD_FRAME
+    ]
+    padded = np.pad(frames, ((0, 0), (0, 64)), mode="reflect")[:, None]
+
+    def conv(x: torch.Tensor, name: str, stride: int, padding: int = 1) -> torch.Tensor:
+        bias = weights[f"{name}.bias"]
+        matrix = weights[f"{name}.matrix"]
+        kernel = matrix.reshape(-1, x.shape[1], len(bias)).transpose(2, 1, 0).copy()
+        summed = torch.conv1d(x, torch.tensor(kernel), torch.tensor(bias), stride, padding)
+        return summed.relu()
+
+    basis = torch.tensor(weights["stft.matrix"].T[:, None].copy())
+    spectrum = torch.conv1d(torch.tensor(padded), basis, stride=128)
+    x = (spectrum[:, :129] ** 2 + spectrum[:, 129:] ** 2).sqrt()
+    for number, stride in enumerate((1, 2, 2)):
+        x = conv(x, f"encoder.{number}", stride)
+    x = conv(x, "encoder.3", 1, padding=0)
+    hidden, cell = np.zeros(128), np.zeros(128)
+    given, back, bias = (weights[f"lstm{i}"][0] for i in range(3))
+    wanted = []
+    for row in x[:, :, 0].numpy():
+        gates = given @ row + back @ hidden + bias[:512] + bias[512:]
+        into, out, keep = (1 / (1 + np.exp(-gates[i : i + 128])) for i in (0, 128, 256))
+        cell = keep * cell + into * np.tanh(gates[384:])
+        hidden = out * np.tanh(cell)
+        logit = np.maximum(hidden, 0) @ weights["output.matrix"][:, 0] + weights["output.bias"][0]
+        wanted.append(1 / (1 + np.exp(-logit)))
+    got = SpeechDetector().stream().feed(call[64 : 64 + 100 * VAD_FRAME])
+    assert len(got) == 100
+    # The detector's first frame has no context.
+    np.testing.assert_allclose(got[20:], wanted[20:], atol=1e-3)
 
 
 @pytest.mark.parametrize("decibels", [-20, -40, -50])

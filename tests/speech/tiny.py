@@ -83,31 +83,35 @@ def write_text_side(folder: Path) -> Path:
     return folder
 
 
-def make_whisper(folder: Path, *, seed: int = 0) -> Path:
-    """Write a whole checkpoint. Weights are large enough that greedy text is not one repeated token."""
+def make_whisper(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """Write a whole checkpoint. Weights are large enough that greedy text is not one repeated token.
+
+    ``changes``: of the configuration.
+    """
     import torch
     from transformers import WhisperConfig, WhisperForConditionalGeneration
 
     torch.manual_seed(seed)
-    config = WhisperConfig(
-        vocab_size=TEXT_TOKENS + len(CONTROL) + len(TIMES),
-        num_mel_bins=MELS,
-        d_model=48,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=96,
-        decoder_ffn_dim=96,
-        max_source_positions=INPUT_SECONDS * 50,
-        max_target_positions=64,
-        init_std=0.25,
-        bos_token_id=token_id("<|endoftext|>"),
-        eos_token_id=token_id("<|endoftext|>"),
-        pad_token_id=token_id("<|endoftext|>"),
-        decoder_start_token_id=token_id("<|startoftranscript|>"),
-        suppress_tokens=None,
-        begin_suppress_tokens=None,
-    )
+    shape: dict[str, Any] = {
+        "vocab_size": TEXT_TOKENS + len(CONTROL) + len(TIMES),
+        "num_mel_bins": MELS,
+        "d_model": 48,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 96,
+        "decoder_ffn_dim": 96,
+        "max_source_positions": INPUT_SECONDS * 50,
+        "max_target_positions": 64,
+        "init_std": 0.25,
+        "bos_token_id": token_id("<|endoftext|>"),
+        "eos_token_id": token_id("<|endoftext|>"),
+        "pad_token_id": token_id("<|endoftext|>"),
+        "decoder_start_token_id": token_id("<|startoftranscript|>"),
+        "suppress_tokens": None,
+        "begin_suppress_tokens": None,
+    }
+    config = WhisperConfig(**{**shape, **changes})
     WhisperForConditionalGeneration(config).save_pretrained(folder)
     return write_text_side(folder)

@@ -69,8 +69,9 @@ def test_recorded_prompts_are_sent_again(tmp_path: Path) -> None:
     assert answer["choices"][0]["text"] not in line
     assert "100,101" not in line
     with Server("galley-demo", tmp_path / "log", **settings) as server:
-        done = galley("replay", file, server.url, "--texts", key)
+        done = galley("replay", file, server.url, "--texts", key, "--against", server.url)
         assert done.returncode == 0, done.stderr
+        assert "same likeliest token at 100.00% of 3 tokens of 1 recorded answers" in done.stdout
         again = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 96
         assert again["choices"][0]["text"] == answer["choices"][0]["text"]

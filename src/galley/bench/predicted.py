@@ -22,10 +22,10 @@ from galley.bench.report import Machine as Peaks
 from galley.bench.report import Step
 from galley.engine.read_model import read_model
 from galley.formats.source import resolve_model
-from galley.machine import available_cores, bytes_text
+from galley.machine import available_cores, available_memory, bytes_text
 from galley.ops.cpu import SCRATCH_BYTES
 from galley.plan.hardware import Machine
-from galley.plan.predict import Load, Shares, peak_rate, predict
+from galley.plan.predict import GIB, Load, Shares, peak_rate, predict
 from galley.plan.sizes import ModelSizes
 from galley.settings.engine import EngineSettings, KVType, Quantize
 from galley.types.model_info import ModelInfo
@@ -55,6 +55,7 @@ _SLACK: Final = 64
 
 _NEWCOMERS: Final = 3
 _SAMPLE_BYTES: Final = 128 << 20
+_LEAST_SAMPLE: Final = 1 << 20
 _HUGE_PAGE: Final = 2 << 20
 _CACHED_BYTES: Final = 32 << 20
 """Bytes of weights that can stay in the CPU's caches, so that memory bandwidth is no bound."""
@@ -150,7 +151,9 @@ def compare_one(measuring: Measuring, sizes: ModelSizes) -> list[Compared]:
         # two calibrations.
         after, _ = run.calibrate()
         shares, before = before.between(after), after
-        machine = run.machine(bandwidth if sizes.step_weights < _CACHED_BYTES else rate)
+        machine = planned_machine(
+            measuring.peaks, bandwidth if sizes.step_weights < _CACHED_BYTES else rate
+        )
         prediction = predict(sizes, machine, load, shares)
         assert prediction is not None  # float32 is always measured
         figures: tuple[tuple[Quantity, float, float], ...] = (
@@ -169,6 +172,28 @@ def compare_one(measuring: Measuring, sizes: ModelSizes) -> list[Compared]:
             for quantity, predicted, measured in figures
         ]
     return found
+
+
+def planned_machine(peaks: Peaks, bandwidth: float) -> Machine:
+    """Return this machine as a row of the plan's table; ``bandwidth`` in bytes a second."""
+    names = {"float32": "float32", "bf16": "bfloat16", "int8": "int8"}
+    return Machine(
+        name="this machine",
+        what=peaks.cpu,
+        kind="cpu",
+        memory=max(1.0, available_memory() / GIB),
+        bandwidth=bandwidth / 1e9,
+        tflops={names[kind]: rate.median / 1e12 for kind, rate in peaks.operations.items()},
+    )
+
+
+def machine_for(peaks: Peaks, sizes: ModelSizes, threads: int | None) -> Machine:
+    """Return this machine with the bandwidth at which it reads a model's weights now.
+
+    Weights that fit the caches are read from there.
+    """
+    amount = min(max(sizes.step_weights, _LEAST_SAMPLE), _SAMPLE_BYTES)
+    return planned_machine(peaks, statistics.median(read_rate(threads, amount) for _ in range(3)))
 
 
 class _Run:
@@ -202,19 +227,6 @@ class _Run:
         """The loaded model."""
         return self._bench.info
 
-    def machine(self, bandwidth: float) -> Machine:
-        """Return this machine's rates; ``bandwidth`` in bytes a second."""
-        peaks = self._measuring.peaks.operations
-        names = {"float32": "float32", "bf16": "bfloat16", "int8": "int8"}
-        return Machine(
-            name="this machine",
-            what=self._measuring.peaks.cpu,
-            kind="cpu",
-            memory=1.0,
-            bandwidth=bandwidth / 1e9,
-            tflops={names[kind]: rate.median / 1e12 for kind, rate in peaks.items()},
-        )
-
     def calibrate(self) -> tuple[Shares, float]:
         """Return the shares that short runs reach, and the bandwidth meanwhile, in bytes a second."""
         sizes, rates = self._sizes, [self._read_rate()]
@@ -224,7 +236,8 @@ class _Run:
         prompts = self._random_prompts(1 + _PREFILLS, _PREFILLED)
         prefills = [sum(s.seconds for s in self._bench.prefill(prompt)) for prompt in prompts][1:]
         bandwidth = statistics.median([*rates, self._read_rate()])
-        peak = peak_rate(sizes.precision, self.machine(bandwidth)) * 1e12
+        machine = planned_machine(self._measuring.peaks, bandwidth)
+        peak = peak_rate(sizes.precision, machine) * 1e12
         outside = statistics.median(step.seconds - step.forward_seconds for step in decoded[1])
 
         def share(rows: int, wanted: int, seconds: float) -> float:

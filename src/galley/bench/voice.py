@@ -1,7 +1,8 @@
-"""How soon a conversation over ``/v1/realtime`` answers: callers who speak a recording and wait for audio.
+"""How soon a conversation over ``/v1/realtime`` answers: callers who speak recordings and wait for audio.
 
 Audio is sent at the pace of speech. A turn's time begins when the recording's last sample has been sent;
-silence follows until the answer's first audio.
+silence follows until the answer's first audio. Each recording is one turn: what the server takes for its
+end before that is a cut-off.
 """
 
 import asyncio
@@ -11,7 +12,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,27 +19,46 @@ from galley.errors import EngineError, RequestError
 
 RATE: Final = 24_000
 _BLOCK_SECONDS: Final = 0.02
+_LISTENS: Final = 0.7
+"""Seconds of an answer that a caller hears before interrupting it."""
 _SILENCE: Final = bytes(2 * int(RATE * _BLOCK_SECONDS))
 
 PARTS: Final = {
-    "endpoint": "input_audio_buffer.speech_stopped",
-    "transcript": "conversation.item.input_audio_transcription.completed",
-    "first words": "response.output_audio_transcript.delta",
-    "first audio": "response.output_audio.delta",
+    "transcript": "transcript_ms",
+    "endpoint": "endpoint_ms",
+    "first words": "first_words_ms",
+    "first audio made": "first_audio_ms",
 }
-"""Part of a turn -> the event that ends it, in order; each begins with the end of the one before."""
+"""What has to be ready -> the field of the event :data:`_TIMING` that says when it was.
+
+All times are from the end of speech, as the server found it: the parts overlap.
+"""
+
+_TIMING: Final = "response.timing"
+_TRUNCATED: Final = "conversation.item.truncated"
+_STOPPED: Final = "input_audio_buffer.speech_stopped"
+_AUDIO: Final = "response.output_audio.delta"
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn: seconds of each of :data:`PARTS`, in order; they add up to the time to the first audio."""
+    """One turn.
 
-    parts: tuple[float, ...]
+    Attributes:
+        recording: index of the recording.
+        cut_offs: how often the server ended the turn before the recording's end.
+        total: seconds from the end of speech to the first audio; None: the turn was cut off, and nothing
+            answered its rest.
+        parts: seconds from the end of speech until each of :data:`PARTS` was ready; None: unknown.
+        interruption: seconds from the beginning of speech until the answer before was stopped, if it was
+            still being heard.
+    """
 
-    @property
-    def total(self) -> float:
-        """The seconds from the end of speech to the first audio."""
-        return sum(self.parts)
+    recording: int
+    cut_offs: int
+    total: float | None
+    parts: tuple[float | None, ...]
+    interruption: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +69,10 @@ class Call:
         url: the server's, such as http://127.0.0.1:8000.
         model: name of the language model.
         key: API key; empty: none is sent.
-        samples: the recording: 16-bit mono at :data:`RATE`.
-        turns: how often it is said.
+        recordings: what is said, in turn: 16-bit mono at :data:`RATE`.
+        turns: how many turns each caller has.
+        detection: ``turn_detection`` of the session.
+        interrupts: whether a turn begins while the answer before is being heard.
         patience: seconds to wait for an answer's audio.
         max_tokens: limit of an answer.
     """
@@ -59,8 +80,10 @@ class Call:
     url: str
     model: str
     key: str
-    samples: bytes
+    recordings: Sequence[bytes]
     turns: int
+    detection: dict[str, Any]
+    interrupts: bool = False
     patience: float = 60.0
     max_tokens: int = 60
 
@@ -85,7 +108,7 @@ async def converse(call: Call, callers: int) -> list[Turn]:
         RequestError: the server cannot be reached.
     """
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_caller(call)) for _ in range(callers)]
+        tasks = [group.create_task(_caller(call, number)) for number in range(callers)]
     return [turn for task in tasks for turn in task.result()]
 
 
@@ -95,11 +118,17 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-async def _caller(call: Call) -> list[Turn]:
+async def _caller(call: Call, first: int) -> list[Turn]:
     async with _connected(call) as socket:
-        session = {"type": "realtime", "max_output_tokens": call.max_tokens}
+        session = {
+            "type": "realtime",
+            "max_output_tokens": call.max_tokens,
+            "include": [_TIMING],
+            "audio": {"input": {"turn_detection": call.detection}},
+        }
         await socket.send(json.dumps({"type": "session.update", "session": session}))
-        return [await _turn(call, socket) for _ in range(call.turns)]
+        chosen = [(first + turn) % len(call.recordings) for turn in range(call.turns)]
+        return [await _turn(call, recording, socket) for recording in chosen]
 
 
 @asynccontextmanager
@@ -117,44 +146,89 @@ async def _connected(call: Call) -> AsyncIterator[Any]:
         yield socket
 
 
-async def _turn(call: Call, socket: Any) -> Turn:
-    """Say the recording, wait for the first audio, and then for the end of the response."""
+async def _turn(call: Call, recording: int, socket: Any) -> Turn:
+    """Say a recording, wait for the first audio after its end, and then for the end of the response."""
+    samples = call.recordings[recording]
     ended: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-    speaking = asyncio.create_task(_say(call.samples, socket, ended))
-    seen: dict[str, float] = {}
+    speaking = asyncio.create_task(_say(samples, socket, ended))
+    turn = _Heard(recording, ended, time.monotonic() + _lead(samples))
     try:
-        async with asyncio.timeout(len(call.samples) / 2 / RATE + call.patience):
-            while "response.done" not in seen:
-                event = json.loads(await socket.recv())
-                kind = event["type"]
-                if kind == "error":
-                    raise EngineError(f"the server answered: {event['error']['message']}")
-                if kind == "response.created" or kind in PARTS.values() or kind == "response.done":
-                    # A pause within the recording ends a turn early: the last one counts.
-                    again = kind in (PARTS["endpoint"], PARTS["transcript"])
-                    seen[kind] = time.monotonic() if again else seen.get(kind, time.monotonic())
-                if kind == "response.done" and PARTS["first audio"] not in seen:
-                    if event["response"]["status"] != "cancelled":
-                        raise EngineError("a response has no audio; does the server have a voice?")
-                    seen = {}
-                if kind == PARTS["first audio"]:
+        async with asyncio.timeout(len(samples) / 2 / RATE + call.patience):
+            while not turn.take(json.loads(await socket.recv()), time.monotonic()):
+                if turn.first_audio is not None:
                     speaking.cancel()
+                if call.interrupts and turn.timed:
+                    await asyncio.sleep(_LISTENS)
+                    break
     except TimeoutError:
-        raise EngineError(
-            f"no answer within {call.patience:g} s; is there speech in the recording?"
-        ) from None
+        if not turn.cut_offs:
+            raise EngineError(
+                f"no answer within {call.patience:g} s; is there speech in the recording?"
+            ) from None
     finally:
         speaking.cancel()
         await asyncio.gather(speaking, return_exceptions=True)
-    if not ended.done():
-        raise EngineError(
-            "the server answered before the recording ended: it has pauses; give a shorter one"
-        )
-    times = [ended.result(), *(seen.get(kind, 0.0) for kind in PARTS.values())]
-    # Each is at least as late as the one before: speech may be found to end before it does.
-    for index in range(1, len(times)):
-        times[index] = max(times[index], times[index - 1])
-    return Turn(tuple(late - early for early, late in pairwise(times)))
+    return turn.turn()
+
+
+class _Heard:
+    """The events of one turn."""
+
+    def __init__(self, recording: int, ended: "asyncio.Future[float]", begins: float) -> None:
+        """Begin a turn.
+
+        Args:
+            recording: its index.
+            ended: when the recording has been sent.
+            begins: when its first sound is sent.
+        """
+        self._recording, self._ended, self._begins = recording, ended, begins
+        self._interruption: float | None = None
+        self.cut_offs = 0
+        self._parts: tuple[float | None, ...] = (None,) * len(PARTS)
+        self.first_audio: float | None = None
+        self.timed = False
+
+    def take(self, event: dict[str, Any], now: float) -> bool:
+        """Take an event; return whether the turn is over.
+
+        Raises:
+            EngineError: it is an error, or a response without audio.
+        """
+        kind = event["type"]
+        if kind == "error":
+            raise EngineError(f"the server answered: {event['error']['message']}")
+        if kind == _TRUNCATED and self._interruption is None:
+            self._interruption = max(0.0, now - self._begins)
+        if not self._ended.done():
+            self.cut_offs += kind == _STOPPED
+            return False
+        if kind == _AUDIO:
+            self.first_audio = self.first_audio or now
+        elif kind == _TIMING:
+            self.timed = True
+            times = [event[name] for name in PARTS.values()]
+            self._parts = tuple(None if ms is None else ms / 1000 for ms in times)
+        elif kind == "response.done" and event["response"]["status"] != "cancelled":
+            if self.first_audio is None and not self.cut_offs:
+                raise EngineError("a response has no audio; does the server have a voice?")
+            return self.first_audio is not None
+        return False
+
+    def turn(self) -> Turn:
+        """Return the turn, which is over."""
+        total = None
+        if self.first_audio is not None:
+            total = max(0.0, self.first_audio - self._ended.result())
+        return Turn(self._recording, self.cut_offs, total, self._parts, self._interruption)
+
+
+def _lead(samples: bytes) -> float:
+    """Return the seconds before a recording's first sound, 40 dB below its loudest."""
+    import numpy as np
+
+    loudness = np.abs(np.frombuffer(samples, "<i2").astype(np.int32))
+    return int(np.argmax(loudness > loudness.max() / 100)) / RATE
 
 
 async def _say(samples: bytes, socket: Any, ended: "asyncio.Future[float]") -> None:

@@ -27,6 +27,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         output_tokens: tokens generated.
         engine_seconds: engine time that the answer took, and each hit saves.
         body: the answer, encoded by its kind.
+        question: the text that other questions are compared with; "": only equal requests get the answer.
+        scope: digest of all else that shapes the answer, see :mod:`galley.cache.semantic`.
+        vector: the question's, see :func:`galley.cache.nearest.packed`.
     """
 
     key: bytes
@@ -41,6 +44,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int = 0
     engine_seconds: float = 0.0
     body: bytes
+    question: str = ""
+    scope: bytes = b""
+    vector: bytes = b""
 
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -78,6 +84,11 @@ def outputs_of(entry: Entry) -> list[Output] | None:
 def body_of(outputs: Sequence[Output]) -> bytes:
     """Return the body of an entry of any kind but "transcript"."""
     return _encoder.encode(outputs)
+
+
+def size_of(entry: Entry) -> int:
+    """Return the size of what a store keeps of an entry, roughly."""
+    return len(entry.body) + len(entry.vector) + len(entry.question)
 
 
 def kind_of(request: EngineRequest) -> str:

@@ -56,14 +56,32 @@ def request_key(identity: bytes, request: EngineRequest, *, shared_draws: bool =
         bias = sorted(payload.sampling.logit_bias.items())
         sampling = _essential(payload.sampling, shared_draws, request.id)
         payload = msgspec.structs.replace(payload, sampling=sampling)
+    return digest(identity, *_owner(request), encoded((payload, bias)))
+
+
+def question_scope(
+    identity: bytes, request: EngineRequest, context: bytes, *, shared_draws: bool = False
+) -> bytes:
+    """Return a digest of all that shapes the answer to a question, except its text.
+
+    Args:
+        identity: the model's.
+        request: a request for a text.
+        context: what is around the question, see :class:`galley.cache.question.Question`.
+        shared_draws: as in :func:`request_key`.
+    """
+    assert isinstance(request.payload, Generate)
+    sampling = _essential(request.payload.sampling, shared_draws, request.id)
+    # What is left of the context depends on the question's length; the limit given is in ``context``.
+    sampling = msgspec.structs.replace(sampling, max_tokens=None)
+    bias = sorted(request.payload.sampling.logit_bias.items())
+    return digest(identity, *_owner(request), context, encoded((sampling, bias)))
+
+
+def _owner(request: EngineRequest) -> tuple[bytes, bytes, bytes]:
+    """Return whose request it is, and the adapter it names."""
     adapter = "" if request.adapter is None else request.adapter.digest
-    return digest(
-        identity,
-        request.tenant.encode(),
-        request.cache_salt.encode(),
-        adapter.encode(),
-        encoded((payload, bias)),
-    )
+    return request.tenant.encode(), request.cache_salt.encode(), adapter.encode()
 
 
 def is_greedy(sampling: SamplingParams) -> bool:

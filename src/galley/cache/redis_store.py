@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from galley.cache.entry import Entry, pack, unpack
+from galley.cache.gathered_reads import GatheredReads
 from galley.cache.store import OVERHEAD_BYTES, Bounds, Kept, Selection, Size, StoreError
 from galley.errors import SettingsError, pip_install
 
@@ -22,13 +23,14 @@ _SIZES: Final = f"{_PREFIX}:sizes"
 _EXPIRES: Final = f"{_PREFIX}:expires"
 _HITS: Final = f"{_PREFIX}:hits"
 _TOTAL: Final = f"{_PREFIX}:bytes"
+_QUESTIONS: Final = f"{_PREFIX}:questions"
 
 CONNECT_SECONDS: Final = 1.0
 _MOST_CONNECTIONS: Final = 64
 _SCANNED: Final = 500
 """Entries read at a time when they are listed or removed."""
 
-_INDEX: Final = (_USED, _SIZES, _EXPIRES, _HITS, _TOTAL)
+_INDEX: Final = (_USED, _SIZES, _EXPIRES, _HITS, _TOTAL, _QUESTIONS)
 """KEYS of the scripts."""
 
 _REMOVE_ONE: Final = """
@@ -72,6 +74,7 @@ forget(name)
 redis.call('ZADD', KEYS[1], now, name)
 redis.call('ZADD', KEYS[2], ARGV[5], name)
 redis.call('ZADD', KEYS[3], expires, name)
+if ARGV[9] ~= '0' then redis.call('XADD', KEYS[6], 'MAXLEN', '~', ARGV[9], '*', 'name', name) end
 local bytes = redis.call('INCRBY', KEYS[5], ARGV[5])
 while bytes > tonumber(ARGV[7]) or redis.call('ZCARD', KEYS[1]) > tonumber(ARGV[8]) do
     local oldest = redis.call('ZRANGE', KEYS[1], 0, 0)[1]
@@ -81,7 +84,10 @@ while bytes > tonumber(ARGV[7]) or redis.call('ZCARD', KEYS[1]) > tonumber(ARGV[
 end
 """
 )
-"""ARGV: prefix, name, value, expires, size, now, most bytes, most entries; times in Unix seconds."""
+"""ARGV: prefix, name, value, expires, size, now, most bytes, most entries, most questions.
+
+Times are in Unix seconds; the last argument is 0 for an entry without a question.
+"""
 
 _REMOVE: Final = (
     _REMOVE_ONE
@@ -132,18 +138,23 @@ class RedisStore:
         self._get = self._redis.register_script(_GET)
         self._put = self._redis.register_script(_PUT)
         self._remove = self._redis.register_script(_REMOVE)
+        self._reads = GatheredReads(self._get_all)
 
     async def get(self, keys: Sequence[bytes]) -> list[Entry | None]:
         """See :meth:`galley.cache.store.Store.get`."""
         now = time.time()
-        with _as_store_errors():
-            found = await self._get(
-                keys=_INDEX, args=[_PREFIX, repr(now), *(key.hex() for key in keys)]
-            )
+        found = await self._reads.get([key.hex() for key in keys])
         return [
             _living(unpack(data, key), now) if data else None
             for key, data in zip(keys, found, strict=True)
         ]
+
+    async def _get_all(self, names: Sequence[str]) -> list[bytes | None]:
+        with _as_store_errors():
+            found: list[bytes | None] = await self._get(
+                keys=_INDEX, args=[_PREFIX, repr(time.time()), *names]
+            )
+        return found
 
     async def put(self, entry: Entry) -> None:
         """See :meth:`galley.cache.store.Store.put`."""
@@ -153,9 +164,26 @@ class RedisStore:
         if entry.expires <= now or size > self._bounds.bytes:
             return
         times = (repr(entry.expires), size, repr(now))
-        bounds = (self._bounds.bytes, self._bounds.entries)
+        questions = self._bounds.questions if entry.question else 0
+        bounds = (self._bounds.bytes, self._bounds.entries, questions)
         with _as_store_errors():
             await self._put(keys=_INDEX, args=[_PREFIX, entry.key.hex(), data, *times, *bounds])
+
+    async def follow(self, place: str, most: int) -> tuple[list[Entry], str, bool]:
+        """See :meth:`galley.cache.store.Store.follow`."""
+        with _as_store_errors():
+            begin = f"({place}" if place else "-"
+            told = await self._redis.xrange(_QUESTIONS, begin, "+", count=most)
+            if not told:
+                return [], place, False
+            names = [fields[b"name"].decode() for _, fields in told]
+            values = await self._redis.mget([f"{_PREFIX}:{name}" for name in names])
+        found = [
+            unpack(data, bytes.fromhex(name)) if data else None
+            for name, data in zip(names, values, strict=True)
+        ]
+        after = told[-1][0].decode()
+        return [entry for entry in found if entry is not None], after, len(told) == most
 
     async def find(self, selection: Selection, most: int) -> list[Kept]:
         """See :meth:`galley.cache.store.Store.find`."""
@@ -203,6 +231,7 @@ class RedisStore:
 
     async def close(self) -> None:
         """See :meth:`galley.cache.store.Store.close`."""
+        await self._reads.close()
         await self._redis.aclose()
 
 

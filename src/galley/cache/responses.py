@@ -1,48 +1,42 @@
-"""The response cache of a server, and its part for one loaded model."""
+"""The response cache's part for one loaded model: what answers each of its requests."""
 
-import asyncio
-import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
 from galley.cache.entry import Entry, body_of, kind_of, outputs_of, tokens_in
 from galley.cache.flight import Engine, Flight, Follower, Replay
-from galley.cache.guard import Guard
-from galley.cache.keys import is_cacheable, is_greedy, request_key
-from galley.cache.redis_store import SCHEMES, RedisStore
-from galley.cache.sqlite_store import SqliteStore
-from galley.cache.store import Bounds, Size, Store, StoreError
+from galley.cache.keys import is_cacheable, is_greedy, question_scope, request_key
+from galley.cache.question import Placed, Question
+from galley.cache.response_cache import ResponseCache
 from galley.cache.wish import Mode, Outcome, Wish
-from galley.errors import NotStored, SettingsError
-from galley.machine import cache_folder
+from galley.errors import NotStored
 from galley.service.streams import Outputs
 from galley.service.unread import UnreadBudget, as_one
-from galley.settings.config import Settings
 from galley.types import EngineRequest, Generate, Output
 
-log = logging.getLogger("galley.cache")
-
-FILE_NAME: Final = "responses.sqlite"
-_MEASURE_SECONDS: Final = 5.0
-"""Interval at which the size of the store is read."""
-_GET_SECONDS: Final = 0.1
-_PUT_SECONDS: Final = 1.0
-"""Times after which the store counts as unusable, and requests go on without it."""
+if TYPE_CHECKING:
+    from galley.cache.hit_checks import HitChecks
+    from galley.cache.semantic import Near
 
 
 class Counts(Protocol):
-    """Counts what the cache does for one model."""
+    """Counts what the cache does for one model; see also :class:`galley.cache.hit_checks.CheckCounts`."""
 
     def looked_up(self, result: str) -> None:
-        """Count an engine request or recording by "hit", "shared", "miss" or "bypass"."""
+        """Count an engine request or recording by "hit", "semantic", "shared", "miss" or "bypass"."""
 
     def saved(self, *, prompt: int, generated: int, seconds: float) -> None:
         """Count tokens that were not computed and the engine time that they would have taken."""
+
+    def checked(self, *, same: bool) -> None:
+        """Count a semantic hit that was generated as well."""
+
+    def semantic_off(self, off: bool) -> None:
+        """Note whether semantic hits are turned off."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +51,7 @@ class Ask:
         model: the model's name, with the adapter's.
         outcome: what happens is recorded here.
         patient: whether to wait for room in the engine's queue.
+        question: what may be compared by meaning; None: nothing.
     """
 
     requests: Sequence[EngineRequest]
@@ -66,89 +61,14 @@ class Ask:
     model: str
     outcome: Outcome
     patient: bool = False
+    question: Question | None = None
 
 
-class ResponseCache:
-    """The answers that one server keeps. For use in one event loop."""
+class _Search(NamedTuple):
+    """What was found of a question: its place among others, and another's answer."""
 
-    def __init__(self, store: Store, bounds: Bounds, pace: float | None = None) -> None:
-        """Keep answers in ``store``.
-
-        Args:
-            store: closed with the cache.
-            bounds: those of the store.
-            pace: tokens per second at which stored answers are streamed; None: at once.
-        """
-        self.store = store
-        self.seconds = bounds.seconds
-        self.pace = pace
-        self.reads = Guard("read", _GET_SECONDS)
-        self.writes = Guard("written", _PUT_SECONDS)
-        self._size = Size(0, 0)
-        self._measured = 0.0
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    @classmethod
-    def open(cls, settings: Settings) -> "ResponseCache":
-        """Open the store that the settings name.
-
-        Raises:
-            SettingsError: the store cannot be used as it is configured.
-        """
-        bounds = bounds_of(settings)
-        return cls(
-            open_store(settings.response_cache_store, bounds), bounds, settings.response_cache_pace
-        )
-
-    async def get(self, keys: Sequence[bytes]) -> list[Entry | None]:
-        """Return the entries of the keys; none while the store cannot be used."""
-        found = await self.reads.run(lambda: self.store.get(keys))
-        return [None] * len(keys) if found is None else found
-
-    def put(self, entry: Entry, then: Callable[[], None] = lambda: None) -> None:
-        """Store an entry in the background, and call ``then`` when it is found, or lost."""
-
-        async def work() -> None:
-            try:
-                await self.writes.run(lambda: self.store.put(entry))
-            finally:
-                then()
-            await self._measure()
-
-        task = asyncio.create_task(work())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _measure(self) -> None:
-        """Note what the store holds, for the metrics."""
-        if time.monotonic() - self._measured >= _MEASURE_SECONDS:
-            self._measured = time.monotonic()
-            self._size = await self.reads.run(self.store.size) or self._size
-
-    @property
-    def stored_entries(self) -> int:
-        """Answers in the store, as last measured."""
-        return self._size.entries
-
-    @property
-    def stored_bytes(self) -> int:
-        """Size of the answers in the store, as last measured."""
-        return self._size.bytes
-
-    @property
-    def failed_reads(self) -> int:
-        """Look-ups that the store did not answer."""
-        return self.reads.failures
-
-    @property
-    def failed_writes(self) -> int:
-        """Answers that the store did not take."""
-        return self.writes.failures
-
-    async def close(self) -> None:
-        """Finish writing, and close the store. Idempotent."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.store.close()
+    placed: Placed | None = None
+    near: "Near | None" = None
 
 
 class ModelResponses:
@@ -163,6 +83,7 @@ class ModelResponses:
         mode: Mode,
         folder: str,
         counts: Counts,
+        checks: "HitChecks | None" = None,
     ) -> None:
         """Answer a model's requests.
 
@@ -173,6 +94,7 @@ class ModelResponses:
             mode: whether requests that do not say use the cache.
             folder: where the model was loaded from, for those who list entries.
             counts: the model's metrics.
+            checks: samples hits of other questions' answers; without it there are none.
         """
         self.mode = mode
         self.identity = identity
@@ -180,6 +102,7 @@ class ModelResponses:
         self.counts = counts
         self.folder = folder
         self._engine = engine
+        self._checks = checks
         self._flights: dict[bytes, Flight] = {}
         self._budget = UnreadBudget()
 
@@ -199,18 +122,21 @@ class ModelResponses:
         ask.outcome.keys += [key.hex() for key in looked_up]
         reads = looked_up if ask.wish.reads else []
         stored = dict(zip(reads, await self.cache.get(reads), strict=True)) if reads else {}
+        search = await self._search(ask, mode, keys, stored)
         # Nothing is awaited between this and the engine, unless it is patient: of requests that are
         # equal, the second finds the first one's flight.
         streams: list[Outputs | None] = [
             self._answered(request, key, stored.get(key) if key else None, ask)
             for request, key in zip(ask.requests, keys, strict=True)
         ]
+        if search.near is not None and streams == [None]:
+            streams = [self._answer_of_another(search, search.near, ask)]
         missing = [index for index, stream in enumerate(streams) if stream is None]
         if missing and ask.wish.only_stored:
             _cancel(streams)
             raise NotStored("No stored answer fits, and Cache-Control says only-if-cached")
         try:
-            await self._compute(missing, keys, streams, ask)
+            await self._compute(missing, keys, streams, ask, search.placed)
         except BaseException:
             _cancel(streams)
             raise
@@ -221,11 +147,66 @@ class ModelResponses:
         if mode == "off" or not is_cacheable(request):
             return None
         asks = ask.wish.mode == mode
-        payload = request.payload
-        drawn = isinstance(payload, Generate) and not ask.seeded and not is_greedy(payload.sampling)
+        drawn = self._is_drawn(request, ask)
         if drawn and not asks:
             return None
         return request_key(self.identity, request, shared_draws=drawn)
+
+    def _is_drawn(self, request: EngineRequest, ask: Ask) -> bool:
+        """Return whether the answer is random, and not by a seed of the client's."""
+        payload = request.payload
+        return isinstance(payload, Generate) and not ask.seeded and not is_greedy(payload.sampling)
+
+    async def _search(
+        self,
+        ask: Ask,
+        mode: Mode,
+        keys: Sequence[bytes | None],
+        stored: Mapping[bytes, Entry | None],
+    ) -> _Search:
+        """Look a question up that no equal request has asked."""
+        semantic = self.cache.semantic
+        if mode != "semantic" or semantic is None or self._checks is None or self._checks.off:
+            return _Search()
+        if ask.question is None or len(keys) != 1 or (key := keys[0]) is None:
+            return _Search()
+        if stored.get(key) is not None or key in self._flights:
+            return _Search()
+        drawn = self._is_drawn(ask.requests[0], ask)
+        scope = question_scope(
+            self.identity, ask.requests[0], ask.question.context, shared_draws=drawn
+        )
+        placed = await semantic.place(ask.question, scope)
+        if placed is None or not ask.wish.reads:
+            return _Search(placed)
+        return _Search(placed, await semantic.find(placed, ask.wish.max_age))
+
+    def _answer_of_another(self, search: _Search, near: "Near", ask: Ask) -> Outputs | None:
+        """Return the stream of the answer to another question; None if the entry has none."""
+        outputs = outputs_of(near.entry)
+        if not outputs:
+            return None
+        [request] = ask.requests
+        ask.outcome.similarity = near.similarity
+        ask.outcome.keys = [near.entry.key.hex()]
+        if self._checks is not None:
+            self._checks.sample(
+                request, outputs, lambda fresh: self._correct(search, request, fresh, ask)
+            )
+        age = max(0.0, time.time() - near.entry.created)
+        seconds = near.entry.engine_seconds
+        return self._replay(request, outputs, ask, seconds, age, kind="semantic")
+
+    def _correct(
+        self, search: _Search, request: EngineRequest, fresh: Sequence[Output], ask: Ask
+    ) -> None:
+        """Store the right answer to a question that another's was given to."""
+        key = request_key(self.identity, request, shared_draws=self._is_drawn(request, ask))
+        timings = [output.timing.engine_seconds for output in fresh if output.timing]
+        if ask.wish.writes:
+            self._put(
+                self._entry(key, fresh, max(timings, default=0.0), request, ask, search.placed)
+            )
 
     def _answered(
         self, request: EngineRequest, key: bytes | None, entry: Entry | None, ask: Ask
@@ -235,7 +216,7 @@ class ModelResponses:
             return None
         flight = self._flights.get(key)
         if flight is not None and flight.joinable:
-            self._count_hit(request, ask, tokens_in(flight.outputs), 0.0, 0.0, shared=True)
+            self._count_hit(request, ask, tokens_in(flight.outputs), 0.0, 0.0, kind="shared")
             return flight.join(request.id, ask.deadline)
         if flight is not None and flight.complete and flight.recording:
             return self._replay(request, flight.outputs, ask, flight.engine_seconds, 0.0)
@@ -254,8 +235,9 @@ class ModelResponses:
         ask: Ask,
         seconds: float,
         age: float,
+        kind: str = "hit",
     ) -> Replay:
-        self._count_hit(request, ask, tokens_in(outputs), seconds, age)
+        self._count_hit(request, ask, tokens_in(outputs), seconds, age, kind=kind)
         return Replay(outputs, request, self._engine, ask.deadline, self.cache.pace)
 
     def _count_hit(
@@ -266,11 +248,11 @@ class ModelResponses:
         seconds: float,
         age: float,
         *,
-        shared: bool = False,
+        kind: str = "hit",
     ) -> None:
         ask.outcome.hits += 1
         ask.outcome.age = max(ask.outcome.age, age)
-        self.counts.looked_up("shared" if shared else "hit")
+        self.counts.looked_up(kind)
         self.counts.saved(prompt=request.payload.reads, generated=len(tokens), seconds=seconds)
 
     async def _compute(
@@ -279,6 +261,7 @@ class ModelResponses:
         keys: Sequence[bytes | None],
         streams: list[Outputs | None],
         ask: Ask,
+        placed: Placed | None,
     ) -> None:
         """Have the engine answer the missing requests, equal ones among them once."""
         first: dict[bytes, int] = {}
@@ -301,15 +284,22 @@ class ModelResponses:
                 ask.outcome.bypassed += 1
                 self.counts.looked_up("bypass")
             else:
-                streams[index] = self._launch(key, request, source, ask)
+                streams[index] = self._launch(key, request, source, ask, placed)
         for index in missing:
             key = keys[index]
             if streams[index] is None and key is not None:
                 flight = self._flights[key]
-                self._count_hit(ask.requests[index], ask, (), 0.0, 0.0, shared=True)
+                self._count_hit(ask.requests[index], ask, (), 0.0, 0.0, kind="shared")
                 streams[index] = flight.join(ask.requests[index].id, ask.deadline)
 
-    def _launch(self, key: bytes, request: EngineRequest, source: Outputs, ask: Ask) -> Follower:
+    def _launch(
+        self,
+        key: bytes,
+        request: EngineRequest,
+        source: Outputs,
+        ask: Ask,
+        placed: Placed | None,
+    ) -> Follower:
         result = "miss" if ask.wish.reads else "bypass"
         ask.outcome.misses += ask.wish.reads
         ask.outcome.bypassed += not ask.wish.reads
@@ -317,8 +307,9 @@ class ModelResponses:
 
         def ended(flight: Flight) -> None:
             if flight.complete and flight.recording and ask.wish.writes:
-                entry = self._entry(flight, request, ask)
-                self.cache.put(entry, then=lambda: self._forget(flight))
+                outputs, seconds = flight.outputs, flight.engine_seconds
+                entry = self._entry(key, outputs, seconds, request, ask, placed)
+                self._put(entry, then=lambda: self._forget(flight))
             else:
                 self._forget(flight)
 
@@ -328,14 +319,32 @@ class ModelResponses:
         flight.start()
         return follower
 
+    async def close(self) -> None:
+        """End the checks that run. Idempotent."""
+        if self._checks is not None:
+            await self._checks.close()
+
     def _forget(self, flight: Flight) -> None:
         if self._flights.get(flight.key) is flight:
             del self._flights[flight.key]
 
-    def _entry(self, flight: Flight, request: EngineRequest, ask: Ask) -> Entry:
+    def _put(self, entry: Entry, then: Callable[[], None] = lambda: None) -> None:
+        self.cache.put(entry, then)
+        if self.cache.semantic is not None:
+            self.cache.semantic.add(entry)
+
+    def _entry(
+        self,
+        key: bytes,
+        outputs: Sequence[Output],
+        seconds: float,
+        request: EngineRequest,
+        ask: Ask,
+        placed: Placed | None,
+    ) -> Entry:
         now = time.time()
         return Entry(
-            key=flight.key,
+            key=key,
             kind=kind_of(request),
             model=ask.model,
             folder=self.folder,
@@ -344,48 +353,18 @@ class ModelResponses:
             created=now,
             expires=now + min(self.cache.seconds, ask.wish.ttl or self.cache.seconds),
             prompt_tokens=request.payload.reads,
-            output_tokens=len(tokens_in(flight.outputs)),
-            engine_seconds=flight.engine_seconds,
-            body=body_of([_alone(flight.outputs)]),
+            output_tokens=len(tokens_in(outputs)),
+            engine_seconds=seconds,
+            body=body_of([_alone(outputs)]),
+            question="" if placed is None else placed.text,
+            scope=b"" if placed is None else placed.scope,
+            vector=b"" if placed is None else placed.vector,
         )
 
 
 def _alone(outputs: Sequence[Output]) -> Output:
     """Return outputs as one, without what belongs to the request that they answered."""
     return msgspec.structs.replace(as_one(outputs), request_id="", cached_tokens=0, timing=None)
-
-
-def bounds_of(settings: Settings) -> Bounds:
-    """Return the bounds that the settings give."""
-    return Bounds(
-        bytes=settings.response_cache_bytes,
-        entries=settings.response_cache_entries,
-        seconds=settings.response_cache_seconds,
-    )
-
-
-def default_file() -> Path:
-    """Return the file of the store if the settings name none. Raises OSError without a cache folder."""
-    return cache_folder() / FILE_NAME
-
-
-def open_store(place: str, bounds: Bounds) -> Store:
-    """Return the store at ``place``: a Redis URL, a file, or "" for the file in the cache folder.
-
-    Raises:
-        SettingsError: it cannot be used.
-    """
-    if place.startswith(SCHEMES):
-        return RedisStore(place, bounds, _PUT_SECONDS)
-    if "://" in place:
-        raise SettingsError(
-            f"response_cache_store: {place.partition('://')[0]}:// is not known; give a file, or a URL of "
-            f"Redis ({', '.join(SCHEMES)})"
-        )
-    try:
-        return SqliteStore(Path(place) if place else default_file(), bounds)
-    except (OSError, StoreError) as error:
-        raise SettingsError(f"response_cache_store: {error}") from error
 
 
 def _cancel(streams: Sequence[Outputs | None]) -> None:

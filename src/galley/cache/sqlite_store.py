@@ -16,12 +16,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from galley.cache.entry import Entry, pack, unpack
+from galley.cache.entry import Entry, pack, size_of, unpack
 from galley.cache.store import OVERHEAD_BYTES, Bounds, Kept, Selection, Size, StoreError
 
 log = logging.getLogger("galley.cache")
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 _BATCH_SECONDS: Final = 0.1
 """How long the writer gathers entries before it writes them."""
 _SWEEP_SECONDS: Final = 30.0
@@ -50,6 +50,10 @@ CREATE TABLE IF NOT EXISTS entries (
 CREATE INDEX IF NOT EXISTS entries_used ON entries (used);
 CREATE INDEX IF NOT EXISTS entries_expires ON entries (expires);
 CREATE INDEX IF NOT EXISTS entries_name ON entries (name);
+CREATE TABLE IF NOT EXISTS questions (number INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL UNIQUE);
+CREATE TRIGGER IF NOT EXISTS questions_removed AFTER DELETE ON entries BEGIN
+    DELETE FROM questions WHERE key = old.key;
+END;
 CREATE TABLE IF NOT EXISTS totals (entries INTEGER NOT NULL, bytes INTEGER NOT NULL);
 INSERT INTO totals SELECT 0, 0 WHERE NOT EXISTS (SELECT 1 FROM totals);
 CREATE TRIGGER IF NOT EXISTS entries_put AFTER INSERT ON entries BEGIN
@@ -71,6 +75,13 @@ ON CONFLICT (key) DO UPDATE SET kind = excluded.kind, model = excluded.model, ta
     entry = excluded.entry
 """
 
+_PUT_QUESTION: Final = "INSERT OR REPLACE INTO questions (key) VALUES (?)"
+
+_FOLLOW: Final = """
+SELECT questions.number, entries.key, entries.entry
+FROM questions JOIN entries ON entries.key = questions.key
+WHERE questions.number > ? ORDER BY questions.number LIMIT ?
+"""
 
 _FIND: Final = """
 SELECT key, entry, size, used, hits FROM entries
@@ -156,7 +167,7 @@ class SqliteStore:
 
     async def put(self, entry: Entry) -> None:
         """See :meth:`galley.cache.store.Store.put`."""
-        size = len(entry.body) + OVERHEAD_BYTES
+        size = size_of(entry) + OVERHEAD_BYTES
         if self._closed or size > min(self._bounds.bytes, _MOST_PENDING_BYTES):
             return
         if self._pending_bytes + size > _MOST_PENDING_BYTES:
@@ -167,6 +178,14 @@ class SqliteStore:
             self._pending_bytes += size
             self._pending[entry.key] = entry
         self._writes.put(entry)
+
+    async def follow(self, place: str, most: int) -> tuple[list[Entry], str, bool]:
+        """See :meth:`galley.cache.store.Store.follow`."""
+        with _as_store_errors():
+            rows = self._connection().execute(_FOLLOW, (int(place or 0), most)).fetchall()
+        found = [unpack(data, key) for _, key, data in rows]
+        after = str(rows[-1][0]) if rows else place
+        return [entry for entry in found if entry is not None], after, len(rows) == most
 
     async def find(self, selection: Selection, most: int) -> list[Kept]:
         """See :meth:`galley.cache.store.Store.find`."""
@@ -259,6 +278,7 @@ class SqliteStore:
             base.execute("BEGIN IMMEDIATE")
             base.executemany("DELETE FROM entries WHERE key = ?", [(key,) for key in damaged])
             base.executemany(_PUT, _rows(batch, time.time()))
+            base.executemany(_PUT_QUESTION, [(entry.key,) for entry in batch if entry.question])
             base.executemany(
                 "UPDATE entries SET hits = hits + ?, used = ? WHERE key = ?",
                 [(count, used, key) for key, (count, used) in hits.items()],
@@ -281,7 +301,7 @@ class SqliteStore:
 
     def _drop_pending(self, key: bytes) -> None:
         entry = self._pending.pop(key)
-        self._pending_bytes -= len(entry.body) + OVERHEAD_BYTES
+        self._pending_bytes -= size_of(entry) + OVERHEAD_BYTES
 
 
 def _rows(batch: Iterable[Entry], now: float) -> Iterator[tuple[Any, ...]]:
@@ -339,12 +359,12 @@ def _connected(path: Path, patience: float) -> sqlite3.Connection:
     base = sqlite3.connect(path, timeout=patience, isolation_level=None, check_same_thread=False)
     try:
         [version] = base.execute("PRAGMA user_version").fetchone()
-        if version not in (0, _VERSION):
+        if version not in (0, 1, _VERSION):
             raise sqlite3.DatabaseError(f"its version is {version}, and {_VERSION} is known")
         base.execute("PRAGMA journal_mode = WAL")
         # A power failure may lose the last entries, but not the file (sqlite.org/pragma.html).
         base.execute("PRAGMA synchronous = NORMAL")
-        if version == 0:
+        if version < _VERSION:  # version 1 had no questions
             base.executescript(_SCHEMA)
             base.execute(f"PRAGMA user_version = {_VERSION}")
     except BaseException:

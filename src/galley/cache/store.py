@@ -22,11 +22,13 @@ class Bounds:
         bytes: size of all entries.
         entries: number of entries.
         seconds: age at which an entry ends.
+        questions: the latest entries with a question of which :meth:`Store.follow` still tells.
     """
 
     bytes: int
     entries: int
     seconds: float
+    questions: int = 50_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +87,21 @@ class Store(Protocol):
 
         Raises:
             StoreError: the store cannot be used now, or has no room.
+        """
+
+    async def follow(self, place: str, most: int) -> tuple[list[Entry], str, bool]:
+        """Return entries with a question in the order in which they were stored, by any process.
+
+        Args:
+            place: what the last call returned; "": from the oldest one on.
+            most: number of entries to read.
+
+        Returns:
+            The entries, those that have been removed left out; the place after them; and whether there
+            may be more.
+
+        Raises:
+            StoreError: the store cannot be used now.
         """
 
     async def find(self, selection: Selection, most: int) -> list[Kept]:

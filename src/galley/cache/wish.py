@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from galley.errors import RequestError, shown
 
-Mode = Literal["off", "exact"]
+Mode = Literal["off", "exact", "semantic"]
 
 CONTROL_HEADER: Final = "cache-control"
 MODE_HEADER: Final = "x-galley-cache"
@@ -17,7 +17,7 @@ TAG_HEADER: Final = "x-galley-cache-tag"
 AGE_HEADER: Final = "x-galley-cache-age"
 KEY_HEADER: Final = "x-galley-cache-key"
 
-_MODES: Final[tuple[Mode, ...]] = ("off", "exact")
+_MODES: Final[tuple[Mode, ...]] = ("off", "exact", "semantic")
 _SECONDS: Final = re.compile(r"[0-9]{1,10}", re.ASCII)
 _TAG: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}", re.ASCII)
 _MOST_KEYS: Final = 16
@@ -64,7 +64,7 @@ def wish_of(headers: Mapping[str, str]) -> Wish:
         return NO_WISH
     directives = _directives(control or "")
     if mode is not None and mode not in _MODES:
-        raise _refused(MODE_HEADER, mode, f"it takes {' or '.join(_MODES)}")
+        raise _refused(MODE_HEADER, mode, f"it takes {', '.join(_MODES[:-1])} or {_MODES[-1]}")
     if tag is not None and not _TAG.fullmatch(tag):
         raise _refused(TAG_HEADER, tag, "it takes up to 64 letters, digits and . _ : -")
     age = directives.get("max-age")
@@ -106,6 +106,7 @@ class Outcome:
         hits: texts that were answered from the store, or by an equal request that is running.
         misses: texts that were looked up and computed.
         bypassed: texts that were not looked up.
+        similarity: cosine of the question and the one whose answer was used; None: they were equal.
         age: seconds since the oldest answer used was stored.
         keys: keys of the texts, in hexadecimal.
     """
@@ -113,20 +114,27 @@ class Outcome:
     hits: int = 0
     misses: int = 0
     bypassed: int = 0
+    similarity: float | None = None
     age: float = 0.0
     keys: list[str] = field(default_factory=list)
 
     @property
     def word(self) -> str:
-        """Return "hit" if all texts were hits, "bypass" if none was looked up, and else "miss"."""
+        """Return what happened to all texts together.
+
+        "hit" if all were hits, "semantic" with the similarity if one was that of another question, "bypass"
+        if none was looked up, and else "miss".
+        """
         if self.misses or (self.hits and self.bypassed):
             return "miss"
+        if self.similarity is not None:
+            return f"semantic {self.similarity:.2f}"
         return "hit" if self.hits else "bypass"
 
     def headers(self) -> dict[str, str]:
         """Return the headers of the response."""
         headers = {MODE_HEADER: self.word}
-        if self.word == "hit":
+        if self.word.startswith(("hit", "semantic")):
             headers[AGE_HEADER] = str(int(self.age))
         if self.keys:
             headers[KEY_HEADER] = ",".join(self.keys[:_MOST_KEYS])

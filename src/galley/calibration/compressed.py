@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from galley.files import complete_or_absent
 from galley.formats.json_file import parse_json
 from galley.formats.safetensors import read_header
 from galley.formats.values import bf16_bits
@@ -84,12 +85,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Raw]) -> None:
         header[name] = {"dtype": raw.dtype, "shape": raw.shape, "data_offsets": (begin, end)}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("wb") as file:
+    with complete_or_absent(path) as partial, partial.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for raw in tensors.values():
             file.write(raw.data.tobytes() if raw.data.ndim != 1 else raw.data.data)
-    partial.rename(path)
 
 
 def names_in(path: Path) -> list[str]:

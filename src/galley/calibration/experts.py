@@ -29,7 +29,7 @@ Calibrated: TypeAlias = Callable[[Sequence[str], Floats, Floats], list[IntWeight
 
 
 @dataclass(frozen=True)
-class Quantised:
+class Quantized:
     """The experts of one layer, quantized.
 
     Attributes:
@@ -89,14 +89,14 @@ def check_experts(model: Model, method: str) -> None:
     assert not any("gate_bias" in op.weights or op.attrs["limit"] for op in ops), "only in stacks"
 
 
-def quantise_experts(
+def quantize_experts(
     model: Model,
     op: Op,
     names: Collection[str],
     inputs: Inputs,
     calibrated: Calibrated,
     nearest: Callable[[str], IntWeight],
-) -> Quantised:
+) -> Quantized:
     """Quantize the experts of a layer.
 
     A row counts by its weight in the sum of its experts. With fewer rows than columns, GPTQ fits these rows
@@ -110,9 +110,9 @@ def quantise_experts(
         calibrated: the method.
         nearest: the rounding of a matrix that has too few inputs.
     """
-    made = Quantised([], [], {})
+    made = Quantized([], [], {})
 
-    def quantise(parts: Sequence[str], x: Floats, original: Floats, weights: Floats) -> Values:
+    def quantize(parts: Sequence[str], x: Floats, original: Floats, weights: Floats) -> Values:
         chosen = [name for name in parts if name in names]
         if len(x) >= x.shape[1]:
             found = calibrated(chosen, x * weights, original * weights)
@@ -127,9 +127,9 @@ def quantise_experts(
         at, weights = _routed(inputs.routes, number)
         x, original = inputs.rows[at], inputs.originals[at]
         before = {name: _dense(model, name) for name in (gate, up)}
-        now = before | quantise((gate, up), x, original, weights)
+        now = before | quantize((gate, up), x, original, weights)
         inner = _inner(x, now[gate], now[up]), _inner(original, before[gate], before[up])
-        quantise((down,), *inner, weights)
+        quantize((down,), *inner, weights)
     return made
 
 

@@ -141,14 +141,14 @@ class _Check:
         info = found.weights.info
         if not all(info(name).kind.is_dense for name in found.program.matrices):
             raise UnsupportedModel(
-                f"{named or self._engine.info.name} is quantised in its checkpoint, so there is nothing to "
+                f"{named or self._engine.info.name} is quantized in its checkpoint, so there is nothing to "
                 "compare it with: set quality_gate_against to the original, or leave out quality_gate"
             )
         ours, its = self._model.program.vocab_size, found.program.vocab_size
         if ours != its:
             raise UnsupportedModel(
                 f"quality_gate_against: {named} has {its} tokens in its vocabulary, "
-                f"{self._engine.info.name} has {ours}; name the checkpoint that it was quantised from"
+                f"{self._engine.info.name} has {ours}; name the checkpoint that it was quantized from"
             )
         return found
 

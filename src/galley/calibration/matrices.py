@@ -60,7 +60,7 @@ def check_dense(model: Model, *, experts: bool = False) -> None:
     for name in model.program.matrices:
         if not weights.info(name).kind.is_dense:
             raise UnsupportedModel(
-                f"tensor {name} is {weights.info(name).kind} in the checkpoint; quantise the original, "
+                f"tensor {name} is {weights.info(name).kind} in the checkpoint; quantize the original, "
                 "with weights in bf16, f16 or f32"
             )
     if not model.checkpoint.folder.is_dir():

@@ -24,7 +24,7 @@ from galley.calibration.experts import (
     Inputs,
     check_experts,
     expert_weights,
-    quantise_experts,
+    quantize_experts,
 )
 from galley.calibration.held_out import Texts
 from galley.calibration.layerwise import Layerwise
@@ -33,6 +33,7 @@ from galley.calibration.measures import Divergence, Loss, following
 from galley.calibration.rounding import Rounding, rounding_of
 from galley.engine.read_model import Model
 from galley.errors import SettingsError
+from galley.files import complete_or_absent
 from galley.formats.quantization import QUANTIZED_KEY
 from galley.formats.source import TEMPLATES_FOLDER
 from galley.formats.weights import DenseWeight, IntWeight
@@ -183,7 +184,7 @@ class Quantizer:
             self._plan.method, self._model, self._plan.schemes, act_order=self._plan.act_order
         )
         for layer in self.layers[self.done :]:
-            weights = self._quantised(rounding, layer)
+            weights = self._quantized(rounding, layer)
             for weight in weights:
                 self._runs["measured"].replace(weight)
                 if rounding.sequential and "calibration" in self._runs:
@@ -203,7 +204,7 @@ class Quantizer:
         shutil.rmtree(self._state)
         return loss
 
-    def _quantised(self, rounding: Rounding, layer: Layer) -> list[IntWeight | DenseWeight]:
+    def _quantized(self, rounding: Rounding, layer: Layer) -> list[IntWeight | DenseWeight]:
         run = self._runs.get("calibration")
         if run is None:
             names = [n for b in layer.buffers for n in self._names(b)]
@@ -228,7 +229,7 @@ class Quantizer:
         x, routes = op.inputs
         run = self._runs["calibration"]
         originals = self._runs.get("originals", run).values[x]
-        made = quantise_experts(
+        made = quantize_experts(
             self._model,
             op,
             self._plan.schemes,
@@ -296,10 +297,9 @@ class Quantizer:
         for name, run in self._runs.items():
             arrays: dict[str, Any] = {str(b): rows for b, rows in run.values.items()}
             np.savez(self._state / f"{name}-{self.done}.npz", **arrays)
-        partial = self._state / "state.json.partial"
         kept = {"digest": self.digest, "done": self.done, "hardly_reached": self.hardly_reached}
-        partial.write_text(json.dumps(kept))
-        partial.rename(self._state / "state.json")
+        with complete_or_absent(self._state / "state.json") as partial:
+            partial.write_text(json.dumps(kept))
         for name in self._runs:
             (self._state / f"{name}-{self.done - 1}.npz").unlink(missing_ok=True)
 

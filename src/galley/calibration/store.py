@@ -1,13 +1,14 @@
 """Small results on disk, named by a digest of all their inputs, next to the packed weights."""
 
 import os
-import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
+
+from galley.files import complete_or_absent
 
 T = TypeVar("T")
 
@@ -63,9 +64,8 @@ def put(name: str, what: str, content: object) -> None:
     try:
         place = folder()
         place.mkdir(parents=True, exist_ok=True)
-        partial = place / f"{name}.{secrets.token_hex(4)}.partial"
-        partial.write_bytes(msgspec.json.encode(_File(what, content)))
-        partial.rename(place / f"{name}{_SUFFIX}")
+        with complete_or_absent(place / f"{name}{_SUFFIX}") as partial:
+            partial.write_bytes(msgspec.json.encode(_File(what, content)))
     except OSError:
         return
 

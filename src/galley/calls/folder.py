@@ -24,6 +24,7 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from galley.errors import RequestError, SettingsError
+from galley.files import complete_or_absent, to_disk
 
 CALL_FILE: Final = "call.json"
 FILES: Final = {
@@ -151,12 +152,12 @@ class CallFolder:
             self._partial.mkdir()
             yield self._partial
             for path in self._partial.iterdir():
-                _sync(path)
-            _sync(self._partial)
+                to_disk(path)
+            to_disk(self._partial)
             place = self.root / call
             place.parent.mkdir(parents=True, exist_ok=True)
             os.rename(self._partial, place)
-            _sync(place.parent)
+            to_disk(place.parent)
             self._failure(call).unlink(missing_ok=True)
         except OSError as error:
             raise RequestError(
@@ -230,17 +231,6 @@ def read_record(path: Path) -> CallRecord:
 
 def write_json(path: Path, fields: Any) -> None:
     """Write a file of JSON that is complete or absent."""
-    partial = path.with_name(f".{path.name}.partial")
     text = json.dumps(msgspec.to_builtins(fields), indent=2, ensure_ascii=False)
-    partial.write_text(text + "\n", encoding="utf-8")
-    _sync(partial)
-    os.replace(partial, path)
-
-
-def _sync(path: Path) -> None:
-    """Flush a file, or the entries of a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with complete_or_absent(path, sync=True) as partial:
+        partial.write_text(text + "\n", encoding="utf-8")

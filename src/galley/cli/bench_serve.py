@@ -273,7 +273,7 @@ def _workload(options: dict[str, Any]) -> "Workload":
         output_tokens=Lengths.parse(options["output_tokens"], "--output-tokens"),
         shared_prefix=options["shared_prefix"],
         ignore_eos=options["ignore_eos"],
-        body=_json_object("--body", options["body"]),
+        body=json_object("--body", options["body"]),
         lines=read_lines(data or trace, trace=bool(trace))
         if (data or trace) and not transcribes
         else (),
@@ -363,7 +363,8 @@ def numbers(name: str, text: str, *, whole: bool) -> list[float]:
     return numbers
 
 
-def _json_object(name: str, text: str) -> dict[str, Any]:
+def json_object(name: str, text: str) -> dict[str, Any]:
+    """Return the JSON object that the flag ``name`` is given. Raises SettingsError if it is none."""
     try:
         value = json.loads(text)
     except ValueError as error:

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,12 +15,18 @@ from galley.errors import GalleyError
 @click.command(
     "voice",
     cls=Command,
-    examples=("galley bench voice question.wav --model chat --callers 4",),
+    examples=(
+        "galley bench voice question.wav --model chat --callers 4",
+        "galley bench voice turns/*.wav --model chat --eagerness auto",
+    ),
 )
 @click.argument(
-    "recording",
+    "recordings",
+    metavar="RECORDING...",
+    nargs=-1,
+    required=True,
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="what callers say: a sentence without long pauses",
+    help="what callers say: each is one turn, which ends with the recording",
 )
 @click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="the server")
 @click.option("--model", required=True, help="name of the language model on the server")
@@ -34,33 +41,52 @@ from galley.errors import GalleyError
 @click.option(
     "--turns",
     type=click.IntRange(1, 1000),
-    default=10,
-    show_default=True,
-    help="turns of each caller",
+    default=None,
+    help="turns of each caller; default: 10, or each recording once if there are several",
+)
+@click.option(
+    "--eagerness",
+    type=click.Choice(("low", "medium", "high", "auto")),
+    default=None,
+    help="turns end by semantic_vad of this eagerness; default: server_vad",
+)
+@click.option(
+    "--interrupt",
+    is_flag=True,
+    help="each turn begins while the answer before is heard: also measures how soon that stops",
 )
 @json_option
 def voice(
-    recording: Path,
+    recordings: tuple[Path, ...],
     url: str,
     model: str,
     api_key: str,
     callers: int,
-    turns: int,
+    turns: int | None,
+    eagerness: str | None,
+    interrupt: bool,
     json_file: Path | None,
 ) -> None:
-    """Measure the time from the end of speech to the first audio of an answer, and its parts.
+    """Measure the time from the end of speech to the first audio of an answer, and what it waits for.
 
-    Callers speak RECORDING at its own pace and wait for the end of the answer before they speak again.
+    Callers speak the recordings at their own pace, in turn, and wait for the end of an answer before they
+    speak again, or interrupt it. A turn that the server ends before the recording does is a cut-off.
+    Times of the parts are those of the server, from the end of speech; they overlap.
     """
     check_folders(json=json_file)
     from galley.bench.voice import PARTS, Call, converse, quantile, read_recording
 
+    detection: dict[str, Any] = {"type": "server_vad"}
+    if eagerness is not None:
+        detection = {"type": "semantic_vad", "eagerness": eagerness}
     call = Call(
         url=url.rstrip("/"),
         model=model,
         key=api_key,
-        samples=read_recording(recording),
-        turns=turns,
+        recordings=[read_recording(path) for path in recordings],
+        turns=turns or (10 if len(recordings) == 1 else len(recordings)),
+        detection=detection,
+        interrupts=interrupt,
     )
     try:
         done = asyncio.run(converse(call, callers))
@@ -69,12 +95,27 @@ def voice(
         if isinstance(first, GalleyError):
             raise first from None
         raise
-    columns = [*zip(*(turn.parts for turn in done), strict=True), [turn.total for turn in done]]
-    rows = [
-        (name, *(f"{1000 * quantile(times, share):.0f}" for share in (0.5, 0.95, 0.99)))
-        for name, times in zip([*PARTS, "total"], columns, strict=True)
-    ]
-    heading = f"{len(done)} turns of {callers} callers, ms"
+    whole = [turn for turn in done if not turn.cut_offs]
+    columns = [[turn.parts[n] for turn in whole] for n in range(len(PARTS))]
+    columns.append([turn.total for turn in whole])
+    columns.append([turn.interruption for turn in done if interrupt])
+    rows = []
+    for name, column in zip([*PARTS, "total", "interruption"], columns, strict=True):
+        if times := [seconds for seconds in column if seconds is not None]:
+            shares = (0.5, 0.95, 0.99)
+            rows.append((name, *(f"{1000 * quantile(times, share):.0f}" for share in shares)))
+    heading = f"{len(whole)} turns of {callers} callers, ms"
     print(table((heading, "P50", "P95", "P99"), rows))
-    turns_done = [dict(zip(PARTS, turn.parts, strict=True)) for turn in done]
-    write_json(json_file, {"turns": turns_done, "callers": callers})
+    cut = len(done) - len(whole)
+    print(f"{cut} of {len(done)} turns were cut off ({100 * cut / len(done):.1f} %)")
+    turns_done = [
+        {
+            "recording": str(recordings[turn.recording]),
+            "cut_offs": turn.cut_offs,
+            **dict(zip(PARTS, turn.parts, strict=True)),
+            "total": turn.total,
+            "interruption": turn.interruption,
+        }
+        for turn in done
+    ]
+    write_json(json_file, {"turns": turns_done, "callers": callers, "turn_detection": detection})

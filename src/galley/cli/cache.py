@@ -18,6 +18,7 @@ from galley.cli.cache_responses import (
     show,
     store_option,
 )
+from galley.cli.cache_tune import tune
 from galley.cli.options import Group
 from galley.cli.terminal import DAY_SECONDS, ago, in_bytes, table
 from galley.errors import ModelError, SettingsError
@@ -34,7 +35,7 @@ def cache_group() -> None:
     """List and remove what is kept for later: packed weights, and answers of the response cache."""
 
 
-for _command in (show, rm, purge):
+for _command in (show, rm, purge, tune):
     cache_group.add_command(_command)
 
 
@@ -78,7 +79,7 @@ def _list_packed() -> None:
         if file.header is not None:
             model, kind = file.header.model, file.header.kind
         rows.append((model, kind, in_bytes(file.size), ago(time.time() - file.used)))
-    click.echo(table(("model", "quantisation", "size", "last used"), rows, left=(0, 1, 3)))
+    click.echo(table(("model", "quantization", "size", "last used"), rows, left=(0, 1, 3)))
     click.echo(f"{in_bytes(sum(file.size for file in files))} in {folder}")
 
 

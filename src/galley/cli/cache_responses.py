@@ -90,6 +90,8 @@ def show(key: str, store: str | None) -> None:
     }
     for name, value in facts.items():
         click.echo(f"{name + ':':<13}{value}")
+    if entry.question:
+        click.echo(f"{'question:':<13}{_printable(entry.question)}")
     click.echo(_content(entry))
 
 
@@ -172,7 +174,11 @@ def _content(entry: "Entry") -> str:
         text = Tokenizer.load(Path(entry.folder)).decode(tokens)
     except (GalleyError, OSError):
         return f"tokens ({entry.folder} no longer has a tokenizer): {tokens}"
-    # Terminals obey control characters.
+    return _printable(text)
+
+
+def _printable(text: str) -> str:
+    """Return a text without the control characters that terminals obey."""
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
@@ -188,7 +194,7 @@ def _with_store(place: str | None, work: "Callable[[Store], Awaitable[T]]") -> T
         SettingsError: the store cannot be used.
     """
     from galley.cache.redis_store import SCHEMES
-    from galley.cache.responses import bounds_of, default_file, open_store
+    from galley.cache.response_cache import bounds_of, default_file, open_store
     from galley.cache.store import StoreError
     from galley.settings.config import Settings
 

@@ -5,23 +5,29 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from galley.cli.bench_serve import numbers
+from galley.cli.bench_serve import json_object, numbers
 from galley.cli.options import Command
 from galley.cli.report import check_folders, write_json, write_text
 from galley.cli.terminal import named_progress, table
 from galley.errors import SettingsError
 
 if TYPE_CHECKING:
-    from galley.bench.serve.workload import Workload
+    from collections.abc import Sequence
+
+    from galley.bench.serve.workload import Endpoint, Workload
     from galley.quality.contenders import Comparison, Entry
+    from galley.speech.evaluate import ManifestEntry
 
 _PATH: Final = click.Path(path_type=Path)
+_FIRST_LINE: Final = 1 << 16
+"""Bytes by which the kind of a file of data is found."""
 
 
 @click.command(
     cls=Command,
     examples=(
         "galley compare model.gguf --engines native,openvino,llama.cpp --html report.html",
+        "galley compare whisper-folder --engines native,ctranslate2 --data recordings.jsonl",
         "galley compare org/name --engines native,openvino=exported-folder --data requests.jsonl",
     ),
 )
@@ -56,7 +62,11 @@ _PATH: Final = click.Path(path_type=Path)
     "--data",
     type=click.Path(path_type=Path, exists=True),
     metavar="FILE",
-    help="JSONL of prompts (prompt or messages, output_tokens); default: synthetic prompts",
+    help="JSONL of prompts (prompt or messages, output_tokens), or of recordings (audio, and text: what is "
+    "said); default: synthetic prompts",
+)
+@click.option(
+    "--body", metavar="JSON", default="{}", help='further fields of requests: {"language": "en"}'
 )
 @click.option("--concurrency", metavar="N,N,...", default="1,8,32", show_default=True)
 @click.option(
@@ -83,8 +93,8 @@ def compare(
     """Compare engines on one model, on this machine.
 
     Each engine is served in turn and gets the same requests: time to first token, time per output token,
-    throughput, start, memory, and what it loses compared with float32. An engine that fails is a row with
-    its reason.
+    throughput, start, memory, and what it loses compared with float32; for recordings, latency, seconds of
+    audio per second, and the word error rate. An engine that fails is a row with its reason.
     """
     check_folders(json=json_file, html=html_file)
     from galley.bench.serve.session import Plan
@@ -97,11 +107,13 @@ def compare(
         requests=options["requests"],
         seed=options["seed"],
     )
-    workload, facts = _workload(**options), _facts(**options)
+    said = _recordings(options["data"])
+    workload = _workload(said, **options)
+    facts = _facts(workload, **options)
     total = len(entries) * sum(map(plan.size, plan.loads))
     with named_progress("compare", total) as on_work:
-        reference = (options["against"] or model) if options["loss"] else ""
-        comparison = measure(entries, model, reference, plan, workload, facts, on_work)
+        reference = (options["against"] or model) if options["loss"] and not said else ""
+        comparison = measure(entries, model, reference, plan, workload, facts, on_work, said)
     _print(comparison)
     write_json(json_file, comparison)
     if html_file is not None:
@@ -138,9 +150,15 @@ def _entries(
 
 
 def _facts(
-    data: Path | None, requests: int, prompt_tokens: str, output_tokens: str, seed: int, **_: object
+    workload: "Workload", data: Path | None, requests: int, **options: Any
 ) -> dict[str, str]:
-    facts = {"requests": f"{requests} in each run", "seed": str(seed)}
+    facts = {"requests": f"{requests} in each run"}
+    if workload.body:
+        facts["body"] = options["body"]
+    if workload.recordings:
+        return facts | {"data": f"{data}, {len(workload.recordings)} recordings"}
+    prompt_tokens, output_tokens = options["prompt_tokens"], options["output_tokens"]
+    facts["seed"] = str(options["seed"])
     if data is None:
         return facts | {"prompt tokens": prompt_tokens, "output tokens": output_tokens}
     return facts | {
@@ -149,17 +167,41 @@ def _facts(
     }
 
 
+def _recordings(data: Path | None) -> "list[ManifestEntry]":
+    """Return the entries of a file of recordings; none if its first line is of another kind."""
+    if data is None or not data.is_file():
+        return []
+    with data.open("rb") as file:
+        if b'"audio"' not in file.readline(_FIRST_LINE):
+            return []
+    from galley.speech import require_extra
+
+    require_extra()
+    from galley.speech.evaluate import read_manifest
+
+    return read_manifest(data)
+
+
 def _workload(
-    data: Path | None, prompt_tokens: str, output_tokens: str, seed: int, **_: object
+    said: "Sequence[ManifestEntry]",
+    data: Path | None,
+    prompt_tokens: str,
+    output_tokens: str,
+    seed: int,
+    body: str,
+    **_: object,
 ) -> "Workload":
     from galley.bench.serve.lengths import Lengths
     from galley.bench.serve.workload import Workload, read_lines
 
-    lines = () if data is None else read_lines(data)
+    lines = () if data is None or said else read_lines(data)
+    endpoint: Endpoint = "chat" if any(line.messages for line in lines) else "completions"
     return Workload(
-        endpoint="chat" if any(line.messages for line in lines) else "completions",
+        endpoint="transcriptions" if said else endpoint,
+        recordings=[entry.audio for entry in said],
         prompt_tokens=Lengths.parse(prompt_tokens, "--prompt-tokens"),
         output_tokens=Lengths.parse(output_tokens, "--output-tokens"),
+        body=json_object("--body", body),
         lines=lines,
         seed=seed,
     )

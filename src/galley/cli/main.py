@@ -21,6 +21,7 @@ from galley.cli.embed import embed
 from galley.cli.eval import eval_group
 from galley.cli.graph import graph
 from galley.cli.keygen import keygen
+from galley.cli.lab import lab
 from galley.cli.options import Group
 from galley.cli.plan import plan
 from galley.cli.ps import ps
@@ -33,6 +34,7 @@ from galley.cli.run import run
 from galley.cli.serve import serve
 from galley.cli.speak import speak
 from galley.cli.transcribe import transcribe
+from galley.cli.tune import tune
 from galley.errors import GalleyError, SettingsError
 
 _COMPLETION: Final = (
@@ -67,8 +69,10 @@ for command in (
     graph,
     eval_group,
     bench_group,
+    lab,
     compare,
     replay,
+    tune,
     quantize,
     distill,
     qat,

@@ -113,7 +113,7 @@ FLAGS: Final = (
     _refused(
         "vLLM",
         "--quantization -q",
-        f"{_FROM_CHECKPOINT}, or quantise while loading with --weight-dtype",
+        f"{_FROM_CHECKPOINT}, or quantize while loading with --weight-dtype",
     ),
     _refused("vLLM", "--load-format", _FROM_CHECKPOINT),
     _refused("vLLM", "--tokenizer --hf-config-path", "the checkpoint's own is used"),

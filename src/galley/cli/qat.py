@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     "--ignore",
     metavar="NAME",
     multiple=True,
-    help="--packed: do not quantise layers whose name contains this; repeat for several",
+    help="--packed: do not quantize layers whose name contains this; repeat for several",
 )
 @click.option("--data", metavar="FILE", type=click.Path(path_type=Path), help=DATA_HELP)
 @training_options(learning_rate=1e-4)
@@ -72,7 +72,7 @@ def qat(
 ) -> None:
     """Train a model with int4 or int8 weights to match its unrounded outputs, and write a checkpoint.
 
-    Weights are rounded in each step exactly as they will be served (quantisation-aware training); the
+    Weights are rounded in each step exactly as they will be served (quantization-aware training); the
     teacher is the original model. Start an interrupted run again to resume it.
     """
     rounded = {name: how.pop(name) for name in ("packed", "group", "zero_points")}

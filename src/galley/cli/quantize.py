@@ -98,7 +98,7 @@ _SETTINGS: Final = ("revision", "executor", "device", "threads")
     "--act-order/--no-act-order",
     default=True,
     show_default=True,
-    help="gptq: quantise columns with the largest inputs first",
+    help="gptq: quantize columns with the largest inputs first",
 )
 @click.option(
     "--budget",
@@ -116,7 +116,7 @@ _SETTINGS: Final = ("revision", "executor", "device", "threads")
     "--ignore",
     metavar="NAME",
     multiple=True,
-    help="do not quantise layers whose name contains this; repeat for several",
+    help="do not quantize layers whose name contains this; repeat for several",
 )
 @click.option(
     "--data",
@@ -146,7 +146,7 @@ _SETTINGS: Final = ("revision", "executor", "device", "threads")
     help="gguf: write a tokenizer that llama.cpp lacks as the most similar one that it has",
 )
 def quantize(flags: Flags, model: str, out: Path, **wanted: Any) -> None:
-    """Quantise a checkpoint's linear layers, measure what that costs, and write it.
+    """Quantize a checkpoint's linear layers, measure what that costs, and write it.
 
     Start an interrupted run again to resume it.
     """

@@ -98,14 +98,14 @@ def _plan(read: "Model", wanted: Wanted) -> "Plan":
     names = [name for name in names if not any(part in name for part in wanted.ignore)]
     if not names:
         raise SettingsError(
-            f"--ignore {' '.join(wanted.ignore)} excludes every layer; nothing is left to quantise"
+            f"--ignore {' '.join(wanted.ignore)} excludes every layer; nothing is left to quantize"
         )
     scheme = _scheme(wanted)
     if wanted.gguf:
         shapes = read.program.shapes
         odd = [name for name in names if shapes[name][1] % scheme.group]
         if odd:
-            print(f"{len(odd)} layers are not quantised: {odd[0]} has {shapes[odd[0]][1]} columns")
+            print(f"{len(odd)} layers are not quantized: {odd[0]} has {shapes[odd[0]][1]} columns")
         names = [name for name in names if name not in odd]
         if not names:
             raise SettingsError(
@@ -170,7 +170,7 @@ def _mixed(
     print(_choices_table(parts, choices))
     chosen = schemes_of(parts, choices)
     if not chosen:
-        raise SettingsError("the unquantised checkpoint already meets this limit; nothing to do")
+        raise SettingsError("the unquantized checkpoint already meets this limit; nothing to do")
     return replace(plan, schemes=chosen)
 
 
@@ -192,7 +192,7 @@ def _choices_table(parts: "Sequence[Part]", choices: "Sequence[Choice]") -> str:
         tried = (f"{_kind(c)} {c.kl:.2g}" for c in part.choices if c.scheme)
         more = f" and {len(part.names) - 1} more" if len(part.names) > 1 else ""
         name = part.names[0].removesuffix(".weight")
-        taken = _kind(choice) if choice.scheme else "unquantised"
+        taken = _kind(choice) if choice.scheme else "unquantized"
         rows.append((f"{name}{more}", ", ".join(tried), taken, f"{choice.bytes / 1e6:.4g}"))
     total = sum(choice.kl for choice in choices)
     size = sum(choice.bytes for choice in choices) / 1e6

@@ -16,11 +16,14 @@ from galley.cli.terminal import progress, table
 from galley.errors import EngineError, SettingsError
 
 if TYPE_CHECKING:
+    from galley.bench.serve.replay import RecordedTexts
     from galley.bench.serve.results import Report
     from galley.traffic.trace import Turn
 
 _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
 _PATH = click.Path(path_type=Path)
+_COMPARED_TEXTS = 64
+"""Most recorded answers on which two servers are compared."""
 
 
 @click.command(
@@ -37,7 +40,12 @@ _PATH = click.Path(path_type=Path)
 @click.option(
     "--speed", type=_ABOVE_ZERO, default=1.0, show_default=True, help="times as fast as recorded"
 )
-@click.option("--against", metavar="URL", help="then send the trace to this server, and compare")
+@click.option(
+    "--against",
+    metavar="URL",
+    help="then send the trace to this server, and compare; with --texts, also the predictions of recorded "
+    "answers",
+)
 @click.option("--model", help="served model; default: the first of /v1/models")
 @click.option("--api-key", envvar="GALLEY_API_KEY", show_envvar=True, help="sent as bearer token")
 @click.option(
@@ -89,7 +97,14 @@ def replay(trace: Path, url: str | None, against: str | None, **options: Any) ->
         write_text(write_file, b"".join(lines).decode())
     if url is None:
         return
-    reports = [(place, _measure(place, trace, turns, options)) for place in (url, against) if place]
+    recorded = _recorded(turns, options["texts"])
+    reports = [
+        (place, _measure(place, trace, turns, options, recorded))
+        for place in (url, against)
+        if place
+    ]
+    if against is not None and recorded is not None:
+        reports[-1] = against, _with_fidelity(reports, options, recorded)
     _print(reports, turns)
     write_json(json_file, reports[-1][1])
     if html_file is not None:
@@ -98,20 +113,64 @@ def replay(trace: Path, url: str | None, against: str | None, **options: Any) ->
         write_text(html_file, page(reports))
 
 
-def _measure(url: str, trace: Path, turns: "list[Turn]", options: dict[str, Any]) -> "Report":
+def _recorded(turns: "list[Turn]", key: Path | None) -> "RecordedTexts | None":
+    from galley.bench.serve.replay import RecordedTexts
+    from galley.traffic.texts import TextCipher
+
+    return None if key is None else RecordedTexts(turns, TextCipher(key, "--texts"))
+
+
+def _with_fidelity(
+    reports: "list[tuple[str, Report]]", options: dict[str, Any], recorded: "RecordedTexts"
+) -> "Report":
+    """Compare both servers' predictions of the recorded answers; return the second's report with that."""
+    import msgspec
+
+    from galley.bench.serve.client import CallFailed, Client
+    from galley.bench.serve.fidelity import Fidelity, compare_texts
+
+    (first, before), (second, after) = reports
+    texts = recorded.answered(_COMPARED_TEXTS)
+    if not texts:
+        return after
+
+    async def run() -> Fidelity:
+        with contextlib.ExitStack() as stack:
+            one, other = (
+                stack.enter_context(
+                    contextlib.closing(
+                        Client(url, api_key=options["api_key"], timeout=options["timeout"])
+                    )
+                )
+                for url in (first, second)
+            )
+            bar = stack.enter_context(progress("quality", len(texts)))
+            models = before.model, after.model
+            return await compare_texts((one, other), models, texts, lambda: bar.update(1))
+
+    try:
+        return msgspec.structs.replace(after, fidelity=asyncio.run(run()))
+    except (CallFailed, EngineError) as error:
+        # The figures of both replays are worth more than this one.
+        click.echo(f"quality is not compared: {error}", err=True)
+        return after
+
+
+def _measure(
+    url: str,
+    trace: Path,
+    turns: "list[Turn]",
+    options: dict[str, Any],
+    recorded: "RecordedTexts | None",
+) -> "Report":
     from galley.bench.serve.client import CallFailed, Client
     from galley.bench.serve.objective import parse_objective
-    from galley.bench.serve.replay import RecordedTexts
     from galley.bench.serve.replay import replay as replayed
     from galley.bench.serve.results import Report
     from galley.bench.serve.session import allow_files
     from galley.machine import cpu_and_cores
-    from galley.traffic.texts import TextCipher
 
     allow_files()
-    recorded = None
-    if options["texts"] is not None:
-        recorded = RecordedTexts(turns, TextCipher(options["texts"], "--texts"))
     started = datetime.datetime.now(datetime.UTC)
     objective = parse_objective(options["slo"])
 
@@ -148,7 +207,7 @@ def _measure(url: str, trace: Path, turns: "list[Turn]", options: dict[str, Any]
 
 
 def _print(reports: "list[tuple[str, Report]]", turns: "list[Turn]") -> None:
-    from galley.bench.serve.compare import compared, comparison_rows
+    from galley.bench.serve.compare import compared, comparison_rows, fidelity_text
     from galley.bench.serve.replay import recorded_share
 
     points = [report.points[0] for _, report in reports]
@@ -156,6 +215,9 @@ def _print(reports: "list[tuple[str, Report]]", turns: "list[Turn]") -> None:
     share = recorded_share(turns)
     if share is not None:
         click.echo(f"prompt tokens cached when recorded: {share:.0%}")
+    fidelity = reports[-1][1].fidelity
+    if fidelity is not None:
+        click.echo(f"quality of {reports[-1][0]}: {fidelity_text(fidelity)}")
     for (name, _), point in zip(reports, points, strict=True):
         for kind, count in point.errors.items():
             click.echo(f"{name}: {count} x {kind}: {point.details[kind]}")

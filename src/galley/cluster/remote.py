@@ -12,7 +12,7 @@ from galley.cluster.access import Access
 from galley.cluster.channel import BadFrame, Channel, greet
 from galley.errors import SettingsError
 from galley.service.frames import FromEngine, ToEngine, bare, decode_from_engine
-from galley.service.replica import ReplicaSource
+from galley.service.links import ReplicaSource
 
 _CONNECT_SECONDS: Final = 10.0
 

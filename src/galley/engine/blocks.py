@@ -13,7 +13,8 @@ class BlockPool:
     A block is free (its content is forgotten), used (one or more references), or cached: it has no
     references, but its content has a key under which it can be found and shared again. When no block is
     free, cached blocks are taken: least recently used first, and those that are kept for a time last, up
-    to half of the pool. ``free + cached + used == total`` holds at any time.
+    to half of the pool; of this half, the tenant that has the most gives up blocks to others.
+    ``free + cached + used == total`` holds at any time.
 
     Args:
         total: number of blocks.
@@ -32,6 +33,8 @@ class BlockPool:
         self._kept = KeptBlocks()
         self._until: dict[int, float] = {}
         """Block with a key -> time until which it is kept whenever it has no references."""
+        self._kept_for: dict[int, str] = {}
+        """Block in ``_until`` -> the tenant for which it is kept."""
         self._on_evict: Callable[[bytes, int], None] | None = None
         self._changes: dict[bytes, bool] | None = None
 
@@ -85,7 +88,7 @@ class BlockPool:
             block = self._least_wanted()
             key = self._key_of.pop(block)
             del self._block_of[key]
-            self._until.pop(block, None)
+            self._keep_no_longer(block)
             if self._on_evict is not None:
                 self._on_evict(key, block)
             self._note(key, False)
@@ -94,21 +97,22 @@ class BlockPool:
 
     def _least_wanted(self) -> int:
         """Remove and return a cached block: one that is kept no longer, else the least recently used."""
-        block = self._kept.pop(before=self._clock())
+        block = self._kept.pop_ended(before=self._clock())
         if block is None and self._cached:
             block, _ = self._cached.popitem(last=False)
         if block is None:
-            block = self._kept.pop()
+            block = self._kept.pop_of_largest()
         assert block is not None, "the caller has checked that there is a block"
         return block
 
-    def keep(self, keys: Iterable[bytes], seconds: float) -> None:
-        """Evict blocks with these keys only after others, for so long from now or for longer."""
+    def keep(self, keys: Iterable[bytes], seconds: float, tenant: str = "") -> None:
+        """Evict a tenant's blocks with these keys only after others, for so long from now or for longer."""
         until = self._clock() + seconds
         for key in keys:
             block = self._block_of.get(key)
             if block is not None and until > self._until.get(block, 0.0):
                 self._until[block] = until
+                self._kept_for[block] = tenant
                 if not self._references[block]:
                     self._cached.pop(block, None)
                     self._cache(block)
@@ -119,10 +123,14 @@ class BlockPool:
         if until <= self._clock():
             self._cached[block] = None
             return
-        self._kept.add(block, until)
-        if len(self._kept) > self.total // 2 and (over := self._kept.pop()) is not None:
-            del self._until[over]
+        self._kept.add(block, until, self._kept_for[block])
+        if len(self._kept) > self.total // 2 and (over := self._kept.pop_of_largest()) is not None:
+            self._keep_no_longer(over)
             self._cached[over] = None
+
+    def _keep_no_longer(self, block: int) -> None:
+        self._until.pop(block, None)
+        self._kept_for.pop(block, None)
 
     def share(self, block: int) -> None:
         """Add a reference to a used or cached block."""
@@ -170,7 +178,7 @@ class BlockPool:
             if block is not None and not self._references[block]:
                 self._cached.pop(block, None)
                 self._kept.discard(block)
-                self._until.pop(block, None)
+                self._keep_no_longer(block)
                 del self._block_of[key], self._key_of[block]
                 self._free.append(block)
                 self._note(key, False)
@@ -182,6 +190,7 @@ class BlockPool:
             self._note(key, False)
         self._cached.clear()
         self._until.clear()
+        self._kept_for.clear()
         self._block_of.clear()
         self._key_of.clear()
 

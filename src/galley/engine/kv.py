@@ -319,17 +319,23 @@ class KVCache:
         room = BLOCK_TOKENS * min(map(len, tables.hypotheses[0]))
         return min(room, BLOCK_TOKENS * (tables.registered + 1) - 1) if self._sharing else room
 
-    def keep(self, request_id: str, seconds: float) -> None:
-        """Evict the request's shareable blocks only after others, for so long from now."""
+    def keep(self, request_id: str, seconds: float, tenant: str = "") -> None:
+        """Evict the request's shareable blocks only after others, for so long from now.
+
+        Args:
+            request_id: a running request.
+            seconds: for how long.
+            tenant: whose blocks they are; tenants share the blocks that are kept.
+        """
         tables, links = self._tables[request_id], self._chains[request_id].hashes
         keys = [
             block_key(links[i], g)
             for g in range(len(self.groups))
             for i in range(tables.first[g], tables.registered)
         ]
-        self.pool.keep(keys, seconds)
+        self.pool.keep(keys, seconds, tenant)
         if self.states is not None:
-            self.states.pool.keep(links, seconds)
+            self.states.pool.keep(links, seconds, tenant)
         if self._watcher is not None:
             self._watcher.kept(keys, seconds)
 

@@ -45,8 +45,8 @@ def read_model(settings: EngineSettings, folder: Path, executor: str = "cpu") ->
         ModelError: the checkpoint cannot be used.
     """
     chosen = settings.dtype if settings.quantize == "auto" else settings.quantize
-    keeps_fp8 = executor == "gpu" and settings.quantize == "auto"
-    checkpoint = open_checkpoint(folder, exact=chosen == "float32", keeps_fp8=keeps_fp8)
+    keeps_floats = executor == "gpu" and settings.quantize == "auto"
+    checkpoint = open_checkpoint(folder, exact=chosen == "float32", keeps_floats=keeps_floats)
     tensors = checkpoint.weights()
     for note in tensors.notes:
         log.info("%s", note)

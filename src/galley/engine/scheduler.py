@@ -119,7 +119,9 @@ class Scheduler:
         if sequence in self.running:
             self.running.remove(sequence)
             if sequence.request.keep_seconds > 0:
-                self._kv.keep(sequence.id, sequence.request.keep_seconds)
+                # A tenant's flows are named TENANT/FLOW.
+                tenant = sequence.request.tenant.partition("/")[0]
+                self._kv.keep(sequence.id, sequence.request.keep_seconds, tenant)
             self._close(sequence)
         elif self._gatherer is None or not self._gatherer.remove(sequence):
             tenant = sequence.request.tenant

@@ -36,7 +36,7 @@ class Checkpoint:
         generation: ``generation_config.json`` as it is; empty if there is none.
         eos_token_ids: from ``generation_config.json``, else from ``config.json``, else from the tokenizer.
         defaults: sampling defaults from ``generation_config.json``.
-        exact, keeps_fp8: see :func:`galley.formats.quantized.typed_weights`.
+        exact, keeps_floats: see :func:`galley.formats.quantized.typed_weights`.
     """
 
     folder: Path
@@ -45,10 +45,10 @@ class Checkpoint:
     eos_token_ids: tuple[int, ...]
     defaults: SamplingDefaults
     exact: bool = False
-    keeps_fp8: bool = False
+    keeps_floats: bool = False
 
     @classmethod
-    def open(cls, folder: Path, *, exact: bool = False, keeps_fp8: bool = False) -> "Checkpoint":
+    def open(cls, folder: Path, *, exact: bool = False, keeps_floats: bool = False) -> "Checkpoint":
         """Open the checkpoint in ``folder``. Raises ModelNotFound, CheckpointError or UnsupportedModel."""
         if not folder.is_dir():
             if is_file_of_engine(folder):
@@ -82,7 +82,7 @@ class Checkpoint:
             eos_token_ids=_token_ids(eos, file=str(eos_file)),
             defaults=sampling_defaults(generation, str(generation_file)),
             exact=exact,
-            keeps_fp8=keeps_fp8,
+            keeps_floats=keeps_floats,
         )
 
     def check_token_ids(self, vocab_size: int) -> None:
@@ -99,7 +99,7 @@ class Checkpoint:
         """
         quantization = self._quantization()
         weights = typed_weights(
-            quantization, self._stored(), exact=self.exact, keeps_fp8=self.keeps_fp8
+            quantization, self._stored(), exact=self.exact, keeps_floats=self.keeps_floats
         )
         if Renamed.needed(weights):
             weights = Renamed(weights, parts="text_config" in self.config)

@@ -19,13 +19,13 @@ import numpy.typing as npt
 from galley.errors import CheckpointError
 from galley.formats.float_tables import FP8
 from galley.formats.fp8 import fp8_matrix
-from galley.formats.mxfp4 import GROUP, mxfp4_matrix
+from galley.formats.mxfp4 import mxfp4_matrix
 from galley.formats.packed_integers import PackedIntegers, column_groups, unpack
 from galley.formats.quantization import Section
 from galley.formats.safetensors import StoredTensor
 from galley.formats.scaled_floats import scales_of
 from galley.formats.stored import Bytes, Matrix, Stored, array, read_floats, scale_type
-from galley.formats.weights import Floats
+from galley.formats.weights import MXFP4_GROUP, Floats
 
 _FORMATS: Final = (
     "dense",
@@ -265,9 +265,10 @@ def _packed_fp4(name: str, packed: StoredTensor, schemes: list[_Scheme], stored:
     outputs, depth = codes.shape[0], 2 * codes.shape[1]
     scale = stored.take(f"{name}.weight_scale")
     scheme = _fitting(schemes, "float", scale, depth)
-    if (scheme.bits, scheme.group) != (4, GROUP):
+    if (scheme.bits, scheme.group) != (4, MXFP4_GROUP):
         raise packed.wrong(f"is {scheme.bits}-bit floats in groups of {scheme.group}, not MXFP4")
-    if scale.dtype not in ("U8", "F8_E8M0") or scale.shape != (outputs, -(-depth // GROUP)):
+    if scale.dtype not in ("U8", "F8_E8M0") or scale.shape != (outputs, -(-depth // MXFP4_GROUP)):
         raise scale.wrong(f"is {scale.dtype} {list(scale.shape)}, expected scales of groups as U8")
-    made = mxfp4_matrix(f"{name}.weight", packed, (outputs, depth), partial(scales_of, scale))
+    scales = partial(scales_of, scale)
+    made = mxfp4_matrix(f"{name}.weight", packed, (outputs, depth), scales, stored)
     return made.matrix(change="no value changes")

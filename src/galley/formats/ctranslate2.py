@@ -40,7 +40,7 @@ from galley.formats.weights import (
 )
 from galley.types import SamplingDefaults
 
-_SPEC: Final = "WhisperSpec"
+WHISPER_SPEC: Final = "WhisperSpec"
 _INT8: Final = WeightKind("int8", 0, "F32")
 _ENGLISH_ONLY: Final = 51864
 """Vocabulary size of English-only checkpoints, although the vocabulary contains language tokens."""
@@ -101,10 +101,10 @@ class CTranslate2Checkpoint:
     def open(cls, folder: Path) -> Self:
         """Open a checkpoint. Raises CheckpointError or UnsupportedModel, naming the file and the field."""
         file = read_ctranslate2(folder / MODEL_FILE)
-        if file.spec != _SPEC:
+        if file.spec != WHISPER_SPEC:
             raise UnsupportedModel(
-                f"{file.path}: is a CTranslate2 model of type {file.spec}; only {_SPEC} is supported. "
-                "Use the checkpoint that it was converted from"
+                f"{file.path}: is a CTranslate2 model of type {file.spec}; only {WHISPER_SPEC} is "
+                "supported. Use the checkpoint that it was converted from, or engine ctranslate2"
             )
         config = _config(file)
         generation = _generation(folder, config["vocab_size"])
@@ -169,7 +169,7 @@ def _is_tied(file: CTranslate2File) -> bool:
 
 
 def _generation(folder: Path, vocab_size: int) -> dict[str, Any]:
-    ids = {token: i for i, token in enumerate(_vocabulary(folder))}
+    ids = {token: i for i, token in enumerate(read_vocabulary(folder))}
 
     def token(*names: str) -> int:
         known = [ids[name] for name in names if name in ids]
@@ -215,7 +215,8 @@ def _vocabulary_file(folder: Path) -> Path:
     return made if made.exists() else folder / "vocabulary.txt"
 
 
-def _vocabulary(folder: Path) -> list[str]:
+def read_vocabulary(folder: Path) -> list[str]:
+    """Return the tokens of the model in a folder, by id. Raises CheckpointError if they are missing."""
     path = _vocabulary_file(folder)
     data = read_file(path)
     try:

@@ -72,7 +72,7 @@ def fp8_matrix(
         block=(rows, columns),
         scales=partial(_grid, scale, grid),
         floats=stored.floats,
-        keeps_fp8=stored.keeps_fp8,
+        keeps_floats=stored.keeps_floats,
         stored=f"FP8 ({weight.dtype.removeprefix('F8_')}{blocks})",
     )
 

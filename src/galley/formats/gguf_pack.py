@@ -95,7 +95,7 @@ def _halves(weight: IntWeight, values: Floats, what: str) -> Bytes:
     if not np.array_equal(halves.astype(np.float32), values):
         raise UnsupportedModel(
             f"tensor {weight.name} has a {what} that float16, as used by GGUF, cannot represent exactly; "
-            "quantise the original checkpoint to GGUF"
+            "quantize the original checkpoint to GGUF"
         )
     count = weight.shape[1] // BLOCK
     spread = np.repeat(halves, -(-count // halves.shape[1]), axis=1)[:, :count]

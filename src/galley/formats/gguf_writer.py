@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from galley.files import complete_or_absent
 from galley.formats.gguf_file import MAGIC, TYPES
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -63,15 +64,13 @@ def write_gguf(path: Path, metadata: Mapping[str, Value], tensors: Sequence[Outg
         header.append(struct.pack("<IQ", _NUMBERS[tensor.type], at))
         at += tensor.size + -tensor.size % _ALIGNMENT
     text = b"".join(header)
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("wb") as file:
+    with complete_or_absent(path) as partial, partial.open("wb") as file:
         file.write(text + bytes(-len(text) % _ALIGNMENT))
         for tensor in tensors:
             data = np.ascontiguousarray(tensor.data())
             assert data.nbytes == tensor.size, tensor.name
             file.write(data.reshape(-1).data)
             file.write(bytes(-tensor.size % _ALIGNMENT))
-    partial.rename(path)
 
 
 def _text(text: str) -> bytes:

@@ -17,8 +17,8 @@ from galley.formats.weights import (
     DENSE_KINDS,
     WEIGHT_TYPES,
     DenseWeight,
-    Fp8Weight,
     IntWeight,
+    SmallFloats,
     TensorInfo,
     Weight,
     Weights,
@@ -120,7 +120,7 @@ class HeadMatrices(Weights):
         if self._last is None or self._last.name != name:
             self._last = None
             weight = self._weights[name]
-            if isinstance(weight, IntWeight | Fp8Weight):
+            if isinstance(weight, IntWeight | SmallFloats):
                 bits = bf16_bits(dequantize(weight)).reshape(-1).view(np.uint8)
                 weight = DenseWeight(name, "BF16", weight.shape, bits)
             assert isinstance(weight, DenseWeight)

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from galley.files import complete_or_absent
 from galley.formats.gguf_file import is_gguf, split_files
 from galley.machine import cache_folder
 
@@ -134,8 +135,7 @@ def _remember(memory: Path, found: dict[str, _FileState]) -> None:
     """Write the digests down; if that fails, they are computed again at the next start."""
     try:
         memory.parent.mkdir(parents=True, exist_ok=True)
-        partial = memory.with_suffix(".partial")
-        partial.write_bytes(msgspec.json.encode(found))
-        partial.replace(memory)
+        with complete_or_absent(memory) as partial:
+            partial.write_bytes(msgspec.json.encode(found))
     except OSError:
         return

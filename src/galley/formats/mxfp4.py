@@ -5,6 +5,7 @@ Blocks are uint8 [..., rows, groups, 16], two E2M1 values a byte, low half first
 """
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -13,14 +14,13 @@ from galley.formats.quantization import Section
 from galley.formats.safetensors import StoredTensor
 from galley.formats.scaled_floats import ScaledFloats, e8m0
 from galley.formats.stored import Matrix, Stored, array
-from galley.formats.weights import DenseWeight, Floats, TensorInfo
+from galley.formats.weights import MXFP4_GROUP, DenseWeight, Floats, TensorInfo, Weight
 
-GROUP: Final = 32
-_GROUP_BYTES: Final = GROUP // 2
+_GROUP_BYTES: Final = MXFP4_GROUP // 2
 
 
 def read_mxfp4(section: Section, stored: Stored) -> dict[str, Matrix]:
-    """Return the tensors of all pairs of blocks and scales, as bfloat16, which holds each value exactly.
+    """Return the tensors of all pairs of blocks and scales, as they are or, without a change, as bfloat16.
 
     Raises:
         CheckpointError: a tensor has no scales, or they contradict each other.
@@ -34,13 +34,14 @@ def _matrix(name: str, stored: Stored) -> Matrix:
         raise blocks.wrong(f"has shape {list(blocks.shape)}, expected [..., rows, groups, 16]")
     array(blocks, "U8", (*(None for _ in blocks.shape[:-1]), _GROUP_BYTES))
     array(scales, "U8", blocks.shape[:-1])
-    shape = (*blocks.shape[:-2], blocks.shape[-2] * GROUP)
+    shape = (*blocks.shape[:-2], blocks.shape[-2] * MXFP4_GROUP)
     flat = (math.prod(shape[:-1]), shape[-1])
-    floats = mxfp4_matrix(name, blocks, flat, partial(_scales, scales, flat[0]))
+    floats = mxfp4_matrix(name, blocks, flat, partial(_scales, scales, flat[0]), stored)
     matrix = floats.matrix(change="no value changes")
 
-    def unpack() -> DenseWeight:
-        return DenseWeight(name, "BF16", shape, floats.read().data)
+    def unpack() -> Weight:
+        weight = matrix.unpack()
+        return replace(weight, shape=shape) if isinstance(weight, DenseWeight) else weight
 
     return Matrix(
         TensorInfo(shape, matrix.info.kind),
@@ -52,7 +53,11 @@ def _matrix(name: str, stored: Stored) -> Matrix:
 
 
 def mxfp4_matrix(
-    name: str, blocks: StoredTensor, shape: tuple[int, int], scales: "partial[Floats]"
+    name: str,
+    blocks: StoredTensor,
+    shape: tuple[int, int],
+    scales: "partial[Floats]",
+    stored: Stored,
 ) -> ScaledFloats:
     """Return a matrix of E2M1 values in groups of 32 columns; ``scales`` reads [rows, groups]."""
     return ScaledFloats(
@@ -60,10 +65,12 @@ def mxfp4_matrix(
         weight=blocks,
         table=FP4,
         shape=shape,
-        block=(1, GROUP),
+        block=(1, MXFP4_GROUP),
         scales=scales,
         floats="BF16",
         stored="MXFP4",
+        keeps_floats=stored.keeps_floats,
+        powers_of_two=True,
     )
 
 

@@ -41,7 +41,7 @@ def typed_weights(
     tensors: Mapping[str, StoredTensor],
     *,
     exact: bool = False,
-    keeps_fp8: bool = False,
+    keeps_floats: bool = False,
 ) -> Weights:
     """Return the model's tensors, none of them unpacked yet.
 
@@ -50,13 +50,14 @@ def typed_weights(
         tensors: tensors of its files.
         exact: values that no kernel takes as they are stored (FP8) become float32, not the type of most of
             the dense tensors.
-        keeps_fp8: matrices of E4M3 stay as they are stored, for an executor that multiplies them.
+        keeps_floats: matrices of E4M3 and MXFP4 stay as they are stored, for an executor that multiplies
+            them.
 
     Raises:
         CheckpointError: tensors contradict the quantization, or are neither floats nor part of it.
         UnsupportedModel: the quantization method is not supported.
     """
-    stored = Stored(tensors, exact=exact, keeps_fp8=keeps_fp8)
+    stored = Stored(tensors, exact=exact, keeps_floats=keeps_floats)
     stored.take_matching(BUFFERS)
     notes = [*_kv_scales(stored)]
     matrices: Mapping[str, Matrix] = {}

@@ -88,13 +88,13 @@ class CheckpointReader(Protocol):
 
 
 def open_checkpoint(
-    path: Path, *, exact: bool = False, keeps_fp8: bool = False
+    path: Path, *, exact: bool = False, keeps_floats: bool = False
 ) -> CheckpointReader:
     """Open the checkpoint at ``path``.
 
     Args:
         path: a folder in Hugging Face's layout or CTranslate2's, or a GGUF file.
-        exact, keeps_fp8: for a folder in Hugging Face's layout, see
+        exact, keeps_floats: for a folder in Hugging Face's layout, see
             :func:`galley.formats.quantized.typed_weights`; a GGUF file's blocks are exact in any case.
 
     Raises:
@@ -104,4 +104,4 @@ def open_checkpoint(
         return GGUFCheckpoint.open(path)
     if not has_safetensors(path) and is_ctranslate2(path):
         return CTranslate2Checkpoint.open(path)
-    return Checkpoint.open(path, exact=exact, keeps_fp8=keeps_fp8)
+    return Checkpoint.open(path, exact=exact, keeps_floats=keeps_floats)

@@ -112,7 +112,7 @@ def _map(path: Path, file: BufferedReader, start: int, size: int) -> "np.ndarray
         raise CheckpointError(
             f"cannot map its {bytes_text(size)} ({error.strerror}), {bytes_text(address_space_left())} of "
             "address space are left; raise ulimit -v, limit memory with a container instead, which counts "
-            "only memory in use, or choose a checkpoint with fewer or quantised weights",
+            "only memory in use, or choose a checkpoint with fewer or quantized weights",
             file=str(path),
         ) from error
 

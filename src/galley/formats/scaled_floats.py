@@ -1,9 +1,9 @@
 """Matrices of 8-bit and 4-bit floats with scales: FP8, MXFP4 and similar formats.
 
-The GPU executor multiplies E4M3 as it is stored. No other kernel multiplies such floats: their values are
-looked up, scaled and rounded to a dense kind. FP8 has 3 bits after the binary point and FP4 one, bfloat16
-has 7: only the scale's own digits are rounded, while int8 would lose every value far below its group's
-largest.
+The GPU executor multiplies E4M3 and MXFP4 as they are stored. No other kernel multiplies such floats: their
+values are looked up, scaled and rounded to a dense kind. FP8 has 3 bits after the binary point and FP4 one,
+bfloat16 has 7: only the scale's own digits are rounded, while int8 would lose every value far below its
+group's largest.
 
 Sources: OCP 8-bit Floating Point Specification 1.0; OCP Microscaling Formats (MX) Specification 1.0.
 """
@@ -14,19 +14,22 @@ from typing import Final
 
 import numpy as np
 
-from galley.formats.float_tables import E4M3, FP8
+from galley.formats.float_tables import E4M3, FP4, FP8
 from galley.formats.packed_integers import check_finite
 from galley.formats.safetensors import StoredTensor
 from galley.formats.stored import Bytes, Matrix, as_floats, checked, read_floats
 from galley.formats.weights import (
     DENSE_KINDS,
     FP8_KIND,
+    MXFP4_GROUP,
     DenseWeight,
     Floats,
     Fp8Weight,
+    Mxfp4Weight,
     TensorInfo,
     WeightKind,
     WeightType,
+    mxfp4_kind,
 )
 
 _CHUNK_VALUES: Final = 1 << 20
@@ -65,7 +68,8 @@ class ScaledFloats:
         scales: reads float32 [blocks of rows, blocks of columns].
         floats: element type of the values, if they are converted to floats.
         stored: name of the stored format, for users.
-        keeps_fp8: whether E4M3 is kept as it is stored.
+        keeps_floats: whether E4M3 and MXFP4 are kept as they are stored.
+        powers_of_two: whether scales are powers of two, of MXFP4_GROUP columns each.
     """
 
     name: str
@@ -76,14 +80,18 @@ class ScaledFloats:
     scales: Callable[[], Floats]
     floats: WeightType
     stored: str
-    keeps_fp8: bool = False
+    keeps_floats: bool = False
+    powers_of_two: bool = False
 
     def matrix(self, change: str = "") -> Matrix:
         """Return the matrix with a description of its conversion; ``change`` replaces the default one."""
-        if self.keeps_fp8 and self.table is E4M3:
+        if self.keeps_floats and self.table is E4M3:
             group = 0 if self.block[1] >= self.shape[1] else self.block[1]
             info = TensorInfo(self.shape, WeightKind(FP8_KIND, group, "F32"))
             return Matrix(info, self.read_fp8, self.stored, self.weight.data.nbytes)
+        if self.keeps_floats and self.table is FP4 and self.powers_of_two:
+            info = TensorInfo(self.shape, mxfp4_kind(self.shape[1]))
+            return Matrix(info, self.read_mxfp4, self.stored, self.weight.data.nbytes)
         exact = "no value changes" if self.floats == "F32" else "values times scales are rounded"
         info = TensorInfo(self.shape, DENSE_KINDS[self.floats])
         return Matrix(info, self.read, self.stored, self.weight.data.nbytes, change or exact)
@@ -122,8 +130,25 @@ class ScaledFloats:
         scales = self.scales()[np.arange(outputs) // self.block[0]]
         return Fp8Weight(self.name, codes, min(self.block[1], depth), scales)
 
+    def read_mxfp4(self) -> Mxfp4Weight:
+        """Return the stored codes, one in each byte.
+
+        Raises:
+            CheckpointError: a scale or value is not finite.
+        """
+        outputs, depth = self.shape
+        scales = self.scales()
+        with np.errstate(over="ignore"):
+            if not np.isfinite(scales * self.table.max()).all():
+                raise self.weight.wrong("contains values that are infinite or NaN")
+        codes = _halves(self.weight.data.reshape(outputs, -1))[:, :depth]
+        return Mxfp4Weight(self.name, codes, min(MXFP4_GROUP, depth), scales)
+
     def _values(self, codes: Bytes) -> Floats:
-        if len(self.table) < 256:
-            codes = np.stack((codes & 15, codes >> 4), axis=-1).reshape(len(codes), -1)
-        values: Floats = self.table[codes]
+        values: Floats = self.table[_halves(codes) if len(self.table) < 256 else codes]
         return values
+
+
+def _halves(codes: Bytes) -> Bytes:
+    """Return the two codes of each byte [rows, bytes], low half first, one in a byte."""
+    return np.stack((codes & 15, codes >> 4), axis=-1).reshape(len(codes), -1)

@@ -13,7 +13,16 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from galley.errors import UnsupportedModel
-from galley.formats.weights import WEIGHT_TYPES, DenseWeight, TensorInfo, Weight, Weights
+from galley.formats.weights import (
+    MXFP4_KIND,
+    WEIGHT_TYPES,
+    DenseWeight,
+    Mxfp4Weight,
+    TensorInfo,
+    Weight,
+    WeightKind,
+    Weights,
+)
 
 STACKED: Final = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)(_bias)?")
 GRANITE: Final = re.compile(r"(.+\.block_sparse_moe)\.(input|output)_linear\.weight")
@@ -42,7 +51,8 @@ class UnstackedExperts(Weights):
         by_turns: gate and up alternate; else gate comes before up.
 
     Raises:
-        UnsupportedModel: a stacked tensor has another number of dimensions, or its values are not floats.
+        UnsupportedModel: a stacked tensor has another number of dimensions, or its values are neither
+            floats nor MXFP4.
     """
 
     def __init__(self, weights: Weights, *, outputs_last: bool, by_turns: bool = True) -> None:
@@ -51,7 +61,7 @@ class UnstackedExperts(Weights):
         self._by_turns = by_turns
         self._parts: dict[str, Part] = {}
         self._others: dict[str, None] = {}
-        self._last: DenseWeight | None = None
+        self._last: DenseWeight | Mxfp4Weight | None = None
         self.notes = weights.notes
         for name in weights:
             if found := STACKED.fullmatch(name):
@@ -65,7 +75,7 @@ class UnstackedExperts(Weights):
 
     def _add(self, name: str, owner: str, role: str, bias: str | None) -> None:
         shape, kind = self._weights.info(name)
-        if len(shape) != (2 if bias else 3) or not kind.is_dense:
+        if len(shape) != (2 if bias else 3) or not self._is_known(kind):
             raise UnsupportedModel(
                 f"tensor {name} has shape {list(shape)} and type {kind}; expected floats of all experts"
             )
@@ -80,6 +90,10 @@ class UnstackedExperts(Weights):
             for expert in range(shape[0]):
                 made = f"{owner}.{expert}.{part}.{'bias' if bias else 'weight'}"
                 self._parts[made] = Part(name, expert, rows, bool(bias))
+
+    def _is_known(self, kind: WeightKind) -> bool:
+        """Return whether a stack of this kind can be split: MXFP4 only along outputs."""
+        return kind.is_dense or (kind.name == MXFP4_KIND and not self._outputs_last)
 
     def info(self, name: str) -> TensorInfo:
         """Return shape and kind; see :class:`Weights`."""
@@ -97,6 +111,15 @@ class UnstackedExperts(Weights):
         if part is None:
             return self._weights[self._other(name)]
         stack = self._stack(part.stack)
+        if isinstance(stack, Mxfp4Weight):
+            experts = self._weights.info(part.stack).shape[0]
+            codes, scales = (
+                np.ascontiguousarray(
+                    whole.reshape(experts, -1, whole.shape[1])[part.expert][part.rows]
+                )
+                for whole in (stack.codes, stack.scales)
+            )
+            return Mxfp4Weight(name, codes, stack.group, scales)
         values = stack.data.view(f"<u{WEIGHT_TYPES[stack.dtype]}").reshape(stack.shape)[part.expert]
         if self._outputs_last and not part.is_bias:
             values = values.T
@@ -108,12 +131,12 @@ class UnstackedExperts(Weights):
             raise KeyError(name)
         return name
 
-    def _stack(self, name: str) -> DenseWeight:
+    def _stack(self, name: str) -> DenseWeight | Mxfp4Weight:
         """Return the whole tensor, kept until another is requested, as all experts are unpacked at once."""
         if self._last is None or self._last.name != name:
             self._last = None
             weight = self._weights[name]
-            assert isinstance(weight, DenseWeight)
+            assert isinstance(weight, DenseWeight | Mxfp4Weight)
             self._last = weight
         return self._last
 

@@ -83,13 +83,17 @@ class Stored:
     Attributes:
         floats: element type of values that no integer kind can hold: that of most of the dense tensors'
             bytes, unless float32 is requested.
-        keeps_fp8: whether matrices of E4M3 are kept as they are stored.
+        keeps_floats: whether matrices of E4M3 and MXFP4 are kept as they are stored.
     """
 
     def __init__(
-        self, tensors: Mapping[str, StoredTensor], *, exact: bool = False, keeps_fp8: bool = False
+        self,
+        tensors: Mapping[str, StoredTensor],
+        *,
+        exact: bool = False,
+        keeps_floats: bool = False,
     ) -> None:
-        self.keeps_fp8 = keeps_fp8
+        self.keeps_floats = keeps_floats
         self._left = dict(tensors)
         sizes = dict.fromkeys(WEIGHT_TYPES, 0)
         for tensor in tensors.values():

@@ -5,13 +5,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from galley.formats.float_tables import E4M3
+from galley.formats.float_tables import E4M3, FP4
 from galley.formats.weights import (
     INT4_MIDDLE,
     DenseWeight,
     Floats,
-    Fp8Weight,
     IntWeight,
+    Mxfp4Weight,
+    SmallFloats,
     WeightType,
 )
 
@@ -55,10 +56,10 @@ def as_dense(
     return DenseWeight(name, dtype, values.shape if shape is None else shape, raw)
 
 
-def dequantize(weight: IntWeight | Fp8Weight) -> Floats:
+def dequantize(weight: IntWeight | SmallFloats) -> Floats:
     """Return [outputs, depth]: (q - zero) * scale, or q * scale + minimum; row by row to save memory.
 
-    E4M3 is multiplied by its scales.
+    E4M3 and E2M1 are multiplied by their scales.
     """
     values = np.empty(weight.shape, np.float32)
     step = max(1, _CHUNK_VALUES // max(1, weight.shape[1]))
@@ -68,14 +69,15 @@ def dequantize(weight: IntWeight | Fp8Weight) -> Floats:
     return values
 
 
-def _values_of(weight: IntWeight | Fp8Weight, rows: slice) -> Floats:
+def _values_of(weight: IntWeight | SmallFloats, rows: slice) -> Floats:
     depth = weight.shape[1]
 
     def spread(values: npt.NDArray[np.generic]) -> Floats:
         return np.repeat(values[rows].astype(np.float32), weight.group, axis=1)[:, :depth]
 
-    if isinstance(weight, Fp8Weight):
-        return E4M3[weight.codes[rows]] * spread(weight.scales)
+    if isinstance(weight, SmallFloats):
+        table = FP4 if isinstance(weight, Mxfp4Weight) else E4M3
+        return table[weight.codes[rows]] * spread(weight.scales)
     q = weight.q[rows].astype(np.float32)
     if weight.minima is not None:
         return q * spread(weight.scales) + spread(weight.minima)

@@ -30,6 +30,12 @@ SUPER: Final = 256
 FP8_KIND: Final = "fp8"
 """Name of the kind of :class:`Fp8Weight`."""
 
+MXFP4_KIND: Final = "mxfp4"
+"""Name of the kind of :class:`Mxfp4Weight`."""
+
+MXFP4_GROUP: Final = 32
+"""Columns that share a scale in MXFP4."""
+
 Floats = npt.NDArray[np.float32]
 
 INT4_MIDDLE: Final = 8
@@ -41,7 +47,8 @@ class WeightKind:
     """How the values of a tensor are stored.
 
     Attributes:
-        name: "float32", "bf16", "f16", "fp8", "int8", "int4", or the name of a block kind such as "Q4_K".
+        name: "float32", "bf16", "f16", "fp8", "mxfp4", "int8", "int4", or the name of a block kind such as
+            "Q4_K".
         group: for a kind with scales, how many columns share one; 0 means all columns.
         scale_type: for a kind with scales, how these and minima are stored.
         zeros: whether each group has a zero point.
@@ -62,7 +69,7 @@ class WeightKind:
     @property
     def is_integer(self) -> bool:
         """Whether the values are integers with scales."""
-        return self.scale_type is not None and self.name != FP8_KIND
+        return self.scale_type is not None and self.name not in (FP8_KIND, MXFP4_KIND)
 
     def __str__(self) -> str:
         """Return a description for users, unique to each kind: ``int4 (group 128, BF16 scales)``."""
@@ -201,8 +208,8 @@ class IntWeight:
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8Weight:
-    """A matrix [outputs, depth] of E4M3 floats with a float32 scale for each group along its depth.
+class SmallFloats:
+    """A matrix [outputs, depth] of floats of 8 or 4 bits with a scale for each group along its depth.
 
     Attributes:
         name: name of the tensor.
@@ -224,14 +231,29 @@ class Fp8Weight:
         """(outputs, depth)."""
         return (self.codes.shape[0], self.codes.shape[1])
 
+    def flattened(self) -> Self:
+        """Return itself, which is a matrix."""
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Weight(SmallFloats):
+    """A matrix of E4M3; see :class:`SmallFloats`."""
+
     @property
     def kind(self) -> WeightKind:
         """Weight kind; see :class:`WeightKind`."""
         return WeightKind(FP8_KIND, 0 if self.group >= self.shape[1] else self.group, "F32")
 
-    def flattened(self) -> Self:
-        """Return itself, which is a matrix."""
-        return self
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Weight(SmallFloats):
+    """A matrix of E2M1, a code in each byte, whose scales are powers of two; see :class:`SmallFloats`."""
+
+    @property
+    def kind(self) -> WeightKind:
+        """Weight kind; see :class:`WeightKind`."""
+        return mxfp4_kind(self.shape[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +290,12 @@ class BlockWeight:
         return dataclasses.replace(self, shape=flat(self.shape))
 
 
-Weight: TypeAlias = DenseWeight | IntWeight | Fp8Weight | BlockWeight
+Weight: TypeAlias = DenseWeight | IntWeight | Fp8Weight | Mxfp4Weight | BlockWeight
+
+
+def mxfp4_kind(depth: int) -> WeightKind:
+    """Return the kind of an MXFP4 matrix of ``depth`` columns; bfloat16 holds its scales exactly."""
+    return WeightKind(MXFP4_KIND, MXFP4_GROUP if depth > MXFP4_GROUP else 0, "BF16")
 
 
 class Weights(Mapping[str, Weight]):

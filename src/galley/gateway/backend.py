@@ -11,7 +11,8 @@ from weakref import WeakSet
 
 from galley import __version__
 from galley.cache.keys import model_identity
-from galley.cache.responses import Counts, ModelResponses, ResponseCache
+from galley.cache.response_cache import ResponseCache
+from galley.cache.responses import Counts, ModelResponses
 from galley.formats.model_files import files_digest
 from galley.gateway.adapters import ServedAdapters
 from galley.gateway.caller import Caller
@@ -30,6 +31,7 @@ from galley.types import OnPhase
 from galley.types.model_info import Ledger, ModelInfo, OnLedger, ReplicaStatus
 
 if TYPE_CHECKING:
+    from galley.cache.hit_checks import HitChecks
     from galley.speech.decoder import Decoder
     from galley.speech.model import SpeechModel
 
@@ -95,6 +97,8 @@ class Backend:
 
     async def close(self) -> None:
         """End its processes. Idempotent."""
+        if self.responses is not None:
+            await self.responses.close()
         if self.text is not None:
             await self.text.pool.close()
         if self.decoder is not None:
@@ -167,7 +171,7 @@ class BackendLoading:
                 parts = await text.parts(tokenizer or await text.load(), info)
             self.adapters.serve(await self.adapters.begin(engine))
             decoder = None if info.speech is None else await asyncio.to_thread(self._decoder)
-            responses = await self._responses(engine, info, contents)
+            responses = await self._responses(engine, info, parts, contents)
         except BaseException:
             if contents is not None:
                 contents.cancel()
@@ -211,7 +215,11 @@ class BackendLoading:
         return asyncio.create_task(in_daemon_thread(lambda: files_digest(self.folder)))
 
     async def _responses(
-        self, engine: Submitter, info: ModelInfo, contents: "asyncio.Task[bytes] | None"
+        self,
+        engine: Submitter,
+        info: ModelInfo,
+        parts: TextParts | None,
+        contents: "asyncio.Task[bytes] | None",
     ) -> ModelResponses | None:
         if self.cache is None or contents is None:
             return None
@@ -223,6 +231,26 @@ class BackendLoading:
             mode=self.settings.response_cache,
             folder=str(self.folder),
             counts=self.cache_counts,
+            checks=self._checks(self.cache, engine, parts),
+        )
+
+    def _checks(
+        self, cache: ResponseCache, engine: Submitter, parts: TextParts | None
+    ) -> "HitChecks | None":
+        """Return the checks of semantic hits, if there can be such hits."""
+        if cache.semantic is None or parts is None:
+            return None
+        from galley.cache.hit_checks import HitChecks
+
+        self.cache_counts.semantic_off(False)
+        return HitChecks(
+            cache.semantic,
+            engine,
+            self.cache_counts,
+            parts.tokenizer.decode,
+            model=self.name,
+            share=self.settings.semantic_cache_checked,
+            budget=self.settings.semantic_cache_budget,
         )
 
     def _decoder(self) -> "Decoder":

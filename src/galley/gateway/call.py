@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from galley.cache.question import Question
 from galley.cache.responses import Ask
 from galley.cache.wish import MODE_HEADER, Mode, Outcome
 from galley.errors import Draining, EngineError, RateLimited, RequestError
@@ -113,6 +114,7 @@ class Call:
         reserve: int = 0,
         seeded: bool = False,
         patient: bool = False,
+        question: Question | None = None,
     ) -> "list[CallStream]":
         """Start all requests or none, unless the response cache answers them.
 
@@ -121,6 +123,7 @@ class Call:
             reserve: see :meth:`submit_all`.
             seeded: whether the caller gave the seed of what is drawn.
             patient: whether to wait while the queue is full or no token is left; for work already begun.
+            question: what the response cache may compare by meaning.
 
         Raises:
             RateLimited, RequestError: as in :meth:`submit_all`.
@@ -145,6 +148,7 @@ class Call:
             model=self.model,
             outcome=outcome,
             patient=patient,
+            question=question,
         )
         streams = await responses.submit(ask, mode)
         caller.headers.update(outcome.headers())
@@ -167,7 +171,15 @@ class Call:
                     param=MODE_HEADER,
                 )
             return "off"
-        return wish.mode or self.caller.tenant.response_cache or responses.mode
+        mode = wish.mode or self.caller.tenant.response_cache or responses.mode
+        if mode == "semantic" and responses.cache.semantic is None:
+            where = MODE_HEADER if wish.mode else "response_cache"
+            raise RequestError(
+                f"{where} is 'semantic', but this server compares no questions: it is started without "
+                "--semantic-cache-model",
+                param=MODE_HEADER,
+            )
+        return mode
 
     def _reserve(self, tokens: int) -> None:
         with self.caller.limited(self._tenants):

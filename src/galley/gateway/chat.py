@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from galley.cache.question import Question, question_of
 from galley.errors import RequestError
 from galley.gateway.backend import Backend
 from galley.gateway.call import Call
@@ -56,11 +57,12 @@ async def converse(
     backend = call.backend
     if (derived := call.caller.derived) is not None:
         conversation = conversation.headed_by(derived.system_prompt)
+    question = _question(call, conversation, params)
     limit, own = backend.engine.info.max_request_tokens, call.caller.tenant.max_context
     limit = limit if own is None else min(limit, own)
     if truncate:
         most = limit - (params.max_tokens or max(1, limit // _ANSWERS_SHARE))
-        prompt = await _prompt_within(backend, conversation, call.caller.share, most)
+        conversation, prompt = await last_turns(backend, conversation, call.caller.share, most)
     else:
         prompt = await prompt_of(backend, conversation, call.caller.share)
     if up_to_context and params.max_tokens is not None:
@@ -84,13 +86,35 @@ async def converse(
         cache_salt=cache_salt,
         prompt_param="messages",
         parser=new_parser,
+        question=question,
     )
 
 
-async def _prompt_within(
+def _question(call: Call, conversation: Conversation, params: SamplingParams) -> Question | None:
+    """Return what the response cache may compare by meaning; None if it is not used so."""
+    if call.backend.responses is None or call.cache_mode != "semantic":
+        return None
+    derived = call.caller.derived
+    around = (
+        conversation.tools,
+        conversation.choice,
+        conversation.named,
+        conversation.parallel,
+        conversation.variables,
+        conversation.effort,
+        conversation.max_thinking_tokens,
+        params.max_tokens,
+        None if derived is None else derived.max_tokens,
+        call.backend.require_text().system_prompt,
+    )
+    most = call.served.settings.semantic_cache_turns
+    return question_of(conversation.messages, around, most_turns=most)
+
+
+async def last_turns(
     backend: Backend, conversation: Conversation, share: Share, most: int
-) -> list[int]:
-    """Return the prompt of as many of the conversation's last turns as have at most ``most`` tokens.
+) -> tuple[Conversation, list[int]]:
+    """Return as many of the conversation's last turns as have at most ``most`` tokens, and their prompt.
 
     A turn begins with a user's message, so an answer of a tool never loses its call. The system
     messages at the beginning stay. Reads the prompt a logarithmic number of times.
@@ -102,29 +126,29 @@ async def _prompt_within(
     head = next((n for n, m in enumerate(messages) if m["role"] != "system"), len(messages))
     starts = [n for n in range(head + 1, len(messages)) if messages[n]["role"] == "user"]
 
-    async def prompt_from(start: int) -> list[int]:
+    async def part_from(start: int) -> tuple[Conversation, list[int]]:
         shorter = [*messages[:head], *messages[start:]]
         part = msgspec.structs.replace(conversation, messages=shorter)
-        return await prompt_of(backend, part, share)
+        return part, await prompt_of(backend, part, share)
 
-    async def fits(start: int) -> list[int] | None:
+    async def fitting(start: int) -> tuple[Conversation, list[int]] | None:
         try:
-            prompt = await prompt_from(start)
+            part = await part_from(start)
         except RequestError as error:
             if error.code != _TOO_LONG:
                 raise
             return None
-        return prompt if len(prompt) <= most else None
+        return part if len(part[1]) <= most else None
 
-    prompt = await fits(head)
+    whole = await fitting(head)
     low, high = 0, len(starts) - 1
-    while prompt is None and low < high:
+    while whole is None and low < high:
         middle = (low + high) // 2
-        if await fits(starts[middle]) is None:
+        if await fitting(starts[middle]) is None:
             low = middle + 1
         else:
             high = middle
-    return prompt or await prompt_from(starts[low] if starts else head)
+    return whole or await part_from(starts[low] if starts else head)
 
 
 async def prompt_of(backend: Backend, conversation: Conversation, share: Share) -> list[int]:

@@ -11,12 +11,13 @@ from typing import Literal, NamedTuple, Self
 
 import msgspec
 
+from galley.cache.question import Question
 from galley.errors import DeadlineExceeded, Draining, EngineError, RequestError, SlowReader
 from galley.gateway.call import Call, CallStream
 from galley.gateway.lifecycle import RETRY_SECONDS
 from galley.gateway.receipt import Receipt
 from galley.gateway.served import ServedModel
-from galley.service.requests import expand
+from galley.service.requests import check_cache_salt, expand
 from galley.text.stream import Delta, TextStream
 from galley.tools.events import Event, Text
 from galley.tools.parser import Parser
@@ -87,6 +88,7 @@ class Generation:
         prompt_param: str,
         parser: Callable[[], Parser | None] | None = None,
         default_tokens: int | None = None,
+        question: Question | None = None,
     ) -> Self:
         """Submit all sequences to the engine, or none.
 
@@ -99,6 +101,7 @@ class Generation:
             parser: creates the parser of a choice's output; without one, all of it is text.
             default_tokens: ``max_tokens`` of a choice if ``params`` does not set it; None: the model's
                 default.
+            question: of a chat, what the response cache may compare by meaning.
 
         Raises:
             RequestError: the request cannot be honoured by this model.
@@ -114,6 +117,8 @@ class Generation:
             text = msgspec.structs.replace(text, defaults=defaults)
             info = msgspec.structs.replace(info, text=text)
         call.caller.trace.sampling = params
+        if cache_salt is not None:
+            check_cache_salt(info)
         requests = [
             request
             for index, prompt in enumerate(prompts)
@@ -130,7 +135,8 @@ class Generation:
         ]
         lengths = [len(prompt) for prompt in prompts]
         reserve = sum(lengths) + len(requests) * (params.max_tokens or 0)
-        streams = await call.submit(requests, reserve=reserve, seeded=params.seed is not None)
+        seeded = params.seed is not None
+        streams = await call.submit(requests, reserve=reserve, seeded=seeded, question=question)
         choices = [
             _choice(index, call, stream, params, parser) for index, stream in enumerate(streams)
         ]

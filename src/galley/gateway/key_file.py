@@ -51,7 +51,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tokens_per_minute: _Count | None = None
     concurrency: _Count | None = None
     max_context: _Count | None = None
-    response_cache: Literal["off", "exact"] | None = None
+    response_cache: Literal["off", "exact", "semantic"] | None = None
     admin: bool = False
 
 

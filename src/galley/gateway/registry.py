@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from galley.cache.responses import ResponseCache
+from galley.cache.response_cache import ResponseCache
 from galley.errors import (
     Conflict,
     EngineFailed,
@@ -21,6 +21,7 @@ from galley.errors import (
 )
 from galley.gateway.adapters import ServedAdapter
 from galley.gateway.caller import Caller
+from galley.gateway.comparing import semantic_cache
 from galley.gateway.derived import MOST_DERIVED, Derived
 from galley.gateway.lifecycle import RETRY_SECONDS, Lifecycle
 from galley.gateway.make_submitter import MakeSubmitter, make_submitter
@@ -94,8 +95,10 @@ class Registry:
             self.recorder = Recorder(Path(settings.record), settings.record_bytes, cipher)
         if self.responses is not None:
             self.metrics.watch_responses(self.responses)
+            self.responses.semantic = semantic_cache(settings, self.responses, self)
         models = [self._described(own) for own in each]
         self._models = {model.name: model for model in models}
+        self._check_comparers()
         self.derived: dict[str, Derived] = {}
         self._on_request = OnRequest(
             [model for model in models if model.on_request],
@@ -105,6 +108,18 @@ class Registry:
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(list(self._models.values()))
+
+    def _check_comparers(self) -> None:
+        """Raise SettingsError if a model by which the response cache compares questions is not served."""
+        own = self.settings
+        names = {"semantic_cache_reranker": own.semantic_cache_reranker}
+        if not own.semantic_cache_url:
+            names["semantic_cache_model"] = own.semantic_cache_model
+        for setting, name in names.items():
+            if name and name not in self._models:
+                raise SettingsError(
+                    f"{setting} is {name!r}, which is not a model of this server; it has {self._listed()}"
+                )
 
     def _described(self, settings: Settings) -> ServedModel:
         return ServedModel(
@@ -160,6 +175,8 @@ class Registry:
             ModelError: a model cannot be used; the error names it, if there are several.
             SettingsError, EngineFailed: as in :meth:`ServedModel.start`, if there is only one model.
         """
+        if self.responses is not None and self.responses.semantic is not None:
+            self.responses.semantic.start()
         try:
             async with asyncio.TaskGroup() as group:
                 for model in self._at_start:

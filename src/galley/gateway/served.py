@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from galley.cache.responses import ResponseCache
+from galley.cache.response_cache import ResponseCache
 from galley.errors import Conflict, EngineFailed, EngineNotReady, RequestError, UnknownModel
 from galley.formats.gguf_file import is_gguf
 from galley.formats.model_repository import is_in_repository, version_of

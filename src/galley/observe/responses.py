@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -42,9 +42,20 @@ class ResponseFamilies:
         self.price = price_per_hour
         self.lookups = counter(
             "galley_response_cache_lookups",
-            "Texts and vectors by what the response cache did: hit, shared (with an equal request that "
-            "runs), miss or bypass",
+            "Texts and vectors by what the response cache did: hit, semantic (an answer to "
+            "another question), shared (with an equal request that runs), miss or bypass",
             "result",
+        )
+        self.checked = counter(
+            "galley_response_cache_checked_hits",
+            "Semantic hits that were generated as well: same, or false",
+            "result",
+        )
+        self.off = Gauge(
+            "galley_response_cache_semantic_off",
+            "1 if semantic hits are turned off because too many of those checked were false",
+            ["model"],
+            registry=registry,
         )
         self.tokens = counter(
             "galley_response_cache_saved_tokens",
@@ -73,8 +84,16 @@ class ResponseMetrics:
         self._model = model
 
     def looked_up(self, result: str) -> None:
-        """Count a text or vector by "hit", "shared", "miss" or "bypass"."""
+        """Count a text or vector by "hit", "semantic", "shared", "miss" or "bypass"."""
         self._families.lookups.labels(self._model, result).inc()
+
+    def checked(self, *, same: bool) -> None:
+        """Count a semantic hit that was generated as well."""
+        self._families.checked.labels(self._model, "same" if same else "false").inc()
+
+    def semantic_off(self, off: bool) -> None:
+        """Note whether semantic hits are turned off."""
+        self._families.off.labels(self._model).set(off)
 
     def saved(self, *, prompt: int, generated: int, seconds: float) -> None:
         """Count tokens that were not computed, and the engine time that they would have taken."""

@@ -13,10 +13,10 @@ from galley.formats.weights import (
     BlockWeight,
     DenseWeight,
     Floats,
-    Fp8Weight,
     IntWeight,
     Kinds,
     ScaleType,
+    SmallFloats,
     Weight,
     WeightKind,
     Weights,
@@ -207,7 +207,7 @@ def _as_floats(part: Weight, kind: WeightKind) -> Weight:
 
 def _integers(part: Weight, kind: WeightKind) -> IntWeight:
     """Return an integer tensor as it is, or a dense one rounded as the native packing rounds it."""
-    if isinstance(part, BlockWeight | Fp8Weight):
+    if isinstance(part, BlockWeight | SmallFloats):
         raise _no_kernel(part.name, part.kind)
     if isinstance(part, DenseWeight):
         return quantize_int8(part) if kind.name == "int8" else quantize_int4(part)

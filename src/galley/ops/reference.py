@@ -18,8 +18,8 @@ from galley.formats.values import dequantize
 from galley.formats.weights import (
     BlockWeight,
     DenseWeight,
-    Fp8Weight,
     IntWeight,
+    SmallFloats,
     Weight,
     WeightKind,
     Weights,
@@ -138,7 +138,7 @@ class ReferenceExecutor(ReferenceOps, SynchronousExecutor):
 
     def _load(self, weight: Weight, kind: WeightKind | None) -> torch.Tensor:
         """Return the tensor's values; those of a matrix are rounded to its ``kind``."""
-        if isinstance(weight, BlockWeight | Fp8Weight):
+        if isinstance(weight, BlockWeight | SmallFloats):
             raise UnsupportedModel(
                 f"tensor {weight.name} is kept as {weight.kind}, which executor 'reference' cannot read"
             )

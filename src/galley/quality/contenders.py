@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -25,6 +25,9 @@ from galley.bench.serve.words import Words
 from galley.bench.serve.workload import Workload
 from galley.errors import EngineError, GalleyError
 from galley.machine import cpu_and_cores, peak_memory
+
+if TYPE_CHECKING:
+    from galley.speech.evaluate import ManifestEntry
 
 _TEXTS: Final = 8
 _PROMPT_TOKENS: Final = 32
@@ -85,6 +88,7 @@ class Contender(msgspec.Struct, frozen=True, kw_only=True):
             the system does not report it.
         points: a run for each number of requests at a time.
         loss: None if it was not measured.
+        wer: word error rate of a speech model; None for others.
         unsupported: sampling parameters that the engine does not honour.
     """
 
@@ -96,6 +100,7 @@ class Contender(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
     points: tuple[Point, ...] = ()
     loss: Loss | None = None
+    wer: float | None = None
     unsupported: tuple[str, ...] = ()
 
 
@@ -105,6 +110,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         reference: the model that was run in float32; empty if the loss was not measured.
         reference_error: why it could not be.
+        speech: whether recordings were transcribed.
     """
 
     galley: str
@@ -115,6 +121,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     reference: str
     reference_error: str
     contenders: tuple[Contender, ...]
+    speech: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +148,7 @@ def compare(
     workload: Workload,
     facts: dict[str, str],
     on_work: OnWork = lambda name, position: None,
+    said: "Sequence[ManifestEntry]" = (),
 ) -> Comparison:
     """Serve each entry in turn, and measure it.
 
@@ -152,6 +160,7 @@ def compare(
         workload: the requests.
         facts: the workload in words.
         on_work: called as the work advances, up to ``len(entries)`` times the plan's size.
+        said: the recordings of the workload, and what is said in them.
 
     Returns:
         The figures; a contender that fails has its reason instead.
@@ -174,7 +183,7 @@ def compare(
             on_work(f"{entry.engine}, {name}", done * size + position)
 
         try:
-            contenders.append(_measured(entry, plan, workload, truth, report))
+            contenders.append(_measured(entry, plan, workload, truth, report, said))
         except GalleyError as error:
             contenders.append(_contender(entry, error=str(error)))
         on_work(entry.engine, (number + 1) * size)
@@ -187,6 +196,7 @@ def compare(
         reference=reference if truth is not None else "",
         reference_error=reference_error,
         contenders=tuple(contenders),
+        speech=bool(workload.recordings),
     )
 
 
@@ -195,7 +205,12 @@ def _contender(entry: Entry, **figures: Any) -> Contender:
 
 
 def _measured(
-    entry: Entry, plan: Plan, workload: Workload, truth: _Truth | None, report: OnWork
+    entry: Entry,
+    plan: Plan,
+    workload: Workload,
+    truth: _Truth | None,
+    report: OnWork,
+    said: "Sequence[ManifestEntry]",
 ) -> Contender:
     began = time.monotonic()
     report("start", 0)
@@ -218,14 +233,23 @@ def _measured(
             [kind, detail], *_ = failed.details.items()
             raise EngineError(f"{failed.name}: every request failed: {kind}: {detail}")
         loss, unsupported = asyncio.run(_loss(url, truth))
+        wer = asyncio.run(_word_errors(url, workload, said)) if said else None
         return _contender(
             entry,
             start_s=start_s,
             memory_bytes=peak_memory(pid, running="galley.service.worker"),
             points=tuple(result.points),
             loss=loss,
+            wer=wer,
             unsupported=unsupported,
         )
+
+
+async def _word_errors(url: str, workload: Workload, said: "Sequence[ManifestEntry]") -> float:
+    from galley.quality.word_errors import word_errors  # needs the extra speech
+
+    with _client(url) as client:
+        return await word_errors(client, workload, said)
 
 
 def _with_server(

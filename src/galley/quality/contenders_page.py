@@ -16,23 +16,49 @@ _CLOSE: Final = 1.05
 _LOST: Final = 0.02
 """An engine whose share of equal tokens is lower than the best by more than this is not recommended."""
 
+_WORSE: Final = 0.01
+"""Nor is one whose word error rate is above the best by more than this."""
+
+_AT_LOAD: Final = ("TTFT", "TPOT", "tokens/s")
+_LOSSES: Final = ("same token", "KL, nats")
+_SPEECH_AT_LOAD: Final = ("latency", "audio s/s")
+
+_CHARTS: Final = (
+    ("Throughput", "tokens/s", "output_tokens_per_s"),
+    ("Time to first token, P50", "ms", "ttft_s"),
+    ("Time per output token, P50", "ms", "tpot_s"),
+)
+_SPEECH_CHARTS: Final = (
+    ("Throughput", "seconds of audio/s", "audio_seconds_per_s"),
+    ("Latency, P50", "ms", "latency_s"),
+)
+"""Title, unit, and field of a point."""
+
 
 def rows(comparison: Comparison) -> list[tuple[str, ...]]:
     """Return the table: a header, then a row for each contender; one that failed has no figures."""
+    at_load, lost = (_AT_LOAD, _LOSSES) if not comparison.speech else (_SPEECH_AT_LOAD, ("WER",))
     loads = [point.load for point in _points(comparison)]
     header = ["engine", "start", "memory"]
-    for load in loads:
-        header += [f"TTFT at {load:g}", f"TPOT at {load:g}", f"tokens/s at {load:g}"]
-    header += ["same token", "KL, nats"]
-    return [tuple(header), *(_row(one, len(loads)) for one in comparison.contenders)]
+    header += [f"{figure} at {load:g}" for load in loads for figure in at_load]
+    header += lost
+    return [
+        tuple(header),
+        *(_row(one, len(header), speech=comparison.speech) for one in comparison.contenders),
+    ]
 
 
-def _row(one: Contender, loads: int) -> tuple[str, ...]:
+def _row(one: Contender, length: int, *, speech: bool) -> tuple[str, ...]:
     if one.error:
-        return (_name(one), *["-"] * (2 + 3 * loads + 2))
+        return (_name(one), *["-"] * (length - 1))
     assert one.start_s is not None
     cells = [_name(one), f"{one.start_s:.1f} s"]
     cells.append("-" if one.memory_bytes is None else f"{one.memory_bytes / 2**20:.0f} MiB")
+    if speech:
+        for point in one.points:
+            cells += [_ms(point.latency_s), f"{point.audio_seconds_per_s or 0:.1f}"]
+        cells.append("-" if one.wer is None else f"{one.wer:.1%}")
+        return tuple(cells)
     for point in one.points:
         cells += [_ms(point.ttft_s), _ms(point.tpot_s), f"{point.output_tokens_per_s:.1f}"]
     loss = one.loss
@@ -80,11 +106,15 @@ def advice(comparison: Comparison) -> str:
     running = [one for one in comparison.contenders if one.points]
     if not running:
         return "None of the engines can be taken: each of them failed."
-    best_top1 = max((one.loss.top1 for one in running if one.loss), default=0.0)
-    exact = [one for one in running if not one.loss or one.loss.top1 >= best_top1 - _LOST]
+    exact = _exact(running)
     fastest, *others = sorted(exact, key=_throughput, reverse=True)
     name, load = _name(fastest), fastest.points[-1].name
-    said = f"Take {name}: with {load} it generates {_throughput(fastest):.4g} tokens/s"
+    does = (
+        "transcribes {:.4g} seconds of audio/s"
+        if comparison.speech
+        else "generates {:.4g} tokens/s"
+    )
+    said = f"Take {name}: with {load} it {does.format(_throughput(fastest))}"
     if others:
         second = others[0]
         ratio = _throughput(fastest) / max(_throughput(second), 1e-9)
@@ -97,14 +127,32 @@ def advice(comparison: Comparison) -> str:
         said += (
             f", and its likeliest token is that of float32 at {fastest.loss.top1:.1%} of positions"
         )
+    if fastest.wer is not None:
+        said += f", and its word error rate is {fastest.wer:.1%}"
     left = [_name(one) for one in running if one not in exact]
     if left:
-        said += f". {' and '.join(left)} lost too many of these tokens to be considered"
+        lost = "make too many word errors" if comparison.speech else "lost too many of these tokens"
+        said += f". {' and '.join(left)} {lost} to be considered"
     return said + "."
 
 
+def _exact(running: Sequence[Contender]) -> list[Contender]:
+    """Return the engines whose loss is close to the least."""
+    best_top1 = max((one.loss.top1 for one in running if one.loss), default=0.0)
+    best_wer = min((one.wer for one in running if one.wer is not None), default=0.0)
+    return [
+        one
+        for one in running
+        if (one.loss is None or one.loss.top1 >= best_top1 - _LOST)
+        and (one.wer is None or one.wer <= best_wer + _WORSE)
+    ]
+
+
 def _throughput(one: Contender) -> float:
-    return one.points[-1].output_tokens_per_s
+    """Return the seconds of audio per second, or the tokens per second, of the highest load."""
+    point = one.points[-1]
+    audio = point.audio_seconds_per_s
+    return point.output_tokens_per_s if audio is None else audio
 
 
 def page(comparison: Comparison) -> str:
@@ -139,13 +187,9 @@ def _charts(comparison: Comparison) -> str:
             for number, one in enumerate(running)
         ]
 
+    charts = _SPEECH_CHARTS if comparison.speech else _CHARTS
     return "".join(
-        chart(title, "requests at a time", label, lines(figure))
-        for title, label, figure in (
-            ("Throughput", "tokens/s", "output_tokens_per_s"),
-            ("Time to first token, P50", "ms", "ttft_s"),
-            ("Time per output token, P50", "ms", "tpot_s"),
-        )
+        chart(title, "requests at a time", label, lines(figure)) for title, label, figure in charts
     )
 
 

@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Final
 
 from galley.bench.serve.chart import Line, chart
-from galley.bench.serve.html import document, table
+from galley.bench.serve.html import FOCUSABLE, document, table
 from galley.quality.compare import Comparison, Measured
 from galley.quality.verdict import verdict
 
@@ -139,7 +139,8 @@ def _worst(comparison: Comparison) -> str:
     ]
     return (
         "<p>Positions grouped by the base's likeliest token.</p>"
-        "<div class=scroll><table><thead><tr><th>token</th><th>positions</th><th>mean KL, nats</th>"
+        f'<div class="scroll" {FOCUSABLE}>'
+        "<table><thead><tr><th>token</th><th>positions</th><th>mean KL, nats</th>"
         "<th>same likeliest token</th><th>share of the loss</th></tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )

@@ -32,7 +32,7 @@ def _remedy(measured: Measured) -> str:
         return (
             f"Try weights with more bits (--weight-dtype {more}), or galley quantize --method gptq"
         )
-    return "Try weights with more bits, or serve the checkpoint unquantised (--weight-dtype auto)"
+    return "Try weights with more bits, or serve the checkpoint unquantized (--weight-dtype auto)"
 
 
 def _next_wider(weights: str) -> str | None:

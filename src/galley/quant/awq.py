@@ -58,7 +58,7 @@ def clipped(matrix: Floats, hessian: Floats, scheme: Scheme) -> Grid:
     return search(grouped, scheme, importance)
 
 
-def output_error(matrix: Floats, quantised: Floats, hessian: Floats) -> float:
+def output_error(matrix: Floats, quantized: Floats, hessian: Floats) -> float:
     """Return the squared error of a matrix's outputs, summed over the inputs of the ``hessian``."""
-    change = quantised - matrix
+    change = quantized - matrix
     return float(np.einsum("ij,ij->", change @ hessian, change, dtype=np.float64))

@@ -2,11 +2,16 @@
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
 
 from galley.errors import CheckpointError
 from galley.runtimes.library import import_library
 from galley.settings.engine_choice import VOICE_ENGINE
+
+_PREFIX: Final = "galley/noise/"
+"""Begins the names of values that are added to a graph."""
 
 
 class Graph:
@@ -42,6 +47,38 @@ class Graph:
         if any(weight.external_data for weight in model.graph.initializer):
             raise CheckpointError("its weights are in other files; save it as one", file=str(file))
         return cls(onnx, model)
+
+    def with_seed(self, name: str, table: "np.ndarray[Any, np.dtype[np.float32]]") -> "Graph":
+        """Return the graph with a further input, a seed, on which all of its noise depends.
+
+        Each op that draws noise in the shape of a value takes it from a table instead, at places that
+        follow from the seed, the op and the element. Ops that draw noise of another kind are left as they
+        are.
+
+        Args:
+            name: of the input, an int64 without axes.
+            table: float32 ``[count]``: normally distributed numbers.
+        """
+        helper, onnx = self._onnx.helper, self._onnx
+        model = onnx.ModelProto()
+        model.CopyFrom(self._model)
+        graph, nodes = model.graph, list[Any]()
+        drawn = 0
+        for node in graph.node:
+            if node.op_type != "RandomNormalLike" or not _is_standard(onnx, node):
+                nodes.append(node)
+                continue
+            nodes += _from_table(helper, node, name, drawn)
+            drawn += 1
+        del graph.node[:]
+        graph.node.extend(nodes)
+        own = {"table": table, "count": len(table), "zero": 0, "one": 1}
+        own |= {f"offset_{n}": n * (len(table) // 2) for n in range(drawn)}
+        for key, value in own.items():
+            array = np.asarray(value, np.float32 if key == "table" else np.int64)
+            graph.initializer.append(onnx.numpy_helper.from_array(array, _PREFIX + key))
+        graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.INT64, []))
+        return Graph(onnx, model)
 
     def whole(self) -> bytes:
         """Return the model."""
@@ -123,3 +160,33 @@ class Graph:
         )
         data: bytes = model.SerializeToString()
         return data
+
+
+def _is_standard(onnx: Any, node: Any) -> bool:
+    """Return whether an op draws float32 noise of mean 0 and deviation 1."""
+    given = {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
+    kind = given.get("dtype", onnx.TensorProto.FLOAT)
+    return (given.get("mean", 0.0), given.get("scale", 1.0), kind) == (
+        0.0,
+        1.0,
+        onnx.TensorProto.FLOAT,
+    )
+
+
+def _from_table(helper: Any, node: Any, seed: str, number: int) -> list[Any]:
+    """Return the ops that take from the table what ``node`` draws; ``number`` counts such nodes."""
+    own = f"{_PREFIX}{number}/"
+
+    def op(kind: str, inputs: list[str], output: str) -> Any:
+        return helper.make_node(kind, inputs, [output])
+
+    return [
+        op("Size", [node.input[0]], own + "size"),
+        op("Range", [_PREFIX + "zero", own + "size", _PREFIX + "one"], own + "elements"),
+        op("Add", [own + "elements", seed], own + "seeded"),
+        op("Add", [own + "seeded", f"{_PREFIX}offset_{number}"], own + "places"),
+        op("Mod", [own + "places", _PREFIX + "count"], own + "wrapped"),
+        op("Gather", [_PREFIX + "table", own + "wrapped"], own + "values"),
+        op("Shape", [node.input[0]], own + "shape"),
+        op("Reshape", [own + "values", own + "shape"], node.output[0]),
+    ]

@@ -20,6 +20,7 @@ from galley.runtimes.text_build import TextLoader, TextSizes, first_line
 from galley.runtimes.text_runtime import Advance, Cache
 from galley.settings.engine_choice import OPENVINO_ENGINE, OPENVINO_FILE
 from galley.types import FinishReason, Generate
+from galley.types.model_info import CACHE_SALT
 
 log = logging.getLogger("galley.runtimes")
 
@@ -219,10 +220,15 @@ def _check_format(path: Path) -> None:
     )
 
 
+def _unsupported(options: OpenVINOOptions) -> tuple[str, ...]:
+    # The pipeline's cache of prefixes is one for all texts.
+    return (*_UNSUPPORTED, CACHE_SALT) if options.prefix_caching else _UNSUPPORTED
+
+
 load: Final = TextLoader(
     executor="openvino",
     options=OpenVINOOptions,
-    unsupported=_UNSUPPORTED,
+    unsupported=_unsupported,
     load=OpenVINORuntime,
 )
 """The loader of the engine ``openvino``."""

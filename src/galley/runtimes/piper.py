@@ -153,7 +153,7 @@ class PiperVoice:
         """Return the samples of a text in parts; see :class:`galley.runtimes.voice_engine.VoiceModel`."""
         ids = self.ids(payload.text)
         scales = replace(self._scales, length=self._scales.length / payload.speed)
-        return self._model.speak(ids, scales, self._speakers[payload.voice])
+        return self._model.speak(ids, scales, self._speakers[payload.voice], seed=payload.seed)
 
     def ids(self, text: str) -> list[int]:
         """Return the phonemes of a text as the model numbers them; those that it lacks are left out.

@@ -16,7 +16,7 @@ from galley.runtimes.library import refuse_settings, step_meter
 from galley.runtimes.text_engine import TextEngine
 from galley.runtimes.text_runtime import TextRuntime
 from galley.settings.engine import EngineSettings
-from galley.types import OnPhase
+from galley.types import Generate, OnPhase
 from galley.types.model_info import ModelInfo, OnLedger, TextInfo
 
 _BYTES_PER_VALUE: Final = 2
@@ -55,14 +55,15 @@ class TextLoader(Generic[Options]):
     Attributes:
         executor: name of the library.
         options: the engine's own options.
-        unsupported: parameters that requests may not set; see :class:`~galley.types.model_info.TextInfo`.
+        unsupported: returns the parameters that requests may not set; see
+            :class:`~galley.types.model_info.TextInfo`.
         load: loads the model at a path, with its options and sizes.
     """
 
     executor: str
     options: type[Options]
-    unsupported: tuple[str, ...]
-    load: Callable[[Path, Options, TextSizes], TextRuntime]
+    unsupported: Callable[[Options], tuple[str, ...]]
+    load: Callable[[Path, Options, TextSizes], TextRuntime[Generate]]
 
     def __call__(
         self,
@@ -71,7 +72,7 @@ class TextLoader(Generic[Options]):
         on_phase: OnPhase | None = None,
         pause: Callable[[], None] | None = None,
         on_ledger: OnLedger | None = None,
-    ) -> TextEngine:
+    ) -> TextEngine[Generate]:
         """Load a model, and return its engine.
 
         Raises:
@@ -82,11 +83,12 @@ class TextLoader(Generic[Options]):
         clock = StartPhases(on_phase)
         checkpoint = open_checkpoint(folder)
         sizes = text_sizes(settings, checkpoint)
+        unsupported = self.unsupported(options)
         runtime = self.load(folder, options, sizes)
         clock.end("load")
         return TextEngine(
             runtime,
-            text_info(settings, checkpoint, sizes, self.executor, self.unsupported, clock),
+            text_info(settings, checkpoint, sizes, self.executor, unsupported, clock),
             max_running=sizes.running,
             priority_steps=settings.priority_steps,
             meter=step_meter(pause),

@@ -7,13 +7,13 @@ engine holds back what exceeds ``max_running``, so that tenants and priorities c
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, cast
 
 from galley.engine.fair_queue import FairQueue, Queued
 from galley.engine.step_meter import StepMeter
 from galley.errors import RequestError
-from galley.runtimes.text_runtime import Advance, TextRuntime
-from galley.types import EngineRequest, FinishReason, Generate, Output, Timing, Tokens
+from galley.runtimes.text_runtime import Advance, TextRuntime, Writing
+from galley.types import EngineRequest, FinishReason, Output, Timing, Tokens
 from galley.types.model_info import EngineStats, ModelInfo
 
 _ONE: Final = 1
@@ -21,7 +21,7 @@ _ONE: Final = 1
 
 
 @dataclass(slots=True, eq=False)
-class _Text:
+class _Text(Generic[Writing]):
     """A request that the runtime works on.
 
     Attributes:
@@ -31,19 +31,19 @@ class _Text:
         timed: whether each output may be the last, because the text has stop strings.
     """
 
-    work: Queued[Generate]
+    work: Queued[Writing]
     started: float
     timed: bool
     first_token: float = 0.0
     engine_seconds: float = 0.0
 
 
-class TextEngine:
-    """Continues texts: see :class:`galley.service.protocol.Engine`. Not thread-safe."""
+class TextEngine(Generic[Writing]):
+    """Continues texts or transcripts: see :class:`galley.service.protocol.Engine`. Not thread-safe."""
 
     def __init__(
         self,
-        runtime: TextRuntime,
+        runtime: TextRuntime[Writing],
         info: ModelInfo,
         *,
         max_running: int,
@@ -62,9 +62,9 @@ class TextEngine:
         self.info = info
         self._runtime = runtime
         self._most = max_running
-        self._waiting = FairQueue[Generate](priority_steps=priority_steps, budget=_ONE)
+        self._waiting = FairQueue[Writing](priority_steps=priority_steps, budget=_ONE)
         self._meter = meter or StepMeter()
-        self._texts: dict[str, _Text] = {}
+        self._texts: dict[str, _Text[Writing]] = {}
         self._ended: list[Output] = []  # outputs of requests that never ran
         self._steps = self._prefill_tokens = self._decode_tokens = self._cached_tokens = 0
         self._forward_seconds = 0.0
@@ -81,8 +81,7 @@ class TextEngine:
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request; later steps return its tokens."""
-        payload = request.payload
-        assert isinstance(payload, Generate), request.id
+        payload = cast(Writing, request.payload)  # of the task that the runtime performs
         if not self.has_work:
             self._meter.awake()
         if len(payload.output) >= payload.writes:
@@ -131,7 +130,7 @@ class TextEngine:
                 continue
             self._texts[work.request.id] = _Text(work, time.monotonic(), bool(sampling.stop))
 
-    def _stop_ids(self, payload: Generate) -> frozenset[int]:
+    def _stop_ids(self, payload: Writing) -> frozenset[int]:
         sampling = payload.sampling
         eos = () if sampling.ignore_eos else self.info.require_text().eos_token_ids
         return frozenset((*eos, *sampling.stop_token_ids))
@@ -146,10 +145,10 @@ class TextEngine:
             text = self._texts[advance.id]
             text.engine_seconds += share * advance.rows
             self._cached_tokens += advance.cached
-            if text.first_token:
-                self._decode_tokens += advance.rows
-            else:
-                self._prefill_tokens += advance.rows
+            # The rows of the prompt give the first token.
+            written = advance.rows if text.first_token else max(0, len(advance.tokens) - 1)
+            self._decode_tokens += written
+            self._prefill_tokens += advance.rows - written
 
     def _output(self, advance: Advance) -> Output:
         """Return a text's output, with timings where they are needed; forget a text that ended."""
@@ -169,7 +168,12 @@ class TextEngine:
             self._waiting.finish([text.work])
         return Output(
             request_id=advance.id,
-            result=Tokens(tokens=advance.tokens, logprobs=advance.logprobs),
+            result=Tokens(
+                tokens=advance.tokens,
+                logprobs=advance.logprobs,
+                scores=advance.scores,
+                no_speech_prob=advance.no_speech_prob,
+            ),
             cached_tokens=advance.cached,
             finish_reason=advance.finish_reason,
             error=advance.error,

@@ -2,9 +2,14 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from galley.types import FinishReason, Generate, TokenLogprob
+from galley.types import FinishReason, Generate, TokenLogprob, Transcribe
+
+Writing = TypeVar("Writing", bound=Generate | Transcribe)
+"""The kind of payload that a runtime continues."""
+
+_Writing_contra = TypeVar("_Writing_contra", bound=Generate | Transcribe, contravariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +20,8 @@ class Advance:
         id: id of its request.
         tokens: new tokens; a stop token is the last of them.
         rows: tokens that the step computed for it, its prompt's included.
-        logprobs: one for each of ``tokens``, if requested.
+        logprobs, scores: one for each of ``tokens``, if requested; see :class:`~galley.types.Tokens`.
+        no_speech_prob: in the first advance of a transcript, if requested.
         cached: tokens of the prompt that were not computed, because an earlier text has them, too.
         finish_reason: set in the text's last advance.
         error: description of the failure, where ``finish_reason`` is "error".
@@ -25,6 +31,8 @@ class Advance:
     tokens: list[int]
     rows: int
     logprobs: list[TokenLogprob] | None = None
+    scores: list[float] | None = None
+    no_speech_prob: float | None = None
     cached: int = 0
     finish_reason: FinishReason | None = None
     error: str | None = None
@@ -38,19 +46,19 @@ class Cache:
     total: int
 
 
-class TextRuntime(Protocol):
-    """Continues several texts at a time. Not thread-safe."""
+class TextRuntime(Protocol[_Writing_contra]):
+    """Continues several texts or transcripts at a time. Not thread-safe."""
 
     @property
     def cache(self) -> Cache:
         """The state of the KV cache."""
 
-    def begin(self, request_id: str, payload: Generate, stop_ids: Collection[int]) -> None:
+    def begin(self, request_id: str, payload: _Writing_contra, stop_ids: Collection[int]) -> None:
         """Add a text, which the next steps continue after ``payload.output``.
 
         Args:
             request_id: differs from those of all texts that have not ended.
-            payload: prompt, tokens already delivered, and sampling parameters.
+            payload: prompt, tokens already delivered, sampling parameters, and audio if it is a transcript.
             stop_ids: tokens that end the text.
 
         Raises:

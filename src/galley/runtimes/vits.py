@@ -33,12 +33,18 @@ _FLOW_MARGIN: Final = 32
 _DECODER_MARGIN: Final = 14
 """Frames on both sides of a frame that can change its result."""
 
-_FIRST_FRAMES: Final = 24
+_FIRST_FRAMES: Final = 16
 _MOST_FRAMES: Final = 128
 """Frames of a text's first part, and of its largest; each part is twice as long as the one before."""
 
 _FLOW_FRAMES: Final = 256
 """Frames that the flow transforms at a time after the first part, which needs fewer."""
+
+_SEED: Final = "galley_seed"
+"""Input of the seed that is added to the graph."""
+
+_NOISE: Final = 2**18 + 3
+"""Numbers of the table of noise: a megabyte, and a sentence's worth is drawn at one of as many places."""
 
 _TRIAL_FRAMES: Final = 360
 _TOLERANCE: Final = 1e-4
@@ -80,6 +86,8 @@ class VitsModel:
         self._threads = threads
         graph = Graph.read(file)
         _check_inputs(file, graph.inputs)
+        table = np.random.default_rng(0).standard_normal(_NOISE, np.float32)
+        graph = graph.with_seed(_SEED, table)
         self.has_speakers = "sid" in graph.inputs
         self._whole: Any = None
         self._stages: list[_Stage] = []
@@ -94,7 +102,7 @@ class VitsModel:
             raise CheckpointError(f"onnxruntime cannot run it: {error}", file=str(file)) from error
 
     def speak(
-        self, ids: Sequence[int], scales: Scales, speaker: int = 0
+        self, ids: Sequence[int], scales: Scales, speaker: int = 0, *, seed: int
     ) -> "Iterator[tuple[Array, bool]]":
         """Yield the samples of a text, float32 from -1 to 1, in parts, and whether each is the last.
 
@@ -102,11 +110,13 @@ class VitsModel:
             ids: phonemes, as the model numbers them.
             scales: how the voice varies.
             speaker: number of the speaker, of a model that has several.
+            seed: of the noise; with the same one, a text is spoken the same way again.
         """
         given: dict[str, Array] = {
             "input": np.array([ids], np.int64),
             "input_lengths": np.array([len(ids)], np.int64),
             "scales": np.array([scales.noise, scales.length, scales.duration_noise], np.float32),
+            _SEED: np.array(seed % _NOISE, np.int64),
         }
         if self.has_speakers:
             given["sid"] = np.array([speaker], np.int64)
@@ -164,6 +174,7 @@ class VitsModel:
             "input": np.ones([1, 4], np.int64),
             "input_lengths": np.array([4], np.int64),
             "scales": np.array([0, 1, 0], np.float32),
+            _SEED: np.array(0, np.int64),
         }
         if self.has_speakers:
             given["sid"] = np.zeros(1, np.int64)

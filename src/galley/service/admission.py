@@ -42,6 +42,7 @@ class Claim:
         done: output tokens so far.
         owed: tokens still expected, as of the last estimate.
         begun: whether it has had an output, so that its prompt is computed.
+        engine: name of the engine that has the sequence; "" before it is given to one.
     """
 
     tenant: str
@@ -52,6 +53,7 @@ class Claim:
     done: int = 0
     owed: float = 0.0
     begun: bool = False
+    engine: str = ""
 
     def estimate(self, mean_output: float | None) -> float:
         """Return the tokens still expected, given the mean number of output tokens of a sequence.
@@ -79,6 +81,7 @@ class Admission:
         self._max_queue = max_queue
         self._claims: dict[Claim, None] = {}
         self._owed: dict[tuple[str, int], float] = {}
+        self._owed_by: dict[str, float] = {}
         self._weights: dict[str, float] = {}
         self._estimated = -math.inf
         self._running = float(seats)
@@ -137,6 +140,16 @@ class Admission:
         self._note_busy(now)
         return claim
 
+    def give(self, claim: Claim, engine: str) -> None:
+        """Record which engine has a sequence now."""
+        self._owe(claim, -claim.owed)
+        claim.engine = engine
+        self._owe(claim, claim.owed)
+
+    def owed_by(self, engine: str) -> float:
+        """Return the tokens that the sequences of an engine still need, as of the last estimate."""
+        return max(0.0, self._owed_by.get(engine, 0.0))
+
     def progress(self, claim: Claim, tokens: int, *, now: float) -> int:
         """Record that a sequence has generated ``tokens`` more; return them and those of its prompt.
 
@@ -177,13 +190,14 @@ class Admission:
     def _owe(self, claim: Claim, tokens: float) -> None:
         key = (claim.tenant, claim.priority)
         self._owed[key] = self._owed.get(key, 0.0) + tokens
+        self._owed_by[claim.engine] = self._owed_by.get(claim.engine, 0.0) + tokens
 
     def _estimate(self, now: float) -> None:
         """Update the tokens owed from the latest mean output length."""
         if now < self._estimated + _ESTIMATE_SECONDS:
             return
         self._estimated, mean = now, self.pace.mean_output
-        self._owed, self._weights = {}, {}
+        self._owed, self._owed_by, self._weights = {}, {}, {}
         for claim in self._claims:
             claim.owed = claim.estimate(mean)
             self._weights[claim.tenant] = claim.weight

@@ -11,8 +11,9 @@ from typing import Any, Final
 from galley.errors import Conflict, GalleyError, ModelError, NotEnoughMemory, RequestError
 from galley.service.admission import Admission
 from galley.service.frames import Blocks
+from galley.service.links import ReplicaSource
 from galley.service.process import EngineProcess
-from galley.service.replica import Replica, ReplicaSource
+from galley.service.replica import Replica
 from galley.service.request_book import RequestBook
 from galley.service.routing import Candidate, Router
 from galley.service.spawn import Spawned
@@ -345,11 +346,11 @@ class Fleet:
         ready = [one for one in self.replicas if one.accepts and version in (None, one.version)]
         if len(ready) < 2 or self._plan.router is None:
             return ready[0] if ready else None
-        owed, now = self.book.owed(), time.monotonic()
+        now = time.monotonic()
         candidates = [
             Candidate(
                 name=one.name,
-                owed=owed.get(one, 0.0),
+                owed=self._admission.owed_by(one.name),
                 pace=one.pace.tokens_per_second,
                 blocks=one.blocks,
                 silent=now - one.heard if one.requests.quarantine.working else 0.0,

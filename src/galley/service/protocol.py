@@ -15,10 +15,12 @@ from typing import Any, Final, Protocol, cast, runtime_checkable
 from galley.errors import SettingsError
 from galley.settings.engine import EngineSettings
 from galley.settings.engine_choice import (
+    CTRANSLATE2_ENGINE,
     LIGHTGBM_ENGINE,
     LLAMA_CPP_ENGINE,
     NATIVE_ENGINE,
     ONNX_ENGINE,
+    ONNX_GENAI_ENGINE,
     OPENVINO_ENGINE,
     SKLEARN_ENGINE,
     VOICE_ENGINE,
@@ -39,6 +41,8 @@ ENGINES: Final[Mapping[str, str]] = {
     OPENVINO_ENGINE: "galley.runtimes.openvino:load",
     VOICE_ENGINE: "galley.runtimes.piper:load",
     LLAMA_CPP_ENGINE: "galley.runtimes.llama_cpp:load",
+    CTRANSLATE2_ENGINE: "galley.runtimes.ctranslate2:load",
+    ONNX_GENAI_ENGINE: "galley.runtimes.onnx_genai:load",
 }
 """Name -> ``module:function`` of Galley's own loaders."""
 

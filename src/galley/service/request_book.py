@@ -95,13 +95,6 @@ class RequestBook:
             self._unfinished[request.id].replica.requests.add([request.id])
         return streams
 
-    def owed(self) -> dict[Replica, float]:
-        """Return the tokens that the requests of each replica still need, for replicas that have any."""
-        owed: dict[Replica, float] = {}
-        for one in self._unfinished.values():
-            owed[one.replica] = owed.get(one.replica, 0.0) + one.claim.owed
-        return owed
-
     def observe(self, stats: EngineStats, *, working: bool) -> None:
         """Record the engine's statistics; ``working``: whether it is ready."""
         self._admission.observe(stats, working=working, now=time.monotonic())
@@ -145,6 +138,7 @@ class RequestBook:
                 if target is not None and target is not replica:
                     targets[request_id] = unfinished.replica = target
                     unfinished.resumed = True
+                    self._admission.give(unfinished.claim, target.name)
         released = replica.requests.release(targets)
         for ids, suspects in ((released.suspects, True), (released.others, False)):
             for request_id in ids:
@@ -179,6 +173,7 @@ class RequestBook:
             loop = asyncio.get_running_loop()
             timer = loop.call_later(deadline - now, self._expire, request.id)
         replica = self._choose(request, None) or self._spare()
+        self._admission.give(claim, replica.name)
         return Unfinished(request, unread, claim, now, replica, timer)
 
     def _end(self, request_id: str, *, finished: bool = False) -> Unfinished | None:

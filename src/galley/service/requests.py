@@ -9,7 +9,7 @@ import msgspec
 
 from galley.errors import ContextExceeded, RequestError
 from galley.types import EngineRequest, Generate, SamplingDefaults, SamplingParams, Task
-from galley.types.model_info import ModelInfo
+from galley.types.model_info import CACHE_SALT, ModelInfo
 
 _NOT_WITH_BEAMS: Final = (
     "temperature",
@@ -24,6 +24,8 @@ _NOT_WITH_BEAMS: Final = (
 )
 
 _UNSET: Final = SamplingParams()
+_NEUTRAL: Final = _UNSET.resolved(SamplingDefaults())
+"""Values without effect, which every runtime honours."""
 
 
 def expand(
@@ -153,14 +155,26 @@ def _check_ids(
 def _check_supported(params: SamplingParams, info: ModelInfo) -> None:
     """Raise RequestError for a parameter that the model's runtime does not honour."""
     for name in info.require_text().unsupported:
+        if name == CACHE_SALT:
+            continue
         value = getattr(params, name)
-        if value != getattr(_UNSET, name):
+        if value not in (getattr(_UNSET, name), getattr(_NEUTRAL, name)):
             given = "" if isinstance(value, msgspec.Struct) else f" ({value!r})"
             raise RequestError(
                 f"engine {info.executor} does not support {name}{given}: leave it out, or serve the model "
                 "with another engine",
                 param=name,
             )
+
+
+def check_cache_salt(info: ModelInfo) -> None:
+    """Raise RequestError if the model's runtime shares cached prefixes whatever a request's salt is."""
+    if CACHE_SALT in info.require_text().unsupported:
+        raise RequestError(
+            f"engine {info.executor} does not support cache_salt, because all requests share its prefix "
+            "cache: leave it out, or serve the model without prefix_caching",
+            param=CACHE_SALT,
+        )
 
 
 def check_task(info: ModelInfo, task: Task, *, param: str = "model") -> None:

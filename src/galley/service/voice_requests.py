@@ -1,5 +1,6 @@
 """Checks a voice and a speed against a model that speaks, and converts texts to engine requests."""
 
+import secrets
 from typing import Final
 
 from galley.errors import RequestError
@@ -60,7 +61,7 @@ def speak_request(
     check_task(info, "speak")
     if not SLOWEST <= speed <= FASTEST:
         raise RequestError(f"speed is {speed}, expected {SLOWEST} to {FASTEST}", param="speed")
-    payload = Speak(text=text, voice=voice, speed=speed, ahead=ahead)
+    payload = Speak(text=text, voice=voice, speed=speed, ahead=ahead, seed=secrets.randbits(32))
     return EngineRequest(id=request_id, payload=payload, priority=priority)
 
 

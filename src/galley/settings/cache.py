@@ -15,10 +15,11 @@ from galley.settings.values import Count, Seconds
 class ModelSettings(EngineSettings):
     """The settings that each of several served models may have for itself."""
 
-    response_cache: Literal["off", "exact"] = setting(
+    response_cache: Literal["off", "exact", "semantic"] = setting(
         "off",
         "Cache",
-        "answer requests that are equal to earlier ones from a store; exact: greedy or seeded requests",
+        "answer requests that are equal to earlier ones from a store; exact: greedy or seeded requests; "
+        "semantic: also chats whose last message means the same (needs semantic_cache_model)",
     )
 
 
@@ -42,6 +43,49 @@ class CacheSettings(ModelSettings):
     )
     response_cache_pace: Annotated[float, Meta(gt=0, le=1e9)] | None = setting(
         None, "Cache", "tokens per second at which stored answers are streamed; default: at once"
+    )
+
+    semantic_cache_model: str = setting(
+        "",
+        "Cache",
+        "embedding model that compares questions: a served model's name, or the model's name at "
+        "semantic_cache_url",
+    )
+    semantic_cache_url: str = setting(
+        "",
+        "Cache",
+        "URL of another server with OpenAI's embeddings API (http://HOST:PORT/v1); default: this server",
+    )
+    semantic_cache_api_key: str = setting("", "Cache", "key for semantic_cache_url", secret=True)
+    semantic_cache_threshold: Annotated[float, Meta(gt=0, le=1)] | None = setting(
+        None,
+        "Cache",
+        "cosine from which on two questions may be the same; galley cache tune finds it for the model",
+    )
+    semantic_cache_reranker: str = setting(
+        "", "Cache", "a served reranker (cross-encoder) that also compares the questions"
+    )
+    semantic_cache_reranker_threshold: float | None = setting(
+        None,
+        "Cache",
+        "its score from which on they may be the same; galley cache tune finds it, too",
+    )
+    semantic_cache_turns: Count = setting(
+        3, "Cache", "most messages of the user in a conversation that is compared by meaning"
+    )
+    semantic_cache_entries: Count = setting(
+        50_000,
+        "Cache",
+        "questions in memory that others are compared with; the least recently used go",
+    )
+    semantic_cache_checked: Annotated[float, Meta(ge=0, le=1)] = setting(
+        0.05, "Cache", "share of semantic hits that are generated as well, to count false ones"
+    )
+    semantic_cache_budget: Annotated[float, Meta(gt=0, lt=1)] = setting(
+        0.01, "Cache", "share of false hits above which semantic hits are turned off"
+    )
+    semantic_cache_agreement: Annotated[float, Meta(gt=0, le=1)] = setting(
+        0.8, "Cache", "cosine of two answers below which a checked hit counts as false"
     )
 
     record: str = setting(

@@ -112,23 +112,23 @@ class EngineSettings:
         "Model",
         "input type of linear layers; auto: int8 for integer weights and bfloat16 for bf16 weights, the "
         "latter with AMX or AVX-512 BF16 (executor cpu), else float32; dtype (executor reference); "
-        "the type of the weights, or bfloat16 for quantised ones (executor gpu)",
+        "the type of the weights, or bfloat16 for quantized ones (executor gpu)",
         spellings=ACTIVATION_SPELLINGS,
     )
     kv_dtype: KVType = setting(
         "auto",
         "Model",
         "type of the KV cache (executor reference: dtype, or rounded to int8 or int4); auto: dtype, "
-        "but bfloat16 if weights are quantised and no setting is float32, and int8 if a speech model's "
+        "but bfloat16 if weights are quantized and no setting is float32, and int8 if a speech model's "
         "weights are integers (executor cpu), or if the checkpoint specifies 8-bit keys and values",
         spellings=ACTIVATION_SPELLINGS,
     )
     engine: str = setting(
         "auto",
         "Model",
-        "engine that runs the model: native, onnx, xgboost, lightgbm, sklearn, openvino, llama.cpp, or one "
-        "that an installed package adds; auto: by the suffix of the file, or of one in a folder without "
-        "other weights",
+        "engine that runs the model: native, onnx, xgboost, lightgbm, sklearn, openvino, llama.cpp, "
+        "ctranslate2, onnxruntime-genai, or one that an installed package adds; auto: by the suffix of the "
+        "file, or of one in a folder without other weights",
     )
     engine_options: str = setting(
         "",
@@ -163,14 +163,14 @@ class EngineSettings:
     quality_gate: str = setting(
         "",
         "Model",
-        "refuse a quantised model that loses more than this compared with the checkpoint's own weights: "
+        "refuse a quantized model that loses more than this compared with the checkpoint's own weights: "
         "kl=0.02,top1=0.97 (kl, kl99: mean and 99 % KL divergence in nats; top1: same likeliest token)",
     )
     quality_gate_against: str = setting(
         "",
         "Model",
         "folder or hub id of the original to compare with in the quality gate, if the checkpoint itself is "
-        "quantised; default: the checkpoint's own weights",
+        "quantized; default: the checkpoint's own weights",
     )
     threads: Annotated[int, Meta(ge=1, le=MOST_THREADS)] | None = setting(
         None, "Model", "compute threads; default: the cores this process may use"

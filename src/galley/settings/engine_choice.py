@@ -13,9 +13,14 @@ SKLEARN_ENGINE: Final = "sklearn"
 OPENVINO_ENGINE: Final = "openvino"
 VOICE_ENGINE: Final = "voice"
 LLAMA_CPP_ENGINE: Final = "llama.cpp"
+CTRANSLATE2_ENGINE: Final = "ctranslate2"
+ONNX_GENAI_ENGINE: Final = "onnxruntime-genai"
 
 OPENVINO_FILE: Final = "openvino_model.xml"
 """A language model in OpenVINO's format, in the folder that Optimum Intel exports."""
+
+ONNX_GENAI_FILE: Final = "genai_config.json"
+"""The configuration of a language model in the folder that ONNX Runtime GenAI's builder writes."""
 
 ENGINE_OF_SUFFIX: Final = {
     ".onnx": ONNX_ENGINE,
@@ -62,6 +67,8 @@ def engine_of(model: str) -> str:
         return NATIVE_ENGINE
     if any(file.name == OPENVINO_FILE for file in files):
         return OPENVINO_ENGINE
+    if any(file.name == ONNX_GENAI_FILE for file in files):
+        return ONNX_GENAI_ENGINE
     engines = {_engine_of_file(file) for file in files} - {None}
     known = (VOICE_ENGINE, *ENGINE_OF_SUFFIX.values())
     found = (engine for engine in known if engine in engines)

@@ -72,8 +72,7 @@ class ChunkSource:
                     session.end()
                 else:
                     self._heard = True
-                    peak = float(np.abs(chunk.samples).max(initial=0.0))
-                    session.add(chunk, self._features(levelled(chunk.samples, peak)))
+                    session.add(chunk, self._features(levelled(chunk.samples)))
 
     def info(self, session: Session) -> Info:
         """Return information about the recording, as far as it was read and transcribed in ``session``."""

@@ -32,12 +32,14 @@ class Endpointer:
         position: end of the last processed frame.
         silence_start: start of the silence that may become an endpoint; None without speech and during
             speech.
+        enough_ms: length of the current silence that is an endpoint; None: as the options say.
     """
 
     def __init__(self, options: TurnOptions) -> None:
         self.options = options
         self.position = 0
         self.silence_start: int | None = None
+        self.enough_ms: int | None = None
         self._speech_start: int | None = None
         self._announced = False
         """Whether the onset of the current speech was returned."""
@@ -56,19 +58,20 @@ class Endpointer:
             if probability >= self.options.threshold:
                 self._speech_start = self.position
         elif probability >= self.options.threshold:
-            self.silence_start = None
+            self.silence_start = self.enough_ms = None
         elif probability < self.options.silence_below and self.silence_start is None:
             self.silence_start = self.position
         self.position += VAD_FRAME
-        return self._boundary()
+        return self.boundary()
 
     def reset(self, at: int) -> None:
         """End the current speech, if any, at sample ``at`` without an endpoint; onsets lie after it."""
-        self._speech_start = self.silence_start = None
+        self._speech_start = self.silence_start = self.enough_ms = None
         self._announced = False
         self._last_end = at
 
-    def _boundary(self) -> Boundary | None:
+    def boundary(self) -> Boundary | None:
+        """Return the boundary that is certain at the current position, if any; it is returned once."""
         if self._speech_start is None:
             return None
         if self.silence_start is None:
@@ -78,7 +81,9 @@ class Endpointer:
             self._announced = True
             return onset
         silence = self.position - self.silence_start
-        if silence < self.options.silence_duration_ms * SAMPLES_PER_MS:
+        options = self.options
+        enough = options.silence_duration_ms if self.enough_ms is None else self.enough_ms
+        if silence < enough * SAMPLES_PER_MS:
             return None
         endpoint = Endpoint(self.silence_start) if self._announced else None
         self.reset(self.position if self._announced else self._last_end)

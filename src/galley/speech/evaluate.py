@@ -104,15 +104,20 @@ def transcribe_all(
 
 def score(transcripts: Sequence[Transcribed]) -> Scores:
     """Compute error rates, ignoring case and punctuation; text for an empty reference counts as errors."""
-    references = [plain_text(one.entry.text) for one in transcripts]
-    hypotheses = [plain_text(one.text) for one in transcripts]
+    texts = [one.entry.text for one in transcripts], [one.text for one in transcripts]
+    references, hypotheses = (list(map(plain_text, side)) for side in texts)
     audio_seconds = sum(one.audio_seconds for one in transcripts)
     return Scores(
-        wer=jiwer.wer(references, hypotheses),
+        wer=word_error_rate(*texts),
         cer=jiwer.cer(references, hypotheses),
         audio_seconds=audio_seconds,
         real_time_factor=sum(one.seconds for one in transcripts) / audio_seconds,
     )
+
+
+def word_error_rate(references: Sequence[str], hypotheses: Sequence[str]) -> float:
+    """Return the errors per word of the references, ignoring case and punctuation."""
+    return jiwer.wer(list(map(plain_text, references)), list(map(plain_text, hypotheses)))
 
 
 def plain_text(text: str) -> str:

@@ -28,6 +28,9 @@ _RANGE: Final = 8.0
 """Powers of ten between the loudest band and the clamp."""
 _TILE: Final = 256
 """Number of frames transformed at a time, so that their spectra stay in the CPU's cache."""
+_ROWS: Final = 8
+"""Frames multiplied by the mel bands at a time: for such a product, OpenBLAS does not wake threads, which
+would spin for longer than it takes."""
 
 
 class LogMel:
@@ -129,7 +132,10 @@ class LogMel:
             tile = frames[start : start + _TILE] * self._hann
             spectrum: NDArray[Any] = np.fft.rfft(tile)
             power = np.square(spectrum.real) + np.square(spectrum.imag)
-            into[start : start + len(tile)] = power @ self._bands
+            even = len(tile) // _ROWS * _ROWS
+            rows = power[:even].reshape(-1, _ROWS, power.shape[1]) @ self._bands
+            into[start : start + even] = rows.reshape(even, self.mels)
+            into[start + even : start + len(tile)] = power[even:] @ self._bands
 
 
 def encoder_input(features: NDArray[np.float32]) -> EncoderInput:

@@ -29,13 +29,15 @@ from galley.speech.live_events import (
     Failed,
     Interim,
     LiveEvent,
+    Paused,
+    Resumed,
     SpeechStarted,
     SpeechStopped,
 )
 from galley.speech.options import LiveOptions
 from galley.speech.segmenter import SAMPLES_PER_MS, VAD_FRAME, VadStream, longest_pause
 from galley.speech.tokens import SpeechTokens
-from galley.speech.utterance import SETTLED, Decoding, Turn, Utterance
+from galley.speech.utterance import Decoding, Turn, Utterance
 from galley.types import EngineRequest, Output
 
 _HELD_MS: Final = 5_000
@@ -86,6 +88,8 @@ class LiveSession:
         self._utterances: deque[Utterance] = deque()
         self._open: Utterance | None = None
         """The last utterance, while it is still being spoken."""
+        self._paused = False
+        """Whether the last Paused event stands."""
         self._context: list[int] = []
         """Tokens of final text that condition the next decoding."""
         self._interim = ""
@@ -116,6 +120,11 @@ class LiveSession:
         return options.language if options.language or self._tokens.detects_language else "en"
 
     @property
+    def turn(self) -> int:
+        """The number of the turn that is not committed yet."""
+        return self._turn.number
+
+    @property
     def has_room(self) -> bool:
         """Whether :meth:`feed` may be called with a few more seconds of audio."""
         first = self._utterances[0].start if self._utterances else self._audio.end
@@ -141,7 +150,22 @@ class LiveSession:
             boundary = self._endpointer.feed(probability)
             if boundary is not None:
                 self._start_or_end_speech(boundary)
+            elif self._paused and self._endpointer.silence_start is None:
+                self._resume()
         self._drop_audio()
+
+    def end_after(self, turn: int, silence_ms: int) -> None:
+        """End a turn that has paused once its silence has lasted long enough, unless speech goes on.
+
+        Args:
+            turn: the number of the turn. Without a pause in it, nothing happens.
+            silence_ms: length of the silence in milliseconds.
+        """
+        if self._paused and self._turn.number == turn:
+            self._endpointer.enough_ms = silence_ms
+            boundary = self._endpointer.boundary()
+            if boundary is not None:
+                self._start_or_end_speech(boundary)
 
     def commit(self) -> None:
         """End the turn at the current position, even during speech.
@@ -163,6 +187,8 @@ class LiveSession:
 
     def clear(self) -> None:
         """Discard the audio and the text of the turn that is not committed yet."""
+        if self._paused:
+            self._resume()
         self._drop(self._turn)
         self._turns.pop()
         self._open = None
@@ -206,7 +232,8 @@ class LiveSession:
     def _start_or_end_speech(self, boundary: Boundary) -> None:
         now = self._endpointer.position
         if isinstance(boundary, Onset):
-            self._open = Utterance(self._turn, start=boundary.at, decoded_to=now)
+            settle = self._options.settle_ms * SAMPLES_PER_MS
+            self._open = Utterance(self._turn, boundary.at, settle, decoded_to=now)
             if not self._turn.failed:
                 self._utterances.append(self._open)
             if self._options.commit_turns:
@@ -214,14 +241,20 @@ class LiveSession:
                 started = SpeechStarted(self._turn.number, boundary.at // SAMPLES_PER_MS)
                 self._events.append(started)
         elif self._open is not None:
-            self._close(self._open, speech_end=boundary.at, end=min(now, boundary.at + SETTLED))
+            end = min(now, boundary.at + self._open.settle)
+            self._close(self._open, speech_end=boundary.at, end=end)
             if self._options.commit_turns:
-                self._events.append(SpeechStopped(self._turn.number, now // SAMPLES_PER_MS))
+                at_ms, spoken_to_ms = now // SAMPLES_PER_MS, boundary.at // SAMPLES_PER_MS
+                self._events.append(SpeechStopped(self._turn.number, at_ms, spoken_to_ms))
                 self._end_turn(now)
 
     def _close(self, utterance: Utterance, *, speech_end: int, end: int) -> None:
         utterance.speech_end, utterance.end = speech_end, end
-        self._open = None
+        self._open, self._paused = None, False
+
+    def _resume(self) -> None:
+        self._paused = False
+        self._events.append(Resumed(self._turn.number))
 
     def _end_turn(self, at: int) -> None:
         self._turn.end = at
@@ -305,7 +338,8 @@ class LiveSession:
         silence = self._endpointer.silence_start
         if silence is None:
             return end - utterance.decoded_to >= self._options.interval_ms * SAMPLES_PER_MS
-        return end - silence >= SETTLED and utterance.decoded_to < silence + SETTLED
+        settled = silence + utterance.settle
+        return end >= settled and utterance.decoded_to < settled
 
     def _is_long(self, prefix: str) -> bool:
         """Return whether a prefix takes more than a quarter of the decoder's context."""
@@ -365,6 +399,19 @@ class LiveSession:
             self._tell_final(utterance, agreement.update(text, self.language or ""), first=first)
         interim = self._spaced(utterance, agreement.interim, first=not agreement.final)
         self._tell_interim(utterance.turn, interim)
+        self._tell_pause(
+            utterance, "" if text is None else (utterance.turn.text + interim).rstrip()
+        )
+
+    def _tell_pause(self, utterance: Utterance, text: str) -> None:
+        """Report that all of the speech before a silence is transcribed."""
+        silence = self._endpointer.silence_start
+        if not self._options.pauses or utterance is not self._open or silence is None:
+            return
+        if not self._paused and utterance.decoded_to >= silence + utterance.settle:
+            self._paused = True
+            at_ms = silence // SAMPLES_PER_MS
+            self._events.append(Paused(utterance.turn.number, text, at_ms))
 
     def _finish(self, utterance: Utterance, text: str) -> None:
         """Complete the first utterance with the final transcript of all its audio."""

@@ -14,10 +14,31 @@ class SpeechStarted:
 
 @dataclass(frozen=True, slots=True)
 class SpeechStopped:
-    """Speech has ended; this was detected at ``at_ms``."""
+    """Speech has ended at ``spoken_to_ms``; this was detected at ``at_ms``."""
 
     turn: int
     at_ms: int
+    spoken_to_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """Speech has paused; if the turn ended now, ``text`` would be its transcript.
+
+    ``text`` is empty if the speech is not understood yet. ``at_ms`` is where the silence began. Sent only
+    with :attr:`LiveOptions.pauses`.
+    """
+
+    turn: int
+    text: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The turn goes on after :class:`Paused`: its text is out of date."""
+
+    turn: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,5 +82,13 @@ class Failed:
 
 
 LiveEvent: TypeAlias = (
-    SpeechStarted | SpeechStopped | Committed | Delta | Interim | Completed | Failed
+    SpeechStarted
+    | SpeechStopped
+    | Paused
+    | Resumed
+    | Committed
+    | Delta
+    | Interim
+    | Completed
+    | Failed
 )

@@ -1,6 +1,7 @@
 """Transcribes a live stream through the engine process, as the server does."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from galley.errors import Unavailable
@@ -27,6 +28,7 @@ class LiveStream:
 
     Attributes:
         seconds: seconds of audio received so far.
+        received: when the last of it was received, on the monotonic clock.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class LiveStream:
         self._answered = asyncio.Event()
         """Set when the engine has answered a request."""
         self.seconds = 0.0
+        self.received = time.monotonic()
 
     async def configure(self, coding: Coding, rate: int, options: LiveOptions) -> None:
         """Replace the options and the encoding of the audio that follows.
@@ -87,6 +90,18 @@ class LiveStream:
             self._session.commit()
             await self._tell(self._session.events())
         self._changed.set()
+
+    async def end_after(self, turn: int, silence_ms: int) -> None:
+        """End a turn that has paused; see :meth:`LiveSession.end_after`."""
+        async with self._session_lock:
+            self._session.end_after(turn, silence_ms)
+            await self._tell(self._session.events())
+        self._changed.set()
+
+    @property
+    def turn(self) -> int:
+        """The number of the turn that is not committed yet."""
+        return self._session.turn
 
     async def clear(self) -> None:
         """Discard the turn that is not committed yet."""
@@ -130,6 +145,7 @@ class LiveStream:
 
     async def _feed(self, block: Samples) -> None:
         self.seconds += len(block) / SAMPLE_RATE
+        self.received = time.monotonic()
         async with self._session_lock:
             await asyncio.to_thread(self._session.feed, block)
             await self._tell(self._session.events())

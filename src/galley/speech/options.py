@@ -223,6 +223,8 @@ class LiveOptions:
         turns: options for turn detection.
         commit_turns: silence ends a turn; False: only the caller's commit does.
         interval_ms: new speech between two partial transcripts, in milliseconds.
+        settle_ms: silence after which the last word counts as complete, and is transcribed.
+        pauses: report silences within a turn, with the transcript so far.
         rules: rules for when a transcript is good. Final text uses beam search and further temperatures;
             partial transcripts are greedy.
 
@@ -235,8 +237,11 @@ class LiveOptions:
     turns: TurnOptions = TurnOptions()
     commit_turns: bool = True
     interval_ms: int = 500
+    settle_ms: int = 192
+    pauses: bool = False
     rules: QualityRules = QualityRules(beam_size=1, best_of=1)
 
     def __post_init__(self) -> None:
         _between("interval_ms", self.interval_ms, 100, 10_000)
+        _between("settle_ms", self.settle_ms, 32, 1_000)
         object.__setattr__(self, "language", _given_language(self.language))

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
-import soxr
 from numpy.typing import NDArray
 
 from galley.speech.audio import SAMPLE_RATE, Samples
+from galley.speech.resampler import LiveResampler
 
 Coding: TypeAlias = Literal["s16le", "mulaw", "alaw"]
 _FULL: Final = np.float32(32_768)
@@ -38,21 +38,19 @@ class PcmStream:
         for first in range(0, len(data), size):
             block = _decoded(data[first : first + size], self.coding)
             if self._resampler is not None:
-                block = self._resampler.resample_chunk(block)
+                block = self._resampler.feed(block)
             yield block
 
     def flush(self) -> Samples:
         """Return the samples still in the resampler. Audio fed later starts with a new resampler."""
         if self._resampler is None:
             return np.empty(0, np.float32)
-        rest: Samples = self._resampler.resample_chunk(np.empty(0, np.float32), last=True)
+        rest = self._resampler.finish()
         self._resampler = self._fresh()
         return rest
 
-    def _fresh(self) -> soxr.ResampleStream | None:
-        if self.rate == SAMPLE_RATE:
-            return None
-        return soxr.ResampleStream(self.rate, SAMPLE_RATE, 1, dtype="float32", quality="HQ")
+    def _fresh(self) -> LiveResampler | None:
+        return None if self.rate == SAMPLE_RATE else LiveResampler(self.rate, SAMPLE_RATE)
 
 
 def _decoded(data: bytes, coding: Coding) -> Samples:

@@ -1,14 +1,15 @@
 """Recordings without the audio of redacted passages."""
 
-import os
 import wave
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from galley.errors import RequestError
+from galley.files import complete_or_absent
 from galley.speech.audio import SAMPLE_RATE, Samples
 from galley.speech.decoder import Audio
 from galley.speech.redaction import Passage
@@ -31,8 +32,7 @@ def write_redacted(recording: Audio, passages: Sequence[Passage], target: Path) 
         RequestError: a passage cannot be located in the audio. Nothing is written.
         AudioError: the recording cannot be decoded any further. Nothing is written.
     """
-    partial = target.with_name(f".{target.name}.partial")
-    try:
+    with closing(recording), complete_or_absent(target) as partial:
         with wave.open(str(partial), "wb") as output:
             output.setnchannels(1)
             output.setsampwidth(2)
@@ -43,10 +43,6 @@ def write_redacted(recording: Audio, passages: Sequence[Passage], target: Path) 
                 output.writeframes(np.clip(clean * 32_768, -32_768, 32_767).astype("<i2").tobytes())
                 position += len(block)
         _check_located(passages, position / SAMPLE_RATE)
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
-        recording.close()
 
 
 def _without(block: Samples, position: int, passages: Iterable[Passage]) -> Samples:

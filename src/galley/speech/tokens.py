@@ -18,7 +18,10 @@ _FRAME_SECONDS: Final = HOP / SAMPLE_RATE
 LEAST_STEP: Final = 0.2
 """Minimum step in seconds when decoding continues from a timestamp."""
 _SEED: Final = 0
-"""Fixed seed, so that a recording gives the same text every time, even at temperatures above 0."""
+"""Fixed seed, so that a recording gives the same text every time, even at temperatures above 0.
+
+An engine without seeds draws anew.
+"""
 
 
 class Prompt(NamedTuple):
@@ -113,12 +116,19 @@ class SpeechTokens:
 
     def check_words(self) -> None:
         """Raise RequestError if the model does not support word timestamps."""
-        if not self.speech.alignment_heads:
-            raise RequestError(
-                f"{self.info.name} does not support word timestamps: its generation_config.json has no "
-                "alignment_heads, and its decoder has too many heads to use all of them",
-                param="timestamp_granularities",
-            )
+        if self.speech.alignment_heads:
+            return
+        reason = (
+            f"engine {self.info.executor} does not report the attention that they are computed from; leave "
+            "them out, or serve the model with engine native"
+            if self.info.program is None
+            else "its generation_config.json has no alignment_heads, and its decoder has too many heads to "
+            "use all of them"
+        )
+        raise RequestError(
+            f"{self.info.name} does not support word timestamps: {reason}",
+            param="timestamp_granularities",
+        )
 
     def detection(self) -> Wanted:
         """Return a request whose only output token is the spoken language's token."""
@@ -191,7 +201,7 @@ class SpeechTokens:
             top_k=-1,
             min_p=0.0,
             repetition_penalty=1.0,
-            seed=_SEED,
+            seed=None if "seed" in self.info.require_text().unsupported else _SEED,
             max_tokens=max(1, min(self.info.require_text().max_model_len // 2, room)),
             scores=True,
         )

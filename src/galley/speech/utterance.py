@@ -1,14 +1,10 @@
 """The state of a live stream: turns, their utterances, and decodings of an utterance's audio."""
 
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Literal
 
 from galley.speech.agreement import LocalAgreement
 from galley.speech.fallback import Answer, Attempt
-from galley.speech.segmenter import SAMPLES_PER_MS
-
-SETTLED: Final = 192 * SAMPLES_PER_MS
-"""Samples of silence after which an utterance's last word counts as complete."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +37,7 @@ class Utterance:
     Attributes:
         turn: the turn that the utterance belongs to.
         start: start of the audio to decode.
+        settle: silence after which its last word counts as complete.
         decoded_to: end of the audio of the last decoding.
         end: end of the utterance's audio; None during speech.
         speech_end: where the detector last detected speech; set together with ``end``.
@@ -52,6 +49,7 @@ class Utterance:
 
     turn: Turn
     start: int
+    settle: int
     decoded_to: int
     end: int | None = None
     speech_end: int = 0
@@ -63,7 +61,7 @@ class Utterance:
     @property
     def settled(self) -> bool:
         """Whether ``partial`` covers all of the speech, so that a final decoding would add nothing."""
-        return self.partial is not None and self.decoded_to >= self.speech_end + SETTLED
+        return self.partial is not None and self.decoded_to >= self.speech_end + self.settle
 
 
 @dataclass(slots=True, eq=False)

@@ -62,8 +62,13 @@ class Levelled:
         return self._detector.finish()
 
 
-def levelled(samples: NDArray[np.float32], peak: float) -> NDArray[np.float32]:
-    """Raise quiet audio to 20 dB below full scale, by at most 40 dB; return other audio unchanged."""
+def levelled(samples: NDArray[np.float32], peak: float | None = None) -> NDArray[np.float32]:
+    """Raise quiet audio to 20 dB below full scale, by at most 40 dB; return other audio unchanged.
+
+    ``peak`` decides whether it is quiet; default: the peak of ``samples``.
+    """
+    if peak is None:
+        peak = float(np.abs(samples).max(initial=0.0))
     if not 0.0 < peak < _QUIET:
         return samples
     return samples * np.float32(min(_MOST_GAIN, _LEVEL / peak))

@@ -17,7 +17,7 @@ from galley.quant.grid import Scheme, nearest
 from galley.quant.rtn import Quantize, quantize_int4, quantize_int8
 
 Rounding = Callable[[str, Floats], IntWeight]
-"""Tensor name and float32 values [outputs, depth] -> quantised matrix."""
+"""Tensor name and float32 values [outputs, depth] -> quantized matrix."""
 
 
 def on_grid(scheme: Scheme) -> Rounding:

@@ -114,7 +114,7 @@ def qat_student(
     names = [name for name in linears if not any(part in name for part in ignore)]
     if not names:
         raise SettingsError(
-            f"--ignore {' '.join(ignore)} excludes every layer; nothing is left to quantise"
+            f"--ignore {' '.join(ignore)} excludes every layer; nothing is left to quantize"
         )
     grids: dict[str, Rounding] = dict.fromkeys(names, on_grid(scheme))
     fitting = {name: scheme.fitting(model.program.shapes[name][1]) for name in names}

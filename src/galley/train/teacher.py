@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from galley.calibration.forward import TeacherForced, Tokens
+from galley.files import complete_or_absent
 from galley.formats.weights import Floats
 from galley.ops.sampling import Logits
 
@@ -81,9 +82,8 @@ class TeacherCache:
         for array in (self._tokens, self._log_probs):
             assert isinstance(array, np.memmap)
             array.flush()
-        partial = self._folder / f"{_STATE}.partial"
-        partial.write_text(json.dumps({"done": self.done}))
-        partial.rename(self._folder / _STATE)
+        with complete_or_absent(self._folder / _STATE) as partial:
+            partial.write_text(json.dumps({"done": self.done}))
 
     def rows(self, text: int) -> tuple[npt.NDArray[np.int64], Floats]:
         """Return one text's tokens [tokens, k] and their log-probabilities at the temperature."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from galley.errors import SettingsError
+from galley.files import complete_or_absent
 from galley.train.forward import logits_of
 from galley.train.loss import cross_entropy, distillation, divergence
 from galley.train.student import Student
@@ -243,11 +244,10 @@ class Trainer:
 
     def _save(self) -> None:
         """Save the state atomically: a killed write leaves the old file whole."""
-        partial = self._path.with_suffix(".partial")
         parameters = {name: p.detach() for name, p in self.student.parameters.items()}
         state = {"step": self.step, "model": parameters, "optimiser": self._optimiser.state()}
-        torch.save(state, partial)
-        partial.rename(self._path)
+        with complete_or_absent(self._path) as partial:
+            torch.save(state, partial)
 
     def _load(self) -> None:
         state = torch.load(self._path, map_location=self._device, weights_only=True)

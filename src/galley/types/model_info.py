@@ -4,7 +4,7 @@ These structs cross the process boundary as msgpack, as those of :mod:`galley.ty
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -14,6 +14,9 @@ from galley.types.requests import Task
 from galley.types.sampling import SamplingDefaults
 from galley.types.sizes import BLOCK_TOKENS, blocks_for
 from galley.types.tensors import TensorSpec
+
+CACHE_SALT: Final = "cache_salt"
+"""The API's parameter that separates cached prefixes."""
 
 EngineState = Literal["starting", "ready", "stalled", "recovering", "failed", "closed"]
 """State of an engine, as its client sees it: whether it accepts requests."""
@@ -294,7 +297,8 @@ class TextInfo(msgspec.Struct, frozen=True, kw_only=True):
         adapters: slots for LoRA adapters in memory; 0: the model takes none.
         recurrent: whether it keeps a state for each sequence, which cannot be forked for a beam search.
         unsupported: parameters of :class:`~galley.types.sampling.SamplingParams` that requests may not set,
-            because the runtime does not honour them.
+            because the runtime does not honour them; and :data:`CACHE_SALT`, if all requests share cached
+            prefixes.
     """
 
     vocab_size: int

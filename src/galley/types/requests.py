@@ -202,6 +202,7 @@ class Speak(Payload, frozen=True, kw_only=True, tag="speak"):
         voice: one of the model's :attr:`~galley.types.model_info.VoiceInfo.voices`.
         speed: 1: the voice's own pace; 2: twice as fast.
         ahead: seconds of audio that the listener has yet to hear of what came before.
+        seed: of the voice's variation: a resubmitted request is spoken as it began.
         samples: number of samples that have been delivered, when a request is resubmitted to a new engine.
     """
 
@@ -209,6 +210,7 @@ class Speak(Payload, frozen=True, kw_only=True, tag="speak"):
     voice: str
     speed: float = 1.0
     ahead: float = 0.0
+    seed: int = 0
     samples: int = 0
 
     @property

@@ -1,4 +1,4 @@
-"""Makes checkpoints of this folder: a tiny random Llama, quantised by llm-compressor in several ways.
+"""Makes checkpoints of this folder: a tiny random Llama, quantized by llm-compressor in several ways.
 
     pip install torch==2.13.0 llmcompressor==0.14.0.1
     python -m tests.formats.peer_files.make FOLDER

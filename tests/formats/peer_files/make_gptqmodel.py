@@ -1,4 +1,4 @@
-"""Makes checkpoints of this folder: a tiny random Llama, quantised by GPTQModel in several ways.
+"""Makes checkpoints of this folder: a tiny random Llama, quantized by GPTQModel in several ways.
 
     pip install gptqmodel==7.7.0 torch==2.14.1 transformers==5.24.0
     GPTQMODEL_CPU_WORKERS=2 python -m tests.formats.peer_files.make_gptqmodel FOLDER

@@ -90,8 +90,10 @@ class Case:
         keys = torch.nn.functional.pad(self.keys, (0, padding)).to(DEVICE)
         values = self.values.contiguous().to(DEVICE)
         sinks = None if self.sinks is None else self.sinks.to(DEVICE)
-        attend = Attention(self.op, self.kv, device(), sinks, int8=False)
-        attend(staging.fill(batch, single, tiles), Cache(keys, values, keys, values), 0, q, out)
+        attend = Attention(self.op, self.kv, device(), sinks, bits=0)
+        attend(
+            staging.fill(batch, single, tiles), Cache(keys, values, keys, values, keys), 0, q, out
+        )
         return list(torch.split(out.cpu(), counts))
 
     def truth(self, sequence: int) -> torch.Tensor:

@@ -151,7 +151,7 @@ def test_a_row_has_the_same_bits_alone_and_among_any_number(
 @pytest.mark.parametrize(
     "kind", ["fp8", "int8 in groups", "int4 with zero points", "int4 with minima"]
 )
-def test_a_matrix_may_be_dequantised_as_a_whole(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_matrix_may_be_dequantized_as_a_whole(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     dtype = TYPES[-1]
     made, _, _ = matrix(kind, 70, 200, dtype)
     x = torch.randn(5, 200, generator=torch.Generator().manual_seed(0)).to(dtype)

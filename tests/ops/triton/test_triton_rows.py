@@ -101,9 +101,9 @@ def test_keys_are_rotated_and_written_to_the_tables_blocks(adjacent: bool, int8:
     ]
     rope_kernel[(2, 2 + 1 + 1)](
         q.to(DEVICE), k.to(DEVICE), v.to(DEVICE), turned, angle.cos().to(DEVICE), angle.sin().to(DEVICE),
-        keys, values, *scales, *numbers, 4, heads * dim, dim, dim, heads * dim, 2, heads, kv_heads, KEY=dim,
-        VALUE=dim, BLOCK_D=32, BLOCK_V=32, PAIRS=pairs, ADJACENT=adjacent, QUERIES=True, KEEP=True, HEADS=2,
-        ROWS=2, BLOCK_TOKENS=16, INT8=int8, CUT=0, KEY_STRIDE=dim,
+        keys, values, *scales, keys, *numbers, 4, heads * dim, dim, dim, heads * dim, 2, heads, kv_heads,
+        KEY=dim, VALUE=dim, BLOCK_D=32, BLOCK_V=32, PAIRS=pairs, ADJACENT=adjacent, QUERIES=True, KEEP=True,
+        HEADS=2, ROWS=2, BLOCK_TOKENS=16, BITS=8 if int8 else 0, CUT=0, KEY_STRIDE=dim,
     )  # fmt: skip
     got_keys, got_values = keys.cpu().float(), values.cpu().float()
     if int8:

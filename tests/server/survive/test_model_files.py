@@ -18,6 +18,7 @@ from tests.server.conftest import ADMIN_KEY, CONTEXT
 from tests.server.neighbour import alone
 from tests.server.refusals import error_of
 from tests.server.serving import Server, until
+from tests.thorough import THOROUGH
 
 pytestmark = pytest.mark.xdist_group("server_model_files")
 
@@ -174,7 +175,7 @@ def test_a_running_model_keeps_serving(
     assert server.metrics()["galley_engine_restarts_total"] == 0
 
 
-@pytest.mark.parametrize(("spoil", "said"), DAMAGE[::4])
+@pytest.mark.parametrize(("spoil", "said"), DAMAGE[:: 4 if THOROUGH else 8])
 def test_a_start_ends_with_one_line(
     server: Server, folder: Path, spoil: Callable[[Path], None], said: str
 ) -> None:

@@ -1,7 +1,6 @@
 """Overload: which requests wait, which are refused, and how soon."""
 
 import json
-import statistics
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -99,17 +98,12 @@ def test_requests_that_would_miss_their_deadline_are_refused_at_once(server: Ser
         for _ in range(QUEUE):
             asked = client.build_request("POST", PLAIN, json=long)
             patient.callback(client.send(asked, stream=True).close)
-        seconds = []
         for _ in range(20):
-            began = time.monotonic()
             body = BODY | {"max_tokens": 300}
             answer = client.post(PLAIN, json=body, headers={WITHIN: "0.2"})
-            seconds.append(time.monotonic() - began)
-            error = error_of(answer, 429)
+            error = error_of(answer, 429)  # 504 if it waited for its deadline
             assert "expected in" in error["message"]
             assert int(answer.headers["retry-after"]) >= 1
-        # The server shares two cores with other work; on an idle machine this takes two milliseconds.
-        assert statistics.median(seconds) < 0.2
     until(lambda: idle_but_for_the_neighbour(server))
 
 

@@ -85,15 +85,17 @@ class Client:
         Raises:
             CallFailed: no complete response arrived.
         """
+        if body is not None:
+            return await self.posted(path, json.dumps(body).encode(), "application/json")
         reader = _Whole()
-        if body is None:
-            await self._send("GET", path, b"\r\n", reader)
-        else:
-            await self.post(path, json.dumps(body).encode(), "application/json", reader)
-        try:
-            return reader.status, json.loads(reader.body)
-        except ValueError:
-            return reader.status, None
+        await self._send("GET", path, b"\r\n", reader)
+        return reader.status, reader.json()
+
+    async def posted(self, path: str, content: bytes, content_type: str) -> tuple[int, Any]:
+        """Send a body to ``path``; return and errors are those of :meth:`json`."""
+        reader = _Whole()
+        await self.post(path, content, content_type, reader)
+        return reader.status, reader.json()
 
     def close(self) -> None:
         """Close all connections."""
@@ -139,6 +141,12 @@ class _Whole:
 
     def received(self, data: bytes, now: float) -> None:
         self.body += data
+
+    def json(self) -> Any:
+        try:
+            return json.loads(self.body)
+        except ValueError:
+            return None
 
 
 class _Connection(asyncio.Protocol):

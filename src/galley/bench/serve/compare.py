@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from galley.bench.serve.fidelity import Fidelity
 from galley.bench.serve.results import Point, Quantiles, Report
 from galley.errors import SettingsError
 
@@ -35,6 +36,15 @@ def figures(point: Point) -> dict[str, str]:
         rows["$ per million output tokens"] = f"{point.cost_per_million_output:.4g}"
         rows["$ per million tokens"] = f"{point.cost_per_million:.4g}"
     return rows
+
+
+def fidelity_text(found: Fidelity) -> str:
+    """Return what a comparison on recorded texts found, in a sentence."""
+    first, second = found.perplexities
+    return (
+        f"same likeliest token at {found.top1:.2%} of {found.tokens} tokens of {found.texts} recorded "
+        f"answers, mean KL at least {found.kl:.2g} nats, perplexity {first:.4g} -> {second:.4g}"
+    )
 
 
 def comparison_rows(points: Sequence[Point]) -> list[tuple[str, ...]]:

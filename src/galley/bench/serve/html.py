@@ -26,8 +26,13 @@ figure ul { list-style: none; margin: 0; padding: 0; display: flex; flex-wrap: w
 text { fill: var(--soft); font-size: 11px } .grid { stroke: var(--grid); fill: none }
 .line path { stroke: currentColor; stroke-width: 2; fill: none } .line circle { fill: currentColor }
 .dashed path { stroke-dasharray: 6 4 } dt { color: var(--soft); float: left; clear: left; width: 12em }
-dd { margin-left: 12em } .bad { color: var(--c4) }
+dd { margin-left: 12em } .bad { color: var(--c4) } .good { color: var(--c2) }
+.bar rect { fill: currentColor }
 """ + "".join(f".c{i} {{ color: var(--c{i}) }} " for i in range(8))
+
+
+FOCUSABLE: Final = 'tabindex="0" role="group" aria-label="table"'
+"""Attributes of a table's frame: what scrolls has to be reachable with the keyboard."""
 
 
 def document(title: str, body: str) -> str:
@@ -50,7 +55,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         for name, *cells in rows
     )
     return (
-        f'<div class="scroll"><table><thead><tr>{heads}</tr></thead>'
+        f'<div class="scroll" {FOCUSABLE}><table><thead><tr>{heads}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
 

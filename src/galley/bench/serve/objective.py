@@ -6,7 +6,7 @@ from typing import Final
 from galley.errors import SettingsError
 
 NAMES: Final = ("ttft", "tpot", "latency")
-_UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _LIMIT: Final = re.compile(r"(\w+)\s*=\s*(\d+(?:\.\d+)?)\s*(us|ms|s)")
 
 
@@ -24,5 +24,5 @@ def parse_objective(text: str) -> dict[str, float]:
                 f"--slo: {part!r} is not METRIC=TIME; metrics are {', '.join(NAMES)}, "
                 "times have a unit: ttft=1s,tpot=50ms"
             )
-        objective[match[1]] = float(match[2]) * _UNITS[match[3]]
+        objective[match[1]] = float(match[2]) * UNITS[match[3]]
     return objective

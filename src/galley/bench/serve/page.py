@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Final, TypeAlias
 
 from galley.bench.serve.chart import Line, chart
-from galley.bench.serve.compare import comparison_rows
+from galley.bench.serve.compare import comparison_rows, fidelity_text
 from galley.bench.serve.html import document, facts, table
 from galley.bench.serve.results import Point, Quantiles, Report
 
@@ -54,6 +54,8 @@ def _head(name: str, report: Report) -> str:
     if report.objective:
         limits = (f"{metric} at most {most:g} s" for metric, most in report.objective.items())
         known["objective"] = ", ".join(limits)
+    if report.fidelity is not None:
+        known["quality"] = fidelity_text(report.fidelity)
     if report.price_per_hour is not None:
         known["price"] = f"${report.price_per_hour:g} per hour"
     figures = table(

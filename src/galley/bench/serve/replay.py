@@ -66,17 +66,26 @@ class RecordedTexts:
         Raises:
             SettingsError: a turn has no texts, or the key is not that of the record.
         """
-        self._prompts = []
+        self._texts = []
         for turn in turns:
             if not turn.line.texts:
                 raise SettingsError(
                     f"the line of {turn.line.name} has no texts: it was recorded without record_texts"
                 )
-            self._prompts.append(cipher.decrypt(turn.line.texts, turn.line.name).prompt)
+            self._texts.append(cipher.decrypt(turn.line.texts, turn.line.name))
 
     def prompt(self, turn: Turn, index: int) -> list[int]:
         """Return the prompt of the turn with this index."""
-        return self._prompts[index]
+        return self._texts[index].prompt
+
+    def answered(self, most: int) -> list[tuple[list[int], list[int]]]:
+        """Return prompts with their first answers, at most so many, evenly spaced over the trace."""
+        found = [
+            (text.prompt, text.outputs[0])
+            for text in self._texts
+            if text.outputs and text.outputs[0]
+        ]
+        return found[:: -(-len(found) // most)] if found else []
 
 
 def requests(turns: Sequence[Turn], model: str, texts: Texts | RecordedTexts) -> Iterator[Prepared]:

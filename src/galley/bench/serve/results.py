@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 
+from galley.bench.serve.fidelity import Fidelity
 from galley.errors import SettingsError
 
 VERSION = 1
@@ -129,6 +130,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         objective: metric -> seconds; what counts as goodput.
         price_per_hour: price of the machine, US dollars.
         client: CPU and cores of the machine that sent the load.
+        fidelity: of the server to another one that it was compared with, on recorded texts.
     """
 
     version: int = VERSION
@@ -141,6 +143,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     price_per_hour: float | None
     client: str
     points: list[Point]
+    fidelity: Fidelity | None = None
 
 
 def read_report(file: Path) -> Report:

@@ -17,12 +17,16 @@ from galley.types import BLOCK_TOKENS
 
 @dataclass(slots=True)
 class Cache:
-    """Keys and values of a layer; see ``kernels/attention.py``. Scales are those of an int8 cache."""
+    """Keys and values of a layer; see ``kernels/attention.py``. Scales are those of a cache of integers.
+
+    Factors are those of a cache of 4 bits: [kv_heads, key_dim] float32.
+    """
 
     keys: torch.Tensor
     values: torch.Tensor
     key_scales: torch.Tensor
     value_scales: torch.Tensor
+    factors: torch.Tensor
 
 
 _LATENT_HEADS: Final = 16
@@ -34,12 +38,17 @@ def power(size: int, least: int = 1) -> int:
     return max(least, int(triton.next_power_of_2(size)))
 
 
-def key_stride(kv: KVLayout) -> int:
-    """Return the columns from one key to the next: of a latent, a multiple of 16.
+def key_stride(kv: KVLayout, bits: int = 0) -> int:
+    """Return the elements from one key to the next: of a latent, a multiple of 16.
 
     Triton may assume that the rows of a block of tokens are aligned as its first one is.
     """
-    return -(-kv.key_dim // 16) * 16 if kv.shared else kv.key_dim
+    return -(-kv.key_dim // 16) * 16 if kv.shared else stored_columns(kv.key_dim, bits)
+
+
+def stored_columns(columns: int, bits: int) -> int:
+    """Return the elements that keys or values of so many columns take: with 4 bits, two share a byte."""
+    return -(-columns // 2) if bits == 4 else columns
 
 
 def key_cut(kv: KVLayout) -> int:
@@ -60,7 +69,7 @@ def rows_of_tiles(program: Program, device: Device) -> int:
     """Return the most rows of a tile of attention with which every layer can do."""
     tiles = []
     for op in program.ops:
-        if op.name in ("attention", "rope_attention"):
+        if op.name in ("attention", "rope_attention", "cross_attention"):
             kv = program.kv[op.attrs["layer"]]
             together = heads_together(op.attrs["heads"], kv)
             tiles.append(query_tile(device, together, many=True, latent=kv.shared).rows)
@@ -74,12 +83,12 @@ class Attention:
     """The launches of one layer's attention."""
 
     def __init__(
-        self, op: Op, kv: KVLayout, device: Device, sinks: torch.Tensor | None, *, int8: bool
+        self, op: Op, kv: KVLayout, device: Device, sinks: torch.Tensor | None, *, bits: int
     ) -> None:
         a = op.attrs
         self._heads, self._kv, self._device, self._sinks = a["heads"], kv, device, sinks
         self._scale, self._cap = float(a["scale"]), float(a.get("cap", 0.0))
-        self._window = int(a["window"])
+        self._window, self._cross = int(a.get("window", 0)), op.name == "cross_attention"
         shared = self._heads // kv.kv_heads
         self._block_s = heads_together(self._heads, kv)
         head_blocks = triton.cdiv(shared, self._block_s)
@@ -93,76 +102,84 @@ class Attention:
             "BLOCK_V": self._block_v,
             "BLOCK_R": power(kv.key_dim - cut, 16),
             "CUT": cut,
-            "KEY_STRIDE": key_stride(kv),
+            "KEY_STRIDE": key_stride(kv, bits),
             "SHARED": shared,
             "BLOCK_S": self._block_s,
             "HEAD_BLOCKS": head_blocks,
-            "BLOCK_KV": block_keys(device),
+            "BLOCK_KV": block_keys(device, bits),
             "SPLIT": SPLIT,
             "BLOCK_TOKENS": BLOCK_TOKENS,
-            "CHUNKED": bool(a["chunked"]),
+            "CHUNKED": bool(a.get("chunked", False)),
             "CAP": self._cap > 0,
             "SINKS": sinks is not None,
-            "INT8": int8,
+            "BITS": bits,
+            "CROSS": self._cross,
             **FUSION,
         }
 
     def __call__(
         self, batch: StepBatch, cache: Cache, group: int, q: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """Launch the tiles of single rows, split into stretches if there are several; then the others."""
+        """Launch all tiles; those of one row are split into stretches if there are several."""
         shape = batch.shape
-        if shape.single and shape.stretches > 1:
-            tile = query_tile(self._device, self._block_s, many=False, latent=self._latent)
-            size = shape.single * self._programs * shape.stretches * tile.rows * self._block_s
-            room = torch.empty(size * (self._block_v + 2), device=q.device)
-            parts = room[2 * size :], room[:size], room[size : 2 * size]
-            self._launch(batch.single, shape.stretches, batch, cache, group, q, out, *parts)
-        elif shape.single:
-            self._launch(batch.single, 1, batch, cache, group, q, out, out, out, out)
-        if shape.tiles:
-            self._launch(batch.tiles, 1, batch, cache, group, q, out, out, out, out, many=True)
-
-    def _launch(
-        self,
-        tiles: torch.Tensor,
-        stretches: int,
-        batch: StepBatch,
-        cache: Cache,
-        group: int,
-        *rows: torch.Tensor,
-        many: bool = False,
-    ) -> None:
-        q, out, part, most, total = rows
-        tile = query_tile(self._device, self._block_s, many=many, latent=self._latent)
-        attention_kernel[(len(tiles), self._programs, stretches)](
+        if not shape.single and not shape.tiles:
+            return
+        long, short = (
+            query_tile(self._device, self._block_s, many=many, latent=self._latent)
+            for many in (True, False)
+        )
+        launched = long if shape.tiles else short
+        positions, table, width = batch.positions, batch.tables[group], shape.width
+        stretches = shape.stretches
+        if self._cross:
+            assert batch.cross is not None
+            positions, table = batch.cross.last, batch.cross.table
+            width, stretches = shape.cross_width, shape.cross_stretches
+        stretches = stretches if shape.single else 1
+        parts = self._room(shape.single, stretches, short.rows, q.device)
+        attention_kernel[(shape.tiles + shape.single * stretches, self._programs)](
             q,
             out,
             cache.keys,
             cache.values,
             cache.key_scales,
             cache.value_scales,
+            cache.factors,
             out if self._sinks is None else self._sinks,
-            tiles,
-            batch.positions,
-            batch.tables[group],
-            part,
-            most,
-            total,
+            batch.tiles if shape.tiles else batch.single,
+            batch.single if shape.single else batch.tiles,
+            positions,
+            table,
+            *(parts or (out, out, out)),
             counts(self._device.name),
-            batch.shape.width,
+            width,
             q.stride(0),
             out.stride(0),
             self._kv.kv_heads,
             self._scale,
             self._cap or 1.0,
             self._window,
-            BLOCK_Q=tile.rows,
+            shape.tiles,
+            stretches,
+            BLOCK_Q=long.rows,
+            BLOCK_A=short.rows,
+            LONG=shape.tiles > 0,
+            SHORT=shape.single > 0,
             APART=stretches > 1,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
+            num_warps=launched.warps,
+            num_stages=launched.stages,
             **self._constants,
         )
+
+    def _room(
+        self, tiles: int, stretches: int, rows: int, device: torch.device
+    ) -> tuple[torch.Tensor, ...]:
+        """Return room for what the stretches of ``tiles`` give; nothing if each has only one."""
+        if stretches == 1:
+            return ()
+        size = tiles * self._programs * stretches * rows * self._block_s
+        room = torch.empty(size * (self._block_v + 2), device=device)
+        return room[2 * size :], room[:size], room[size : 2 * size]
 
 
 class EncoderAttention:

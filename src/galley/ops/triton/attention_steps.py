@@ -26,18 +26,18 @@ def rope(parts: Parts, op: Op) -> Step:
     a = op.attrs
     dim = a["head_dim"]
     shape = KVLayout(1, dim, dim)
-    turn = partial(_turn, parts, shape, a["inv_freq"], a["scale"], adjacent=a["adjacent"])
+    turn = partial(turn_rows, parts, shape, a["inv_freq"], a["scale"], adjacent=a["adjacent"])
 
     def step(run: Run) -> None:
         x = run.buffers[op.inputs[0]]
         out = parts.new(op.output, len(x))
-        turn(run, x, x, x, out, heads=op.width // dim, layer=None)
+        turn(run, x, x, x, out, layer=None)
         run.buffers[op.output] = out
 
     return step
 
 
-def _turn(
+def turn_rows(
     parts: Parts,
     kv: KVLayout,
     inv_freq: tuple[float, ...],
@@ -45,16 +45,16 @@ def _turn(
     run: Run,
     *rows: torch.Tensor,
     adjacent: bool,
-    heads: int,
     layer: int | None,
     queries: bool = True,
 ) -> None:
     """Rotate queries, and rotate keys while they are written to the cache of ``layer``."""
     q, k, v, out = rows
+    heads = q.shape[1] // kv.key_dim
     batch = run.batch
     cos, sin = batch.turns(inv_freq, scale) if inv_freq else (q, q)
     keep = layer is not None
-    cache = parts.caches[layer] if layer is not None else Cache(q, q, q, q)
+    cache = parts.caches[layer] if layer is not None else Cache(q, q, q, q, q)
     # Without a layer there is no cache, and the table is not read.
     table = batch.positions if layer is None else batch.tables[parts.group_of[layer]]
     block = power(max(kv.key_dim, kv.value_dim), 16)
@@ -72,6 +72,7 @@ def _turn(
         cache.values,
         cache.key_scales,
         cache.value_scales,
+        cache.factors,
         batch.sequences,
         batch.positions,
         table,
@@ -94,9 +95,9 @@ def _turn(
         HEADS=together,
         ROWS=ROWS_TOGETHER,
         BLOCK_TOKENS=BLOCK_TOKENS,
-        INT8=parts.int8_kv and keep,
+        BITS=parts.kv_bits if keep else 0,
         CUT=key_cut(kv),
-        KEY_STRIDE=key_stride(kv),
+        KEY_STRIDE=key_stride(kv, parts.kv_bits),
         **FUSION,
     )
 
@@ -104,13 +105,13 @@ def _turn(
 def attention(parts: Parts, op: Op) -> Step:
     """Attend to the paged cache, after keys and values are rotated and written."""
     a = op.attrs
-    layer, heads = a["layer"], a["heads"]
+    layer = a["layer"]
     kv = parts.program.kv[layer]
     turns = op.name == "rope_attention"
     inv_freq, turn_scale = (a["inv_freq"], a["rope_scale"]) if turns else ((), 1.0)
     adjacent = bool(turns and a["adjacent"])
-    turn = partial(_turn, parts, kv, inv_freq, turn_scale, adjacent=adjacent, heads=heads)
-    attend = Attention(op, kv, parts.device, parts.vector(op, "sinks"), int8=parts.int8_kv)
+    turn = partial(turn_rows, parts, kv, inv_freq, turn_scale, adjacent=adjacent)
+    attend = Attention(op, kv, parts.device, parts.vector(op, "sinks"), bits=parts.kv_bits)
     group = parts.group_of[layer]
 
     def step(run: Run) -> None:

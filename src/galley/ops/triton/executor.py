@@ -1,5 +1,6 @@
 """The GPU executor: Triton kernels on a ragged batch, captured as CUDA graphs if every row decodes."""
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from typing import Final, cast
@@ -14,16 +15,19 @@ from galley.graph.program import Program
 from galley.ops.batch import Batch
 from galley.ops.draws import draw_all
 from galley.ops.executor import ExecutorMemory, ExecutorOptions, ExpertCounts, SynchronousExecutor
+from galley.ops.key_factors import key_factors
 from galley.ops.kinds import kinds_text, own_kinds, plan_kinds
 from galley.ops.sampling import SamplingBatch, StepResult, sample
 from galley.ops.triton.adapters import Adapters, PackedAdapter, adapter_bytes
-from galley.ops.triton.attention import Cache, key_stride, rows_of_tiles
+from galley.ops.triton.attention import Cache, key_stride, rows_of_tiles, stored_columns
 from galley.ops.triton.graphs import DecodeGraphs
 from galley.ops.triton.parts import Parts
 from galley.ops.triton.sampler import Sampler, drawn_on_device
 from galley.ops.triton.sizes import (
     ACTIVATIONS,
     CACHES,
+    KV_BITS,
+    encoder_bytes,
     expert_costs,
     kv_block_bytes,
     read_bytes,
@@ -31,6 +35,7 @@ from galley.ops.triton.sizes import (
     scratch_bytes,
     weight_bytes,
 )
+from galley.ops.triton.speech import Speech
 from galley.ops.triton.step_batch import Staging, shape_of, tiles_of
 from galley.ops.triton.steps import Steps
 from galley.ops.triton.supported import check_program
@@ -50,7 +55,10 @@ class TritonExecutor(SynchronousExecutor):
     """
 
     def __init__(self, program: Program, weights: Weights, options: ExecutorOptions) -> None:
+        traced = program
         device, program, dtype = _planned(program, weights, options)
+        self._kv_bits = KV_BITS.get(options.kv_dtype, 0)
+        self._factors = key_factors(traced, weights) if self._kv_bits == 4 else []
         self.activations = options_activations(options)
         self._device, self._program, self._kv_dtype = device, program, options.kv_dtype
         self._pause = options.pause
@@ -58,10 +66,10 @@ class TritonExecutor(SynchronousExecutor):
         adapters = None
         if options.adapters:
             adapters = Adapters(program, options.adapters, options.adapter_rank, dtype, device)
-        int8_kv = options.kv_dtype == "int8"
         self.steps = Steps(
-            Parts(program, weights, dtype, device, int8_kv=int8_kv, adapters=adapters)
+            Parts(program, weights, dtype, device, kv_bits=self._kv_bits, adapters=adapters)
         )
+        self._speech = None if program.encoder is None else Speech(program, self.steps.parts)
         self._rows_of_tiles = rows_of_tiles(program, device)
         self._sampler = Sampler(device)
         self._graphs = DecodeGraphs(self.steps, self._sampler, self.kv_groups, device)
@@ -82,7 +90,7 @@ class TritonExecutor(SynchronousExecutor):
             kv_block=kv_block_bytes(program, options.kv_dtype),
             row=row_bytes(program, dtype),
             logits=8 * program.vocab_size,
-            encoder=0,
+            encoder=encoder_bytes(program, dtype),
             scratch=scratch_bytes(program, dtype),
             adapters=options.adapters * adapter_bytes(program, options.adapter_rank, dtype),
             free=free,
@@ -115,15 +123,19 @@ class TritonExecutor(SynchronousExecutor):
         """Allocate zeroed memory: unwritten values have weight 0, but must not be NaN."""
         dtype, device = CACHES[self._kv_dtype], self._device.torch
         self.steps.blocks = blocks
-        for kv in self._program.kv:
+        bits = self._kv_bits
+        scale = torch.int32 if bits == 4 else torch.float32
+        for layer, kv in enumerate(self._program.kv):
             shape = (blocks, kv.kv_heads, BLOCK_TOKENS)
-            keys = values = torch.zeros((*shape, key_stride(kv)), dtype=dtype, device=device)
+            keys = values = torch.zeros((*shape, key_stride(kv, bits)), dtype=dtype, device=device)
             if not kv.shared:
-                values = torch.zeros((*shape, kv.value_dim), dtype=dtype, device=device)
+                columns = stored_columns(kv.value_dim, bits)
+                values = torch.zeros((*shape, columns), dtype=dtype, device=device)
             scales = [keys, values]
-            if self._kv_dtype == "int8":
-                scales = [torch.zeros(shape, device=device) for _ in range(2)]
-            self.steps.parts.caches.append(Cache(keys, values, *scales))
+            if bits:
+                scales = [torch.zeros(shape, dtype=scale, device=device) for _ in range(2)]
+            factors = torch.from_numpy(self._factors[layer]).to(device) if bits == 4 else keys
+            self.steps.parts.caches.append(Cache(keys, values, scales[0], scales[1], factors))
 
     def pack_adapter(self, adapter: AdapterWeights) -> object:
         """See :meth:`galley.ops.executor.Executor.pack_adapter`."""
@@ -145,11 +157,17 @@ class TritonExecutor(SynchronousExecutor):
             self._pause()
         if batch.copies:
             self._copy_blocks(batch.copies)
+        encoded = attention = None
+        if self._speech is not None and batch.encode is not None:
+            encoded = self._speech.encode(batch.encode, self.steps.blocks)
+        if self._speech is not None and batch.align is not None:
+            attention = self._speech.align(batch.align, self.steps.blocks)
         result = StepResult()
         if len(batch.tokens):
             result = self._step(batch, sampling)
         else:
             self._device.synchronize()
+        result.encoded, result.attention = encoded, attention
         self.forward_seconds += time.perf_counter() - began
         return result
 
@@ -227,11 +245,22 @@ def _planned(
             f"kv_dtype is {options.kv_dtype!r}, but executor 'gpu' keeps keys and values as "
             f"{', '.join(CACHES)}; leave it out, or use executor cpu"
         )
+    if options.kv_dtype == "int4" and any(kv.shared for kv in program.kv):
+        raise SettingsError(
+            "kv_dtype is 'int4', but executor 'gpu' keeps the latents of this model's attention as "
+            f"{', '.join(name for name in CACHES if name != 'int4')}; leave it out, or use executor cpu"
+        )
     kinds: Kinds = plan_kinds(
         program, options.quantize, own=own_kinds(program, weights), chosen=options.kinds
     )
     check_program(program)
-    program = run_passes(program.with_kinds(kinds), options.disable_pass)
+    program = program.with_kinds(kinds)
+    encoder, aligner = (
+        None if one is None else run_passes(one, options.disable_pass)
+        for one in (program.encoder, program.aligner)
+    )
+    program = run_passes(program, options.disable_pass)
+    program = dataclasses.replace(program, encoder=encoder, aligner=aligner)
     return device, program, ACTIVATIONS[options_activations(options)]
 
 

@@ -38,7 +38,7 @@ class DecodeGraphs:
 
     def __init__(self, steps: Steps, sampler: Sampler, groups: int, device: Device) -> None:
         self._steps, self._sampler, self._groups, self._device = steps, sampler, groups, device
-        self._graphs: dict[tuple[int, int, bool, bool], _Captured] = {}
+        self._graphs: dict[tuple[int, int, int, bool, bool], _Captured] = {}
 
     def takes(self, batch: Batch) -> bool:
         """Return whether a graph can run the step."""
@@ -56,18 +56,20 @@ class DecodeGraphs:
         """Run the step; return its logits and, if the graph has drawn, its draws."""
         rows = next(n for n in _ROWS if n >= len(batch.tokens))
         longest = int(np.asarray(batch.positions).max())
-        stretches = power(longest // SPLIT + 1)
+        stretches, crossed = power(longest // SPLIT + 1), 0
+        if batch.cross is not None:
+            crossed = power((int(np.asarray(batch.cross.rows).max()) - 1) // SPLIT + 1)
         if sampling is not None and (len(sampling.rows) > rows or needs_sorting(sampling)):
             sampling = None  # sorting takes memory that every graph would keep
         draws = sampling is not None and bool(sampling.rows)
         random = draws and sampling is not None and any(any(r) for r in sampling.records)
         adapted = batch.adapters is not None
-        key = (rows, stretches, random, adapted)
+        key = (rows, stretches, crossed, random, adapted)
         captured = self._graphs.pop(key, None)
         if captured is None:
             if len(self._graphs) >= MOST_GRAPHS:
                 del self._graphs[next(iter(self._graphs))]
-            shape = Shape.of_decode(rows, stretches, adapted=adapted)
+            shape = Shape.of_decode(rows, stretches, adapted=adapted, crossed=crossed)
             captured = self._capture(batch, shape, random=random)
         self._graphs[key] = captured
         self._fill(captured, batch)

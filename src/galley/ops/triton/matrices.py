@@ -22,7 +22,7 @@ class Matrix:
     """A matrix on the device.
 
     Attributes:
-        kind: "dense", "int8", "int4" or "fp8".
+        kind: "dense", "int8", "int4", "fp8" or "mxfp4".
         values: its values or codes; see ``kernels/linear.py``.
         outputs, depth: its size.
         group: number of columns that share a scale.
@@ -195,11 +195,11 @@ class Matrix:
         )
 
 
-PARTS: Final[Mapping[str, int]] = {"dense": 1, "int8": 2, "fp8": 2, "int4": 4}
+PARTS: Final[Mapping[str, int]] = {"dense": 1, "int8": 2, "fp8": 2, "int4": 4, "mxfp4": 4}
 """Number of codes in a word."""
 
 WHOLE_ROWS: Final = 1 << 62 if INTERPRETED else 1024
-"""From this many rows on, codes are dequantised once instead of in each tile."""
+"""From this many rows on, codes are dequantized once instead of in each tile."""
 
 APART_ROWS: Final = 128
 """Up to this many rows, each stretch of columns is computed by a separate program."""

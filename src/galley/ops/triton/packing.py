@@ -14,6 +14,8 @@ from galley.formats.weights import (
     DenseWeight,
     Fp8Weight,
     IntWeight,
+    Mxfp4Weight,
+    SmallFloats,
     Weight,
     WeightKind,
 )
@@ -76,7 +78,16 @@ def _packed(weight: Weight, kind: WeightKind, dtype: torch.dtype, device: torch.
     if isinstance(weight, IntWeight):
         return _integers(weight, dtype, device)
     if isinstance(weight, Fp8Weight):
-        return _fp8(weight, dtype, device)
+        return _small_floats(weight, "fp8", _CODES, torch.float32, dtype, device)
+    if isinstance(weight, Mxfp4Weight):
+        return _small_floats(weight, "mxfp4", 1.0, torch.bfloat16, dtype, device)
+    return _floats(weight, kind, dtype, device)
+
+
+def _floats(
+    weight: DenseWeight, kind: WeightKind, dtype: torch.dtype, device: torch.device
+) -> Matrix:
+    """Return a dense tensor as a matrix of floats, rounded to ``kind``."""
     values = on_device(weight, device)
     if kind.name == "fp8":
         return fp8_matrix(values)
@@ -121,22 +132,39 @@ def fp8_matrix(values: torch.Tensor) -> Matrix:
     )
 
 
-def _fp8(weight: Fp8Weight, dtype: torch.dtype, device: torch.device) -> Matrix:
-    """Return a checkpoint's E4M3 as it is stored, or floats if no tile has one scale for each part."""
+def _small_floats(
+    weight: SmallFloats,
+    kind: str,
+    unit: float,
+    scale_type: torch.dtype,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Matrix:
+    """Return a checkpoint's codes as they are, or floats if no tile has one scale for each part.
+
+    Args:
+        weight: the codes and their scales.
+        kind: the kind of matrix.
+        unit: what kernels divide its decoded values by, so that scales are multiplied by it.
+        scale_type: type of the packed scales.
+        dtype: type of activations.
+        device: device of the packed matrix.
+    """
     outputs, depth = weight.shape
     words = words_in_tile(weight.group, depth)
     if words == 0:
         return dense_matrix(torch.from_numpy(dequantize(weight)).to(device, dtype))
     scales = torch.from_numpy(weight.scales).to(device)
+    codes = torch.from_numpy(np.array(weight.codes)).to(device)
     return Matrix(
-        "fp8",
-        words_of(torch.from_numpy(np.array(weight.codes)).to(device), 2, words),
+        kind,
+        words_of(codes, PARTS[kind], words),
         outputs,
         depth,
         min(weight.group, depth),
         words=words,
         coded=True,
-        scales=(scales * _CODES).T.contiguous(),
+        scales=(scales * unit).T.contiguous().to(scale_type),
     )
 
 
@@ -254,7 +282,7 @@ def vector(weight: Weight, device: torch.device) -> torch.Tensor:
 def packed_bytes(kind: WeightKind, outputs: int, depth: int, dtype: torch.dtype) -> int:
     """Return the bytes of a matrix packed by :func:`pack`."""
     size = outputs * depth
-    if kind.name != "fp8" and not kind.is_integer:
+    if kind.name not in PARTS:
         return size * dtype.itemsize
     group = kind.group or depth
     words = words_in_tile(group, depth)

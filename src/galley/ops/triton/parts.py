@@ -27,12 +27,20 @@ class Run:
         slots: of the rows of the buffers in use, the slots of their adapters; None if no row has one.
         buffers: the buffers that are still needed.
         groups: the rows by slot (key 0), and the heads of rows by head (key: number of heads), once needed.
+        later: the batches that the rows of an encoder become, one after another.
+        features: [frames, mels] of an encoder's inputs.
+        given: the rows that an encoder returns to its caller.
+        attention: [rows, heads, encoder rows] the weights that an aligner returns.
     """
 
     batch: StepBatch
     slots: torch.Tensor | None
     buffers: dict[int, torch.Tensor] = field(default_factory=dict)
     groups: dict[int, Groups] = field(default_factory=dict)
+    later: list[StepBatch] = field(default_factory=list)
+    features: torch.Tensor | None = None
+    given: torch.Tensor | None = None
+    attention: torch.Tensor | None = None
 
 
 Step: TypeAlias = Callable[[Run], None]
@@ -46,7 +54,7 @@ class Parts:
         weights: its tensors.
         dtype: type of rows between ops.
         device: the device of everything.
-        int8_kv: whether caches are int8.
+        kv_bits: bits of an element of integer caches; 0: they have floats.
         adapters: the slots of adapters; None if the program has no ``lora`` ops.
         matrices: packed matrices, by what is packed.
         expert_layers: the packed experts of each layer.
@@ -61,11 +69,11 @@ class Parts:
         dtype: torch.dtype,
         device: Device,
         *,
-        int8_kv: bool,
+        kv_bits: int,
         adapters: Adapters | None,
     ) -> None:
         self.program, self.weights, self.dtype, self.device = program, weights, dtype, device
-        self.int8_kv, self.adapters = int8_kv, adapters
+        self.kv_bits, self.adapters = kv_bits, adapters
         self._widths, self._float32 = program.widths(), float32_buffers(program)
         self.matrices: dict[tuple[object, ...], Matrix] = {}
         self.expert_layers: list[Experts] = []
@@ -73,6 +81,19 @@ class Parts:
         self.group_of = {
             layer: g for g, group in enumerate(program.kv_groups) for layer in group.layers
         }
+
+    def beside(self, program: Program) -> "Parts":
+        """Return the parts of another program of the same model, with these caches and matrices."""
+        made = Parts(
+            program,
+            self.weights,
+            self.dtype,
+            self.device,
+            kv_bits=self.kv_bits,
+            adapters=self.adapters,
+        )
+        made.matrices, made.caches = self.matrices, self.caches
+        return made
 
     def new(self, b: int, rows: int) -> torch.Tensor:
         """Return room for ``rows`` rows of buffer ``b``."""

@@ -8,8 +8,9 @@ import torch
 from galley.formats.weights import flat
 from galley.graph.plan import Lifetime, least_arena
 from galley.graph.program import Op, Program
-from galley.ops.triton.attention import key_stride
+from galley.ops.triton.attention import key_stride, stored_columns
 from galley.ops.triton.packing import packed_bytes
+from galley.ops.triton.supported import programs_of
 from galley.types import BLOCK_TOKENS
 from galley.types.model_info import ExpertCosts
 
@@ -20,19 +21,26 @@ ACTIVATIONS: Final = {
 }
 """``activations`` -> type of rows between ops."""
 
-CACHES: Final = {**ACTIVATIONS, "int8": torch.int8}
+CACHES: Final = {**ACTIVATIONS, "int8": torch.int8, "int4": torch.uint8}
 """``kv_dtype`` -> element type of the cache."""
+
+KV_BITS: Final = {"int8": 8, "int4": 4}
+"""``kv_dtype`` -> bits of an element of a cache of integers."""
+
+
+KEPT_WINDOWS: Final = 2
+"""Maximum number of lengths of encoder inputs whose launches are kept as graphs; the last ones used."""
 
 
 def weight_bytes(program: Program, dtype: torch.dtype) -> int:
     """Return the bytes of all packed weights, where a tensor that two ops share counts once."""
     sizes: dict[tuple[str, ...], int] = {}
-    for op in program.ops:
+    for op in (op for one in programs_of(program) for op in one.ops):
         for role, names in op.weights.items():
             if role in op.signature.matrices:
                 sizes[names] = _matrix_bytes(program, names, dtype)
             else:
-                sizes[names] = 4 * sum(math.prod(program.shapes[name]) for name in names)
+                sizes[names] = 4 * sum(math.prod(program.all_shapes[name]) for name in names)
     return sum(sizes.values())
 
 
@@ -58,7 +66,7 @@ def _role_bytes(program: Program, op: Op, dtype: torch.dtype) -> tuple[int, int]
 
 
 def _matrix_bytes(program: Program, names: tuple[str, ...], dtype: torch.dtype) -> int:
-    shapes = [flat(program.shapes[name]) for name in names]
+    shapes = [flat(program.all_shapes[name]) for name in names]
     rows = sum(shape[0] for shape in shapes)
     return packed_bytes(program.kinds[names[0]], rows, shapes[0][1], dtype)
 
@@ -81,10 +89,14 @@ def scratch_bytes(program: Program, dtype: torch.dtype) -> int:
 def kv_block_bytes(program: Program, kv_dtype: str) -> int:
     """Return the bytes of a block over all layers, each of which has separate memory for every block."""
     size = CACHES[kv_dtype].itemsize
-    scales = 8 if kv_dtype == "int8" else 0
-    return BLOCK_TOKENS * sum(
-        kv.kv_heads * (size * (key_stride(kv) + (0 if kv.shared else kv.value_dim)) + scales)
+    bits = KV_BITS.get(kv_dtype, 0)
+    scales = 8 if bits else 0
+    columns = [
+        key_stride(kv, bits) + (0 if kv.shared else stored_columns(kv.value_dim, bits))
         for kv in program.kv
+    ]
+    return BLOCK_TOKENS * sum(
+        kv.kv_heads * (size * each + scales) for kv, each in zip(program.kv, columns, strict=True)
     )
 
 
@@ -103,6 +115,17 @@ def row_bytes(program: Program, dtype: torch.dtype) -> int:
         if op.name == "experts"
     ]
     return 2 * least_arena(lifetimes) + 64
+
+
+def encoder_bytes(program: Program, dtype: torch.dtype) -> int:
+    """Return the bytes of the buffers for the longest encoder input; 0 without an encoder.
+
+    The graphs of windows keep theirs.
+    """
+    if program.encoder is None:
+        return 0
+    whole = program.encoder.max_positions * row_bytes(program.encoder, dtype)
+    return (1 + KEPT_WINDOWS) * whole
 
 
 def _work_bytes(program: Program, op: Op, dtype: torch.dtype) -> int:

@@ -31,6 +31,8 @@ class Shape(NamedTuple):
         tiles: number of tiles of the sequences of several rows.
         stretches: number of stretches of attention of the sequences of one row.
         adapted: whether any sequence has an adapter.
+        cross_width: blocks in a row of the table of encoder outputs; 0 for a batch without them.
+        cross_stretches: number of stretches of attention to the encoder outputs of sequences of one row.
     """
 
     rows: int
@@ -41,12 +43,31 @@ class Shape(NamedTuple):
     tiles: int
     stretches: int
     adapted: bool = False
+    cross_width: int = 0
+    cross_stretches: int = 1
 
     @classmethod
-    def of_decode(cls, rows: int, stretches: int, *, adapted: bool) -> "Shape":
-        """Return the shape of a batch with one row per sequence, all with logits."""
-        width = stretches * SPLIT // BLOCK_TOKENS
-        return cls(rows, rows, rows, width, rows, 0, stretches, adapted)
+    def of_decode(cls, rows: int, stretches: int, *, adapted: bool, crossed: int = 0) -> "Shape":
+        """Return the shape of a batch with one row per sequence, all with logits.
+
+        ``crossed`` is the number of stretches of attention to encoder outputs, if there are any.
+        """
+        width, cross_width = (n * SPLIT // BLOCK_TOKENS for n in (stretches, crossed))
+        return cls(
+            rows, rows, rows, width, rows, 0, stretches, adapted, cross_width, max(1, crossed)
+        )
+
+
+class Cross(NamedTuple):
+    """The encoder outputs that sequences attend to, int32.
+
+    Attributes:
+        last: [rows] the last row of the encoder output of the row's sequence.
+        table: [sequences, cross_width] their blocks.
+    """
+
+    last: torch.Tensor
+    table: torch.Tensor
 
 
 @dataclass(slots=True)
@@ -63,6 +84,7 @@ class StepBatch:
         single: [single, 3] tiles of attention; see ``kernels/attention.py``.
         tiles: [tiles, 3] likewise.
         tables: [sequences, width] for each KV group.
+        cross: encoder outputs; None for a batch without them.
         angles: rotations, shared by all layers: (inv_freq, scale) -> cos, sin [rows, pairs].
     """
 
@@ -77,6 +99,7 @@ class StepBatch:
     single: torch.Tensor
     tiles: torch.Tensor
     tables: list[torch.Tensor]
+    cross: Cross | None = None
     angles: dict[tuple[tuple[float, ...], float], tuple[torch.Tensor, torch.Tensor]] = field(
         default_factory=dict
     )
@@ -110,6 +133,7 @@ class Staging:
         self.shape, self._blocks = shape, blocks
         sizes = [shape.rows] * 3 + [shape.rows * shape.adapted, shape.rows, shape.sequences + 1]
         sizes += [shape.wanted, 3 * shape.single, 3 * shape.tiles]
+        sizes += [shape.rows * (shape.cross_width > 0), shape.sequences * shape.cross_width]
         sizes += [shape.sequences * shape.width] * groups
         begins = [0, *itertools.accumulate(-(-n // _ALIGNMENT) * _ALIGNMENT for n in sizes)]
         self._host = torch.zeros(
@@ -119,7 +143,8 @@ class Staging:
         places = list(zip(begins, sizes, strict=False))
         self._sections = [self._host.numpy()[at : at + n] for at, n in places]
         views = [self._device[at : at + n] for at, n in places]
-        tokens, positions, sequences, slots, types, starts, wanted, single, tiles, *tables = views
+        tokens, positions, sequences, slots, types, starts, wanted, single, tiles, *rest = views
+        last, crossed, *tables = rest
         self.batch = StepBatch(
             shape,
             tokens,
@@ -132,6 +157,7 @@ class Staging:
             single.view(-1, 3),
             tiles.view(-1, 3),
             [table.view(shape.sequences, shape.width) for table in tables],
+            Cross(last, crossed.view(shape.sequences, -1)) if shape.cross_width else None,
         )
 
     def fill(self, batch: Batch, single: Numbers, tiles: Numbers) -> StepBatch:
@@ -141,9 +167,10 @@ class Staging:
             ValueError: a table names a block that does not exist.
         """
         rows, count = len(batch.tokens), len(batch.starts) - 1
-        tokens, positions, sequences, slots, types, starts, wanted, first, second, *tables = (
+        tokens, positions, sequences, slots, types, starts, wanted, first, second, *rest = (
             self._sections
         )
+        last, crossed, *tables = rest
         tokens[:rows], tokens[rows:] = batch.tokens, 0
         positions[:rows], positions[rows:] = batch.positions, 0
         types[:] = 0
@@ -158,21 +185,22 @@ class Staging:
         for section, found in ((first, single), (second, tiles)):
             section[: found.size], section[found.size :] = found.reshape(-1), -1
         for group, section in enumerate(tables):
-            _fill_table(
-                section, self.shape.width, batch.tables[group * count : (group + 1) * count]
-            )
-            if len(section) and not 0 <= section.min() <= section.max() < self._blocks:
-                raise ValueError(f"a block table refers to a block above {self._blocks - 1}")
+            own = batch.tables[group * count : (group + 1) * count]
+            self._fill_table(section, self.shape.width, own)
+        if batch.cross is not None:
+            last[:rows], last[rows:] = np.asarray(batch.cross.rows)[owners] - 1, 0
+            self._fill_table(crossed, self.shape.cross_width, batch.cross.tables)
         self._device.copy_(self._host, non_blocking=True)
         self.batch.angles.clear()
         return self.batch
 
-
-def _fill_table(section: Numbers, width: int, tables: Sequence[object]) -> None:
-    """Copy block tables into ``section``; entries after the end of a table are never read."""
-    for s, table in enumerate(tables):
-        blocks = np.asarray(table)[:width]
-        section[s * width : s * width + len(blocks)] = blocks
+    def _fill_table(self, section: Numbers, width: int, tables: Sequence[object]) -> None:
+        """Copy block tables into ``section``; entries after the end of a table are never read."""
+        for s, table in enumerate(tables):
+            blocks = np.asarray(table)[:width]
+            section[s * width : s * width + len(blocks)] = blocks
+        if len(section) and not 0 <= section.min() <= section.max() < self._blocks:
+            raise ValueError(f"a block table refers to a block above {self._blocks - 1}")
 
 
 def tiles_of(batch: Batch, rows_together: int) -> tuple[Numbers, Numbers]:
@@ -194,6 +222,7 @@ def shape_of(batch: Batch, single: Numbers, tiles: Numbers) -> Shape:
     """Return the exact shape of the batch."""
     positions = np.asarray(batch.positions)
     last = int(positions.max(initial=0))
+    longest = None if batch.cross is None else max(1, int(np.asarray(batch.cross.rows).max()))
     alone = int(positions[single[:, 1]].max(initial=0)) if len(single) else 0
     return Shape(
         rows=len(batch.tokens),
@@ -204,4 +233,6 @@ def shape_of(batch: Batch, single: Numbers, tiles: Numbers) -> Shape:
         tiles=len(tiles),
         stretches=alone // SPLIT + 1,
         adapted=batch.adapters is not None,
+        cross_width=0 if longest is None else (longest - 1) // BLOCK_TOKENS + 1,
+        cross_stretches=1 if longest is None else (longest - 1) // SPLIT + 1,
     )

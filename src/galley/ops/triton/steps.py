@@ -6,7 +6,7 @@ from typing import Final
 import torch
 
 from galley.graph.program import Op
-from galley.ops.triton import attention_steps, expert_steps, row_steps
+from galley.ops.triton import attention_steps, expert_steps, row_steps, speech_steps
 from galley.ops.triton.parts import Parts, Run, Step
 from galley.ops.triton.step_batch import StepBatch
 from galley.ops.triton.supported import ELEMENTWISE, check_program, gated_linears
@@ -33,6 +33,12 @@ _BUILDERS: Final[Mapping[str, Callable[[Parts, Op], Step]]] = {
     "lora": expert_steps.lora,
     "head_linear": expert_steps.head_linear,
     "join_heads": expert_steps.join_heads,
+    "features": speech_steps.features,
+    "im2col": speech_steps.im2col,
+    "encoder_rows": speech_steps.encoder_rows,
+    "cross_kv": speech_steps.cross_kv,
+    "cross_attention": speech_steps.cross_attention,
+    "cross_weights": speech_steps.cross_weights,
 }
 
 
@@ -51,7 +57,7 @@ class Steps:
         fused, unmade = gated_linears(program)
         planned: list[tuple[Step, tuple[int, ...]]] = []
         for op in program.ops:
-            if linear := fused.get(op.outputs[0]):
+            if op.outputs and (linear := fused.get(op.outputs[0])):
                 step = row_steps.linear(parts, linear, gated=op.output)
                 planned.append((step, linear.inputs))
             elif unmade.isdisjoint(op.outputs):
@@ -61,15 +67,18 @@ class Steps:
             (step, tuple(b for b in dict.fromkeys(inputs) if last_use[b] == i))
             for i, (step, inputs) in enumerate(planned)
         ]
-        self.output = program.ops[-1].outputs[-1]
         self.weight_bytes = sum(matrix.nbytes for matrix in parts.matrices.values())
         self.weight_bytes += sum(layer.nbytes for layer in parts.expert_layers)
 
     def run(self, batch: StepBatch) -> torch.Tensor:
         """Run all ops on the batch and return the last op's result."""
         run = Run(batch, batch.slots)
+        self.launch(run)
+        return run.buffers[self.parts.program.ops[-1].outputs[-1]]
+
+    def launch(self, run: Run) -> None:
+        """Run all ops."""
         for step, done in self.steps:
             step(run)
             for b in done:
                 del run.buffers[b]
-        return run.buffers[self.output]

@@ -31,18 +31,22 @@ SUPPORTED: Final = frozenset(
     {"embed", "linear", "rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm", "rope"}
     | {"attention", "rope_attention", "select_rows", "columns", "head_columns", "route", "experts"}
     | {"lora", "head_linear", "join_heads", "embed_positions", "embed_types"}
-    | {"encoder_attention"}
+    | {"encoder_attention", "features", "im2col", "encoder_rows", "cross_kv", "cross_attention"}
+    | {"cross_weights"}
     | ELEMENTWISE.keys()
 )
 """Ops that have kernels."""
 
 
+def programs_of(program: Program) -> list[Program]:
+    """Return the program with its encoder and aligner, if it has them."""
+    return [one for one in (program, program.encoder, program.aligner) if one is not None]
+
+
 def check_program(program: Program) -> None:
     """Raise UnsupportedModel if the executor has no kernels for the program."""
     remedy = "use executor cpu or reference"
-    if program.encoder is not None:
-        raise UnsupportedModel(f"executor 'gpu' does not support speech models yet; {remedy}")
-    for op in program.ops:
+    for op in (op for one in programs_of(program) for op in one.ops):
         if op.name not in SUPPORTED:
             raise UnsupportedModel(f"executor 'gpu' has no kernel for op {op.name} yet; {remedy}")
     for kv in program.kv:
@@ -100,7 +104,7 @@ def float32_buffers(program: Program) -> set[int]:
     """
     writers = {b: op for op in program.ops for b in op.outputs}
     op = program.ops[-1]
-    found = {op.outputs[-1]}
+    found = {*op.outputs[-1:]}
     while op.name in ("scale", "soft_cap"):
         op = writers[op.inputs[0]]
         found.add(op.output)

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 import torch
@@ -62,9 +63,13 @@ def device_of(name: str) -> Device:
 _SHARED: Final = {8: 99 << 10, 0: 64 << 10}
 """Major compute capability -> bytes of shared memory per program on the smallest such device."""
 
+_FOUR_BITS: Final = ("int4", "mxfp4")
+"""Kinds of matrices with four codes in a word."""
+
 _MOST_SHARED: Final = 227 << 10
 
 
+@lru_cache(maxsize=4096)
 def linear_tile(
     device: Device, kind: str, dtype: torch.dtype, rows: int, outputs: int, splits: int
 ) -> Tile:
@@ -72,7 +77,7 @@ def linear_tile(
 
     Args:
         device: the device.
-        kind: "dense", "int8", "int4" or "fp8"; a launch uses the tile's columns only for "dense".
+        kind: "dense", "int8", "int4", "fp8" or "mxfp4"; a launch uses the tile's columns only for "dense".
         dtype: type of the rows.
         rows: number of rows.
         outputs: outputs of the matrix.
@@ -83,9 +88,10 @@ def linear_tile(
     if dtype == torch.float32:
         return Tile(64, 16 if rows <= 16 else 32, 32, 4, 2)
     if rows <= 16:
-        best = Tile(64, 16, 256, 4, 4)
+        # With many outputs, two programs share a multiprocessor; with few, one keeps more loads in flight.
+        best = Tile(64, 16, 128, 4, 4 if outputs >= _MANY_OUTPUTS else 8)
         if kind != "dense":
-            best = Tile(64 if kind == "int4" else 32, 16, 64, 2, 4)
+            best = Tile(64 if kind in _FOUR_BITS else 32, 16, 64, 2, 4)
     elif kind != "dense" and device.capability < 90:
         best = Tile(64, 32, 64, 4, 2)
     elif rows <= 128:
@@ -94,8 +100,8 @@ def linear_tile(
         tiles = _TILES if kind == "dense" else _PACKED_TILES
         fitting = [t for t in tiles if _holds_sums(device, t, splits)]
         best = min(fitting, key=lambda t: _time(t, rows, outputs))
-        # A tile of int4 words has four times as many columns as words.
-        best = replace(best, stages=2) if kind == "int4" else best
+        # A tile of words of 4-bit codes has four times as many columns as words.
+        best = replace(best, stages=2) if kind in _FOUR_BITS else best
     return _fitting(device, best, kind)
 
 
@@ -116,7 +122,7 @@ def grouped_tile(device: Device, kind: str, dtype: torch.dtype, rows: int, outpu
 
 def _fitting(device: Device, tile: Tile, kind: str) -> Tile:
     """Return the tile with as many stages as fit into shared memory."""
-    parts = {"dense": 1, "int4": 4}.get(kind, 2)
+    parts = 1 if kind == "dense" else 4 if kind in _FOUR_BITS else 2
     stage = 2 * tile.columns * (tile.outputs + parts * tile.rows)
     room = _SHARED.get(device.capability // 10, _MOST_SHARED)
     if stage > room:
@@ -128,7 +134,7 @@ def _fitting(device: Device, tile: Tile, kind: str) -> Tile:
 def _few(kind: str, rows: int, outputs: int) -> Tile:
     """Choose the tile for 17 to 128 rows, which take about as long as reading the matrix."""
     many = outputs >= _MANY_OUTPUTS
-    if kind == "int4":
+    if kind in _FOUR_BITS:
         if rows <= 32:
             return Tile(128 if many else 64, 32, 64, 4, 2)
         return Tile(128, 64 if many else 32, 64, 4, 2)
@@ -194,9 +200,14 @@ SPLIT: Final = 128
 """Keys per stretch of attention; separate programs can compute stretches."""
 
 
-def block_keys(device: Device) -> int:
-    """Return the number of keys of one product: as many as registers have room for."""
-    return 64 if INTERPRETED or device.capability >= 90 else 32
+def block_keys(device: Device, bits: int = 0) -> int:
+    """Return the number of keys of one product: as many as registers have room for.
+
+    With ``bits`` 4 they also hold what keys and values are unpacked to.
+    """
+    if INTERPRETED:
+        return 64
+    return 64 if device.capability >= 90 and bits != 4 else 32
 
 
 @dataclass(frozen=True, slots=True)

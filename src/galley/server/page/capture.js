@@ -1,19 +1,20 @@
-// AudioWorklet: microphone input, resampled to 16 kHz, as blocks of 16-bit samples.
+// AudioWorklet: microphone input, resampled to 16 kHz, as blocks of 16-bit samples. Option: samples of a `block`.
 
 const OUT_RATE = 16_000;
-const BLOCK = 1_600; // samples: a tenth of a second
+const BLOCK = 1_600; // a tenth of a second
 const ZEROS = 16; // zero crossings of the sinc on each side
 const PHASES = 256;
 
 class Capture extends AudioWorkletProcessor {
-  constructor() {
+  constructor({ processorOptions } = {}) {
     super();
+    const block = processorOptions?.block ?? BLOCK;
     this.step = sampleRate / OUT_RATE;
     this.filters = lowPass(this.step);
     this.reach = this.filters[0].length / 2;
     this.input = new Float32Array(0); // not yet used up
     this.position = this.reach; // of the next output sample in it
-    this.block = new Int16Array(BLOCK);
+    this.block = new Int16Array(block);
     this.filled = 0;
     this.loudest = 0;
   }
@@ -45,7 +46,7 @@ class Capture extends AudioWorkletProcessor {
     this.loudest = Math.max(this.loudest, Math.abs(value));
     this.block[this.filled] = Math.round(value * 32_767);
     this.filled += 1;
-    if (this.filled < BLOCK) return;
+    if (this.filled < this.block.length) return;
     this.port.postMessage({ samples: this.block.slice(), peak: this.loudest });
     this.filled = 0;
     this.loudest = 0;

@@ -1,9 +1,10 @@
 // Live audio: the microphone's samples to /v1/realtime, the transcript's events back.
 
-import { json, socket } from "./api.js";
+import { socket } from "./api.js";
+import { Microphone, RATE } from "./microphone.js";
 
 const TEXT = "conversation.item.input_audio_transcription.";
-const RATE = 16_000;
+const BLOCK = RATE / 10;
 const LAST_WORDS_MS = 20_000;
 
 /** One session, from the first sample to the last word. */
@@ -21,23 +22,15 @@ export class Live {
   /** Run until the user stops it or the server ends it. Throws Error with the reason. */
   async run() {
     this.options.onState("waiting for the microphone …");
-    const microphone = await navigator.mediaDevices.getUserMedia({ audio: true });
-    const context = new AudioContext();
+    const microphone = await Microphone.open();
     try {
-      await json("v1/models"); // asks for a key where one is needed: a WebSocket cannot
-      await context.audioWorklet.addModule("page/capture.js");
       await this.#connect();
-      const capture = new AudioWorkletNode(context, "capture");
-      capture.port.onmessage = ({ data }) => this.#hear(data);
-      // The worklet's output is silent, but browsers may not run it unless it is connected to the speakers.
-      context.createMediaStreamSource(microphone).connect(capture).connect(context.destination);
-      await context.resume();
+      await microphone.start(BLOCK, (block) => this.#hear(block));
       this.options.onState("listening; speak");
       const failure = await this.over;
       if (failure) throw new Error(failure);
     } finally {
-      for (const track of microphone.getTracks()) track.stop();
-      await context.close();
+      await microphone.close();
       this.socket?.close();
     }
     this.options.onState("");
@@ -68,11 +61,10 @@ export class Live {
     this.#send({ type: "session.update", session: { type: "transcription", audio: { input }, include } });
   }
 
-  #hear({ samples, peak }) {
+  #hear({ base64, peak }) {
     if (this.stopped) return;
     this.options.onPeak(peak);
-    const bytes = new Uint8Array(samples.buffer);
-    this.#send({ type: "input_audio_buffer.append", audio: btoa(String.fromCharCode(...bytes)) });
+    this.#send({ type: "input_audio_buffer.append", audio: base64 });
   }
 
   #send(event) {

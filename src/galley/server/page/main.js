@@ -7,9 +7,10 @@ import * as curves from "./curves.js";
 import * as memory from "./memory.js";
 import * as reference from "./reference.js";
 import * as transcript from "./transcript.js";
+import * as voice from "./voice.js";
 import { poll } from "./history.js";
 
-const PANELS = { chat, transcript, curves, memory, reference };
+const PANELS = { chat, transcript, voice, curves, memory, reference };
 const RETRY_MS = 2000;
 
 const tabs = [...document.querySelectorAll("[role=tab]")];
@@ -90,6 +91,8 @@ async function loadModels() {
       offer(byId("transcript-model"), which("transcribe"));
       chat.ready(which("generate"));
       transcript.ready(which("transcribe"));
+      offer(byId("voice-model"), which("generate"));
+      voice.ready(which("generate"), { hears: which("transcribe").length > 0 });
       return;
     } catch {
       // Loading or unreachable, which the state next to the tabs shows.

@@ -1,4 +1,4 @@
-"""``linear``: rows @ matrix^T on tensor cores, the matrix dequantised in registers.
+"""``linear``: rows @ matrix^T on tensor cores, the matrix dequantized in registers.
 
 Shapes: x [rows, depth], matrix [outputs, depth], result [rows, outputs]; all row-major, x and the result with
 a row stride. A program makes a tile [BLOCK_N outputs, BLOCK_T rows]: the matrix is the left operand, so that
@@ -6,7 +6,7 @@ few rows do not waste its tensor core tiles.
 
 Dense matrices lie as they are, in the activations' type. Codes of fewer bits lie in words of 16 bits, WORDS
 of which are a tile's columns: word j of them has columns j, WORDS + j, ... from its lowest bits up, two of
-8 bits ("int8", "fp8": E4M3) or four of 4 bits ("int4"). Scales, zero points and minima of groups of columns
+8 bits ("int8", "fp8": E4M3) or four of 4 bits ("int4", "mxfp4": E2M1). Scales, zero points and minima of groups of columns
 are [groups, outputs], so that a tile's are contiguous.
 
 A code's value is rounded to the activations' type, as the reference executor keeps it; where a row of the
@@ -16,75 +16,13 @@ Order of summation: a matrix has SPLITS stretches of columns. Each is summed fro
 columns at a time, in an accumulator of its own, and these are added up in their order. Few rows leave a
 stretch to each program, and the last one to end adds them up; for many rows a program does one stretch after
 another. All of it depends on the matrix alone: tiles, warps and stages change no bit, and neither does it
-matter whether values are dequantised here or by ``dequantize_kernel`` before.
+matter whether values are dequantized here or by ``dequantize_kernel`` before.
 """
 
 import triton
 import triton.language as tl
 
-_NIBBLES: tl.constexpr = tl.constexpr(
-    [
-        """
-        {
-        .reg .b32 q, one;
-        mov.b32 one, 0x3F803F80;
-        shr.b32 q, $1, %d;
-        lop3.b32 q, q, 0x000F000F, 0x43004300, 0xEA;
-        fma.rn.bf16x2 $0, q, one, $2;
-        }
-        """
-        % (4 * t)
-        for t in range(4)
-    ]
-)
-"""Two of int4 to bfloat16: 128 + q is 0x4300 | q, and the last operand what is subtracted of it, negative."""
-
-_BYTES: tl.constexpr = tl.constexpr(
-    [
-        """
-        {
-        .reg .b32 r, a, b, one;
-        mov.b32 one, 0xBF80BF80;
-        shr.b32 r, $1, %d;
-        lop3.b32 a, r, 0x007F007F, 0x43004300, 0xEA;
-        lop3.b32 b, r, 0x00800080, 0x43004300, 0xEA;
-        fma.rn.bf16x2 $0, b, one, a;
-        }
-        """
-        % (8 * t)
-        for t in range(2)
-    ]
-)
-"""Two of int8 to bfloat16: 128 + the low 7 bits, less 128, or 256 below zero."""
-
-_E4M3: tl.constexpr = tl.constexpr(
-    [
-        """
-        {
-        .reg .b32 a, b, power, nought;
-        mov.b32 power, 0x77807780;
-        mov.b32 nought, 0x80008000;
-        shl.b32 a, $1, 8;
-        and.b32 a, a, 0x80008000;
-        shl.b32 b, $1, 4;
-        lop3.b32 a, b, 0x07F007F0, a, 0xEA;
-        fma.rn.bf16x2 $0, a, power, nought;
-        }
-        """,
-        """
-        {
-        .reg .b32 a, b, power, nought;
-        mov.b32 power, 0x77807780;
-        mov.b32 nought, 0x80008000;
-        and.b32 a, $1, 0x80008000;
-        shr.b32 b, $1, 4;
-        lop3.b32 a, b, 0x07F007F0, a, 0xEA;
-        fma.rn.bf16x2 $0, a, power, nought;
-        }
-        """,
-    ]
-)
-"""Two of E4M3 to bfloat16, divided by 256: exponents are moved by 2 ** 112."""
+from galley.ops.triton.kernels.codes import decoded
 
 _TIMES: tl.constexpr = tl.constexpr(
     """
@@ -98,45 +36,12 @@ _TIMES: tl.constexpr = tl.constexpr(
 
 
 @triton.jit
-def _codes(
-    words, zero, PART: tl.constexpr, KIND: tl.constexpr, FAST: tl.constexpr, dtype: tl.constexpr
-):
-    """What part PART of the words [N, W] stands for before it is scaled, exactly; ``zero``: [N] float32."""
-    if KIND == "int4":
-        if FAST:
-            less = tl.broadcast_to((-128.0 - zero).to(tl.bfloat16)[:, None], words.shape)
-            values = tl.inline_asm_elementwise(
-                _NIBBLES[PART], "=r,r,r", [words, less], dtype=tl.bfloat16, is_pure=True, pack=2
-            )
-        else:
-            whole = (words.to(tl.int32) >> (4 * PART)) & 15
-            values = (whole.to(tl.float32) - zero[:, None]).to(dtype)
-    elif KIND == "int8":
-        if FAST:
-            values = tl.inline_asm_elementwise(
-                _BYTES[PART], "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2
-            )
-        else:
-            values = ((words.to(tl.int32) << (24 - 8 * PART)) >> 24).to(tl.float32).to(dtype)
-    else:
-        if FAST:
-            values = tl.inline_asm_elementwise(
-                _E4M3[PART], "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2
-            )
-        else:
-            byte = (words.to(tl.int32) >> (8 * PART)) & 255
-            half = ((byte & 0x80) << 8) | ((byte & 0x7F) << 7)
-            values = half.to(tl.uint16).to(tl.float16, bitcast=True).to(dtype)
-    return values
-
-
-@triton.jit
 def _values(
     words, scale, zero, minimum, PART: tl.constexpr, KIND: tl.constexpr, FAST: tl.constexpr,
     GROUPED: tl.constexpr, EXACT: tl.constexpr, MINIMA: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
     """[N, W] of the activations' type. EXACT: it holds scales exactly, so products need round once only."""
-    values = _codes(words, zero, PART, KIND, FAST, dtype)
+    values = decoded(words, zero, PART, KIND, FAST, dtype)
     if GROUPED:
         if FAST and EXACT and not MINIMA:
             scales = tl.broadcast_to(scale.to(tl.bfloat16)[:, None], words.shape)
@@ -181,7 +86,7 @@ def _packed_tile(
 ):  # fmt: skip
     """[BLOCK_N, BLOCK_T] float32: columns ``first`` to ``last`` of outputs ``n`` times those of rows ``row``."""
     dtype: tl.constexpr = x_ptr.dtype.element_ty
-    PARTS: tl.constexpr = 4 if KIND == "int4" else 2
+    PARTS: tl.constexpr = 4 if KIND == "int4" or KIND == "mxfp4" else 2
     NOUGHT: tl.constexpr = 8.0 if KIND == "int4" and not MINIMA else 0.0
     acc = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
     j = tl.arange(0, WORDS)
@@ -393,7 +298,7 @@ def dequantize_kernel(
     Programs: (BLOCK_N outputs, a tile of WORDS words).
     """
     dtype: tl.constexpr = out_ptr.dtype.element_ty
-    PARTS: tl.constexpr = 4 if KIND == "int4" else 2
+    PARTS: tl.constexpr = 4 if KIND == "int4" or KIND == "mxfp4" else 2
     NOUGHT: tl.constexpr = 8.0 if KIND == "int4" and not MINIMA else 0.0
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     at = tl.program_id(1) * (PARTS * WORDS)

@@ -3,11 +3,13 @@
 Shapes: q [rows, heads * key_dim], k [rows, kv_heads * key_dim], v [rows, kv_heads * value_dim], turned q as
 q, all with a row stride; cos and sin [rows, pairs] float32, scaled; the cache as in ``attention.py``.
 Programs: (ROWS rows, block of HEADS heads of q, then of k, then of v). There is no reduction but the greatest
-magnitude of a head's key or value, for int8.
+magnitude of a head's key or value, or its range, for caches of 8 and 4 bits.
 """
 
 import triton
 import triton.language as tl
+
+from galley.ops.triton.kernels.kv_codes import rounded_to_4_bits, rounded_to_8_bits, stride_of
 
 
 @triton.jit
@@ -37,28 +39,29 @@ def _turned(
 
 
 @triton.jit
-def _keep(x, cache_ptr, scale_ptr, place, d, inside, STRIDE: tl.constexpr, INT8: tl.constexpr):
+def _keep(x, cache_ptr, scale_ptr, place, d, inside, STRIDE: tl.constexpr, BITS: tl.constexpr):
     """Heads [M, BLOCK] to where tokens and heads [M, 1] have their ``place`` in the cache."""
-    if INT8:
-        most = tl.maximum(tl.max(tl.abs(tl.where(inside, x, 0.0)), axis=1), 1e-30)[:, None]
-        scaled = x * (127.0 / most)
-        # Round to nearest, ties to even, like torch.
-        whole = (scaled + 12582912.0) - 12582912.0
-        tl.store(cache_ptr + place * STRIDE + d, whole.to(tl.int8), mask=inside)
-        tl.store(
-            scale_ptr + place, most / 127.0, mask=tl.max(inside.to(tl.int32), axis=1)[:, None] > 0
-        )
+    written = tl.max(inside.to(tl.int32), axis=1)[:, None] > 0
+    if BITS == 8:
+        whole, scale = rounded_to_8_bits(x, inside)
+        tl.store(cache_ptr + place * STRIDE + d, whole, mask=inside)
+        tl.store(scale_ptr + place, scale, mask=written)
+    elif BITS == 4:
+        both, pair = rounded_to_4_bits(x, inside)
+        byte = tl.arange(0, x.shape[1] // 2)[None, :]
+        tl.store(cache_ptr + place * STRIDE + byte, both, mask=written & (byte < STRIDE))
+        tl.store(scale_ptr + place, pair, mask=written)
     else:
         tl.store(cache_ptr + place * STRIDE + d, x.to(cache_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows", "width"])
 def rope_kernel(
-    q_ptr, k_ptr, v_ptr, turned_ptr, cos_ptr, sin_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr,
+    q_ptr, k_ptr, v_ptr, turned_ptr, cos_ptr, sin_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, factor_ptr,
     sequence_ptr, position_ptr, table_ptr, rows, q_stride, k_stride, v_stride, turned_stride, width, heads, kv_heads,
     KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     PAIRS: tl.constexpr, ADJACENT: tl.constexpr, QUERIES: tl.constexpr, KEEP: tl.constexpr,
-    HEADS: tl.constexpr, ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, INT8: tl.constexpr, CUT: tl.constexpr,
+    HEADS: tl.constexpr, ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BITS: tl.constexpr, CUT: tl.constexpr,
     KEY_STRIDE: tl.constexpr,
 ):  # fmt: skip
     """See the module.
@@ -69,6 +72,8 @@ def rope_kernel(
         table_ptr: [sequences, width] int32.
         PAIRS: that are rotated in a head; 0: none is.
         QUERIES: q is turned; KEEP: k and v are written.
+        factor_ptr: BITS 4: [kv_heads, KEY] float32: powers of two by which keys are divided.
+        BITS: of an element of the cache, or 0 for floats; see ``kv_codes.py``.
         CUT: 0, or of latent attention, which has no programs for v, the columns of a key with the first scale.
         KEY_STRIDE: columns from one key to the next.
     """
@@ -115,15 +120,26 @@ def rope_kernel(
                 # Rounded to the type in which other ops read it.
                 x = x.to(k_ptr.dtype.element_ty).to(tl.float32)
                 kept = real & (d < KEY)
-                if INT8 and CUT > 0:
-                    _keep(x, key_ptr, key_scale_ptr, place, d, kept & (d < CUT), KEY_STRIDE, INT8)
+                if BITS == 4:
+                    x = x / tl.load(factor_ptr + head * KEY + d, mask=kept, other=1.0)
+                if BITS == 8 and CUT > 0:
+                    _keep(x, key_ptr, key_scale_ptr, place, d, kept & (d < CUT), KEY_STRIDE, BITS)
                     _keep(
-                        x, key_ptr, value_scale_ptr, place, d, kept & (d >= CUT), KEY_STRIDE, INT8
+                        x, key_ptr, value_scale_ptr, place, d, kept & (d >= CUT), KEY_STRIDE, BITS
                     )
                 else:
-                    _keep(x, key_ptr, key_scale_ptr, place, d, kept, KEY_STRIDE, INT8)
+                    _keep(x, key_ptr, key_scale_ptr, place, d, kept, KEY_STRIDE, BITS)
             else:
                 dv = tl.arange(0, BLOCK_V)[None, :]
                 inside = real & (dv < VALUE)
                 v = tl.load(v_ptr + row * v_stride + head * VALUE + dv, mask=inside, other=0.0)
-                _keep(v.to(tl.float32), value_ptr, value_scale_ptr, place, dv, inside, VALUE, INT8)
+                _keep(
+                    v.to(tl.float32),
+                    value_ptr,
+                    value_scale_ptr,
+                    place,
+                    dv,
+                    inside,
+                    stride_of(VALUE, BITS),
+                    BITS,
+                )

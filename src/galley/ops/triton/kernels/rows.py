@@ -1,4 +1,4 @@
-"""``embed`` and ``select_rows``: rows gathered by number, those of a table dequantised.
+"""``embed`` and ``select_rows``: rows gathered by number, those of a table dequantized.
 
 Shapes: numbers [rows] int32, table as the matrices of ``linear.py`` [vocab, width] or buffer [rows, width],
 result [rows, width]. No sums.
@@ -6,6 +6,8 @@ result [rows, width]. No sums.
 
 import triton
 import triton.language as tl
+
+from galley.ops.triton.kernels.codes import e2m1
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -19,7 +21,7 @@ def gather_kernel(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (column < width)
     if KIND != "dense":
-        PARTS: tl.constexpr = 4 if KIND == "int4" else 2
+        PARTS: tl.constexpr = 4 if KIND == "int4" or KIND == "mxfp4" else 2
         part = column % (PARTS * WORDS) // WORDS
         place = column // (PARTS * WORDS) * WORDS + column % WORDS
         word = tl.load(table_ptr + number * table_stride + place, mask=inside, other=0).to(tl.int32)
@@ -27,6 +29,8 @@ def gather_kernel(
         if KIND == "fp8":
             half = ((code & 0x80) << 8) | ((code & 0x7F) << 7)
             value = half.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+        elif KIND == "mxfp4":
+            value = e2m1(code)
         elif KIND == "int8":
             value = ((code << 24) >> 24).to(tl.float32)
         else:

@@ -3,12 +3,11 @@
 import asyncio
 import dataclasses
 import itertools
-import logging
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from galley.errors import GalleyError, RequestError
+from galley.errors import RequestError
 from galley.gateway.caller import Caller
 from galley.observe.tracing import Trace
 from galley.protocols.openai.realtime.conversation_schemas import (
@@ -23,18 +22,51 @@ from galley.protocols.openai.realtime.conversation_schemas import (
     ResponseFields,
 )
 from galley.protocols.openai.realtime.items import Item, Items
-from galley.protocols.openai.realtime.response import Models, Reason, Response, Send
+from galley.protocols.openai.realtime.outbox import Outbox, Send
+from galley.protocols.openai.realtime.response import Models, Reason, Response
 from galley.protocols.openai.realtime.schemas import Event
+from galley.protocols.openai.realtime.turn_ends import TurnEnds, report
+from galley.protocols.openai.realtime.turn_times import TurnTimes
 from galley.service.voice_requests import voice_of
+from galley.tools.conversation import Conversation as ChatConversation
 from galley.types.model_info import ModelInfo
 
 if TYPE_CHECKING:
     from galley.speech.live_events import LiveEvent
 
-log = logging.getLogger("galley.server")
-
 BUSY: Final = "conversation_already_has_active_response"
 """OpenAI's code of an error: a response is created while there is one."""
+
+
+class Ears(Protocol):
+    """What a conversation needs of the live stream of its caller's audio."""
+
+    async def end_after(self, turn: int, silence_ms: int) -> None:
+        """End a turn that has paused once its silence has lasted this long."""
+
+    def heard_at(self, milliseconds: int) -> float:
+        """Return when some audio of the stream arrived, on the monotonic clock."""
+
+    async def give_up(self) -> bool:
+        """End a turn in which nobody has spoken; return whether there was audio."""
+
+
+class _Prepared(NamedTuple):
+    """A response that begins before it is certain that the turn is over.
+
+    Attributes:
+        text: the turn's transcript, if it is over.
+        item_id: id of the turn's item.
+        settings: those of the session when it began.
+        items: the conversation with that item, and what the response adds.
+    """
+
+    text: str
+    item_id: str
+    settings: ConversationSettings
+    items: Items
+    response: Response
+    task: asyncio.Task[None]
 
 
 class Conversation:
@@ -50,6 +82,7 @@ class Conversation:
         models: Models,
         caller: Caller,
         voice: ModelInfo | None,
+        ears: Ears,
         *,
         send: Send,
     ) -> None:
@@ -60,15 +93,29 @@ class Conversation:
             models: the models that answer and speak.
             caller: who is connected.
             voice: describes the model that speaks, if there is one.
+            ears: the live stream of the caller's audio.
             send: sends an event to the client.
         """
         self.settings = settings
         self._models, self._caller, self._voice = models, caller, voice
-        self._send = send
+        self._send, self._ears = send, ears
         self._items = Items()
         self._numbers = itertools.count(1)
         self._response: Response | None = None
         self._task: asyncio.Task[None] | None = None
+        self._prepared: _Prepared | None = None
+        self._turn_ends = TurnEnds(
+            models.language,
+            lambda part: self._part(f"{caller.request_id}_{part}"),
+            ears.end_after,
+        )
+        self._said = ""
+        """Final words of the turn that is being spoken."""
+        self._speaking = False
+        self._times: TurnTimes | None = None
+        """Of the turn that has paused last."""
+        self._idle: asyncio.TimerHandle | None = None
+        self._idling: asyncio.Task[None] | None = None
 
     async def handle(self, event: Event) -> None:
         """Honour a client's event, other than those of the audio buffer and the session.
@@ -76,6 +123,7 @@ class Conversation:
         Raises:
             RequestError: it cannot be honoured.
         """
+        await self._drop_prepared()  # it would not know of the change
         match event:
             case ItemCreate():
                 item = Item.of(event.item, f"item_{self._caller.request_id}_c{next(self._numbers)}")
@@ -124,18 +172,119 @@ class Conversation:
         from galley.speech import live_events as live
 
         match event:
-            case live.SpeechStarted() if self.settings.interrupt:
-                await self._interrupt()
+            case live.SpeechStarted():
+                self._stop_idling()
+                self._speaking = True
+                if self.settings.interrupt:
+                    await self._interrupt()
+                self._said, self._times = "", None
+                self._read_ahead()
+            case live.Delta():
+                self._said += event.text
+                self._read_ahead()
+            case live.Paused():
+                await self._pause(event.turn, event.at_ms, event.text.strip(), item_id)
+            case live.SpeechStopped():
+                ended = event.spoken_to_ms
+                self._times = self._times or TurnTimes(ended, self._ears.heard_at(ended))
+                self._times.endpoint = time.monotonic()
+            case live.Resumed() | live.Failed():
+                self._times = None
+                self._turn_ends.resume()
+                await self._drop_prepared()
             case live.Committed():
+                self._speaking = False
                 self._items.add(Item(item_id, role="user", spoken=True, waits=True))
             case live.Completed():
                 item = self._items.named(item_id)
                 item.text, item.waits = event.text.strip(), False
-                turns = self.settings.source.turns is not None
-                if item.text and turns and self.settings.create and self._active is None:
-                    await self._respond(ResponseFields())
+                if self._times is not None:
+                    self._times.transcript = self._times.transcript or time.monotonic()
+                await self._answer(item)
             case _:
                 pass
+
+    # The caller's turns.
+
+    @property
+    def _answers_turns(self) -> bool:
+        """Whether the end of a turn begins a response."""
+        settings = self.settings
+        return settings.source.turns is not None and settings.create and self._active is None
+
+    def _with(self, text: str) -> ChatConversation:
+        """Return the conversation with what the caller is saying."""
+        messages = [*self._items.messages(), {"role": "user", "content": text}]
+        return self.settings.answers.conversation(messages)
+
+    def _read_ahead(self) -> None:
+        if self._answers_turns:
+            self._turn_ends.warm(self._with(self._said.strip()))
+
+    async def _pause(self, turn: int, at_ms: int, text: str, item_id: str) -> None:
+        """Prepare the answer to a turn that may be over, and judge whether it is."""
+        await self._drop_prepared()
+        self._times = TurnTimes(at_ms, self._ears.heard_at(at_ms), time.monotonic())
+        eagerness = self.settings.source.eagerness
+        if eagerness is not None and text:
+            self._turn_ends.judge(turn, self._with(text), eagerness)
+        if not text or not self._answers_turns:
+            return
+        items = self._items.fork(Item(item_id, role="user", spoken=True, text=text))
+        response, task = self._begin(ResponseFields(), items, held=True, times=self._times)
+        self._prepared = _Prepared(text, item_id, self.settings, items, response, task)
+
+    async def _answer(self, item: Item) -> None:
+        """Answer a turn that is over, with the prepared answer if it is to the same words."""
+        prepared = self._prepared
+        if not item.text or not self._answers_turns:
+            await self._drop_prepared()
+        elif prepared is None or prepared[:3] != (item.text, item.id, self.settings):
+            await self._drop_prepared()
+            await self._respond(ResponseFields(), self._times)
+        else:
+            self._prepared = None
+            self._response, self._task = prepared.response, prepared.task
+            self._items.join(prepared.items, item.id)
+            await prepared.response.release(self._items)
+            if prepared.task.done():
+                self._wait_for_speech(prepared.task)
+
+    async def _drop_prepared(self) -> None:
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:
+            prepared.task.cancel()
+            await asyncio.gather(prepared.task, return_exceptions=True)
+
+    # Silence.
+
+    def _wait_for_speech(self, task: "asyncio.Task[None]") -> None:
+        """Begin to wait for the caller, who has heard a response to its end."""
+        milliseconds, response = self.settings.source.idle_timeout_ms, self._response
+        if milliseconds is None or response is None or task is not self._task:
+            return
+        if response.stopped or self._speaking:
+            return
+        self._stop_idling()
+        plays = max(0.0, response.plays_until - time.monotonic())
+        loop = asyncio.get_running_loop()
+        self._idle = loop.call_later(plays + milliseconds / 1000, self._time_out)
+
+    def _stop_idling(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+
+    def _time_out(self) -> None:
+        self._idling = asyncio.create_task(self._prompt_caller())
+        self._idling.add_done_callback(report)
+
+    async def _prompt_caller(self) -> None:
+        """Respond to silence."""
+        if self._speaking or self._active is not None or not self.settings.create:
+            return
+        if await self._ears.give_up():
+            await self._respond(ResponseFields())
 
     @property
     def last_item(self) -> str | None:
@@ -144,33 +293,47 @@ class Conversation:
 
     def close(self) -> None:
         """End the response, if there is one; nothing more is sent."""
-        if self._task is not None:
-            self._task.cancel()
+        self._turn_ends.close()
+        self._stop_idling()
+        prepared = self._prepared.task if self._prepared is not None else None
+        for task in (self._task, prepared, self._idling):
+            if task is not None:
+                task.cancel()
 
     @property
     def _active(self) -> Response | None:
         return None if self._task is None or self._task.done() else self._response
 
-    async def _respond(self, fields: ResponseFields) -> None:
+    async def _respond(self, fields: ResponseFields, times: TurnTimes | None = None) -> None:
+        self._response, self._task = self._begin(fields, self._items, held=False, times=times)
+        # It has to begin: a task that is cancelled before it begins sends no last event.
+        await asyncio.sleep(0)
+
+    def _begin(
+        self, fields: ResponseFields, items: Items, *, held: bool, times: TurnTimes | None
+    ) -> "tuple[Response, asyncio.Task[None]]":
+        """Begin a response to some items. ``held``: nothing is sent until it is released."""
+        self._stop_idling()
         answers = self.settings.answers.updated(
             fields, fields.audio.output if fields.audio else None
         )
         self._check(answers, "response")
         name = f"{self._caller.request_id}_{next(self._numbers)}"
-        self._response = Response(
+        response = Response(
             f"resp_{name}",
             self._models,
             lambda part: self._part(f"{name}-{part}"),
-            self._items,
+            items,
             answers,
-            send=self._send,
+            Outbox(self._send, held=held),
             metadata=fields.metadata,
             keeps=fields.conversation == "auto",
+            times=times if self.settings.source.timing else None,
         )
-        self._task = asyncio.create_task(self._response.run(), name=f"galley-{name}")
-        self._task.add_done_callback(_report)
-        # It has to begin: a task that is cancelled before it begins sends no last event.
-        await asyncio.sleep(0)
+        task = asyncio.create_task(response.run(), name=f"galley-{name}")
+        task.add_done_callback(report)
+        task.add_done_callback(self._wait_for_speech)
+        return response, task
 
     def _check(self, answers: Answers, where: str) -> None:
         """Raise RequestError for speech that no model can produce."""
@@ -225,10 +388,3 @@ class Conversation:
             trace=Trace(),
             cached=None,
         )
-
-
-def _report(task: asyncio.Task[None]) -> None:
-    """Log what ended a response's task, unless the client is gone, which its connection handles."""
-    error = None if task.cancelled() else task.exception()
-    if error is not None and not isinstance(error, GalleyError):
-        log.error("a response failed", exc_info=error)

@@ -299,7 +299,7 @@ class ConversationSettings:
         update = schemas.SessionUpdate(type="session.update", session=part)
         turns = audio.input.turn_detection if audio.input is not None else UNSET
         create, interrupt = self.create, self.interrupt
-        if isinstance(turns, schemas.ServerVad):
+        if isinstance(turns, schemas.ServerVad | schemas.SemanticVad):
             create = create if turns.create_response is None else turns.create_response
             interrupt = interrupt if turns.interrupt_response is None else turns.interrupt_response
         return dataclasses.replace(

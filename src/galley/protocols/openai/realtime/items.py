@@ -116,6 +116,18 @@ class Items:
             del self._items[0]
         return before
 
+    def fork(self, item: Item) -> "Items":
+        """Return a copy in which an item is the last, and which can be changed on its own."""
+        fork = Items()
+        fork._items = [*self._items, item]
+        return fork
+
+    def join(self, fork: "Items", after: str) -> None:
+        """Add what was added to a fork after the item with an id."""
+        at = fork._items.index(fork.named(after))
+        for item in fork._items[at + 1 :]:
+            self.add(item)
+
     @property
     def last(self) -> str | None:
         """The id of the last item."""

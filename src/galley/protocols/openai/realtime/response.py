@@ -4,7 +4,7 @@ import asyncio
 import base64
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -19,12 +19,13 @@ from galley.gateway.speaking import Speaking
 from galley.protocols.common.errors import envelope
 from galley.protocols.openai.realtime.conversation_schemas import Answers
 from galley.protocols.openai.realtime.items import Item, Items
+from galley.protocols.openai.realtime.outbox import Outbox
+from galley.protocols.openai.realtime.turn_times import TurnTimes
 from galley.tools.events import Arguments, CallEnd, CallStart, Event, Text
 from galley.tts.encode import telephone
 from galley.tts.pieces import Pieces
 from galley.types import LIVE_PRIORITY, SamplingParams
 
-Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 Find = Callable[[], Awaitable[ServedModel]]
 Reason = Literal["turn_detected", "client_cancelled"]
 Ended = Literal["completed", "incomplete"]
@@ -59,10 +60,11 @@ class Response:
         caller: Callable[[str], Caller],
         items: Items,
         answers: Answers,
+        outbox: Outbox,
         *,
-        send: Send,
         metadata: dict[str, str] | None = None,
         keeps: bool = True,
+        times: TurnTimes | None = None,
     ) -> None:
         """Create a response; nothing is sent yet.
 
@@ -72,9 +74,10 @@ class Response:
             caller: returns the caller of one part of the work, by its name.
             items: the conversation, to which the answer is added.
             answers: how to answer.
-            send: sends an event to the client.
+            outbox: takes the events.
             metadata: the client's, sent back with the response.
             keeps: whether the answer becomes part of the conversation.
+            times: of the turn that is answered; they are sent with the first audio.
         """
         self.id = response_id
         self.message: Item | None = None
@@ -82,13 +85,27 @@ class Response:
         self.milliseconds = 0
         self._models, self._caller = models, caller
         self._items, self._answers = items, answers
-        self._send, self._metadata, self._keeps = send, metadata, keeps
+        self._outbox, self._send = outbox, outbox.send
+        self._metadata, self._keeps = metadata, keeps
+        self._times = times
         self._output: list[Item] = []
         self._calls: dict[int, Item] = {}
         self._reason: Reason | None = None
         self._usage: dict[str, int] | None = None
         self._pieces = Pieces()
         self._said: asyncio.Queue[str | None] = asyncio.Queue()
+
+    async def release(self, items: Items) -> None:
+        """Send what the outbox has kept: the response is wanted.
+
+        Args:
+            items: the conversation, which has the answer's items so far.
+        """
+        self._items = items
+        await self._outbox.release()
+        if self.first_audio is not None:
+            self.first_audio = time.monotonic()
+            await self._send_times()
 
     def stop(self, reason: Reason) -> None:
         """State why the task is going to be cancelled."""
@@ -127,6 +144,16 @@ class Response:
         if self.first_audio is None:
             return 0
         return min(self.milliseconds, int(1000 * (now - self.first_audio)))
+
+    @property
+    def stopped(self) -> bool:
+        """Whether :meth:`stop` was called."""
+        return self._reason is not None
+
+    @property
+    def plays_until(self) -> float:
+        """When the caller has heard all of the audio so far, on the monotonic clock; 0 without audio."""
+        return 0.0 if self.first_audio is None else self.first_audio + self.milliseconds / 1000
 
     # The text.
 
@@ -260,6 +287,8 @@ class Response:
         try:
             encoder = telephone(answers.format, speaking.sample_rate)
             while piece is not None:
+                if self._times is not None and self.message is None:
+                    self._times.first_words = time.monotonic()
                 item = await self._message_text(
                     f" {piece}" if self.message else piece, "output_audio"
                 )
@@ -268,6 +297,7 @@ class Response:
                         await self._audio(item, encoder.encode(samples))
                         self.milliseconds = round(1000 * speaking.seconds)
                 item.parts.append((len(item.text), self.milliseconds))
+                await self._outbox.released()
                 piece = await self._said.get()
             if self.message is not None:
                 await self._audio(self.message, encoder.finish())
@@ -289,10 +319,21 @@ class Response:
 
     async def _audio(self, item: Item, data: bytes) -> None:
         if data:
-            self.first_audio = self.first_audio or time.monotonic()
+            now = time.monotonic()
+            self.first_audio = self.first_audio or now
             delta = base64.b64encode(data).decode()
             kind = "response.output_audio.delta"
             await self._send({"type": kind, **self._content(item), "delta": delta})
+            if self._times is not None:
+                self._times.first_audio = self._times.first_audio or now
+                if not self._outbox.holds:
+                    await self._send_times()
+
+    async def _send_times(self) -> None:
+        times = self._times
+        if times is not None and not times.sent:
+            times.sent = True
+            await self._send(times.event(self.id))
 
     # Items.
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from galley.errors import EngineError, GalleyError, QueueFull, RequestError, Unavailable
+from galley.errors import GalleyError, QueueFull, RequestError, Unavailable
 from galley.gateway.call import Call, opened
 from galley.gateway.lifecycle import RETRY_SECONDS, Lifecycle
 from galley.gateway.registry import Registry
@@ -32,6 +32,7 @@ from galley.protocols.openai.realtime.conversation_schemas import (
     ConversationSettings,
     ConversationUpdate,
 )
+from galley.protocols.openai.realtime.live_messages import BUFFER, LiveMessages
 from galley.protocols.openai.realtime.party import QUERY, Party, find_party, talks
 from galley.protocols.openai.realtime.response import ENDPOINT
 from galley.protocols.openai.realtime.schemas import (
@@ -52,8 +53,6 @@ log = logging.getLogger("galley.server")
 _PATIENCE_SECONDS: Final = 30.0
 _QUIET_SECONDS: Final = 5.0
 """Seconds without an event after which redacted text is given out, though more may follow."""
-_BUFFER: Final = "input_audio_buffer."
-_TEXT: Final = "conversation.item.input_audio_transcription."
 _FIRST: Final = asyncio.FIRST_COMPLETED
 
 NORMAL, GOING_AWAY, INTERNAL_ERROR, TRY_AGAIN = 1000, 1001, 1011, 1013
@@ -184,7 +183,12 @@ class _Connection:
         self._idle_seconds = idle_seconds
         self._call = call
         self._id = call.caller.request_id
-        self._settings = Settings(call.served.name, TurnOptions(), flat=flat and party is None)
+        self._settings = Settings(
+            call.served.name,
+            TurnOptions(),
+            flat=flat and party is None,
+            converses=party is not None,
+        )
         session = model.live(
             self._settings.options(), self._id, cache_salt=call.caller.cache_salt()
         )
@@ -199,8 +203,7 @@ class _Connection:
         """Held while a client's event is handled."""
         self._event_id: str | None = None
         """The id of the client's event that is being handled."""
-        self._last_item: str | None = None
-        self._turns = 0
+        self._messages = LiveMessages(self._id)
         self._conversation: Conversation | None = None
         if party is not None:
             self._conversation = Conversation(
@@ -212,6 +215,7 @@ class _Connection:
                 party.models,
                 call.caller,
                 party.voice,
+                self,
                 send=self._send,
             )
         kinds = check_kinds(call.served.settings.redact)
@@ -239,7 +243,7 @@ class _Connection:
                 self._conversation.close()
             self._call.close()
             self._call.audio_ended(
-                self._stream.seconds, finish, turns=self._turns, **self._redacted()
+                self._stream.seconds, finish, turns=self._messages.turns, **self._redacted()
             )
         await self._socket.close(code, reason)
 
@@ -316,7 +320,7 @@ class _Connection:
         match parsed:
             case ConversationUpdate() if self._conversation is not None:
                 await self._configure_conversation(self._conversation, parsed)
-            case _ if self._conversation is not None and not kind.startswith(_BUFFER):
+            case _ if self._conversation is not None and not kind.startswith(BUFFER):
                 await self._conversation.handle(parsed)
             case Append():
                 audio = parsed.audio
@@ -332,7 +336,7 @@ class _Connection:
                 await self._stream.clear()
                 if self._redactor is not None:
                     self._redactor.discard()
-                await self._send({"type": f"{_BUFFER}cleared"})
+                await self._send({"type": f"{BUFFER}cleared"})
 
     async def _configure(self, settings: Settings) -> None:
         if settings.interim and self._redactor is not None:
@@ -358,6 +362,32 @@ class _Connection:
             conversation.settings = before
             raise
 
+    # What the conversation does with the stream.
+
+    async def end_after(self, turn: int, silence_ms: int) -> None:
+        """Implement :meth:`galley.protocols.openai.realtime.conversation.Ears.end_after`."""
+        await self._stream.end_after(turn, silence_ms)
+
+    def heard_at(self, milliseconds: int) -> float:
+        """Implement :meth:`galley.protocols.openai.realtime.conversation.Ears.heard_at`."""
+        later = max(0.0, self._stream.seconds - milliseconds / 1000)
+        return self._stream.received - later
+
+    async def give_up(self) -> bool:
+        """Implement :meth:`galley.protocols.openai.realtime.conversation.Ears.give_up`."""
+        idle, now = self._settings.idle_timeout_ms or 0, round(1000 * self._stream.seconds)
+        about = {"audio_start_ms": max(0, now - idle), "audio_end_ms": now}
+        kind = f"{BUFFER}timeout_triggered"
+        try:
+            async with self._handling:
+                await self._send(
+                    {"type": kind, **about, "item_id": self._messages.item_id(self._stream.turn)}
+                )
+                await self._stream.commit()
+        except RequestError:  # the client sends no audio
+            return False
+        return True
+
     # Messages to the client.
 
     async def _tell(self, events: "Sequence[LiveEvent]") -> None:
@@ -368,10 +398,11 @@ class _Connection:
 
     async def _say(self, events: "Sequence[LiveEvent]") -> None:
         for event in events:
-            for message in self._messages(event):
+            before = None if self._conversation is None else self._conversation.last_item
+            for message in self._messages.of(event, self._settings, before):
                 await self._send(message)
             if self._conversation is not None:
-                await self._conversation.heard(event, self._item_id(event.turn))
+                await self._conversation.heard(event, self._messages.item_id(event.turn))
 
     def _wait_for_quiet(self) -> None:
         """Give out what is held back when nothing has been heard for :data:`_QUIET_SECONDS`."""
@@ -399,54 +430,6 @@ class _Connection:
         kinds = self._redactor.kinds
         return {"redact": ",".join(kinds), "redacted": self._redactor.counts}
 
-    def _messages(self, event: "LiveEvent") -> list[dict[str, Any]]:
-        from galley.speech import live_events as live
-
-        item: dict[str, Any] = {"item_id": self._item_id(event.turn)}
-        part = {**item, "content_index": 0}
-        match event:
-            case live.SpeechStarted():
-                return [{"type": f"{_BUFFER}speech_started", "audio_start_ms": event.at_ms, **item}]
-            case live.SpeechStopped():
-                return [{"type": f"{_BUFFER}speech_stopped", "audio_end_ms": event.at_ms, **item}]
-            case live.Committed():
-                return self._committed(event.turn)
-            case live.Delta():
-                return [{"type": f"{_TEXT}delta", "delta": event.text, **part}]
-            case live.Interim() if self._settings.interim:
-                return [{"type": f"{_TEXT}interim", "text": event.text, **part}]
-            case live.Interim():
-                return []
-            case live.Completed():
-                self._turns += 1
-                usage = {"type": "duration", "seconds": round(event.seconds, 3)}
-                return [
-                    {"type": f"{_TEXT}completed", "transcript": event.text, "usage": usage, **part}
-                ]
-            case live.Failed():
-                error = envelope(EngineError(event.message))["error"]
-                return [{"type": f"{_TEXT}failed", "error": error, **part}]
-
-    def _committed(self, turn: int) -> list[dict[str, Any]]:
-        item_id, before = self._item_id(turn), self._last_item
-        self._last_item = item_id
-        if self._conversation is not None:
-            before = self._conversation.last_item
-        item = {
-            "id": item_id,
-            "object": "realtime.item",
-            "type": "message",
-            "status": "completed",
-            "role": "user",
-            "content": [{"type": "input_audio", "transcript": None}],
-        }
-        place = {"previous_item_id": before}
-        kinds = ["created"] if self._settings.flat else ["added", "done"]
-        return [
-            {"type": f"{_BUFFER}committed", "item_id": item_id, **place},
-            *({"type": f"conversation.item.{kind}", "item": item, **place} for kind in kinds),
-        ]
-
     def _session_event(self, what: str) -> dict[str, Any]:
         kind = "transcription_session" if self._settings.flat else "session"
         if self._conversation is not None:
@@ -460,9 +443,6 @@ class _Connection:
 
     async def _send(self, event: Mapping[str, Any]) -> None:
         await self._socket.send({"event_id": f"event_{self._id}_{next(self._numbers)}", **event})
-
-    def _item_id(self, turn: int) -> str:
-        return f"item_{self._id}_{turn}"
 
 
 def _decoded(audio: str) -> bytes:

@@ -12,6 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from galley.errors import RequestError
 from galley.protocols.common.messages import Strict
+from galley.protocols.openai.realtime.eagerness import UNJUDGED_MS, Eagerness
 
 if TYPE_CHECKING:
     from galley.speech.options import LiveOptions, TurnOptions
@@ -23,13 +24,20 @@ INTERIM: Final = "item.input_audio_transcription.interim"
 OpenAI's log-probabilities are accepted but not sent; the reported session omits them, with a warning.
 """
 
+TIMING: Final = "response.timing"
+"""Value of ``include`` that requests when the parts of each answer were ready; Galley's extension."""
+
 LOGPROBS: Final = "item.input_audio_transcription.logprobs"
 
 MAX_EVENT_ID: Final = 512
 
 Include: TypeAlias = Annotated[
     list[
-        Literal["item.input_audio_transcription.interim", "item.input_audio_transcription.logprobs"]
+        Literal[
+            "item.input_audio_transcription.interim",
+            "item.input_audio_transcription.logprobs",
+            "response.timing",
+        ]
     ],
     Meta(max_length=8),
 ]
@@ -42,19 +50,29 @@ _FLAT_FORMATS: Final[dict[str, Literal["audio/pcm", "audio/pcmu", "audio/pcma"]]
 }
 
 
-class ServerVad(Strict, frozen=True, kw_only=True):
+class ServerVad(Strict, frozen=True, kw_only=True, tag_field="type", tag="server_vad"):
     """``turn_detection`` in which turns end with silence.
 
-    Settings of the response have no effect: a transcription session makes none.
+    Settings of the response have no effect in a transcription session, which makes none.
     """
 
-    type: Literal["server_vad"]
     create_response: bool | None = None
     interrupt_response: bool | None = None
-    idle_timeout_ms: None = None
+    idle_timeout_ms: Annotated[int, Meta(ge=5_000, le=30_000)] | UnsetType | None = UNSET
     threshold: float | None = None
     prefix_padding_ms: int | None = None
     silence_duration_ms: int | None = None
+
+
+class SemanticVad(Strict, frozen=True, kw_only=True, tag_field="type", tag="semantic_vad"):
+    """``turn_detection`` in which a language model says how likely it is that a turn is over."""
+
+    create_response: bool | None = None
+    interrupt_response: bool | None = None
+    eagerness: Eagerness | None = None
+
+
+TurnDetection: TypeAlias = ServerVad | SemanticVad | UnsetType | None
 
 
 class Transcription(Strict, frozen=True, kw_only=True):
@@ -103,7 +121,7 @@ class AudioInput(Strict, frozen=True, kw_only=True):
     format: Format | None = None
     noise_reduction: NoiseReduction | None = None
     transcription: Transcription | None = None
-    turn_detection: ServerVad | UnsetType | None = UNSET
+    turn_detection: TurnDetection = UNSET
 
 
 class Audio(Strict, frozen=True, kw_only=True):
@@ -131,7 +149,7 @@ class FlatSession(Strict, frozen=True, kw_only=True):
     input_audio_format: Literal["pcm16", "g711_ulaw", "g711_alaw"] | None = None
     input_audio_noise_reduction: NoiseReduction | None = None
     input_audio_transcription: Transcription | None = None
-    turn_detection: ServerVad | UnsetType | None = UNSET
+    turn_detection: TurnDetection = UNSET
     include: Include | None = None
 
     @property
@@ -179,6 +197,9 @@ EVENTS: Final[dict[str, type[Event]]] = {
     "input_audio_buffer.clear": Event,
 }
 
+_SETTLE_MS: Final = 128
+"""Silence in a conversation after which what was said is transcribed and answered."""
+
 _CODINGS: Final[dict[str, "Coding"]] = {
     "audio/pcm": "s16le",
     "audio/pcmu": "mulaw",
@@ -196,8 +217,12 @@ class Settings:
         rate: sample rate in Hz.
         language: spoken language; None: detected.
         turns: how the end of a turn is detected; None: the client commits turns.
+        eagerness: of ``semantic_vad``; None: silence alone ends turns.
+        idle_timeout_ms: silence after a response that begins another one; None: no silence does.
         interim: whether text that is not final is sent too.
+        timing: whether each answer's times are sent.
         flat: whether the client uses the older dialect.
+        converses: whether a language model answers.
         warnings: what the last update has that has no effect.
     """
 
@@ -207,8 +232,12 @@ class Settings:
     rate: int = 24_000
     language: str | None = None
     prompt: str = ""
+    eagerness: Eagerness | None = None
+    idle_timeout_ms: int | None = None
     interim: bool = False
+    timing: bool = False
     flat: bool = False
+    converses: bool = False
     warnings: tuple[str, ...] = ()
 
     def updated(self, event: SessionUpdate | FlatSessionUpdate) -> "Settings":
@@ -219,9 +248,13 @@ class Settings:
         """
         flat = isinstance(event, FlatSessionUpdate)
         session, source = event.session, event.session.source
-        changes: dict[str, Any] = {"flat": flat, "warnings": _warnings(event.session)}
+        changes: dict[str, Any] = {
+            "flat": flat,
+            "warnings": _warnings(event.session, converses=self.converses),
+        }
         if session.include is not None:
             changes["interim"] = INTERIM in session.include
+            changes["timing"] = self.converses and TIMING in session.include
         if source.format is not None:
             changes["format"] = source.format.type
             changes["rate"] = source.format.hertz(self.format, self.rate)
@@ -258,18 +291,21 @@ class Settings:
         """
         from galley.speech.options import LiveOptions, TurnOptions
 
-        return LiveOptions(
+        options = LiveOptions(
             language=self.language,
             prompt=self.prompt,
             turns=self.turns or TurnOptions(),
             commit_turns=self.turns is not None,
         )
+        if self.turns is None or not self.converses:
+            return options
+        return dataclasses.replace(options, pauses=True, settle_ms=_SETTLE_MS)
 
     def shown(self, session_id: str) -> dict[str, Any]:
         """Return ``session`` of the server's events."""
         transcription = {"model": self.model, "language": self.language, "prompt": self.prompt}
-        turns = self.turns and {"type": "server_vad", **dataclasses.asdict(self.turns)}
-        include = [INTERIM] if self.interim else None
+        wanted = [name for name, on in ((INTERIM, self.interim), (TIMING, self.timing)) if on]
+        include = wanted or None
         warned = {"warnings": list(self.warnings)} if self.warnings else {}
         if self.flat:
             names: dict[str, str] = {value: key for key, value in _FLAT_FORMATS.items()}
@@ -280,7 +316,7 @@ class Settings:
                 "input_audio_format": names[self.format],
                 "input_audio_transcription": transcription,
                 "input_audio_noise_reduction": None,
-                "turn_detection": turns,
+                "turn_detection": self._shown_turns(),
                 "include": include,
             }
         return {
@@ -293,11 +329,19 @@ class Settings:
                     "format": {"type": self.format, "rate": self.rate},
                     "transcription": transcription,
                     "noise_reduction": None,
-                    "turn_detection": turns,
+                    "turn_detection": self._shown_turns(),
                 }
             },
             "include": include,
         }
+
+    def _shown_turns(self) -> dict[str, Any] | None:
+        if self.turns is None:
+            return None
+        if self.eagerness is not None:
+            return {"type": "semantic_vad", "eagerness": self.eagerness}
+        shown = {"type": "server_vad", **dataclasses.asdict(self.turns)}
+        return shown | ({"idle_timeout_ms": self.idle_timeout_ms} if self.converses else {})
 
     def _with_transcription(self, given: Transcription) -> "Settings":
         if given.model not in (None, self.model):
@@ -310,23 +354,49 @@ class Settings:
         prompt = self.prompt if given.prompt is UNSET else given.prompt or ""
         return dataclasses.replace(self, language=language, prompt=prompt)
 
-    def _with_turns(self, given: ServerVad | None) -> "Settings":
+    def _with_turns(self, given: ServerVad | SemanticVad | None) -> "Settings":
         from galley.speech.options import TurnOptions
 
         if given is None:
-            return dataclasses.replace(self, turns=None)
+            return dataclasses.replace(self, turns=None, eagerness=None, idle_timeout_ms=None)
+        if isinstance(given, SemanticVad):
+            return self._with_semantic(given)
+        if given.idle_timeout_ms is not UNSET:
+            if given.idle_timeout_ms is not None and not self.converses:
+                raise RequestError(
+                    "idle_timeout_ms begins a response, and a transcription session has none: leave it out",
+                    param="idle_timeout_ms",
+                )
+            self = dataclasses.replace(self, idle_timeout_ms=given.idle_timeout_ms)
+        if self.eagerness is not None:
+            self = dataclasses.replace(self, turns=None, eagerness=None)
         names = ("threshold", "prefix_padding_ms", "silence_duration_ms")
         values = {name: value for name in names if (value := getattr(given, name)) is not None}
         return dataclasses.replace(
             self, turns=dataclasses.replace(self.turns or TurnOptions(), **values)
         )
 
+    def _with_semantic(self, given: SemanticVad) -> "Settings":
+        from galley.speech.options import TurnOptions
 
-def _warnings(session: Session | FlatSession) -> tuple[str, ...]:
+        if not self.converses:
+            raise RequestError(
+                "semantic_vad needs a language model, and a transcription session has none: take "
+                "server_vad, or connect with ?model= and the name of a model that generates text",
+                param="type",
+            )
+        eagerness = given.eagerness or self.eagerness or "auto"
+        turns = TurnOptions(silence_duration_ms=UNJUDGED_MS)
+        return dataclasses.replace(self, turns=turns, eagerness=eagerness, idle_timeout_ms=None)
+
+
+def _warnings(session: Session | FlatSession, *, converses: bool) -> tuple[str, ...]:
     """Return a sentence for each part of an update that is accepted and has no effect."""
     found = []
     if session.source.noise_reduction is not None:
         found.append("noise_reduction is not applied: the model is given the audio as it is")
+    if TIMING in (session.include or ()) and not converses:
+        found.append(f"include: {TIMING} is not sent, a transcription session has no responses")
     if LOGPROBS in (session.include or ()):
         found.append(f"include: {LOGPROBS} is not sent, transcripts have no log-probabilities")
     return tuple(found)

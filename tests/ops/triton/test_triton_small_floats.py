@@ -1,4 +1,4 @@
-"""FP8 checkpoints on the GPU executor: matrices stay E4M3, one byte each, and have the file's values."""
+"""FP8 and MXFP4 checkpoints on the GPU executor: matrices stay as they are, and have the file's values."""
 
 from pathlib import Path
 from typing import Any
@@ -6,14 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.ops.triton.device import DEVICE, TYPES, device, error
+from tests.ops.triton.device import DEVICE, ERRORS, TYPES, device, error
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from galley.engine.loaders import load_engine
 from galley.engine.read_model import read_model
 from galley.formats.values import dequantize
-from galley.formats.weights import Fp8Weight, WeightKind
+from galley.formats.weights import Fp8Weight, Mxfp4Weight, WeightKind
 from galley.ops.executor import Executor, ExecutorMemory
 from galley.ops.triton.executor import TritonExecutor
 from galley.ops.triton.packing import pack
@@ -21,6 +22,7 @@ from galley.settings.engine import EngineSettings
 from tests.checkpoints import make_checkpoint, random_ids
 from tests.formats.packed_files import write_fp8
 from tests.models.chunks import run_chunks
+from tests.models.mxfp4 import published
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 204,
@@ -92,3 +94,38 @@ def test_products_are_those_of_the_stored_values(group: int, dtype: torch.dtype)
     # The values have the activations' type, as those of the reference executor.
     values = torch.from_numpy(dequantize(weight)).to(dtype).double()
     assert error(out.cpu(), x.double() @ values.T) <= {torch.float32: 1e-5}.get(dtype, 2e-2)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("depth", [290, 24])
+def test_products_of_mxfp4_are_those_of_the_stored_values(depth: int, dtype: torch.dtype) -> None:
+    """All codes and scales over many powers of two; the last group of 290 columns is shorter."""
+    random = np.random.default_rng(depth)
+    codes = random.integers(0, 16, (70, depth)).astype(np.uint8)
+    scales = np.exp2(random.integers(-9, 3, (70, -(-depth // 32)))).astype(np.float32)
+    weight = Mxfp4Weight("w", codes, min(32, depth), scales)
+    made = pack([weight], WeightKind("float32"), dtype, torch.device(DEVICE))
+    assert made.kind == "mxfp4"
+    x = torch.randn(19, depth, generator=torch.Generator().manual_seed(0)).to(dtype)
+    out = torch.full((19, 70), torch.nan, dtype=dtype, device=DEVICE)
+    made.multiply(device(), x.to(DEVICE), out)
+    values = torch.from_numpy(dequantize(weight)).double()
+    assert error(out.cpu(), x.double() @ values.T) <= ERRORS[dtype]
+    rows = torch.full((3, depth), torch.nan, dtype=dtype, device=DEVICE)
+    made.gather(device(), torch.tensor([5, 0, 69], device=DEVICE, dtype=torch.int32), rows)
+    assert torch.equal(rows.cpu().double(), values[[5, 0, 69]])
+
+
+def test_experts_in_mxfp4_stay_so(tmp_path: Path) -> None:
+    """gpt-oss as published; transformers' own conversion gives the values of the dense checkpoint."""
+    dense = published(tmp_path / "blocks")
+    plain = make_checkpoint(tmp_path / "plain", "gpt-oss", hidden_size=64, intermediate_size=32)
+    tensors = load_file(plain / "model.safetensors") | dense
+    save_file({k: v.contiguous() for k, v in tensors.items()}, plain / "model.safetensors")
+    assert "mxfp4 (group 32, BF16 scales)" in memory_of(tmp_path / "blocks").kinds
+    ids = random_ids(1, 20)
+    wanted, got = (
+        run_chunks(executor_of(folder, "gpu", activations="float32"), ids, [20], first_block=2)
+        for folder in (plain, tmp_path / "blocks")
+    )
+    assert np.linalg.norm(got - wanted) <= 1e-5 * np.linalg.norm(wanted)

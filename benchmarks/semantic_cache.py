@@ -1,0 +1,127 @@
+"""Measure the semantic cache's false hits and hit rate on labelled pairs of questions.
+
+    python -m benchmarks.semantic_cache --model galley-demo-embed --model PATH [--pairs FILE]
+
+The threshold is tuned with one half of the pairs and measured with the other; no question is in both
+halves. Without ``--pairs``, the pairs are those of ``recipes/questions``. Beside it: the cosine alone, with
+the threshold at which its hit rate is the same.
+"""
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from galley.cache.chances import interval
+from galley.cache.facts import Facts, difference
+from galley.cache.tuning import Pair, Result, Scored, at_hit_rate, chosen, read_pairs, results
+from galley.llm.llm import LLM
+from recipes.questions.pairs import pairs as recipe_pairs
+from recipes.questions.wordings import ASKED
+
+BUDGET = 0.01
+TOGETHER = 64
+HIT_RATES = (0.05, 0.1, 0.2, 0.4)
+"""Shown where no threshold keeps the budget."""
+
+
+def halves_of_recipe(count: int) -> tuple[list[Pair], list[Pair]]:
+    """Return pairs of two halves of the recipe's questions."""
+    numbers = [tuple(range(half, len(ASKED), 2)) for half in (0, 1)]
+    first, second = (recipe_pairs(count // 2, 1, half) for half in numbers)
+    return (
+        [Pair(one.a, one.b, one.same) for one in first],
+        [Pair(one.a, one.b, one.same) for one in second],
+    )
+
+
+def halves_of_file(path: Path, most: int) -> tuple[list[Pair], list[Pair]]:
+    """Return two halves of a file's pairs that have no text in common."""
+    side: dict[str, int] = {}
+    halves: tuple[list[Pair], list[Pair]] = ([], [])
+    for number, pair in enumerate(read_pairs(path)):
+        known = {side[text] for text in pair[:2] if text in side}
+        if len(known) == 2:
+            continue
+        half = known.pop() if known else number % 2
+        side[pair.first] = side[pair.second] = half
+        if len(halves[half]) < most // 2:
+            halves[half].append(pair)
+    return halves
+
+
+def score(llm: LLM, some: Sequence[Pair]) -> list[Scored]:
+    """Return what the cache knows of each pair."""
+    texts = list(dict.fromkeys(text for pair in some for text in pair[:2]))
+    parts = (texts[begin : begin + TOGETHER] for begin in range(0, len(texts), TOGETHER))
+    vectors: NDArray[np.float32] = np.concatenate(
+        [llm.embed(part, truncate=True) for part in parts]
+    )
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    place = {text: number for number, text in enumerate(texts)}
+    facts = {text: Facts(text) for text in texts}
+    return [
+        Scored(
+            pair.same,
+            float(vectors[place[pair.first]] @ vectors[place[pair.second]]),
+            difference(facts[pair.first], facts[pair.second]) is None,
+        )
+        for pair in some
+    ]
+
+
+def line(name: str, one: Result) -> str:
+    """Return the figures of one threshold."""
+    low, high = interval(one.false, one.hits)
+    return (
+        f"{name:<34} threshold {one.threshold:.3f}  hit rate {100 * one.hit_rate:5.1f} %  "
+        f"false {one.false:5d} of {one.hits:5d} hits: {100 * one.false_rate:5.2f} % "
+        f"({100 * low:.2f} to {100 * high:.2f})"
+    )
+
+
+def measure(model: str, seen: Sequence[Pair], others: Sequence[Pair], budget: float) -> None:
+    """Print the figures of one model."""
+    began = time.process_time()
+    with LLM(model) as llm:
+        tuned, held_out = results(score(llm, seen)), score(llm, others)
+    print(f"{model}: {len(seen)} + {len(others)} pairs, {time.process_time() - began:.0f} CPU s")
+    best = chosen(tuned, budget)
+    if best is None:
+        print(f"  no threshold keeps false hits below {100 * budget:.3g} %; by hit rate:")
+        for rate in HIT_RATES:
+            for name, facts in (("with the facts", True), ("cosine alone", False)):
+                if (found := at_hit_rate(results(held_out, facts=facts), rate)) is not None:
+                    print(line(f"  other half, {name}", found))
+        return
+    print(line("  tuned half", best))
+    [here] = [one for one in results(held_out) if one.threshold == best.threshold]
+    print(line("  other half", here))
+    bare = at_hit_rate(results(held_out, facts=False), here.hit_rate)
+    if bare is not None:
+        print(line("  other half, cosine alone", bare))
+
+
+def main() -> None:
+    """Measure each model."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", action="append", required=True)
+    parser.add_argument("--pairs", type=Path, help="labelled pairs, as for galley cache tune")
+    parser.add_argument("--most", type=int, default=4000, help="pairs in all")
+    parser.add_argument("--budget", type=float, default=BUDGET)
+    given = parser.parse_args()
+    if given.pairs is None:
+        seen, others = halves_of_recipe(given.most)
+    else:
+        seen, others = halves_of_file(given.pairs, given.most)
+    for model in given.model:
+        measure(model, seen, others, given.budget)
+
+
+if __name__ == "__main__":
+    main()

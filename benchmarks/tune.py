@@ -1,0 +1,133 @@
+"""Compare `galley tune` with an exhaustive search of the same space: cost found, and time taken.
+
+    python -m benchmarks.tune [MODEL] [--requests 90] [--json FILE]
+
+The trace has Poisson arrivals and lognormal lengths. The exhaustive search serves the whole trace with each
+candidate. Then both winners serve it again in turns, because the best of many noisy figures is too good.
+Cost is CPU time, so other load on the machine matters less than it does to latencies.
+"""
+
+import argparse
+import dataclasses
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from rich.console import Console
+
+from galley.machine import available_cores, cpu_and_cores
+from galley.settings.engine import EngineSettings
+from galley.settings.quality_gate import QualityGate
+from galley.traffic.trace import read_trace
+from galley.tune.goal import parse_goal
+from galley.tune.job import Job, Wanted
+from galley.tune.space import Candidate
+from galley.tune.trials import Trial
+
+GOAL: Final = "ttft p95 < 2s, tpot p95 < 200ms"
+CORES: Final = available_cores()
+SPACE: Final = (
+    "kv_dtype=bfloat16",
+    "max_batch_tokens=64,512",
+    "max_running=4,32",
+    f"threads={max(1, CORES // 2)},{CORES}",
+    "speculation=off",
+)
+RATE: Final = 12.0
+"""Requests a second."""
+
+
+def write_trace(file: Path, requests: int) -> None:
+    """Write a generated trace in GuideLLM's form."""
+    random = np.random.default_rng(0)
+    times = np.cumsum(random.exponential(1 / RATE, requests))
+    prompts = np.clip(random.lognormal(4.6, 0.7, requests), 16, 600)
+    outputs = np.clip(random.lognormal(3.6, 0.7, requests), 4, 200)
+    lines = [
+        {"timestamp": float(t), "input_length": int(p), "output_length": int(o)}
+        for t, p, o in zip(times, prompts, outputs, strict=True)
+    ]
+    file.write_text("\n".join(map(json.dumps, lines)) + "\n")
+
+
+def prepared(model: str, folder: Path, requests: int) -> Job:
+    """Return the job, with all candidates predicted."""
+    trace = folder / "trace.jsonl"
+    write_trace(trace, requests)
+    wanted = Wanted(
+        settings=EngineSettings(model=model),
+        goal=parse_goal(GOAL),
+        turns=read_trace(trace),
+        trace="generated",
+        speed=1.0,
+        tried=SPACE,
+        gate=QualityGate({}),
+    )
+    return Job.prepare(wanted, folder / "tune.json")
+
+
+def main() -> None:
+    """Search both ways, and print what each found."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", nargs="?", default="")
+    parser.add_argument("--requests", type=int, default=90)
+    parser.add_argument("--candidates", type=int, default=9)
+    parser.add_argument("--again", type=int, default=3, help="further runs of both winners")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    console = Console()
+    with tempfile.TemporaryDirectory() as at:
+        began = time.monotonic()
+        job = prepared(options.model, Path(at), options.requests)
+        tuned = job.search(options.candidates, on_end=lambda: None, on_trial=console.print)
+        middle = time.monotonic()
+        every = [
+            _tried(job, one.candidate, options.requests, console) for one in job.tuning.considered
+        ]
+        ended = time.monotonic()
+        goal = job.wanted.goal
+        best = min(every, key=lambda trial: trial.rank(goal))
+        winners = {"tune": tuned.candidate, "exhaustive": best.candidate}
+        costs: dict[str, list[float]] = {name: [] for name in winners}
+        for _ in range(options.again):
+            for name, candidate in winners.items():
+                costs[name].append(job.bench.measure(candidate, options.requests).cost)
+    found = {
+        "machine": cpu_and_cores(),
+        "candidates": len(every),
+        "seconds": {"tune": middle - began, "exhaustive": ended - middle},
+        "share of the time": (middle - began) / (ended - middle),
+        "winners": {name: str(candidate) for name, candidate in winners.items()},
+        "costs, CPU s per 1,000 tokens": costs,
+        "cost of tune's to the best": statistics.median(costs["tune"])
+        / statistics.median(costs["exhaustive"]),
+        "exhaustive": [
+            dataclasses.asdict(_Row(str(t.candidate), t.cost, t.factor(goal))) for t in every
+        ],
+    }
+    console.print_json(json.dumps(found))
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Row:
+    candidate: str
+    cost: float
+    of_the_goal: float
+
+
+def _tried(job: Job, candidate: Candidate, turns: int, console: Console) -> Trial:
+    trial = job.bench.measure(candidate, turns)
+    console.print(f"{candidate}: {trial.cost:.3f} CPU s per 1,000 tokens {trial.problem}")
+    return trial
+
+
+if __name__ == "__main__":
+    main()

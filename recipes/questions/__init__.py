@@ -1,0 +1,1 @@
+"""Labelled pairs of questions, for the semantic response cache."""

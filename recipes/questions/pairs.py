@@ -1,0 +1,120 @@
+"""Pairs of questions with and without the same answer.
+
+    python -m recipes.questions.pairs [--pairs 4000] [--seed 1] > pairs.jsonl
+
+Half of the pairs are two wordings of one question. The others differ in what vectors hardly see: a number,
+a product, a city, a person or a date; who does what to whom; a negation or an opposite; and some are other
+questions about the same thing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .wordings import ASKED, SLOTS, Asked
+
+KINDS = ("other values", "reversed roles", "negations and opposites", "other questions")
+_TRIES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two questions; ``kind``: "paraphrases", or what differs; ``asked``: the first's number."""
+
+    a: str
+    b: str
+    same: bool
+    kind: str
+    asked: int
+
+
+def pairs(count: int, seed: int, asked: tuple[int, ...] | None = None) -> list[Pair]:
+    """Return distinct pairs, half of which mean the same.
+
+    Args:
+        count: the number of pairs.
+        seed: of the choices.
+        asked: numbers of the questions to use; None: all.
+    """
+    rng = random.Random(seed)
+    numbers = tuple(range(len(ASKED))) if asked is None else asked
+    found: dict[tuple[str, str], Pair] = {}
+    for kind in _kinds(count):
+        for _ in range(_TRIES):
+            pair = _pair(rng, rng.choice(numbers), kind, numbers)
+            if pair is None or pair.a == pair.b:
+                continue
+            key = (min(pair.a, pair.b), max(pair.a, pair.b))
+            if key not in found:
+                found[key] = pair
+                break
+    return list(found.values())
+
+
+def _kinds(count: int) -> Iterator[str]:
+    for number in range(count):
+        yield "paraphrases" if number % 2 else KINDS[number // 2 % len(KINDS)]
+
+
+def _pair(rng: random.Random, number: int, kind: str, numbers: tuple[int, ...]) -> Pair | None:
+    asked = ASKED[number]
+    values = _values(rng)
+    first, second = rng.sample(asked.wordings, 2)
+    other = values
+    if kind == "other values":
+        slot = _changed_slot(rng, asked)
+        if slot is None:
+            return None
+        other = values | {slot: rng.choice(SLOTS[slot.rstrip("2")])}
+        # The wording may be the same: then only the value differs.
+        second = rng.choice(asked.wordings)
+        if other[slot] in (values[slot], values.get(f"{slot}2"), values.get(slot.rstrip("2"))):
+            return None
+    elif kind == "reversed roles":
+        doubled = [name for name in SLOTS if "{" + name + "2}" in first]
+        if not doubled:
+            return None
+        [name] = doubled
+        other = values | {name: values[f"{name}2"], f"{name}2": values[name]}
+        second = rng.choice(asked.wordings)
+    elif kind == "negations and opposites":
+        if not asked.opposites:
+            return None
+        second = rng.choice(asked.opposites)
+    elif kind == "other questions":
+        second = rng.choice(ASKED[rng.choice([n for n in numbers if n != number])].wordings)
+    a, b = first.format(**values), second.format(**other)
+    return Pair(a, b, same=kind == "paraphrases", kind=kind, asked=number)
+
+
+def _values(rng: random.Random) -> dict[str, str]:
+    values = {}
+    for name, choices in SLOTS.items():
+        values[name], values[f"{name}2"] = rng.sample(choices, 2)
+    return values
+
+
+def _changed_slot(rng: random.Random, asked: Asked) -> str | None:
+    text = asked.wordings[0]
+    used = [slot for name in SLOTS for slot in (name, f"{name}2") if "{" + slot + "}" in text]
+    return rng.choice(used) if used else None
+
+
+def main() -> None:
+    """Print the pairs as JSON lines for ``galley cache tune``."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pairs", type=int, default=4000)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    for pair in pairs(given.pairs, given.seed):
+        print(json.dumps({"a": pair.a, "b": pair.b, "same": pair.same, "kind": pair.kind}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Bar charts as SVG without scripts, for quantities by name; colours are those of line charts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Final
+
+from galley.bench.serve.chart import COLOURS, ticks
+
+_WIDTH: Final = 460
+_NAMES, _RIGHT, _TOP, _BOTTOM = 130, 46, 6, 40
+_BAR: Final = 13
+_GAP: Final = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One bar for each name of a chart; ``values`` has None where there is no bar."""
+
+    name: str
+    values: Sequence[float | None]
+
+
+def bars(title: str, unit: str, names: Sequence[str], series: Sequence[Series]) -> str:
+    """Return a figure of horizontal bars, grouped by name, with its legend; empty if there is no bar."""
+    drawn = [value for one in series for value in one.values if value is not None]
+    if not drawn:
+        return ""
+    marks = ticks(max(drawn))
+    scale = (_WIDTH - _NAMES - _RIGHT) / marks[-1]
+    group = _BAR * len(series) + _GAP
+    height = _TOP + group * len(names) + _BOTTOM
+    parts = [
+        f'<figure><figcaption>{escape(title)}</figcaption><svg viewBox="0 0 {_WIDTH} {height}" '
+        f'role="img" aria-label="{escape(f"{title}: {unit} by name")}">'
+    ]
+    for mark in marks:
+        x = _NAMES + mark * scale
+        parts.append(f'<path class="grid" d="M{x:.1f} {_TOP}V{height - _BOTTOM}"/>')
+        parts.append(_text(x, height - _BOTTOM + 15, f"{mark:g}", "middle"))
+    parts.append(_text((_NAMES + _WIDTH - _RIGHT) / 2, height - 8, unit, "middle"))
+    for row, name in enumerate(names):
+        top = _TOP + row * group + _GAP / 2
+        parts.append(_text(_NAMES - 6, top + (group - _GAP) / 2 + 4, name, "end"))
+        for number, one in enumerate(series):
+            value = one.values[row]
+            if value is not None:
+                parts.append(_bar(one.name, name, value, number, top + number * _BAR, scale))
+    legend = "".join(
+        f'<li><svg class="key" viewBox="0 0 24 8" aria-hidden="true"><g class="line c{n % COLOURS}">'
+        f'<path d="M0 4H24"/></g></svg>{escape(one.name)}</li>'
+        for n, one in enumerate(series)
+    )
+    return "".join(parts) + f"</svg><ul>{legend}</ul></figure>"
+
+
+def _bar(series: str, name: str, value: float, number: int, top: float, scale: float) -> str:
+    width = max(0.5, value * scale)
+    said = escape(f"{series}: {name}: {value:.4g}")
+    return (
+        f'<g class="bar c{number % COLOURS}"><rect x="{_NAMES}" y="{top:.1f}" width="{width:.1f}" '
+        f'height="{_BAR - 2}"><title>{said}</title></rect></g>'
+        + _text(_NAMES + width + 4, top + _BAR - 4, f"{value:.3g}", "start")
+    )
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'

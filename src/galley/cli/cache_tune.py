@@ -1,0 +1,219 @@
+"""``galley cache tune``: the threshold of the semantic cache from labelled pairs of questions."""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from galley.cli.options import Command
+from galley.cli.server_api import call
+from galley.cli.terminal import progress, table
+from galley.errors import SettingsError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from galley.cache.tuning import Pair, Result, Scored
+    from galley.settings.config import Settings
+
+_TOGETHER: Final = 64
+_SHOWN: Final = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.92, 0.94, 0.96, 0.98, 0.99)
+_THRESHOLD: Final = "semantic_cache_threshold"
+_RERANKER_THRESHOLD: Final = "semantic_cache_reranker_threshold"
+
+
+@click.command(cls=Command)
+@click.argument("data", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--model", help="embedding model, or its name at --url; default: semantic_cache_model"
+)
+@click.option("--url", help="server with OpenAI's embeddings API; default: semantic_cache_url")
+@click.option(
+    "--reranker", help="cross-encoder that also compares; default: semantic_cache_reranker"
+)
+@click.option(
+    "--budget",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    help="largest share of hits that may be false; default: semantic_cache_budget, 0.01",
+)
+@click.option(
+    "--write",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="settings file, such as galley.yaml, in which to set the threshold",
+)
+def tune(
+    data: Path,
+    model: str | None,
+    url: str | None,
+    reranker: str | None,
+    budget: float | None,
+    write: Path | None,
+) -> None:
+    """Find the threshold of the semantic response cache from labelled pairs of questions.
+
+    DATA has JSON lines {"a": "...", "b": "...", "same": true}, or is a .csv or .tsv file with these
+    columns or those of Quora's question pairs. Prints for each threshold how many pairs that mean the
+    same are hits, and how many hits are false, with intervals of 95 %; then the threshold with the most
+    hits whose share of false ones is below the budget with 95 % certainty.
+    """
+    from galley.cache.tuning import chosen, fewest_hits, read_pairs, results
+    from galley.settings.config import Settings
+
+    settings = Settings.load({})
+    budget = settings.semantic_cache_budget if budget is None else budget
+    pairs = read_pairs(data)
+    scored = list(_scored(pairs, settings, model, url, reranker))
+    found, bare = results(scored), results(scored, facts=False)
+    best = chosen(found, budget)
+    _print(found, best, len(pairs))
+    if best is None:
+        raise SettingsError(
+            f"no threshold keeps false hits below {100 * budget:.3g} % with 95 % certainty; give more "
+            f"pairs (a threshold needs {fewest_hits(budget)} hits if none is false), another embedding "
+            "model, or a larger --budget"
+        )
+    _print_beside(bare, best)
+    lines = {_THRESHOLD: f"{best.threshold:.3f}"}
+    if best.ranking is not None:
+        lines[_RERANKER_THRESHOLD] = f"{best.ranking:.6g}"
+    click.echo("\n".join(f"{name}: {value}" for name, value in lines.items()))
+    if write is not None:
+        set_in(write, lines)
+        click.echo(f"written to {write}")
+
+
+def _print(found: "Sequence[Result]", best: "Result | None", pairs: int) -> None:
+    from galley.cache.chances import interval
+
+    ranking = found[0].ranking if best is None else best.ranking
+    shown = [one for one in found if one.ranking == ranking and one.threshold in _SHOWN]
+    if best is not None and best not in shown:
+        shown = sorted([*shown, best], key=lambda one: one.threshold)
+    header = ("threshold", "hits", "hit rate", "of 95 %", "false", "of hits", "of 95 %")
+    rows = []
+    for one in shown:
+        rate, false = interval(one.hits - one.false, one.same), interval(one.false, one.hits)
+        mark = " *" if one is best else ""
+        rows.append(
+            (
+                f"{one.threshold:.3f}{mark}",
+                str(one.hits),
+                f"{100 * one.hit_rate:.1f} %",
+                f"{100 * rate[0]:.1f} to {100 * rate[1]:.1f}",
+                str(one.false),
+                f"{100 * one.false_rate:.2f} %",
+                f"{100 * false[0]:.2f} to {100 * false[1]:.2f}",
+            )
+        )
+    click.echo(f"{pairs} pairs, {found[0].same} of which mean the same (the hit rate is of these)")
+    click.echo(table(header, rows, left=(0,)))
+
+
+def _print_beside(bare: "Sequence[Result]", best: "Result") -> None:
+    from galley.cache.tuning import at_hit_rate
+
+    same_rate = at_hit_rate(bare, best.hit_rate)
+    if same_rate is not None:
+        click.echo(
+            f"the cosine alone, at the same hit rate (threshold {same_rate.threshold:.3f}): "
+            f"{100 * same_rate.false_rate:.1f} % of hits false"
+        )
+
+
+def _scored(
+    pairs: "Sequence[Pair]",
+    settings: "Settings",
+    model: str | None,
+    url: str | None,
+    reranker: str | None,
+) -> "Iterator[Scored]":
+    """Yield what the cache would know of each pair."""
+    from galley.cache.facts import Facts, difference
+    from galley.cache.tuning import Scored
+
+    model = model or settings.semantic_cache_model
+    if not model:
+        raise SettingsError("give --model, the embedding model that compares questions")
+    texts = list(dict.fromkeys(text for pair in pairs for text in pair[:2]))
+    vectors = _vectors(texts, settings, model, url or settings.semantic_cache_url)
+    place = {text: number for number, text in enumerate(texts)}
+    reranker = reranker or settings.semantic_cache_reranker
+    scores = _rankings(pairs, settings, reranker) if reranker else [None] * len(pairs)
+    facts = {text: Facts(text) for text in texts}
+    for pair, score in zip(pairs, scores, strict=True):
+        similarity = float(vectors[place[pair.first]] @ vectors[place[pair.second]])
+        agree = difference(facts[pair.first], facts[pair.second]) is None
+        yield Scored(pair.same, similarity, agree, score)
+
+
+def _vectors(
+    texts: Sequence[str], settings: "Settings", model: str, url: str
+) -> "NDArray[np.float32]":
+    """Return a row of length 1 for each text."""
+    import numpy as np
+
+    found: list[NDArray[np.float32]] = []
+    with progress("embedding", len(texts)) as bar:
+        if url:
+            key = settings.semantic_cache_api_key or os.environ.get("OPENAI_API_KEY", "")
+            for begin in range(0, len(texts), _TOGETHER):
+                body = {"model": model, "input": list(texts[begin : begin + _TOGETHER])}
+                data = call(url, "/v1/embeddings", key, body)["data"]
+                found.append(np.array([one["embedding"] for one in data], np.float32))
+                bar.update(len(data))
+        else:
+            from galley.llm.llm import LLM
+
+            with LLM(_path(settings, model)) as llm:
+                for begin in range(0, len(texts), _TOGETHER):
+                    some = llm.embed(list(texts[begin : begin + _TOGETHER]), truncate=True)
+                    found.append(np.asarray(some, np.float32))
+                    bar.update(len(some))
+    vectors = np.concatenate(found)
+    unit: NDArray[np.float32] = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return unit
+
+
+def _rankings(pairs: "Sequence[Pair]", settings: "Settings", reranker: str) -> list[float]:
+    from galley.llm.llm import LLM
+
+    scores = []
+    with LLM(_path(settings, reranker)) as llm, progress("comparing", len(pairs)) as bar:
+        for pair in pairs:
+            scores += llm.rerank(pair.first, [pair.second], truncate=True)
+            bar.update(1)
+    return scores
+
+
+def _path(settings: "Settings", model: str) -> str:
+    """Return the model of that name in the settings, or else ``model`` itself."""
+    for named in settings.models:
+        if named.name == model:
+            return str(named.own.get("model", model))
+    return model
+
+
+def set_in(path: Path, lines: dict[str, str]) -> None:
+    """Set top-level settings of a YAML file, in place of earlier values or at its end.
+
+    Raises:
+        SettingsError: the file cannot be written.
+    """
+    try:
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        for name, value in lines.items():
+            pattern = re.compile(rf"^{name}[ \t]*:.*$", re.MULTILINE)
+            line = f"{name}: {value}"
+            if pattern.search(text):
+                text = pattern.sub(line, text)
+            else:
+                text += ("" if not text or text.endswith("\n") else "\n") + line + "\n"
+        partial = path.with_name(f"{path.name}.partial")
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"cannot write {path}: {error}") from error

@@ -1,0 +1,1 @@
+"""Claims about inference, each measured on this machine: prediction, figure, picture, and verdict."""

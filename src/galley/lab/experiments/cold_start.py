@@ -1,0 +1,54 @@
+"""A cold start by phase."""
+
+import time
+from typing import Final
+
+from galley.bench.report import Spread
+from galley.bench.serve.bars import Series
+from galley.bench.serve.server import started
+from galley.lab.bench import Lab
+from galley.lab.experiment import Bars, Claim, Experiment, Figure, Finding
+
+
+def _run(lab: Lab) -> Finding:
+    model = lab.settings.model or "galley-demo"
+    totals = []
+    for _ in range(2 if lab.quick else 5):
+        began = time.monotonic()
+        with started(model, "--revision", lab.settings.revision, quiet=True):
+            totals.append(time.monotonic() - began)
+    engine = lab.engine()
+    phases = {name: s for name, s in engine.info.phases.items() if name != "ready"}
+    total = Spread.of(totals)
+    loading = sum(phases.values())
+    shares = Spread.of([100 * loading / seconds for seconds in totals])
+    rest = max(0.0, total.median - loading)
+    rows = {**phases, "processes, imports, server": rest}
+    return Finding(
+        figures=[Figure(measured=shares)],
+        header=["phase", "ms", "of the start"],
+        rows=[[n, f"{1e3 * s:.1f}", f"{s / total.median:.0%}"] for n, s in rows.items()],
+        pictures=[
+            Bars(
+                title="From the command to the first request",
+                unit="ms",
+                names=[*rows],
+                series=[Series("measured", [1e3 * seconds for seconds in rows.values()])],
+            )
+        ],
+        notes=[
+            f"From the start of the process to the readiness of the server: {total.median:.2f} s. Packed "
+            "weights are on disk from earlier starts, and the kernel may have them in memory."
+        ],
+    )
+
+
+EXPERIMENT: Final = Experiment(
+    name="cold-start",
+    title="A cold start by phase",
+    statement="Most of a cold start is loading the model.",
+    source="ServerlessLLM, arXiv:2401.14351",
+    prediction="None: it depends on the size of the model and on the disk.",
+    claims=(Claim(figure="share of the start that is loading the model", unit="%", low=50),),
+    run=_run,
+)

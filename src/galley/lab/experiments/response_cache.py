@@ -1,0 +1,127 @@
+"""A response cache with repeated requests."""
+
+import asyncio
+import contextlib
+import secrets
+import statistics
+import time
+from typing import Final
+
+import numpy as np
+
+from galley.bench.report import Spread
+from galley.bench.serve.bars import Series
+from galley.bench.serve.client import Client
+from galley.bench.serve.server import started
+from galley.errors import EngineError
+from galley.lab.bench import Lab
+from galley.lab.experiment import Bars, Claim, Experiment, Figure, Finding
+
+_REPEATED: Final = 0.4
+
+
+def _run(lab: Lab) -> Finding:
+    count = 40 if lab.quick else 200
+    order = _order(count)
+    model = lab.settings.model or "galley-demo"
+    flags = (
+        model,
+        "--revision",
+        lab.settings.revision,
+        "--no-prefix-cache",
+        "--speculation",
+        "off",
+    )
+    with (
+        started(*flags, quiet=True) as (plain, _),
+        started(*flags, "--response-cache", "exact", quiet=True) as (caching, _),
+    ):
+        times = asyncio.run(_answered({"off": plain, "exact": caching}, order))
+    first = {number: place for place, number in reversed(list(enumerate(order)))}
+    again = [place for place, number in enumerate(order) if first[number] != place]
+    hits = Spread.of([1e3 * times["exact"][place] for place in again])
+    computed = Spread.of([1e3 * times["off"][place] for place in again])
+    new = [place for place in range(count) if place not in again]
+    # Medians: a request that had to wait for another process would outweigh many others.
+    total = {
+        mode: sum(
+            len(places) * statistics.median(taken[place] for place in places)
+            for places in (again, new)
+        )
+        for mode, taken in times.items()
+    }
+    saved = 100 * (1 - total["exact"] / total["off"])
+    return Finding(
+        figures=[
+            Figure.exact(saved, 100 * len(again) / count),
+            Figure.exact(hits.median / computed.median),
+        ],
+        header=["answers", "median ms", "range"],
+        rows=[
+            [name, f"{one.median:.2f}", f"{one.low:.2f} to {one.high:.2f}"]
+            for name, one in (("computed", computed), ("from the cache", hits))
+        ],
+        pictures=[
+            Bars(
+                title="All requests, one after another",
+                unit="s",
+                names=["without cache", "with cache"],
+                series=[Series("measured", [total["off"], total["exact"]])],
+            )
+        ],
+        notes=[
+            f"{count} greedy requests of 64 tokens, {len(again) / count:.0%} of which repeat an earlier "
+            "one. That share is an assumption: record your traffic (galley serve --record) to know yours."
+        ],
+    )
+
+
+def _order(count: int) -> list[int]:
+    """Return numbers of questions, a share of which repeat an earlier one."""
+    random = np.random.default_rng(0)
+    order: list[int] = []
+    for place in range(count):
+        repeats = place > 0 and random.random() < _REPEATED
+        order.append(order[int(random.integers(place))] if repeats else place)
+    return order
+
+
+async def _answered(urls: dict[str, str], order: list[int]) -> dict[str, list[float]]:
+    """Return the seconds of each question on each server, asked in turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in urls}
+    with contextlib.ExitStack() as stack:
+        clients = {
+            name: stack.enter_context(contextlib.closing(Client(url))) for name, url in urls.items()
+        }
+        run = secrets.token_hex(4)  # entries of earlier runs are still in the cache
+        _, listed = await clients["off"].json("/v1/models")
+        for number in [-1, *order]:  # the first request of a server is slower than the rest
+            body = {
+                "model": listed["data"][0]["id"],
+                "prompt": f"Run {run}, question {number}: what is the answer?",
+                "max_tokens": 64,
+                "temperature": 0,
+                "ignore_eos": True,
+            }
+            for name, client in clients.items():
+                began = time.perf_counter()
+                status, answer = await client.json("/v1/completions", body)
+                seconds[name].append(time.perf_counter() - began)
+                if status != 200:
+                    raise EngineError(f"the server answered {status}: {answer}")
+    return {name: taken[1:] for name, taken in seconds.items()}
+
+
+EXPERIMENT: Final = Experiment(
+    name="response-cache",
+    title="A cache of responses",
+    statement="30 to 50 % of requests repeat earlier ones; a cache of responses saves as much of the work, "
+    "and answers them at once.",
+    source="GPT Semantic Cache, arXiv:2411.05276; MeanCache, arXiv:2403.02694 (31 % repeated)",
+    prediction="The share of the requests that repeat an earlier one, here 40 % by construction.",
+    claims=(
+        Claim(figure="time saved", unit="%", low=30, high=50),
+        Claim(figure="time of a hit to that of a computed answer", unit="times", high=0.2),
+    ),
+    run=_run,
+)

@@ -1,0 +1,116 @@
+"""Models of any shape with random weights: speed and memory do not depend on the values."""
+
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from galley.formats.values import bf16_bits
+from galley.formats.weights import DENSE_KINDS, DenseWeight, TensorInfo, Weights
+from galley.graph.program import Program
+from galley.models.registry import build_program
+from galley.ops.batch import Batch
+from galley.ops.cpu import CpuExecutor
+from galley.ops.executor import ExecutorOptions
+from galley.ops.sampling import SamplingBatch
+
+_MOST_SEQUENCES: Final = 16
+_BLOCKS: Final = 8
+"""Blocks of keys and values of a sequence."""
+
+
+class RandomWeights(Weights):
+    """Tensors of a program, bfloat16: each is a slice of the same noise, which is generated once."""
+
+    def __init__(self, program: Program) -> None:
+        self._shapes = dict(program.shapes)
+        rng = np.random.default_rng(0)
+        largest = max(int(np.prod(shape)) for shape in self._shapes.values())
+        noise = rng.standard_normal(largest, dtype=np.float32) / np.float32(32)
+        self._noise = bf16_bits(noise).view(np.uint8)
+
+    def info(self, name: str) -> TensorInfo:
+        """See :class:`Weights`."""
+        return TensorInfo(self._shapes[name], DENSE_KINDS["BF16"])
+
+    def __getitem__(self, name: str) -> DenseWeight:
+        shape = self._shapes[name]
+        return DenseWeight(name, "BF16", shape, self._noise[: 2 * int(np.prod(shape))])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+
+class RandomExecutor:
+    """A random model whose steps are timed, without an engine."""
+
+    def __init__(self, program: Program, weights: str, threads: int) -> None:
+        """Pack the weights as this type."""
+        options = ExecutorOptions(
+            dtype="bfloat16", quantize=weights, kv_dtype="bfloat16", device="cpu", threads=threads
+        )
+        self._executor = CpuExecutor(program, RandomWeights(program), options)
+        self._executor.allocate_kv(_MOST_SEQUENCES * _BLOCKS, states=1)
+        self._vocab = program.vocab_size
+        self._random = np.random.default_rng(1)
+
+    def decode_seconds(self, sequences: int, steps: int) -> float:
+        """Return the median seconds of a step of random tokens, after a warm-up step."""
+        self._step(sequences, 0)
+        return statistics.median(self._step(sequences, 1 + i) for i in range(steps))
+
+    def _step(self, sequences: int, position: int) -> float:
+        rows = np.arange(sequences, dtype=np.int64)
+        tables = tuple(
+            np.arange(s * _BLOCKS, (s + 1) * _BLOCKS, dtype=np.int64) for s in range(sequences)
+        )
+        tokens = self._random.integers(self._vocab, size=sequences)
+        positions = np.full(sequences, position, dtype=np.int64)
+        starts = np.arange(sequences + 1, dtype=np.int64)
+        batch = Batch(tokens, positions, starts, tables, rows)
+        began = time.perf_counter()
+        self._executor.execute(batch, SamplingBatch())
+        return time.perf_counter() - began
+
+
+def llama(
+    *,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    hidden: int,
+    inner: int,
+    vocab: int,
+    experts: tuple[int, int] | None = None,
+) -> Program:
+    """Return a Llama, or with ``experts`` a Mixtral: (experts in a layer, experts of a token)."""
+    config = {
+        "model_type": "llama",
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+    }
+    if experts is not None:
+        count, each = experts
+        config |= {
+            "model_type": "mixtral",
+            "num_local_experts": count,
+            "num_experts_per_tok": each,
+        }
+    return build_program(config)

@@ -1,0 +1,66 @@
+"""The experiments, in the order of the page."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from galley.errors import SettingsError
+from galley.lab.experiment import Experiment
+from galley.lab.experiments import (
+    adapters,
+    batch_size,
+    batching,
+    chunked_prefill,
+    cold_start,
+    isa,
+    kv_allocation,
+    kv_bytes,
+    kv_types,
+    moe,
+    padding,
+    passes,
+    prefix_cache,
+    response_cache,
+    roofline,
+    rounding,
+    speculation,
+    threads,
+    token_price,
+    weight_types,
+    weights_memory,
+)
+
+EXPERIMENTS: Final[Mapping[str, Experiment]] = {
+    module.EXPERIMENT.name: module.EXPERIMENT
+    for module in (
+        weights_memory,
+        kv_bytes,
+        roofline,
+        batch_size,
+        batching,
+        padding,
+        kv_allocation,
+        prefix_cache,
+        chunked_prefill,
+        kv_types,
+        weight_types,
+        rounding,
+        speculation,
+        passes,
+        isa,
+        threads,
+        cold_start,
+        moe,
+        adapters,
+        response_cache,
+        token_price,
+    )
+}
+
+
+def experiment_of(name: str) -> Experiment:
+    """Return an experiment. Raises SettingsError, with all names, if there is none of this name."""
+    if name not in EXPERIMENTS:
+        raise SettingsError(
+            f"there is no experiment {name!r}; experiments: {', '.join(EXPERIMENTS)}"
+        )
+    return EXPERIMENTS[name]

@@ -1,0 +1,125 @@
+"""Runs experiments, each in a process of its own, and keeps what they found for the next run."""
+
+import importlib.util
+import multiprocessing
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from galley import __version__
+from galley.bench.kept import keep, read_kept
+from galley.bench.report import Machine as Peaks
+from galley.errors import GalleyError
+from galley.lab.bench import Lab
+from galley.lab.experiment import Experiment, Finding
+from galley.lab.registry import experiment_of
+from galley.settings.engine import EngineSettings
+
+VERSION: Final = 1
+
+_MODULE_OF: Final = {
+    "speech": ("av", "soxr", "onnxruntime"),
+    "voice": ("av", "onnx", "onnxruntime"),
+    "torch": ("torch",),
+}
+"""Extra -> modules that it installs."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of an experiment.
+
+    Attributes:
+        finding: what it found; None: it could not be run.
+        problem: why not.
+        seconds: that it took.
+    """
+
+    finding: Finding | None = None
+    problem: str = ""
+    seconds: float = 0.0
+
+
+class Results(msgspec.Struct, kw_only=True):
+    """The outcomes so far, and what they hold for.
+
+    Attributes:
+        conditions: whatever changes figures: model, settings, machine, size of the run.
+        peaks: measured rates of the machine.
+        outcomes: experiment -> outcome.
+    """
+
+    version: int = VERSION
+    galley: str = __version__
+    conditions: dict[str, str]
+    peaks: Peaks
+    outcomes: dict[str, Outcome] = {}
+
+
+def read_results(file: Path, conditions: Mapping[str, str]) -> Results | None:
+    """Return the results in a file; None if there is no file. See :func:`read_kept`."""
+    return read_kept(file, Results, VERSION, conditions, "galley lab")
+
+
+def run_experiments(
+    names: Sequence[str],
+    settings: EngineSettings,
+    results: Results,
+    *,
+    quick: bool,
+    file: Path | None = None,
+    on_begin: Callable[[str], None] = lambda name: None,
+    on_end: Callable[[str], None] = lambda name: None,
+) -> None:
+    """Run the experiments that have no finding yet, and add their outcomes to ``results``.
+
+    Args:
+        names: of experiments.
+        settings: of the engine.
+        results: also written to the file after each experiment.
+        quick: fewer repeats and smaller loads.
+        file: keeps the results.
+        on_begin, on_end: called with the name of each experiment, those with a finding included.
+    """
+    for name in names:
+        on_begin(name)
+        known = results.outcomes.get(name)
+        if known is None or known.finding is None:
+            results.outcomes[name] = _outcome(name, Lab(settings, quick, results.peaks))
+            if file is not None:
+                keep(file, results)
+        on_end(name)
+
+
+def _outcome(name: str, lab: Lab) -> Outcome:
+    began = time.monotonic()
+    missing = _missing(experiment_of(name))
+    if missing:
+        return Outcome(problem=f"needs {missing}")
+    # A process of its own: memory is measured from a clean state, and a crash ends one experiment alone.
+    context = multiprocessing.get_context("spawn")
+    try:
+        with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
+            finding = pool.submit(_find, name, lab).result()
+    except (GalleyError, MemoryError) as error:
+        return Outcome(problem=str(error), seconds=time.monotonic() - began)
+    except BrokenProcessPool:
+        problem = "its process ended, perhaps for lack of memory"
+        return Outcome(problem=problem, seconds=time.monotonic() - began)
+    return Outcome(finding=finding, seconds=time.monotonic() - began)
+
+
+def _find(name: str, lab: Lab) -> Finding:
+    return experiment_of(name).run(lab)
+
+
+def _missing(experiment: Experiment) -> str:
+    """Return what has to be installed for an experiment; empty if nothing has."""
+    for extra in experiment.needs:
+        if any(importlib.util.find_spec(module) is None for module in _MODULE_OF[extra]):
+            return f"the extra {extra!r}: pip install 'galley-inference[{extra}]'"
+    return ""

@@ -1,0 +1,141 @@
+"""CTranslate2: Whisper and language models in the folders that its converters write.
+
+It computes a batch from beginning to end, and no request joins it meanwhile; see
+:mod:`galley.runtimes.batched`.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from galley.engine.loading import StartPhases
+from galley.errors import CheckpointError, SettingsError, UnsupportedModel
+from galley.formats.ctranslate2 import WHISPER_SPEC
+from galley.formats.ctranslate2_file import MODEL_FILE, is_ctranslate2, read_ctranslate2
+from galley.machine import available_cores
+from galley.runtimes.batched import BatchedRuntime
+from galley.runtimes.ctranslate2_text import DECODER_SPEC, CTranslate2Texts, text_info
+from galley.runtimes.ctranslate2_whisper import CTranslate2Whisper, whisper_info
+from galley.runtimes.library import import_library, refuse_settings
+from galley.runtimes.text_build import first_line
+from galley.runtimes.text_engine import TextEngine
+from galley.settings.engine import EngineSettings
+from galley.settings.engine_choice import CTRANSLATE2_ENGINE
+from galley.types import Generate, OnPhase, Transcribe
+from galley.types.model_info import ModelInfo, OnLedger
+
+_NOT_ITS_OWN: Final = {"kv_cache_tokens": None, "kv_memory_fraction": 0.5, "max_batch_tokens": 512}
+"""Settings of KV caches and of steps, which CTranslate2 does not have -> the values if left out."""
+
+
+class CTranslate2Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The ``engine_options`` of CTranslate2.
+
+    Attributes:
+        device: where the model is.
+        device_index: number of the GPU.
+        compute_type: type in which weights are kept and multiplied, such as int8; default: the file's.
+        workers: batches that are computed at a time, with ``threads`` threads each.
+    """
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    device_index: Annotated[int, Meta(ge=0, le=1024)] = 0
+    compute_type: str = "default"
+    workers: Annotated[int, Meta(ge=1, le=64)] = 1
+
+
+def load(
+    settings: EngineSettings,
+    folder: Path,
+    on_phase: OnPhase | None = None,
+    pause: Callable[[], None] | None = None,
+    on_ledger: OnLedger | None = None,
+) -> TextEngine[Generate] | TextEngine[Transcribe]:
+    """Load the model in a folder; see :class:`galley.service.protocol.EngineLoader`.
+
+    Raises:
+        ModelError, SettingsError: the model or the settings cannot be used.
+    """
+    options = settings.options_as(CTranslate2Options)
+    refuse_settings(
+        settings,
+        "is run by CTranslate2, which has no such setting: leave it out; engine_options has its own",
+        _NOT_ITS_OWN,
+    )
+    clock = StartPhases(on_phase)
+    library = import_library("ctranslate2", CTRANSLATE2_ENGINE, "ctranslate2")
+    spec = _spec(folder)
+    limits = {"workers": options.workers, "most": settings.running_limit}
+    if spec == WHISPER_SPEC:
+        info = whisper_info(settings, folder)
+        model = _open(library.models.Whisper, folder, options, settings)
+        clock.end("load")
+        return _engine(CTranslate2Whisper(library, model, info, **limits), info, settings, clock)
+    info, vocabulary = text_info(settings, folder)
+    model = _open(library.Generator, folder, options, settings)
+    clock.end("load")
+    return _engine(CTranslate2Texts(model, vocabulary, **limits), info, settings, clock)
+
+
+def _spec(folder: Path) -> str:
+    """Return the type of the model in a folder. Raises UnsupportedModel for one that cannot be served."""
+    if not is_ctranslate2(folder):
+        raise UnsupportedModel(
+            f"{folder} has no {MODEL_FILE} of CTranslate2: convert the checkpoint with "
+            "ct2-transformers-converter --copy_files tokenizer.json tokenizer_config.json"
+        )
+    spec = read_ctranslate2(folder / MODEL_FILE).spec
+    if spec not in (WHISPER_SPEC, DECODER_SPEC):
+        raise UnsupportedModel(
+            f"{folder}: is a CTranslate2 model of type {spec}; only {WHISPER_SPEC} and {DECODER_SPEC} are "
+            "supported"
+        )
+    return spec
+
+
+def _open(
+    kind: Callable[..., Any], folder: Path, options: CTranslate2Options, settings: EngineSettings
+) -> Any:
+    """Let the library load a model.
+
+    Raises:
+        SettingsError: there is no such device or type.
+        CheckpointError: the files are damaged.
+    """
+    try:
+        return kind(
+            str(folder),
+            device=options.device,
+            device_index=options.device_index,
+            compute_type=options.compute_type,
+            inter_threads=options.workers,
+            intra_threads=settings.threads or available_cores(),
+        )
+    except ValueError as error:
+        raise SettingsError(f"engine_options: CTranslate2: {first_line(error)}") from error
+    except RuntimeError as error:
+        if options.device != "cpu":
+            raise SettingsError(
+                f"engine_options: device is {options.device}: {first_line(error)}"
+            ) from error
+        raise CheckpointError(
+            f"CTranslate2 cannot load it: {first_line(error)}", file=str(folder)
+        ) from error
+
+
+def _engine(
+    runtime: BatchedRuntime[Any],
+    info: ModelInfo,
+    settings: EngineSettings,
+    clock: StartPhases,
+) -> TextEngine[Any]:
+    # Batches are computed between the steps, too: with a meter of its own, all the time with work counts.
+    return TextEngine(
+        runtime,
+        msgspec.structs.replace(info, phases=clock.ready()),
+        max_running=settings.running_limit,
+        priority_steps=settings.priority_steps,
+    )

@@ -1,0 +1,144 @@
+"""What the plan predicts of candidates on recorded traffic, before anything is measured."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from galley.bench.predicted import machine_for
+from galley.bench.report import Machine as Peaks
+from galley.engine.read_model import Model
+from galley.plan.hardware import Machine
+from galley.plan.predict import Load, Prediction, predict
+from galley.plan.sizes import ModelSizes
+from galley.traffic.trace import Turn
+from galley.tune.space import Candidate
+from galley.types.weight_dtypes import WEIGHT_DTYPES
+
+_ROUNDS: Final = 20
+"""Iterations of Little's law, which converge in a few unless the load is above the capacity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """The mean of a trace.
+
+    Attributes:
+        rate: requests a second.
+        prompt, output: tokens of a request.
+    """
+
+    rate: float
+    prompt: int
+    output: int
+
+    @classmethod
+    def of(cls, turns: Sequence[Turn], speed: float) -> "Traffic":
+        """Return the mean of turns that are sent ``speed`` times as fast as recorded."""
+        seconds = max(turns[-1].due / speed, 1e-3)
+        lines = [turn.line for turn in turns]
+        return cls(
+            len(turns) / seconds,
+            max(1, round(sum(line.input_length for line in lines) / len(turns))),
+            max(1, round(sum(line.output_length for line in lines) / len(turns))),
+        )
+
+
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+    """The prediction for a candidate; times are means.
+
+    Attributes:
+        ttft, tpot: seconds.
+        cost: CPU seconds of the server for a thousand output tokens.
+        at_once: requests that run at a time.
+        fits: whether there is memory for them.
+        keeps_up: whether the machine can serve requests as fast as they arrive.
+    """
+
+    ttft: float
+    tpot: float
+    cost: float
+    at_once: int
+    fits: bool
+    keeps_up: bool
+
+
+class Forecaster:
+    """Predicts candidates of one model on this machine by roofline."""
+
+    def __init__(self, model: Model, peaks: Peaks, machine: Machine | None = None) -> None:
+        """Prepare predictions.
+
+        Args:
+            model: its program.
+            peaks: measured rates of this machine.
+            machine: another machine, on which all candidates have all of its cores.
+        """
+        self._model = model
+        self._peaks = peaks
+        self._other = machine
+        self._sizes: dict[tuple[str, str], ModelSizes] = {}
+        self._machines: dict[tuple[str, int], Machine] = {}
+
+    def forecast(self, candidate: Candidate, traffic: Traffic) -> Forecast | None:
+        """Predict a candidate; None: the machine does not multiply its types."""
+        sizes = self._sizes_of(candidate)
+        machine = self._other or self._with_threads(sizes, candidate.threads)
+        # Little's law: as many requests are in the server as arrive in the time that one takes.
+        at_once, wanted = 1, 1.0
+        prediction: Prediction | None = None
+        for _ in range(_ROUNDS):
+            load = Load(
+                prompt=traffic.prompt,
+                output=traffic.output,
+                concurrency=at_once,
+                batch_tokens=candidate.max_batch_tokens,
+            )
+            prediction = predict(sizes, machine, load)
+            if prediction is None:
+                return None
+            wanted = traffic.rate * (prediction.ttft + traffic.output * prediction.tpot)
+            following = min(candidate.max_running, max(1, math.ceil(wanted)))
+            if following == at_once:
+                break
+            at_once = following
+        assert prediction is not None
+        keeps_up = prediction.requests_per_second >= traffic.rate or wanted < candidate.max_running
+        threads = candidate.threads if self._other is None else 1
+        return Forecast(
+            ttft=prediction.ttft,
+            tpot=prediction.tpot,
+            cost=1000 * threads / prediction.tokens_per_second,
+            at_once=at_once,
+            fits=prediction.memory.fits,
+            keeps_up=keeps_up,
+        )
+
+    def _sizes_of(self, candidate: Candidate) -> ModelSizes:
+        own = self._model.options.quantize
+        weights = candidate.weight_dtype if candidate.weight_dtype != "auto" else own
+        weights = weights if weights in WEIGHT_DTYPES else "int8"
+        kv = candidate.kv_dtype if candidate.kv_dtype != "auto" else "bfloat16"
+        if (weights, kv) not in self._sizes:
+            self._sizes[weights, kv] = ModelSizes.of(
+                self._model.program, weights, kv, self._peaks.isa
+            )
+        return self._sizes[weights, kv]
+
+    def _with_threads(self, sizes: ModelSizes, threads: int) -> Machine:
+        """Return this machine with so many of its cores; they share its bandwidth."""
+        key = sizes.precision, threads
+        if key not in self._machines:
+            machine = machine_for(self._peaks, sizes, threads)
+            share = min(1.0, threads / self._peaks.threads)
+            tflops = {kind: rate * share for kind, rate in machine.tflops.items()}
+            self._machines[key] = msgspec.structs.replace(machine, tflops=tflops)
+        return self._machines[key]
+
+
+def slower(traffic: Traffic, servers: int) -> Traffic:
+    """Return the traffic of one of so many servers that share it."""
+    return dataclasses.replace(traffic, rate=traffic.rate / servers)

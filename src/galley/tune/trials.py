@@ -1,0 +1,125 @@
+"""Measurements of candidates: each serves a part of the trace, replayed at its times."""
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from galley.bench.serve.client import Client
+from galley.bench.serve.replay import RecordedTexts, replay
+from galley.bench.serve.server import started
+from galley.errors import EngineError
+from galley.machine import cpu_seconds
+from galley.traffic.trace import Turn
+from galley.tune.goal import Limit
+from galley.tune.space import Candidate
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """What a candidate achieved on the first turns of the trace.
+
+    Attributes:
+        turns: how many.
+        latencies: name of each limit of the goal -> seconds; None: too many requests failed.
+        cpu_seconds: CPU time of all of the server's processes.
+        output_tokens: generated.
+        cached_share: share of the prompt tokens that the prefix cache had.
+        problem: why it could not be measured; empty if it was.
+    """
+
+    candidate: Candidate
+    turns: int
+    latencies: dict[str, float | None] = {}
+    cpu_seconds: float = 0.0
+    output_tokens: int = 0
+    cached_share: float = 0.0
+    problem: str = ""
+
+    @property
+    def cost(self) -> float:
+        """CPU seconds for a thousand output tokens; infinite if it could not be measured."""
+        return 1000 * self.cpu_seconds / self.output_tokens if self.output_tokens else math.inf
+
+    def factor(self, goal: Sequence[Limit]) -> float:
+        """Return the largest ratio of a latency to its limit: at most 1 if the goal is met."""
+        if self.problem:
+            return math.inf
+        ratios = []
+        for limit in goal:
+            seconds = self.latencies.get(limit.name)
+            ratios.append(math.inf if seconds is None else seconds / limit.seconds)
+        return max(ratios)
+
+    def rank(self, goal: Sequence[Limit]) -> tuple[float, float]:
+        """Return a key that is less for better trials: by cost if they meet the goal, else by distance."""
+        return max(1.0, self.factor(goal)), self.cost
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Measures candidates on a trace.
+
+    Attributes:
+        model: as given to ``galley serve``.
+        revision: of a hub id.
+        turns: the whole trace.
+        speed: how many times as fast as recorded.
+        goal: latencies to measure.
+        seed: of synthetic texts.
+        recorded: the prompts of all turns; None: synthetic ones.
+    """
+
+    model: str
+    revision: str
+    turns: Sequence[Turn]
+    speed: float
+    goal: Sequence[Limit]
+    seed: int = 0
+    recorded: RecordedTexts | None = None
+
+    def measure(
+        self, candidate: Candidate, turns: int, on_end: Callable[[], None] = lambda: None
+    ) -> Trial:
+        """Serve the first ``turns`` of the trace with a candidate.
+
+        Args:
+            candidate: settings of the server.
+            turns: how many.
+            on_end: called at the end of each request.
+        """
+        arguments = [self.model or "galley-demo", "--revision", self.revision, *candidate.flags]
+        try:
+            with started(*arguments, quiet=True) as (url, pid):
+                return asyncio.run(self._replayed(url, pid, candidate, turns, on_end))
+        except EngineError as error:
+            return Trial(candidate=candidate, turns=turns, problem=str(error))
+
+    async def _replayed(
+        self, url: str, pid: int, candidate: Candidate, turns: int, on_end: Callable[[], None]
+    ) -> Trial:
+        with contextlib.closing(Client(url)) as client:
+            before = cpu_seconds(pid)
+            _, point, run = await replay(
+                client,
+                self.turns[:turns],
+                speed=self.speed,
+                model=None,
+                seed=self.seed,
+                objective={},
+                price_per_hour=None,
+                on_end=on_end,
+                recorded=self.recorded,
+            )
+            used = cpu_seconds(pid) - before
+        latencies = {limit.name: limit.of(run.samples) for limit in self.goal}
+        return Trial(
+            candidate=candidate,
+            turns=turns,
+            latencies={n: s if math.isfinite(s) else None for n, s in latencies.items()},
+            cpu_seconds=used,
+            output_tokens=sum(s.output_tokens for s in run.samples if not s.error),
+            cached_share=point.cached_share,
+        )

@@ -1,0 +1,125 @@
+"""The threshold of the semantic cache, from labelled pairs."""
+
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from galley.cache.chances import at_least, interval
+from galley.cache.facts import Facts, difference
+from galley.cache.tuning import Scored, at_hit_rate, chosen, fewest_hits, read_pairs, results
+from galley.errors import SettingsError
+from galley.llm.llm import LLM
+from recipes.questions.pairs import Pair, pairs
+from recipes.questions.wordings import ASKED
+from tests.cli.command import galley
+
+BUDGET = 0.01
+
+
+def test_chances_are_those_of_scipy() -> None:
+    for count, of, share in ((0, 10, 0.1), (1, 1, 0.01), (3, 250, 0.01), (900, 1000, 0.9)):
+        assert at_least(count, of, share) == pytest.approx(
+            stats.binom.sf(count - 1, of, share), abs=1e-9
+        )
+        found = stats.binomtest(count, of).proportion_ci(method="wilson")
+        assert interval(count, of) == pytest.approx((found.low, found.high))
+
+
+def test_counts_are_those_of_a_plain_count() -> None:
+    rng = random.Random(1)
+    scored = [
+        Scored(rng.random() < 0.5, rng.uniform(-0.2, 1), rng.random() < 0.8, rng.random())
+        for _ in range(300)
+    ]
+    for one in rng.sample(results(scored), 50):
+        hits = [
+            s
+            for s in scored
+            if s.facts_agree
+            and s.similarity >= one.threshold
+            and (s.ranking or 0) >= (one.ranking or 0)
+        ]
+        assert one.hits == len(hits)
+        assert one.false == sum(not s.same for s in hits)
+    rates = [one.hit_rate for one in results(scored, facts=False)]
+    assert all(later <= earlier for earlier, later in pairwise(rates))
+
+
+def test_few_pairs_show_nothing() -> None:
+    few = fewest_hits(BUDGET)
+    assert few == 299
+    assert fewest_hits(0.001) == 2995
+    enough = [Scored(True, 0.95, True)] * few + [Scored(False, 0.5, True)]
+    best = chosen(results(enough), BUDGET)
+    assert best is not None
+    assert best.threshold == pytest.approx(0.95)
+    assert chosen(results(enough[1:]), BUDGET) is None
+
+
+@pytest.fixture(scope="module")
+def embedder() -> LLM:
+    return LLM("galley-demo-embed")
+
+
+def scored(embedder: LLM, some: list[Pair]) -> list[Scored]:
+    texts = list(dict.fromkeys(text for pair in some for text in (pair.a, pair.b)))
+    vectors = dict(zip(texts, embedder.embed(texts), strict=True))
+    return [
+        Scored(
+            pair.same,
+            float(vectors[pair.a] @ vectors[pair.b]),
+            difference(Facts(pair.a), Facts(pair.b)) is None,
+        )
+        for pair in some
+    ]
+
+
+def test_false_hits_of_questions_that_tune_has_not_seen_are_few(embedder: LLM) -> None:
+    """Tuned with half of the questions, measured with the others; the cosine alone is far off."""
+    halves = [tuple(range(half, len(ASKED), 2)) for half in (0, 1)]
+    seen, others = (scored(embedder, pairs(1200, 1, half)) for half in halves)
+    best = chosen(results(seen), BUDGET)
+    assert best is not None
+    [here] = [one for one in results(others) if one.threshold == best.threshold]
+    assert here.false_rate < BUDGET
+    assert here.hit_rate > 0.2
+    bare = at_hit_rate(results(others, facts=False), here.hit_rate)
+    assert bare is not None
+    assert bare.false_rate > 10 * BUDGET
+
+
+def test_the_command_writes_what_it_chose(tmp_path: Path) -> None:
+    data, written = tmp_path / "pairs.csv", tmp_path / "galley.yaml"
+    lines = ["question1,question2,is_duplicate"]
+    lines += [f"Where is shelf {n}?,Where can I find shelf {n}?,1" for n in range(320)]
+    lines += [f"Where is shelf {n}?,Where is shelf {n + 1}?,0" for n in range(10)]
+    data.write_text("\n".join(lines))
+    written.write_text("port: 1\nsemantic_cache_threshold: 0.1  # old\n")
+    done = galley("cache", "tune", data, "--model", "galley-demo-embed", "--write", written)
+    assert done.returncode == 0, done.stderr
+    assert "330 pairs, 320 of which mean the same" in done.stdout
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("semantic_cache_thr")]
+    assert written.read_text() == f"port: 1\n{line}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("{", "line 1 is not a JSON object"),
+        ('{"a": "x", "b": "y"}', "line 1 is not a pair"),
+        ('{"a": "x", "b": "y", "same": "maybe"}', "same is 'maybe'"),
+        ('{"a": "x", "b": " ", "same": true}', "a text is empty"),
+        ('{"a": "x", "b": "y", "same": true}', "pairs that do not"),
+        ("", "pairs that do not"),
+    ],
+)
+def test_data_that_is_not_pairs_is_refused(tmp_path: Path, text: str, error: str) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match=error):
+        read_pairs(path)
+    with pytest.raises(SettingsError, match="cannot read"):
+        read_pairs(tmp_path / "none")

@@ -1,0 +1,66 @@
+"""How tests are distributed over workers: a module stays on one, and the longest modules start first.
+
+A module's fixtures, a server most of all, are then made once. Modules that share a fixture of the session
+stay together by a mark with one name, ``pytest.mark.xdist_group``. xdist's own ``loadgroup`` does not see
+marks under pytest 9.2 (pytest-dev/pytest-xdist#1386), and tests without a mark alternate between workers.
+"""
+
+import re
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from xdist.scheduler.loadscope import LoadScopeScheduling
+from xdist.workermanage import WorkerController
+
+ROOT: Final = Path(__file__).parents[1]
+_GROUP: Final = re.compile(r'xdist_group\("([^"]+)"\)')
+
+LONGEST: Final = (
+    "cli-processes",
+    "default_server",
+    "page",
+    "tests/native/test_native_whisper.py",
+    "server_model_files",
+    "tests/ops/triton/test_triton_compile.py",
+    "real_models",
+    "tests/native/test_native_attention.py",
+    "server_protocols",
+    "tests/ops/triton/test_triton_models.py",
+    "tests/cli/test_transcribe.py",
+    "real-speech",
+    "tests/native/test_native_executor.py",
+    "tests/service/test_speech_requests.py",
+    "tests/test_additions.py",
+)
+"""The longest units, longest first: one that started last would run while other workers have nothing."""
+
+
+@cache
+def unit_of(module: str) -> str:
+    """Return the group that a module's source names, or else the module.
+
+    Args:
+        module: The path of a test module, relative to the repository.
+    """
+    match = _GROUP.search((ROOT / module).read_text(encoding="utf-8"))
+    return match[1] if match else module
+
+
+def next_unit(waiting: Iterable[str]) -> str | None:
+    """Return the longest of the waiting units, or None if none of them is long."""
+    return next((unit for unit in LONGEST if unit in set(waiting)), None)
+
+
+class Scheduler(LoadScopeScheduling):  # type: ignore[misc]
+    """xdist's scheduler of units of tests, with the units of this module."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return unit_of(nodeid.partition("::")[0])
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        longest = next_unit(self.workqueue)
+        if longest is not None:
+            self.workqueue.move_to_end(longest, last=False)
+        super()._assign_work_unit(node)

@@ -1,0 +1,37 @@
+"""Findings that were made up, to test what becomes of them."""
+
+from galley.bench.report import Machine, Spread
+from galley.bench.serve.bars import Series
+from galley.bench.serve.chart import Line
+from galley.lab.experiment import Bars, Claim, Curves, Figure, Finding
+from galley.lab.run import Outcome, Results
+
+RATE = Spread(1e9, 1e9, 1e9)
+PEAKS = Machine(
+    cpu="<a CPU>",
+    isa="avx2",
+    cores=2,
+    threads=2,
+    caches=(),
+    read_huge=RATE,
+    read_small=RATE,
+    operations={"int8": RATE, "bf16": RATE, "float32": RATE},
+)
+CONDITIONS = {"model": "<m&m>", "run": "quick"}
+TWICE = Claim(figure="gain", unit="times", low=2, high=5)
+
+
+def results(**outcomes: Outcome) -> Results:
+    return Results(conditions=dict(CONDITIONS), peaks=PEAKS, outcomes=outcomes)
+
+
+def finding(measured: float) -> Finding:
+    return Finding(
+        figures=[Figure.exact(measured, 3.0)],
+        header=["<what>", "figure"],
+        rows=[["a & b", "1"]],
+        pictures=[
+            Curves(title="<lines>", x="x", y="y", lines=[Line("l", [0.0, 1.0], [1.0, None])]),
+            Bars(title="<bars>", unit="MB", names=["<n>"], series=[Series("s", [1.0])]),
+        ],
+    )

@@ -1,0 +1,125 @@
+"""``galley lab``: verdicts, pages, and runs that go on where they were."""
+
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+
+from galley.bench.report import Spread
+from galley.bench.serve.bars import Series, bars
+from galley.errors import SettingsError
+from galley.lab.experiment import Figure, judge, verdict
+from galley.lab.page import page, summary
+from galley.lab.registry import EXPERIMENTS, experiment_of
+from galley.lab.run import Outcome, Results, read_results
+from tests.cli.command import galley
+from tests.lab.findings import CONDITIONS, TWICE, finding, results
+from tests.thorough import long
+
+
+@pytest.mark.parametrize(
+    ("spread", "judged"),
+    [
+        (Spread(3, 2.5, 4), "confirmed"),
+        (Spread(3, 1.0, 9), "confirmed"),
+        (Spread(1.9, 1.8, 2.1), "undecided"),
+        (Spread(6, 0.5, 7), "undecided"),
+        (Spread(1.5, 1.2, 1.9), "contradicted"),
+        (Spread(6, 5.5, 7), "contradicted"),
+    ],
+)
+def test_a_verdict_says_where_the_figure_contradicts_the_claim(spread: Spread, judged: str) -> None:
+    figure = Figure(measured=spread)
+    assert judge(TWICE, figure) == judged
+    said = verdict(TWICE, figure)
+    assert said.startswith(judged.capitalize())
+    assert "2 to 5 times" in said
+
+
+def test_bars_are_well_formed_and_in_proportion() -> None:
+    drawn = bars("t <&>", "MB", ["a", "b"], [Series("one", [1.0, 2.0]), Series("two", [None, 4.0])])
+    figure = ElementTree.fromstring(drawn)
+    widths = [float(rect.get("width", "")) for rect in figure.iter("rect")]
+    assert len(widths) == 3
+    assert widths[1] == pytest.approx(2 * widths[0], rel=0.01)
+    assert widths[2] == pytest.approx(4 * widths[0], rel=0.01)
+    assert bars("t", "MB", ["a"], [Series("one", [None])]) == ""
+
+
+def test_the_page_has_every_experiment_and_no_network() -> None:
+    experiments = [experiment_of("batching"), experiment_of("kv-bytes")]
+    found = results(batching=Outcome(finding=finding(1.2)))
+    made = page(experiments, found)
+    assert "Contradicted here" in made
+    assert "Not measured" in made
+    for url in ("http://", "https://", "<script"):
+        assert url not in made
+    assert "&lt;lines&gt;" in made
+    assert "<n>" not in made
+    HTMLParser().feed(made)
+    rows = summary(experiments, found.outcomes)
+    assert rows[0][-1] == "contradicted"
+    assert rows[1][-1] == "not measured: not run"
+
+
+def test_results_of_other_conditions_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "lab.json"
+    assert read_results(file, CONDITIONS) is None
+    file.write_bytes(msgspec.json.encode(results(batching=Outcome(finding=finding(3.0)))))
+    read = read_results(file, CONDITIONS)
+    assert read is not None
+    assert msgspec.json.encode(read) == file.read_bytes()
+    with pytest.raises(SettingsError, match="model '<m&m>', now 'other'"):
+        read_results(file, {**CONDITIONS, "model": "other"})
+    file.write_text("[]")
+    with pytest.raises(SettingsError, match="no results of galley lab"):
+        read_results(file, CONDITIONS)
+
+
+def test_every_experiment_says_what_it_is() -> None:
+    for name, experiment in EXPERIMENTS.items():
+        assert name == name.lower()
+        assert experiment.claims
+        assert experiment.source
+        assert experiment.prediction
+        for claim in experiment.claims:
+            assert (claim.low, claim.high) != (None, None), name
+
+
+def test_an_unknown_experiment_is_an_error() -> None:
+    with pytest.raises(SettingsError, match=r"no experiment .fusion.; .*batching"):
+        experiment_of("fusion")
+
+
+def test_a_run_measures_what_the_file_lacks(tmp_path: Path) -> None:
+    first = galley("lab", "--quick", "padding", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert "padding: padding among the tokens" in first.stdout
+    kept = (tmp_path / "galley-lab.json").read_bytes()
+    known = msgspec.json.decode(kept, type=Results)
+    known.outcomes["batching"] = Outcome(finding=finding(3.0))
+    written = msgspec.json.encode(known)
+    (tmp_path / "galley-lab.json").write_bytes(written)
+    second = galley("lab", "--quick", "padding", "batching", "--output", "p.html", cwd=tmp_path)
+    assert second.returncode == 0, second.stderr
+    unchanged = (tmp_path / "galley-lab.json").read_bytes() == written
+    assert unchanged, "nothing was measured again"
+    assert "Waste by padding" in (tmp_path / "p.html").read_text()
+    other = galley("lab", "padding", cwd=tmp_path)
+    assert other.returncode == 2
+    assert "run 'quick', now 'full'" in other.stderr
+
+
+@long
+def test_every_experiment_has_a_finding(tmp_path: Path) -> None:
+    made = galley("lab", "--quick", cwd=tmp_path, timeout=1200)
+    assert made.returncode == 0, made.stderr
+    assert "not measured" not in made.stdout
+    kept = msgspec.json.decode((tmp_path / "galley-lab.json").read_bytes(), type=Results)
+    assert set(kept.outcomes) == set(EXPERIMENTS)
+    for name, outcome in kept.outcomes.items():
+        assert outcome.finding is not None, name
+        assert len(outcome.finding.figures) == len(EXPERIMENTS[name].claims)
+        assert outcome.finding.pictures, name

@@ -1,0 +1,310 @@
+"""``galley tune``: goals, spaces, the search, and what it writes."""
+
+import math
+from array import array
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from galley.bench.report import Machine, Spread
+from galley.bench.serve.samples import Sample
+from galley.engine.read_model import read_model
+from galley.errors import SettingsError
+from galley.formats.source import resolve_model
+from galley.settings.config import Settings
+from galley.settings.engine import EngineSettings
+from galley.traffic.trace import read_trace
+from galley.tune.advice import Prices, settings_file, what_it_takes
+from galley.tune.forecast import Forecast, Forecaster, Traffic
+from galley.tune.goal import Limit, parse_goal
+from galley.tune.page import page
+from galley.tune.search import Considered, Tuning, pareto, ranked, rounds, search
+from galley.tune.space import Candidate, candidates, default_space, parse_space
+from galley.tune.trials import Trial
+from tests.cli.command import galley
+
+RATE = Spread(1e10, 1e10, 1e10)
+PEAKS = Machine(
+    cpu="a CPU",
+    isa="avx2",
+    cores=2,
+    threads=2,
+    caches=(),
+    read_huge=RATE,
+    read_small=RATE,
+    operations={"int8": RATE, "bf16": RATE, "float32": RATE},
+)
+GOAL = parse_goal("ttft p95 < 500ms, tpot p95 < 60ms")
+TURNS = 90
+
+
+def candidate(**changes: object) -> Candidate:
+    known = {
+        "weight_dtype": "int8",
+        "kv_dtype": "bfloat16",
+        "max_batch_tokens": 512,
+        "max_running": 8,
+        "threads": 2,
+        "speculation": "off",
+    }
+    return msgspec.convert({**known, **changes}, Candidate)
+
+
+def trial(one: Candidate, turns: int, *, ttft: float, cost: float) -> Trial:
+    return Trial(
+        candidate=one,
+        turns=turns,
+        latencies={"ttft p95": ttft, "tpot p95": 0.01},
+        cpu_seconds=cost,
+        output_tokens=1000,
+    )
+
+
+def sample(ttft: float, error: str = "") -> Sample:
+    return Sample(0.0, 0.0, ttft + 1, array("d", [ttft, ttft + 1]), output_tokens=2, error=error)
+
+
+def test_goals_are_limits_of_quantiles() -> None:
+    assert parse_goal("ttft p95 < 500ms,  tpot p99.9 <= 0.06s") == [
+        Limit("ttft", 95.0, 0.5),
+        Limit("tpot", 99.9, 0.06),
+    ]
+    assert parse_goal(", ".join(map(str, GOAL))) == GOAL
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "ttft < 500ms",
+        "ttft p95 < 500",
+        "ttft p100 < 1s",
+        "speed p95 < 1s",
+        "ttft p95 < 0s",
+        "ttft p95 < 1s, ttft p95 < 2s",
+    ],
+)
+def test_other_goals_are_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match="--slo"):
+        parse_goal(text)
+
+
+def test_a_failed_request_waits_without_end() -> None:
+    limit = Limit("ttft", 95, 1)
+    good = [sample(0.1 * (i % 5)) for i in range(19)]
+    assert limit.of([*good, sample(0.9)]) == pytest.approx(0.4)
+    assert limit.of([*good[:18], sample(0, "http 503"), sample(0, "timeout")]) == math.inf
+    assert limit.of([sample(0, "connect")]) == math.inf
+
+
+def test_the_space_is_every_valid_combination() -> None:
+    space = parse_space(
+        default_space(2, quantized=False), ["threads=1", "max-running=64, 256", "speculation=off"]
+    )
+    found = candidates(space, EngineSettings())
+    assert len(set(found)) == len(found)
+    # 256 running sequences need a step of as many tokens.
+    assert {(c.max_running, c.max_batch_tokens) for c in found} == {
+        (64, 128),
+        (64, 512),
+        (64, 2048),
+        (256, 512),
+        (256, 2048),
+    }
+    for text in ("batching=static", "threads=", "threads=many"):
+        with pytest.raises(SettingsError, match="--try"):
+            parse_space(space, [text])
+    with pytest.raises(SettingsError, match="weight_dtype"):
+        candidates(parse_space(space, ["weight_dtype=int3"]), EngineSettings())
+
+
+def test_a_quantized_checkpoint_keeps_its_weights() -> None:
+    assert default_space(4, quantized=True)["weight_dtype"] == ["auto"]
+
+
+def _tuning() -> tuple[Tuning, dict[Candidate, float]]:
+    """Return candidates in a predicted order that is nearly right, and what they really cost."""
+    every = [
+        candidate(max_batch_tokens=b, max_running=r, threads=t)
+        for b in (128, 512)
+        for r in (4, 8, 16)
+        for t in (1, 2)
+    ]
+    costs = {one: 1.0 + 0.1 * place for place, one in enumerate(every)}
+    order = [every[i] for i in (2, 0, 1, 5, 3, 4, 6, 9, 7, 8, 11, 10)]
+    considered = [
+        Considered(
+            candidate=one,
+            forecast=Forecast(
+                ttft=0.1, tpot=0.01, cost=1 + place, at_once=2, fits=True, keeps_up=True
+            ),
+        )
+        for place, one in enumerate(order)
+    ]
+    tuning = Tuning(conditions={"model": "m"}, peaks=PEAKS, considered=considered)
+    return tuning, costs
+
+
+def test_the_search_finds_the_best_with_little_of_the_trace() -> None:
+    tuning, costs = _tuning()
+    served = []
+
+    def measure(one: Candidate, turns: int) -> Trial:
+        served.append(turns)
+        return trial(one, turns, ttft=0.2, cost=costs[one])
+
+    best = search(tuning, GOAL, count=9, turns=TURNS, measure=measure)
+    assert best.turns == TURNS
+    assert costs[best.candidate] == min(costs.values())
+    assert sum(served) <= sum(n * part for n, part in rounds(9, TURNS)) == 270
+    assert sum(served) < TURNS * len(costs) / 3
+
+
+def test_rounds_that_decide_nothing_are_left_out() -> None:
+    assert rounds(9, 90) == [(9, 10), (3, 30), (1, 90)]
+    assert rounds(3, 90) == [(3, 10), (1, 90)]
+    assert rounds(1, 5) == [(1, 5)]
+    assert rounds(40, 5) == [(40, 1), (13, 2), (4, 5)]
+
+
+def test_the_search_goes_on_where_it_was() -> None:
+    tuning, costs = _tuning()
+
+    def stopping(one: Candidate, turns: int) -> Trial:
+        if len(tuning.trials) == 5:
+            raise KeyboardInterrupt
+        return trial(one, turns, ttft=0.2, cost=costs[one])
+
+    with pytest.raises(KeyboardInterrupt):
+        search(tuning, GOAL, count=9, turns=TURNS, measure=stopping)
+    kept = msgspec.json.decode(msgspec.json.encode(tuning), type=Tuning)
+    again: list[tuple[Candidate, int]] = []
+
+    def measure(one: Candidate, turns: int) -> Trial:
+        again.append((one, turns))
+        return trial(one, turns, ttft=0.2, cost=costs[one])
+
+    best = search(kept, GOAL, count=9, turns=TURNS, measure=measure)
+    assert costs[best.candidate] == min(costs.values())
+    assert not {(t.candidate, t.turns) for t in tuning.trials} & set(again)
+
+
+def test_the_cheapest_that_fails_on_the_whole_trace_gives_way() -> None:
+    tuning, costs = _tuning()
+    cheapest = min(costs, key=lambda one: costs[one])
+
+    def measure(one: Candidate, turns: int) -> Trial:
+        late = one == cheapest and turns == TURNS
+        return trial(one, turns, ttft=2.0 if late else 0.2, cost=costs[one])
+
+    best = search(tuning, GOAL, count=9, turns=TURNS, measure=measure)
+    assert best.factor(GOAL) <= 1
+    assert costs[best.candidate] == sorted(costs.values())[1]
+
+
+def test_the_pareto_front_has_no_trial_that_another_beats() -> None:
+    one = candidate()
+    trials = [
+        trial(one, TURNS, ttft=t, cost=c) for t, c in ((0.4, 1), (0.5, 2), (0.3, 2), (0.1, 5))
+    ]
+    front = pareto(trials, GOAL)
+    assert [(t.latencies["ttft p95"], t.cost) for t in front] == [(0.4, 1), (0.3, 2), (0.1, 5)]
+
+
+def test_predictions_follow_load_and_threads(tmp_path: Path) -> None:
+    model = read_model(EngineSettings(), resolve_model(""))
+    forecaster = Forecaster(model, PEAKS)
+    few, many = Traffic(1.0, 200, 50), Traffic(1000.0, 200, 50)
+    calm, busy = (forecaster.forecast(candidate(), load) for load in (few, many))
+    assert calm is not None
+    assert busy is not None
+    assert calm.at_once == 1
+    assert calm.keeps_up
+    assert busy.at_once == 8
+    assert not busy.keeps_up
+    assert busy.ttft > calm.ttft
+    slow = forecaster.forecast(candidate(threads=1), few)
+    assert slow is not None
+    assert slow.ttft > calm.ttft
+    order = ranked(
+        [Considered(candidate=candidate(), forecast=f) for f in (busy, None, calm)], GOAL
+    )
+    assert [one.forecast for one in order] == [calm, busy, None]
+
+
+def test_the_settings_file_can_be_served_and_says_why(tmp_path: Path) -> None:
+    tuning, costs = _tuning()
+    tuning.losses = {
+        "int8, bfloat16": {"kl": 0.001, "kl99": 0.01, "top1": 0.99},
+        "int4, bfloat16": {"kl": 0.1, "kl99": 1.0, "top1": 0.8},
+    }
+    best = search(
+        tuning,
+        GOAL,
+        count=9,
+        turns=TURNS,
+        measure=lambda one, turns: trial(one, turns, ttft=0.2, cost=costs[one]),
+    )
+    text = settings_file("org/<m>", tuning, best, GOAL, Prices(0.36, 2))
+    file = tmp_path / "galley.yaml"
+    file.write_text(text)
+    settings = Settings.load({}, file=file)
+    assert settings.model == "org/<m>"
+    assert settings.max_batch_tokens == best.candidate.max_batch_tokens == 128
+    assert set(yaml.safe_load(text)) == {"model", *best.candidate.values}
+    for line in text.splitlines()[2:]:
+        assert line.startswith("model") or "  # " in line
+    assert "int4: loses more than the quality gate allows" in text
+    # 1 CPU second for 1,000 tokens, at 0.18 dollars an hour for a core.
+    assert "$0.05 per million tokens" in text
+    made = page(tuning, best, GOAL, Prices(None, 2), text, ["Nearest: <x>."])
+    assert "Pareto front" in made
+    assert "&lt;x&gt;" in made
+    for url in ("http://", "https://", "<script"):
+        assert url not in made
+
+
+def test_an_unmet_goal_says_what_it_would_take() -> None:
+    model = read_model(EngineSettings(), resolve_model(""))
+    nearest = trial(candidate(), TURNS, ttft=1.0, cost=1)
+    said = what_it_takes(nearest, GOAL, model, PEAKS, Traffic(40.0, 400, 50))
+    assert said[0].startswith("Nearest: weight_dtype int8")
+    assert "servers like this one" in said[1]
+    hopeless = parse_goal("ttft p95 < 0.001ms")
+    said = what_it_takes(nearest, hopeless, model, PEAKS, Traffic(40.0, 400, 50))
+    assert said[1].startswith("No number of such servers")
+    assert said[2].startswith("No machine")
+
+
+def test_a_model_is_tuned_and_an_impossible_goal_gets_its_nearest(tmp_path: Path) -> None:
+    lines = [
+        f'{{"timestamp": {i / 20}, "input_length": {20 + i}, "output_length": 4}}' for i in range(6)
+    ]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(lines) + "\n")
+    assert len(read_trace(trace)) == 6
+    narrow = []
+    for one in ("weight_dtype=int8", "kv_dtype=bfloat16", "max_batch_tokens=128", "threads=1"):
+        narrow += ["--try", one]
+    found = galley(
+        "tune",
+        *("--slo", "ttft p95 < 1us", "--trace", trace, "--quality-gate", "kl=1"),
+        *narrow,
+        *("--try", "max_running=4", "--try", "speculation=off"),
+        cwd=tmp_path,
+    )
+    assert found.returncode == 0, found.stderr
+    assert "The goal is not met" in found.stdout
+    assert "Nearest: weight_dtype int8" in found.stdout
+    assert "The goal is NOT met" in (tmp_path / "galley.yaml").read_text()
+    kept = msgspec.json.decode((tmp_path / "galley-tune.json").read_bytes(), type=Tuning)
+    whole = kept.trials[-1]
+    assert whole.turns == 6
+    assert whole.output_tokens == 24
+    assert whole.cpu_seconds > 0
+    assert kept.losses["int8, bfloat16"]["top1"] > 0.9
+    again = galley("tune", "--slo", "ttft p95 < 1s", "--trace", trace, cwd=tmp_path)
+    assert again.returncode == 2
+    assert "exists" in again.stderr
