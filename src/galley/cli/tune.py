@@ -118,13 +118,17 @@ def tune(flags: Flags, model: str | None, **options: Any) -> None:
     goal = parse_goal(options["slo"])
     turns = read_trace(options["trace"])[: options["requests"]]
     own = {f.name: getattr(settings, f.name) for f in dataclasses.fields(EngineSettings)}
-    job = _job(EngineSettings(**own), goal, turns, options)
+    job = _job(EngineSettings(**own), goal, turns, options, flags.file)
     best = _search(job, options["candidates"])
     _report(job, best, settings.model, options)
 
 
 def _job(
-    settings: "EngineSettings", goal: "list[Limit]", turns: "list[Turn]", options: dict[str, Any]
+    settings: "EngineSettings",
+    goal: "list[Limit]",
+    turns: "list[Turn]",
+    options: dict[str, Any],
+    config: Path | None,
 ) -> "Job":
     from galley.bench.machine import PHASES
     from galley.bench.serve.replay import RecordedTexts
@@ -150,6 +154,7 @@ def _job(
             gate=LIMITS if gate is None else QualityGate.parse(gate),
             data=options["data"],
             recorded=recorded,
+            config=config,
         )
         return Job.prepare(wanted, options["results_file"], lambda: bar.update(1))
 

@@ -123,8 +123,8 @@ def judge(claim: Claim, figure: Figure) -> Judgement:
     """Compare a figure with the range of its claim.
 
     Returns:
-        "confirmed" if the median is in the range, "contradicted" if no measurement may be, and "undecided" if
-        they vary too much to say.
+        "confirmed" if the median is in the range, "contradicted" if no measurement may be, and
+        "undecided" if they vary too much to say.
     """
     low = float("-inf") if claim.low is None else claim.low
     high = float("inf") if claim.high is None else claim.high

@@ -22,11 +22,7 @@ from galley.settings.engine import EngineSettings
 
 VERSION: Final = 1
 
-_MODULE_OF: Final = {
-    "speech": ("av", "soxr", "onnxruntime"),
-    "voice": ("av", "onnx", "onnxruntime"),
-    "torch": ("torch",),
-}
+_MODULES_OF: Final = {"torch": ("torch",)}
 """Extra -> modules that it installs."""
 
 
@@ -120,6 +116,6 @@ def _find(name: str, lab: Lab) -> Finding:
 def _missing(experiment: Experiment) -> str:
     """Return what has to be installed for an experiment; empty if nothing has."""
     for extra in experiment.needs:
-        if any(importlib.util.find_spec(module) is None for module in _MODULE_OF[extra]):
+        if any(importlib.util.find_spec(module) is None for module in _MODULES_OF[extra]):
             return f"the extra {extra!r}: pip install 'galley-inference[{extra}]'"
     return ""

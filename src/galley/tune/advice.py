@@ -8,6 +8,7 @@ from typing import Final
 
 from galley.bench.report import Machine as Peaks
 from galley.engine.read_model import Model
+from galley.ops.triton.supported import has_kernels
 from galley.plan.hardware import read_machines
 from galley.tune.forecast import Forecast, Forecaster, Traffic, slower
 from galley.tune.goal import Limit
@@ -165,7 +166,7 @@ def _machine(
     """Return the cheapest machine of the plan's table that is predicted to meet the goal."""
     priced = [machine for machine in read_machines() if machine.price is not None]
     for machine in sorted(priced, key=lambda one: one.price or 0.0):
-        if machine.executor(gpu=False) is None:
+        if machine.executor(gpu=has_kernels(model.program)) is None:
             continue
         found = Forecaster(model, peaks, machine).forecast(best.candidate, traffic)
         if _meets(found, own, best, goal):

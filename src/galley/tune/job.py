@@ -48,6 +48,7 @@ class Wanted:
         gate: candidates whose types lose more are left out.
         data: texts for the losses; None: the model's own.
         recorded: the prompts of the turns; None: synthetic ones.
+        config: the settings file that the settings are from, for the servers that are measured.
     """
 
     settings: EngineSettings
@@ -59,6 +60,7 @@ class Wanted:
     gate: QualityGate
     data: Path | None = None
     recorded: RecordedTexts | None = None
+    config: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,7 @@ class Job:
             wanted.speed,
             wanted.goal,
             recorded=wanted.recorded,
+            config=wanted.config,
         )
         return cls(wanted, model, bench, tuning, file)
 

@@ -50,9 +50,18 @@ class Tuning(msgspec.Struct, kw_only=True):
     trials: list[Trial] = []
 
     def trial(self, candidate: Candidate, turns: int) -> Trial | None:
-        """Return the trial of a candidate on so many turns; None: there is none."""
+        """Return the trial of a candidate on so many turns; None: there is none, or it failed."""
         found = (t for t in self.trials if t.candidate == candidate and t.turns == turns)
-        return next(found, None)
+        return next((trial for trial in found if not trial.problem), None)
+
+    def add(self, trial: Trial) -> None:
+        """Add a trial in place of a failed one."""
+        self.trials = [
+            one
+            for one in self.trials
+            if (one.candidate, one.turns) != (trial.candidate, trial.turns)
+        ]
+        self.trials.append(trial)
 
     def latest(self) -> list[Trial]:
         """Return each candidate's trial on the most turns."""
@@ -130,7 +139,7 @@ def search(
         trial = tuning.trial(candidate, part)
         if trial is None:
             trial = measure(candidate, part)
-            tuning.trials.append(trial)
+            tuning.add(trial)
         on_trial(trial)
         return trial
 

@@ -5,6 +5,7 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -70,6 +71,7 @@ class Bench:
         goal: latencies to measure.
         seed: of synthetic texts.
         recorded: the prompts of all turns; None: synthetic ones.
+        config: a settings file for everything that is not tuned.
     """
 
     model: str
@@ -79,6 +81,7 @@ class Bench:
     goal: Sequence[Limit]
     seed: int = 0
     recorded: RecordedTexts | None = None
+    config: Path | None = None
 
     def measure(
         self, candidate: Candidate, turns: int, on_end: Callable[[], None] = lambda: None
@@ -91,6 +94,8 @@ class Bench:
             on_end: called at the end of each request.
         """
         arguments = [self.model or "galley-demo", "--revision", self.revision, *candidate.flags]
+        if self.config is not None:
+            arguments += ["--config", str(self.config)]
         try:
             with started(*arguments, quiet=True) as (url, pid):
                 return asyncio.run(self._replayed(url, pid, candidate, turns, on_end))

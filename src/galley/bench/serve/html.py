@@ -19,7 +19,8 @@ th, td { padding: .25em .7em; text-align: right; border-bottom: 1px solid var(--
 th:first-child, td:first-child { text-align: left }
 .charts { display: grid; gap: 1.5em;
   grid-template-columns: repeat(auto-fit, minmax(min(400px, 100%), 1fr)) }
-figure { margin: 0 } figcaption { font-weight: 600 } figure > svg { width: 100%; height: auto }
+figure { margin: 0; max-width: 640px } figcaption { font-weight: 600 }
+figure > svg { width: 100%; height: auto }
 figure ul { list-style: none; margin: 0; padding: 0; display: flex; flex-wrap: wrap; gap: .2em 1.2em;
   font-size: .85em }
 .key { width: 24px; height: 8px; margin-right: .4em; vertical-align: middle }
