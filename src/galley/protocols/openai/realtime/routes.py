@@ -4,7 +4,7 @@ import asyncio
 import binascii
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -336,6 +336,8 @@ class _Connection:
                 await self._stream.clear()
                 if self._redactor is not None:
                     self._redactor.discard()
+                if self._conversation is not None:
+                    self._conversation.cleared()
                 await self._send({"type": f"{BUFFER}cleared"})
 
     async def _configure(self, settings: Settings) -> None:
@@ -373,19 +375,17 @@ class _Connection:
         later = max(0.0, self._stream.seconds - milliseconds / 1000)
         return self._stream.received - later
 
-    async def give_up(self) -> bool:
+    async def give_up(self, wanted: Callable[[], bool]) -> bool:
         """Implement :meth:`galley.protocols.openai.realtime.conversation.Ears.give_up`."""
-        idle, now = self._settings.idle_timeout_ms or 0, round(1000 * self._stream.seconds)
-        about = {"audio_start_ms": max(0, now - idle), "audio_end_ms": now}
-        kind = f"{BUFFER}timeout_triggered"
-        try:
-            async with self._handling:
-                await self._send(
-                    {"type": kind, **about, "item_id": self._messages.item_id(self._stream.turn)}
-                )
+        async with self._handling:
+            if not wanted() or not self._stream.has_turn:  # without one, the client sends no audio
+                return False
+            idle, now = self._settings.idle_timeout_ms or 0, round(1000 * self._stream.seconds)
+            about = {"audio_start_ms": max(0, now - idle), "audio_end_ms": now}
+            item_id = self._messages.item_id(self._stream.turn)
+            await self._send({"type": f"{BUFFER}timeout_triggered", **about, "item_id": item_id})
+            with suppress(RequestError):
                 await self._stream.commit()
-        except RequestError:  # the client sends no audio
-            return False
         return True
 
     # Messages to the client.
