@@ -260,16 +260,16 @@ class Connection:
     # What the conversation does with the stream.
 
     async def end_after(self, turn: int, silence_ms: int) -> None:
-        """Implement :meth:`galley.protocols.openai.realtime.conversation.Ears.end_after`."""
+        """Implement :meth:`galley.protocols.openai.realtime.conversation.CallerAudio.end_after`."""
         await self._stream.end_after(turn, silence_ms)
 
-    def heard_at(self, milliseconds: int) -> float:
-        """Implement :meth:`galley.protocols.openai.realtime.conversation.Ears.heard_at`."""
+    def received_at(self, milliseconds: int) -> float:
+        """Implement :meth:`galley.protocols.openai.realtime.conversation.CallerAudio.received_at`."""
         later = max(0.0, self._stream.seconds - milliseconds / 1000)
         return self._stream.received - later
 
-    async def give_up(self, wanted: Callable[[], bool]) -> bool:
-        """Implement :meth:`galley.protocols.openai.realtime.conversation.Ears.give_up`."""
+    async def end_silence(self, wanted: Callable[[], bool]) -> bool:
+        """Implement :meth:`galley.protocols.openai.realtime.conversation.CallerAudio.end_silence`."""
         async with self._handling:
             if not wanted() or not self._stream.has_turn:  # without one, the client sends no audio
                 return False
