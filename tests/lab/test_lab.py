@@ -1,5 +1,7 @@
 """``galley lab``: verdicts, pages, and runs that go on where they were."""
 
+import math
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -10,10 +12,12 @@ import pytest
 from galley.bench.report import Spread
 from galley.bench.serve.bars import Series, bars
 from galley.errors import SettingsError
-from galley.lab.experiment import Figure, judge, verdict
+from galley.lab.bench import Lab
+from galley.lab.experiment import Figure, Finding, judge, verdict
 from galley.lab.page import page, summary
 from galley.lab.registry import EXPERIMENTS, experiment_of
-from galley.lab.run import Outcome, Results, read_results
+from galley.lab.run import Outcome, Results, find, read_results
+from galley.settings.engine import EngineSettings
 from tests.cli.command import galley
 from tests.lab.findings import CONDITIONS, TWICE, finding, results
 from tests.thorough import long
@@ -46,6 +50,9 @@ def test_bars_are_well_formed_and_in_proportion() -> None:
     assert widths[1] == pytest.approx(2 * widths[0], rel=0.01)
     assert widths[2] == pytest.approx(4 * widths[0], rel=0.01)
     assert bars("t", "MB", ["a"], [Series("one", [None])]) == ""
+    long = ElementTree.fromstring(bars("t", "s", ["n" * 40], [Series("one", [1.0])]))
+    [rect] = long.iter("rect")
+    assert float(rect.get("x", "")) > 40 * 6, "a long name has room"
 
 
 def test_the_page_has_every_experiment_and_no_network() -> None:
@@ -86,6 +93,23 @@ def test_every_experiment_says_what_it_is() -> None:
         assert experiment.prediction
         for claim in experiment.claims:
             assert (claim.low, claim.high) != (None, None), name
+
+
+def test_an_experiment_that_fails_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(lab: Lab) -> Finding:
+        raise ZeroDivisionError("no loss at all")
+
+    known = experiment_of("batching")
+    lab = Lab(EngineSettings(), True, results().peaks)
+    for run, problem in (
+        (fails, "ZeroDivisionError: no loss at all"),
+        (lambda lab: finding(math.nan), "nothing could be measured of: continuous to static"),
+    ):
+        made = {"batching": replace(known, run=run)}
+        monkeypatch.setattr("galley.lab.registry.EXPERIMENTS", made)
+        outcome = find("batching", lab)
+        assert outcome.finding is None
+        assert outcome.problem == problem
 
 
 def test_an_unknown_experiment_is_an_error() -> None:

@@ -332,7 +332,7 @@ def test_a_limit_that_the_trace_cannot_measure_is_refused(tmp_path: Path) -> Non
         replace(turn, line=msgspec.structs.replace(turn.line, output_length=1))
         for turn in turns_of(tmp_path)
     ]
-    with pytest.raises(SettingsError, match="tpot p95 < 60ms: no request of .* second token"):
+    with pytest.raises(SettingsError, match=r"tpot p95 < 60ms: no request of .* second token"):
         job(tmp_path, turns=short, file="other.json")
 
 

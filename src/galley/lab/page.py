@@ -57,7 +57,7 @@ def page(experiments: Sequence[Experiment], results: Results) -> str:
         ),
     }
     head = table(
-        ("experiment", "claimed", "predicted", "measured", "verdict"),
+        ("experiment", "confirmed by", "predicted", "measured", "verdict"),
         summary(experiments, results.outcomes),
     )
     parts = [_part(one, results.outcomes.get(one.name)) for one in experiments]
