@@ -20,6 +20,7 @@ from galley.errors import GalleyError
 from galley.lab.bench import Lab
 from galley.lab.experiment import Experiment, Finding
 from galley.lab.registry import experiment_of
+from galley.machine import give_memory_back
 from galley.settings.engine import EngineSettings
 
 VERSION: Final = 1
@@ -101,7 +102,8 @@ def _outcome(name: str, lab: Lab) -> Outcome:
     # A process of its own: memory is measured from a clean state, and a crash ends one experiment alone.
     context = multiprocessing.get_context("spawn")
     try:
-        with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
+        # As in a server's engine process, the process grows by what is held and not by what was freed.
+        with ProcessPoolExecutor(1, mp_context=context, initializer=give_memory_back) as pool:
             outcome = pool.submit(find, name, lab).result()
     except BrokenProcessPool:
         problem = "its process ended, perhaps for lack of memory"
