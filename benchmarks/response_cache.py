@@ -49,6 +49,12 @@ class NoCounts:
         """Check that it is a hit."""
         assert result == "hit", result
 
+    def checked(self, *, same: bool) -> None:
+        """Count nothing."""
+
+    def semantic_off(self, off: bool) -> None:
+        """Count nothing."""
+
     def saved(self, *, prompt: int, generated: int, seconds: float) -> None:
         """Count nothing."""
 

@@ -69,14 +69,25 @@ GALLEY_INLINE Group input_group(const Linear& l, const uint8_t* row, int64_t ind
     return {row + l.x.sums + index * static_cast<int64_t>(sizeof(InputGroup))};
 }
 
-// Products of a group's largest input and the weights of its column as they are stored.
-GALLEY_INLINE Ints largest_products(Kind kind, const uint8_t* block, Group group) {
-    const Bytes line = load_bytes(block + group.line());
-    const int32_t shift = group.shift(), largest = group.largest();
+// A group's largest input. For the blocks of a tile it is read once: as far as the compiler knows,
+// stores in between could change what a Group reads.
+struct Largest {
+    int64_t line;
+    int32_t shift, input;
+};
+GALLEY_INLINE Largest largest_input(Group group) {
+    return {group.line(), group.shift(), group.largest()};
+}
+
+// sums + the products of `largest` and the weights of its column as they are stored in `block`.
+GALLEY_INLINE Ints add_largest(Ints sums, Kind kind, const uint8_t* block, Largest largest) {
+    const Bytes line = load_bytes(block + largest.line);
     const uint32_t mask = kind == Kind::kInt8 ? 255 : 15;
-    Ints r;
-    GALLEY_PARTS r.p[i] = multiply_halves((IntPart)(line.p[i] >> shift & mask), largest);
-    return r;
+    GALLEY_PARTS {
+        const UintPart weights = shift_right(line.p[i], largest.shift) & mask;
+        sums.p[i] = dot_halves(sums.p[i], (IntPart)weights, largest.input);
+    }
+    return sums;
 }
 
 }  // namespace GALLEY_ISA

@@ -286,8 +286,8 @@ class Layer {
         if constexpr (kExact) {
             if (!exists) return splat(0.0f);
             const Group inputs = input_group(l_, x, group);
-            Ints exact =
-                load_parts<Ints>(sums) + largest_products(m_.kind, weights_at(block, 0), inputs);
+            Ints exact = add_largest(load_parts<Ints>(sums), m_.kind, weights_at(block, 0),
+                                     largest_input(inputs));
             if constexpr (Weights::kUnpacked)
                 exact = exact - load_zeros(m_, block, weights_group(group), Weights::kZero) *
                                     splat_int(static_cast<int16_t>(inputs.largest()));

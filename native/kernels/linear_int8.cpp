@@ -51,7 +51,7 @@ struct Int4 {
     static constexpr int kStreamRows = 5;
     // Sums that wait for each other: in two chains where one would be waited for.
     template <int R, int B>
-    static constexpr int kChains = R * B * kParts <= kDotsInFlight ? 2 : 1;
+    static constexpr int kChains = R* B* kParts <= kDotsInFlight ? 2 : 1;
 
     template <int B>
     struct Nibbles {
@@ -136,7 +136,7 @@ struct Integer {
                     Ints dots[kChains][R][B];
                     start(l, x, block, g, i, dots);
                     // Out of the registers during the loop below, whose values GCC 12 spills else.
-                    if constexpr (R * B > 8) asm("" : "+m"(acc));
+                    if constexpr (R * B > kMixedRows * kBlocks) asm("" : "+m"(acc));
                     const int64_t stop = begin + m.input_group < end ? begin + m.input_group : end;
                     Weights::dot(dots, w, block_bytes, x, begin, stop, next);
                     if constexpr (kChains == 2)
@@ -162,9 +162,10 @@ struct Integer {
             GALLEY_UNROLL for (int r = 0; r < R; ++r) {
                 const Group group = input_group(l, x[r], i);
                 const Floats unit = splat(group.scale());
+                const Largest largest = largest_input(group);
                 GALLEY_UNROLL for (int b = 0; b < B; ++b) {
                     const Ints all =
-                        dots[r][b] + largest_products(Weights::kKind, w + b * block_bytes, group);
+                        add_largest(dots[r][b], Weights::kKind, w + b * block_bytes, largest);
                     acc[r][b] = fma(to_floats(all) * unit, scales[b], acc[r][b]);
                 }
             }
@@ -213,9 +214,11 @@ struct Integer {
 
 void linear_int8(const Linear& l, int64_t begin, int64_t end, uint8_t*) {
     if (l.matrix->kind == Kind::kInt8)
-        Tiler<Integer<Int8>::Tile, kMaxRows, Int8::kStreamRows, kBlocks>::run(l, begin, end);
+        Tiler<Integer<Int8>::Tile, kMaxRows, Int8::kStreamRows, kBlocks, kMixedRows>::run(l, begin,
+                                                                                          end);
     else
-        Tiler<Integer<Int4>::Tile, kMaxRows, Int4::kStreamRows, kBlocks>::run(l, begin, end);
+        Tiler<Integer<Int4>::Tile, kMaxRows, Int4::kStreamRows, kBlocks, kMixedRows>::run(l, begin,
+                                                                                          end);
 }
 
 }  // namespace GALLEY_ISA

@@ -70,3 +70,22 @@ def test_vectors_of_another_width_are_not_compared() -> None:
 def test_a_vector_without_a_direction_is_refused(numbers: list[float]) -> None:
     with pytest.raises(ValueError, match="no direction"):
         packed(np.array(numbers, np.float32).tobytes())
+
+
+def test_a_large_scope_may_change_while_a_thread_searches_it() -> None:
+    rng = np.random.default_rng(4)
+    index = Nearest(most=2000)
+    vectors = [packed(rng.standard_normal(1024).astype(np.float32).tobytes()) for _ in range(1100)]
+    for number, own in enumerate(vectors):
+        index.add(b"s", number.to_bytes(2, "big"), own, str(number))
+
+    async def work() -> None:
+        search = asyncio.create_task(index.nearest(b"s", vectors[7], least=0.9, most=5))
+        await asyncio.sleep(0)
+        assert not search.done()
+        index.remove((7).to_bytes(2, "big"))
+        assert await search == []
+        [found] = await index.nearest(b"s", vectors[1099], least=0.9, most=5)
+        assert found.text == "1099"
+
+    asyncio.run(work())

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -318,7 +319,7 @@ def test_a_place_that_is_no_store_is_refused(place: str) -> None:
 
 
 def test_questions_are_followed_in_the_order_in_which_any_process_stored_them(opened: Open) -> None:
-    asked = {"question": "What is it?", "scope": b"s", "vector": b"vv"}
+    asked: dict[str, Any] = {"question": "What is it?", "scope": b"s", "vector": b"vv"}
 
     async def work() -> None:
         writer, reader = opened(WIDE), opened(WIDE)

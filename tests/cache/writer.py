@@ -14,7 +14,7 @@ async def main(path: Path, first: int) -> None:
     store = SqliteStore(path, Bounds(bytes=1 << 30, entries=10**6, seconds=3600))
     number = first
     while True:
-        await store.put(entry(number, size=2000))
+        await store.put(entry(number, size=2000, seconds=3600))
         print(number, time.time(), flush=True)
         number += 1
         await asyncio.sleep(0.001)

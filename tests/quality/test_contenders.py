@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from galley import QualityRules, TranscribeOptions, Transcriber
-from galley.bench.serve.results import Point
+from galley.bench.serve.results import Point, Quantiles
 from galley.cli.main import app
 from galley.errors import SettingsError
 from galley.quality.contenders import Comparison, Contender, Loss, divergence
@@ -22,6 +22,7 @@ from tests.checkpoints import make_checkpoint
 from tests.formats.gguf_files import WIDE, write_gguf
 from tests.runtimes.ctranslate2_folders import make_whisper
 from tests.speech.recordings import encode, tone
+from tests.thorough import long
 
 
 def compare(*arguments: str) -> str:
@@ -72,6 +73,38 @@ def test_each_engine_is_served_and_a_failure_is_a_row(tmp_path: Path) -> None:
     assert html.count("<figure>") == 3
 
 
+def test_the_advice_on_speech_weighs_word_errors() -> None:
+    exact, lossy, near = (
+        contender(name, 1.0, None, wer=wer) for name, wer in (("a", 0.04), ("b", 0.2), ("c", 0.045))
+    )
+    seconds = {"a": 10.0, "b": 90.0, "c": 30.0}
+    timed = [
+        msgspec.structs.replace(
+            one,
+            points=(
+                msgspec.structs.replace(
+                    one.points[0],
+                    audio_seconds_per_s=seconds[one.engine],
+                    latency_s=Quantiles(0.5, 0.25, 0.5, 0.5, 0.5),
+                ),
+            ),
+        )
+        for one in (exact, lossy, near)
+    ]
+    found = msgspec.structs.replace(comparison(*timed), speech=True, reference="")
+    header, first, *_ = rows(found)
+    assert header[3:] == ("latency at 32", "audio s/s at 32", "WER")
+    assert first[3:] == ("250 ms", "10.0", "4.0%")
+    said = advice(found)
+    assert said.startswith(
+        "Take c: with 32 at once it transcribes 30 seconds of audio/s, 3 times as many as a (10), and its "
+        "word error rate is 4.5%"
+    )
+    assert said.endswith("b made too many word errors to be considered.")
+    assert page(found).count("<figure>") == 2
+
+
+@long
 @pytest.mark.xdist_group("compare")
 def test_speech_models_are_compared_by_their_word_errors(tmp_path: Path) -> None:
     """With what native says as the reference, native makes no errors, and a model of other weights does."""
@@ -121,7 +154,7 @@ def test_speech_models_are_compared_by_their_word_errors(tmp_path: Path) -> None
     assert "WER" in header
     assert "audio s/s at 2" in header
     assert "TTFT" not in header
-    assert "native=other make too many word errors" in output.splitlines()[-1]
+    assert "native=other made too many word errors" in output.splitlines()[-1]
     assert (tmp_path / "all.html").read_text().count("<figure>") == 2
 
 

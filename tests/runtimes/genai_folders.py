@@ -11,7 +11,7 @@ import pytest
 
 from tests.checkpoints import make_checkpoint
 
-SHAPE: Final = {"hidden_size": 64}
+SHAPE: Final[dict[str, Any]] = {"hidden_size": 64}
 """The library's attention needs heads whose size is a multiple of 8."""
 
 

@@ -234,6 +234,11 @@ def test_files_that_it_cannot_read_are_refused(path: Path, tmp_path: Path) -> No
     with pytest.raises(CheckpointError):
         engine_for(folder)
     (folder / "model.bin").write_bytes(data)
+    tokens = json.loads((path / "vocabulary.json").read_text())
+    for wrong in ([*tokens, "one more"], [*tokens[:-1], tokens[0]]):
+        (folder / "vocabulary.json").write_text(json.dumps(wrong))
+        with pytest.raises(CheckpointError, match="the vocabulary has 28"):
+            engine_for(folder)
     (folder / "vocabulary.json").write_text(json.dumps(["a", "b"]))
     with pytest.raises(CheckpointError, match="eos_token"):
         engine_for(folder)

@@ -109,10 +109,10 @@ def test_stop_tokens_and_penalties(engine: TextEngine[Generate], path: Path) -> 
 
 def test_draws_follow_the_parameters(engine: TextEngine[Generate]) -> None:
     [plain] = generate(engine, PROMPTS[:1], GREEDY)
-    for only in ({"top_k": 1}, {"top_p": 0.0}, {"top_p": 1e-6}, {"temperature": 1e-4}):
-        params = SamplingParams(
-            **{"temperature": 1.0, "max_tokens": 24, "ignore_eos": True, **only}
-        )
+    cases: list[dict[str, Any]] = [{"top_k": 1}, {"top_p": 0.0}, {"top_p": 1e-6}]
+    for only in (*cases, {"temperature": 1e-4}):
+        common = {"temperature": 1.0, "max_tokens": 24, "ignore_eos": True}
+        params = SamplingParams(**{**common, **only})
         assert generate(engine, PROMPTS[:1], params) == [plain], only
     hot = SamplingParams(temperature=50, max_tokens=100, ignore_eos=True)
     texts = generate(engine, PROMPTS[:1] * 4, hot)

@@ -179,10 +179,15 @@ def test_what_it_does_not_do_is_refused_and_named(
 
 
 def test_a_salt_is_refused_only_where_prefixes_are_cached(
-    engine: TextEngine[Generate],
+    engine: TextEngine[Generate], path: Path
 ) -> None:
     check_cache_salt(engine.info)
     assert "cache_salt" not in engine.info.require_text().unsupported
+    caching = engine_for(path, '{"prefix_caching": true}')
+    with pytest.raises(RequestError, match="engine openvino does not support cache_salt") as error:
+        check_cache_salt(caching.info)
+    assert error.value.param == "cache_salt"
+    assert expand(PROMPTS[0], GREEDY, caching.info, request_id="a", cache_salt="a tenant's")
 
 
 def test_the_last_tokens_fit_the_cache(path: Path) -> None:

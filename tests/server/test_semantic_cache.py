@@ -1,17 +1,24 @@
 """Answers to questions that mean the same, on a real server with the bundled embedding model."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from galley.errors import SettingsError
+from galley.gateway.registry import Registry
+from galley.settings.config import Settings
+from tests.cache.redis_server import PROGRAM, RedisServer
 from tests.cli.command import galley
+from tests.embedding.checkpoints import make_model
 from tests.server.conftest import ADMIN_KEY, CONTEXT
 from tests.server.key_files import KeyFile, bearer, key_of
 from tests.server.refusals import error_of
 from tests.server.serving import Server, events, until
+from tests.thorough import long
 
 pytestmark = pytest.mark.xdist_group("semantic_cache")
 
@@ -214,17 +221,20 @@ def test_false_hits_turn_it_off(model: Path, tmp_path: Path) -> None:
         def counted(name: str) -> float:
             return server.metrics("tiny").get(f"galley_response_cache_{name}", 0.0)
 
-        for number in range(3):
+        def false_hits_are(count: int) -> bool:
+            return counted("checked_hits_total{result=false}") == count
+
+        number = 0
+        while not counted("semantic_off"):
             system = f"You are assistant number {number}."
             assert did(ask(server, RESET, system)) == "miss"
-            word = did(ask(server, RESET_TOO, system))
-            if counted("semantic_off"):
-                assert word == "miss"
-                break
-            assert word.startswith("semantic")
-            until(lambda number=number: counted("checked_hits_total{result=false}") == number + 1)
-        assert counted("semantic_off") == 1
-        assert "semantic hits were false" in (tmp_path / "log").read_text()
+            assert did(ask(server, RESET_TOO, system)).startswith("semantic")
+            number += 1
+            until(partial(false_hits_are, number))
+            assert number < 3
+        for text in (RESET, RESET_TOO):
+            assert did(ask(server, text, "Another system prompt")) == "miss"
+        assert "semantic hits were false" in server.log
         # A question whose hit was false has its own answer now.
         again = ask(server, RESET_TOO, "You are assistant number 0.")
         assert did(again) == "hit"
@@ -237,3 +247,90 @@ def test_what_it_needs_is_named(model: Path, tmp_path: Path) -> None:
     ) as server:  # fmt: skip
         refused = ask(server, RESET, "S", model=model.name, headers={"x-galley-cache": "semantic"})
         assert "--semantic-cache-model" in error_of(refused, 400)["message"]
+
+
+@long
+def test_another_server_embeds(server: Server, model: Path, tmp_path: Path) -> None:
+    with Server(
+        model,
+        tmp_path / "log",
+        **SETTINGS,
+        served_model_name="tiny",
+        response_cache="semantic",
+        response_cache_store=tmp_path / "answers.sqlite",
+        semantic_cache_url=f"{server.url}/v1",
+        semantic_cache_api_key=key_of("two"),
+    ) as other:
+        assert did(ask(other, RESET, "S")) == "miss"
+        assert did(ask(other, RESET_TOO, "S")).startswith("semantic")
+
+
+@long
+@pytest.mark.skipif(PROGRAM is None, reason="redis-server is not installed")
+def test_servers_share_questions_and_a_reranker_may_object(model: Path, tmp_path: Path) -> None:
+    ranks = make_model(tmp_path / "ranks", "bert", labels=1)
+    models = [f"tiny={model}", f"vectors={EMBEDDER}", "tiny.response_cache=semantic"]
+    with (
+        RedisServer(tmp_path) as redis,
+        Server(models, tmp_path / "one", **SETTINGS, response_cache_store=redis.url) as one,
+        Server(
+            [*models, f"ranks={ranks}"],
+            tmp_path / "two",
+            **SETTINGS,
+            response_cache_store=redis.url,
+            semantic_cache_reranker="ranks",
+            semantic_cache_reranker_threshold=1e9,
+        ) as two,
+    ):
+        stored = {"Cache-Control": "only-if-cached"}
+
+        def found(server: Server, system: str) -> bool:
+            answer = ask(server, RESET_TOO, system, headers=stored)
+            return answer.status_code == 200 and did(answer).startswith("semantic")
+
+        first = ask(two, RESET, "S")
+        assert did(first) == "miss"
+        until(lambda: found(one, "S"))
+        assert said(ask(one, RESET_TOO, "S")) == said(first)
+        # No score reaches the second server's threshold.
+        assert not found(two, "S")
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"response_cache": "semantic"}, "no semantic_cache_model"),
+        ({"semantic_cache_model": "vectors"}, "no semantic_cache_threshold"),
+        (
+            {"semantic_cache_model": "other", "semantic_cache_threshold": 0.9},
+            "'other', which is not a model of this server",
+        ),
+        (
+            {
+                "semantic_cache_model": "tiny",
+                "semantic_cache_threshold": 0.9,
+                "semantic_cache_reranker": "tiny",
+            },
+            "give both or none",
+        ),
+        (
+            {
+                "semantic_cache_model": "x",
+                "semantic_cache_threshold": 0.9,
+                "semantic_cache_url": "ftp://h",
+            },
+            "'ftp://h' is not a URL",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_used_are_named(
+    tmp_path: Path, settings: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(SettingsError, match=error):
+        Registry(
+            Settings(
+                served_model_name="tiny",
+                response_cache_store=str(tmp_path / "answers.sqlite"),
+                **settings,
+            )
+        )

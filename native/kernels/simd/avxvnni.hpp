@@ -13,6 +13,10 @@ GALLEY_INLINE Ints dot_unsigned(Ints acc, Bytes w, int32_t x) {
         (IntPart)_mm256_dpbusd_epi32((__m256i)acc.p[i], (__m256i)w.p[i], _mm256_set1_epi32(x));
     return acc;
 }
+// acc + products of numbers below 2^15 and of the lower 16 bits of `b`, which are signed.
+GALLEY_INLINE IntPart dot_halves(IntPart acc, IntPart a, int32_t b) {
+    return (IntPart)_mm256_dpwssd_epi32((__m256i)acc, (__m256i)a, _mm256_set1_epi32(b));
+}
 constexpr int kDotsInFlight = 4;  // sums of so many parts would wait for each other
 
 }  // namespace GALLEY_ISA

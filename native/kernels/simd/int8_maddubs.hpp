@@ -31,6 +31,10 @@ GALLEY_INLINE Ints add_sums(Ints acc, NibbleSums sums) {
     GALLEY_PARTS acc.p[i] += add_pairs(sums.p[i]);
     return acc;
 }
+// acc + products of numbers below 2^15 and of the lower 16 bits of `b`, which are signed.
+GALLEY_INLINE IntPart dot_halves(IntPart acc, IntPart a, int32_t b) {
+    return acc + add_products((HalvesPart)a, b);
+}
 constexpr int kDotsInFlight = 0;  // sums of so many parts do not wait for each other
 
 }  // namespace GALLEY_ISA

@@ -97,8 +97,11 @@ GALLEY_INLINE void dot_nibbles(NibbleSums& sums, Bytes w, int32_t x) {
 GALLEY_INLINE Ints add_sums(Ints acc, NibbleSums sums) { return acc + sums; }
 constexpr int kDotsInFlight = 4;  // sums of so many parts would wait for each other
 
-// Products of numbers below 2^15 and of the lower 16 bits of `b`, which are signed.
-GALLEY_INLINE IntPart multiply_halves(IntPart a, int32_t b) { return a * int32_t{int16_t(b)}; }
+// acc + products of numbers below 2^15 and of the lower 16 bits of `b`, which are signed.
+GALLEY_INLINE IntPart dot_halves(IntPart acc, IntPart a, int32_t b) {
+    return acc + a * int32_t{int16_t(b)};
+}
+GALLEY_INLINE UintPart shift_right(UintPart a, int32_t count) { return a >> count; }
 
 // Byte `at` of each lane's four, at the lane's upper end, with zeros below.
 GALLEY_INLINE Ints move_up(Bytes w, int at) {

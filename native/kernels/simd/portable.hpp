@@ -88,8 +88,11 @@ GALLEY_INLINE Ints dot_unsigned(Ints acc, Bytes w, int32_t x) {
 }
 constexpr int kDotsInFlight = 0;  // sums of so many parts do not wait for each other
 
-// Products of numbers below 2^15 and of the lower 16 bits of `b`, which are signed.
-GALLEY_INLINE IntPart multiply_halves(IntPart a, int32_t b) { return a * int32_t{int16_t(b)}; }
+// acc + products of numbers below 2^15 and of the lower 16 bits of `b`, which are signed.
+GALLEY_INLINE IntPart dot_halves(IntPart acc, IntPart a, int32_t b) {
+    return acc + a * int32_t{int16_t(b)};
+}
+GALLEY_INLINE UintPart shift_right(UintPart a, int32_t count) { return a >> count; }
 
 // Byte `at` of each lane's four, at the lane's upper end, with zeros below.
 GALLEY_INLINE Ints move_up(Bytes w, int at) {

@@ -118,14 +118,12 @@ GALLEY_INLINE HalvesPart multiply_signed(UintPart w, int32_t x) {
     return (HalvesPart)_mm256_maddubs_epi16(_mm256_abs_epi8(s),
                                             _mm256_sign_epi8(_mm256_set1_epi32(x), s));
 }
-// Products of numbers below 2^15 and of the lower 16 bits of `b`, which are signed; the upper are
-// 0.
-GALLEY_INLINE IntPart multiply_halves(IntPart a, int32_t b) {
-    return (IntPart)_mm256_madd_epi16((__m256i)a, _mm256_set1_epi32(b));
+GALLEY_INLINE UintPart shift_right(UintPart a, int32_t count) { return a >> count; }
+// Sums of two neighbours' products with the halves of `x`, all of them signed.
+GALLEY_INLINE IntPart add_products(HalvesPart halves, int32_t x) {
+    return (IntPart)_mm256_madd_epi16((__m256i)halves, _mm256_set1_epi32(x));
 }
-GALLEY_INLINE IntPart add_pairs(HalvesPart halves) {
-    return (IntPart)_mm256_madd_epi16((__m256i)halves, _mm256_set1_epi16(1));
-}
+GALLEY_INLINE IntPart add_pairs(HalvesPart halves) { return add_products(halves, 0x10001); }
 
 // Byte `at` of each lane's four, at the lane's upper end, with zeros below.
 GALLEY_INLINE Ints move_up(Bytes w, int at) {

@@ -99,14 +99,15 @@ GALLEY_INLINE HalvesPart multiply_signed(UintPart w, int32_t x) {
         _mm512_mask_sub_epi8(same, _mm512_movepi8_mask(s), _mm512_setzero_si512(), same);
     return (HalvesPart)_mm512_maddubs_epi16(_mm512_abs_epi8(s), turned);
 }
-// Products of numbers below 2^15 and of the lower 16 bits of `b`, which are signed; the upper are
-// 0.
-GALLEY_INLINE IntPart multiply_halves(IntPart a, int32_t b) {
-    return (IntPart)_mm512_madd_epi16((__m512i)a, _mm512_set1_epi32(b));
+// With a count for each lane, which is one instruction and comes from memory as it is.
+GALLEY_INLINE UintPart shift_right(UintPart a, int32_t count) {
+    return (UintPart)_mm512_srlv_epi32((__m512i)a, _mm512_set1_epi32(count));
 }
-GALLEY_INLINE IntPart add_pairs(HalvesPart halves) {
-    return (IntPart)_mm512_madd_epi16((__m512i)halves, _mm512_set1_epi16(1));
+// Sums of two neighbours' products with the halves of `x`, all of them signed.
+GALLEY_INLINE IntPart add_products(HalvesPart halves, int32_t x) {
+    return (IntPart)_mm512_madd_epi16((__m512i)halves, _mm512_set1_epi32(x));
 }
+GALLEY_INLINE IntPart add_pairs(HalvesPart halves) { return add_products(halves, 0x10001); }
 
 // Byte `at` of each lane's four, at the lane's upper end, with zeros below.
 GALLEY_INLINE Ints move_up(Bytes w, int at) {

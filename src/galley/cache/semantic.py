@@ -28,7 +28,7 @@ _RANKED: Final = 4
 """Of these, the most that the cross-encoder scores."""
 _FOLLOW_SECONDS: Final = 0.5
 """Interval at which questions that other processes have stored are read."""
-_FOLLOWED: Final = 100
+_FOLLOWED: Final = 20
 """Entries that are read at a time, so that the event loop is not held up."""
 
 
@@ -119,6 +119,10 @@ class Semantic:
     def __len__(self) -> int:
         return len(self._index)
 
+    def start(self) -> None:
+        """Begin to follow the questions in the store."""
+        self._task = asyncio.create_task(self._follow(), name="galley-questions")
+
     async def place(self, question: Question, scope: bytes) -> Placed | None:
         """Return a question with its vector; None if there is none.
 
@@ -126,8 +130,6 @@ class Semantic:
             question: the question.
             scope: digest of all else that shapes the answer.
         """
-        if self._task is None:
-            self._task = asyncio.create_task(self._follow(), name="galley-questions")
         embedded = await self._vector(question.text)
         try:
             vector = None if embedded is None else packed(embedded.vector)

@@ -13,7 +13,8 @@ class BlockPool:
     A block is free (its content is forgotten), used (one or more references), or cached: it has no
     references, but its content has a key under which it can be found and shared again. When no block is
     free, cached blocks are taken: least recently used first, and those that are kept for a time last, up
-    to half of the pool. Of this half, the tenant that has the most gives up blocks to others. ``free + cached + used == total`` holds at any time.
+    to half of the pool; of this half, the tenant that has the most gives up blocks to others.
+    ``free + cached + used == total`` holds at any time.
 
     Args:
         total: number of blocks.

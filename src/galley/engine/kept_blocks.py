@@ -65,7 +65,7 @@ class KeptBlocks:
         return block in self._all
 
     def add(self, block: int, until: float, tenant: str = "") -> None:
-        """Keep a block for a tenant until then. Of several with one time, the first one added ends first."""
+        """Keep a block for a tenant until then. Of several with one time, the first added ends first."""
         self.discard(block)
         self._all.add(block, until)
         self._tenants.setdefault(tenant, _Times()).add(block, until)

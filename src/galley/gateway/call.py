@@ -173,7 +173,7 @@ class Call:
             return "off"
         mode = wish.mode or self.caller.tenant.response_cache or responses.mode
         if mode == "semantic" and responses.cache.semantic is None:
-            where = MODE_HEADER if wish.mode else "the tenant's response_cache"
+            where = MODE_HEADER if wish.mode else "response_cache"
             raise RequestError(
                 f"{where} is 'semantic', but this server compares no questions: it is started without "
                 "--semantic-cache-model",

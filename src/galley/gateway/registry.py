@@ -175,6 +175,8 @@ class Registry:
             ModelError: a model cannot be used; the error names it, if there are several.
             SettingsError, EngineFailed: as in :meth:`ServedModel.start`, if there is only one model.
         """
+        if self.responses is not None and self.responses.semantic is not None:
+            self.responses.semantic.start()
         try:
             async with asyncio.TaskGroup() as group:
                 for model in self._at_start:

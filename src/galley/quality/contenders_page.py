@@ -131,7 +131,7 @@ def advice(comparison: Comparison) -> str:
         said += f", and its word error rate is {fastest.wer:.1%}"
     left = [_name(one) for one in running if one not in exact]
     if left:
-        lost = "make too many word errors" if comparison.speech else "lost too many of these tokens"
+        lost = "made too many word errors" if comparison.speech else "lost too many of these tokens"
         said += f". {' and '.join(left)} {lost} to be considered"
     return said + "."
 

@@ -19,7 +19,7 @@ from galley.machine import available_cores
 from galley.runtimes.batched import BatchedRuntime
 from galley.runtimes.ctranslate2_text import DECODER_SPEC, CTranslate2Texts, text_info
 from galley.runtimes.ctranslate2_whisper import CTranslate2Whisper, whisper_info
-from galley.runtimes.library import import_library, refuse_settings, step_meter
+from galley.runtimes.library import import_library, refuse_settings
 from galley.runtimes.text_build import first_line
 from galley.runtimes.text_engine import TextEngine
 from galley.settings.engine import EngineSettings
@@ -73,13 +73,11 @@ def load(
         info = whisper_info(settings, folder)
         model = _open(library.models.Whisper, folder, options, settings)
         clock.end("load")
-        return _engine(
-            CTranslate2Whisper(library, model, info, **limits), info, settings, clock, pause
-        )
+        return _engine(CTranslate2Whisper(library, model, info, **limits), info, settings, clock)
     info, vocabulary = text_info(settings, folder)
     model = _open(library.Generator, folder, options, settings)
     clock.end("load")
-    return _engine(CTranslate2Texts(model, vocabulary, **limits), info, settings, clock, pause)
+    return _engine(CTranslate2Texts(model, vocabulary, **limits), info, settings, clock)
 
 
 def _spec(folder: Path) -> str:
@@ -133,12 +131,11 @@ def _engine(
     info: ModelInfo,
     settings: EngineSettings,
     clock: StartPhases,
-    pause: Callable[[], None] | None,
 ) -> TextEngine[Any]:
+    # Batches are computed between the steps, too: with a meter of its own, all the time with work counts.
     return TextEngine(
         runtime,
         msgspec.structs.replace(info, phases=clock.ready()),
         max_running=settings.running_limit,
         priority_steps=settings.priority_steps,
-        meter=step_meter(pause),
     )

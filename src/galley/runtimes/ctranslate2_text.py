@@ -158,8 +158,12 @@ def text_info(settings: EngineSettings, folder: Path) -> tuple[ModelInfo, list[s
     file = read_ctranslate2(folder / MODEL_FILE)
     vocabulary = read_vocabulary(folder)
     ids = {token: number for number, token in enumerate(vocabulary)}
-    if len(ids) < len(vocabulary):
-        raise CheckpointError("has equal tokens", file=str(folder / "vocabulary.json"))
+    rows = file.get("decoder/embeddings/weight").shape[0]
+    if len(ids) < len(vocabulary) or len(vocabulary) > rows:
+        raise CheckpointError(
+            f"the vocabulary has {len(vocabulary)} tokens, {len(ids)} different ones; the model has {rows}",
+            file=str(folder),
+        )
     generation_file = folder / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else {}
     defaults = settings.with_own(sampling_defaults(generation, str(generation_file)))

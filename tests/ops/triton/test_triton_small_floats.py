@@ -22,7 +22,7 @@ from galley.settings.engine import EngineSettings
 from tests.checkpoints import make_checkpoint, random_ids
 from tests.formats.packed_files import write_fp8
 from tests.models.chunks import run_chunks
-from tests.models.test_gpt_oss import published
+from tests.models.mxfp4 import published
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 204,

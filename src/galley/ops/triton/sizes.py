@@ -28,6 +28,10 @@ KV_BITS: Final = {"int8": 8, "int4": 4}
 """``kv_dtype`` -> bits of an element of a cache of integers."""
 
 
+KEPT_WINDOWS: Final = 2
+"""Maximum number of lengths of encoder inputs whose launches are kept as graphs; the last ones used."""
+
+
 def weight_bytes(program: Program, dtype: torch.dtype) -> int:
     """Return the bytes of all packed weights, where a tensor that two ops share counts once."""
     sizes: dict[tuple[str, ...], int] = {}
@@ -114,10 +118,14 @@ def row_bytes(program: Program, dtype: torch.dtype) -> int:
 
 
 def encoder_bytes(program: Program, dtype: torch.dtype) -> int:
-    """Return the bytes of the buffers for the longest encoder input; 0 without an encoder."""
+    """Return the bytes of the buffers for the longest encoder input; 0 without an encoder.
+
+    The graphs of windows keep theirs.
+    """
     if program.encoder is None:
         return 0
-    return program.encoder.max_positions * row_bytes(program.encoder, dtype)
+    whole = program.encoder.max_positions * row_bytes(program.encoder, dtype)
+    return (1 + KEPT_WINDOWS) * whole
 
 
 def _work_bytes(program: Program, op: Op, dtype: torch.dtype) -> int:
