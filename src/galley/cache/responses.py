@@ -172,10 +172,13 @@ class ModelResponses:
             return _Search()
         if stored.get(key) is not None or key in self._flights:
             return _Search()
-        drawn = self._is_drawn(ask.requests[0], ask)
-        scope = question_scope(
-            self.identity, ask.requests[0], ask.question.context, shared_draws=drawn
-        )
+        [request] = ask.requests
+        payload = request.payload
+        # Log-probabilities of a prompt are those of its own tokens.
+        if not isinstance(payload, Generate) or payload.sampling.prompt_logprobs is not None:
+            return _Search()
+        drawn = self._is_drawn(request, ask)
+        scope = question_scope(self.identity, request, ask.question.context, shared_draws=drawn)
         placed = await semantic.place(ask.question, scope)
         if placed is None or not ask.wish.reads:
             return _Search(placed)
