@@ -258,22 +258,6 @@ def test_predictions_follow_load_and_threads(tmp_path: Path) -> None:
     assert [one.forecast for one in order] == [calm, busy, None]
 
 
-def test_candidates_with_the_same_prediction_leave_room_for_others() -> None:
-    tuning, _ = _tuning()
-    cheap, dear = (one.forecast for one in tuning.considered[:2])
-    every = [
-        Considered(candidate=candidate(threads=t, max_running=r, speculation=s), forecast=f)
-        for t, f in ((1, cheap), (2, dear))
-        for r in (4, 8)
-        for s in ("off", "auto")
-    ]
-    order = ranked(every, GOAL)
-    assert sorted(one.candidate for one in order) == sorted(one.candidate for one in every)
-    first, second = (one.candidate for one in order[:2])
-    assert (first.threads, second.threads) == (1, 2)
-    assert first.speculation != second.speculation
-
-
 def test_the_settings_file_can_be_served_and_says_why(tmp_path: Path) -> None:
     tuning, costs = _tuning()
     tuning.losses = {

@@ -3,7 +3,6 @@
 Jamieson and Talwalkar 2016 (arXiv:1502.07943). Candidates are those that the plan predicts to be the best.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -78,12 +77,7 @@ Measure = Callable[[Candidate, int], Trial]
 
 
 def ranked(considered: Sequence[Considered], goal: Sequence[Limit]) -> list[Considered]:
-    """Return candidates, the best first: those that fit and are predicted to meet the goal, by cost.
-
-    The plan predicts the same for many, such as with and without speculation, so that the first few would
-    differ in such settings alone. Of those with equal predictions, one stands among the first, each time at
-    other values, and the rest follow when every prediction has had its turn.
-    """
+    """Return candidates, the best first: those that fit and are predicted to meet the goal, by cost."""
 
     def key(one: Considered) -> tuple[bool, float, float]:
         forecast = one.forecast
@@ -92,9 +86,7 @@ def ranked(considered: Sequence[Considered], goal: Sequence[Limit]) -> list[Cons
         factor = max(1.0, forecast_factor(forecast, goal))
         return not forecast.fits, factor if forecast.keeps_up else math.inf, forecast.cost
 
-    equal = [list(group) for _, group in itertools.groupby(sorted(considered, key=key), key)]
-    turned = [group[i % len(group) :] + group[: i % len(group)] for i, group in enumerate(equal)]
-    return [one for turn in itertools.zip_longest(*turned) for one in turn if one is not None]
+    return sorted(considered, key=key)
 
 
 def forecast_factor(forecast: Forecast, goal: Sequence[Limit]) -> float:
