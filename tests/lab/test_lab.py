@@ -61,6 +61,7 @@ def test_the_page_has_every_experiment_and_no_network() -> None:
     made = page(experiments, found)
     assert "Contradicted here" in made
     assert "Not measured" in made
+    assert "galley lab batching --again --model &#x27;&lt;m&amp;m&gt;&#x27; --quick" in made
     for url in ("http://", "https://", "<script"):
         assert url not in made
     assert "&lt;lines&gt;" in made
@@ -112,6 +113,14 @@ def test_an_experiment_that_fails_ends_alone(monkeypatch: pytest.MonkeyPatch) ->
         assert outcome.problem == problem
 
 
+@pytest.mark.parametrize("command", ["lab", "tune"])
+def test_other_executors_are_refused(command: str, tmp_path: Path) -> None:
+    options = () if command == "lab" else ("--slo", "ttft p95 < 1s", "--trace", tmp_path)
+    made = galley(command, *options, cwd=tmp_path, environ={"GALLEY_EXECUTOR": "reference"})
+    assert made.returncode == 2
+    assert "measures executor 'cpu', but for galley-demo executor is 'reference'" in made.stderr
+
+
 def test_an_unknown_experiment_is_an_error() -> None:
     with pytest.raises(SettingsError, match=r"no experiment .fusion.; .*batching"):
         experiment_of("fusion")
@@ -131,9 +140,11 @@ def test_a_run_measures_what_the_file_lacks(tmp_path: Path) -> None:
     unchanged = (tmp_path / "galley-lab.json").read_bytes() == written
     assert unchanged, "nothing was measured again"
     assert "Waste by padding" in (tmp_path / "p.html").read_text()
-    other = galley("lab", "padding", cwd=tmp_path)
+    changed = {"GALLEY_ACTIVATIONS": "float32"}
+    other = galley("lab", "padding", cwd=tmp_path, environ=changed)
     assert other.returncode == 2
     assert "run 'quick', now 'full'" in other.stderr
+    assert """other settings '{}', now '{"activations": "float32"}'""" in other.stderr
 
 
 @long

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from galley.cli.cpu_only import require_cpu
 from galley.cli.options import Command, Flags, start_logging, with_flags
 from galley.cli.report import check_folders, write_text
 from galley.cli.terminal import progress, table
@@ -67,10 +68,11 @@ def lab(
 
     chosen = [experiment_of(name) for name in dict.fromkeys(experiments)] or [*EXPERIMENTS.values()]
     if listed:
-        click.echo(table(("experiment", "claim"), [(e.name, e.title) for e in chosen], left=(0, 1)))
+        click.echo(table(("experiment", "title"), [(e.name, e.title) for e in chosen], left=(0, 1)))
         return
     settings = flags.settings()
     start_logging(settings)
+    require_cpu(settings, "galley lab")
     check_folders(output=output, results=results_file)
     results = _results(results_file, settings, quick)
     if again:
@@ -89,11 +91,9 @@ def _results(file: Path, settings: "Settings", quick: bool) -> "Results":
     from galley.bench.machine import PHASES, measure_machine
     from galley.lab.run import Results, read_results
     from galley.machine import cpu_and_cores
-    from galley.ops.choice import executor_factory
     from galley.ops.isa import naming
     from galley.settings.engine import changed_settings
 
-    executor_factory("cpu")  # raises an error with the remedy if there is no native module
     other = changed_settings(settings)
     for name in ("model", "threads"):
         other.pop(name, None)

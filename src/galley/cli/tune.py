@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from galley.cli.cpu_only import require_cpu
 from galley.cli.options import MODEL_HELP, Command, Flags, start_logging, with_flags
 from galley.cli.report import check_folders, write_text
 from galley.cli.terminal import progress, table
@@ -106,6 +107,7 @@ def tune(flags: Flags, model: str | None, **options: Any) -> None:
     """
     settings = flags.settings(model=model)
     start_logging(settings)
+    require_cpu(settings, "galley tune")
     output, html_file = options["output"], options["html_file"]
     check_folders(results=options["results_file"], output=output, html=html_file)
     from galley.errors import SettingsError
@@ -131,13 +133,11 @@ def _job(
 ) -> "Job":
     from galley.bench.machine import PHASES
     from galley.bench.serve.replay import RecordedTexts
-    from galley.ops.choice import executor_factory
     from galley.quality.verdict import LIMITS
     from galley.settings.quality_gate import QualityGate
     from galley.traffic.texts import TextCipher
     from galley.tune.job import Job, Wanted
 
-    executor_factory("cpu")  # raises an error with the remedy if there is no native module
     recorded = None
     if options["texts"] is not None:
         recorded = RecordedTexts(turns, TextCipher(options["texts"], "--texts"))
