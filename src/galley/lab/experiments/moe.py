@@ -1,9 +1,11 @@
 """Mixtures of experts: active and total parameters."""
 
 import functools
+from collections.abc import Mapping
 from typing import Final
 
 from galley.bench.serve.bars import Series
+from galley.graph.program import Program
 from galley.lab.bench import Lab
 from galley.lab.experiment import Bars, Claim, Experiment, Figure, Finding
 from galley.lab.random_model import RandomExecutor, llama
@@ -14,14 +16,7 @@ _INNER: Final = 1024
 
 
 def _run(lab: Lab) -> Finding:
-    shape = functools.partial(
-        llama, layers=4, heads=8, kv_heads=2, head_dim=64, hidden=512, vocab=1024
-    )
-    programs = {
-        "experts, 2 of 8": shape(inner=_INNER, experts=(_EXPERTS, _ACTIVE)),
-        "dense, as many active": shape(inner=_ACTIVE * _INNER),
-        "dense, as many in all": shape(inner=_EXPERTS * _INNER),
-    }
+    programs = _programs()
     names = [*programs]
     sizes = {name: ModelSizes.of(program, "int8", "bfloat16") for name, program in programs.items()}
     RandomExecutor(
@@ -72,20 +67,34 @@ def _run(lab: Lab) -> Finding:
             ]
             for name in names
         ],
-        pictures=[
-            Bars(
-                title="A decode step",
-                unit="ms",
-                names=names,
-                series=[
-                    Series("one sequence", [1e3 * times[name][0] for name in names]),
-                    Series("16 sequences", [1e3 * times[name][1] for name in names]),
-                ],
-            )
-        ],
+        pictures=[_picture(times)],
         notes=[
             "Random models of the same layers. 16 sequences choose nearly all experts among them, so "
             "together they read as much as the dense model."
+        ],
+    )
+
+
+def _programs() -> dict[str, Program]:
+    """Return a mixture and, of the same layers, dense models of its active and of its total size."""
+    shape = functools.partial(
+        llama, layers=4, heads=8, kv_heads=2, head_dim=64, hidden=512, vocab=1024
+    )
+    return {
+        "experts, 2 of 8": shape(inner=_INNER, experts=(_EXPERTS, _ACTIVE)),
+        "dense, as many active": shape(inner=_ACTIVE * _INNER),
+        "dense, as many in all": shape(inner=_EXPERTS * _INNER),
+    }
+
+
+def _picture(times: Mapping[str, tuple[float, float]]) -> Bars:
+    return Bars(
+        title="A decode step",
+        unit="ms",
+        names=[*times],
+        series=[
+            Series("one sequence", [1e3 * one for one, _ in times.values()]),
+            Series("16 sequences", [1e3 * many for _, many in times.values()]),
         ],
     )
 
