@@ -52,6 +52,10 @@ class GatheredReads:
             return
         try:
             values = await self._read([name for name, _ in some])
+        except asyncio.CancelledError:
+            for _, future in some:
+                future.cancel()
+            raise
         except Exception as error:
             for _, future in some:
                 if not future.done():
