@@ -240,6 +240,18 @@ def test_false_hits_turn_it_off(model: Path, tmp_path: Path) -> None:
         assert did(again) == "hit"
 
 
+def test_tools_may_have_numbers_of_any_size(server: Server, system: str) -> None:
+    tools = [tool_with({"type": "integer", "maximum": 2**70})]
+    assert did(ask(server, RESET, system, tools=tools, tool_choice="none")) == "miss"
+    again = ask(server, RESET_TOO, system, tools=tools, tool_choice="none")
+    assert did(again).startswith("semantic")
+
+
+def tool_with(schema: dict[str, Any]) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {"size": schema}}
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
 def test_what_it_needs_is_named(model: Path, tmp_path: Path) -> None:
     with Server(
         model, tmp_path / "log", threads=1, response_cache="exact",
@@ -319,7 +331,7 @@ def test_servers_share_questions_and_a_reranker_may_object(model: Path, tmp_path
                 "semantic_cache_threshold": 0.9,
                 "semantic_cache_url": "ftp://h",
             },
-            "'ftp://h' is not a URL",
+            "semantic_cache_url is not a URL",
         ),
     ],
 )
