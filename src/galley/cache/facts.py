@@ -102,7 +102,7 @@ class Facts:
                 after_number = True
                 continue
             first = not self._words or bool(
-                _SENTENCE_END.search(self._spaced[: match.start()][-4:])
+                _SENTENCE_END.search(self._spaced[max(0, match.start() - 4) : match.start()])
             )
             self._take_word(written, plain, first=first, after_number=after_number)
             after_number = plain in NUMBERS
