@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from galley.settings.engine import ReasoningParser, ToolParser, VolatileLines
+from galley.text.sandbox import CLOCK
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
 from galley.tools import deepseek, granite, harmony, hermes, llama, mistral, phi, pythonic, qwen_xml
@@ -74,6 +75,11 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
     variables: frozenset[str] = frozenset()
     writes_tools: bool = False
     volatile_lines: VolatileLines = "keep"
+
+    @property
+    def writes_time(self) -> bool:
+        """Whether the template may write the date or the time into prompts."""
+        return CLOCK in self.variables
 
     def marker_tokens(self, tokenizer: Tokenizer, parser: Parser) -> frozenset[int]:
         """Return the tokens that are markers of ``parser``, which needs their texts and positions."""
