@@ -10,6 +10,7 @@ from scipy import stats
 from galley.cache.chances import at_least, interval
 from galley.cache.facts import Facts, difference
 from galley.cache.tuning import Scored, at_hit_rate, chosen, fewest_hits, read_pairs, results
+from galley.cli.cache_tune import set_in
 from galley.errors import SettingsError
 from galley.llm.llm import LLM
 from recipes.questions.pairs import Pair, pairs
@@ -103,6 +104,17 @@ def test_the_command_writes_what_it_chose(tmp_path: Path) -> None:
     assert "330 pairs, 320 of which mean the same" in done.stdout
     [line] = [line for line in done.stdout.splitlines() if line.startswith("semantic_cache_thr")]
     assert written.read_text() == f"port: 1\n{line}\n"
+
+
+def test_a_settings_file_that_only_its_owner_reads_stays_so(tmp_path: Path) -> None:
+    written, link = tmp_path / "own.yaml", tmp_path / "galley.yaml"
+    written.write_text("semantic_cache_api_key: secret")
+    written.chmod(0o600)
+    link.symlink_to(written)
+    set_in(link, {"semantic_cache_threshold": "0.9"})
+    assert written.read_text() == "semantic_cache_api_key: secret\nsemantic_cache_threshold: 0.9\n"
+    assert written.stat().st_mode & 0o777 == 0o600
+    assert sorted(tmp_path.iterdir()) == [link, written]
 
 
 @pytest.mark.parametrize(

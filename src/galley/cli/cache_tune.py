@@ -1,7 +1,7 @@
 """``galley cache tune``: the threshold of the semantic cache from labelled pairs of questions."""
 
-import os
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from galley.cli.options import Command
-from galley.cli.server_api import call
+from galley.cli.server_api import TIMEOUT_SECONDS
 from galley.cli.terminal import progress, table
-from galley.errors import SettingsError
+from galley.errors import SettingsError, shown
+from galley.files import complete_or_absent
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from galley.cache.tuning import Pair, Result, Scored
+    from galley.gateway.comparing import RemoteEmbedder
     from galley.settings.config import Settings
 
 _TOGETHER: Final = 64
@@ -156,15 +158,18 @@ def _vectors(
     """Return a row of length 1 for each text."""
     import numpy as np
 
+    from galley.gateway.comparing import RemoteEmbedder
+
     found: list[NDArray[np.float32]] = []
     with progress("embedding", len(texts)) as bar:
         if url:
-            key = settings.semantic_cache_api_key or os.environ.get("OPENAI_API_KEY", "")
+            # The key is that of the server in the settings, not of any other.
+            own = url == settings.semantic_cache_url or not settings.semantic_cache_url
+            embedder = RemoteEmbedder(url, model, settings.semantic_cache_api_key if own else "")
             for begin in range(0, len(texts), _TOGETHER):
-                body = {"model": model, "input": list(texts[begin : begin + _TOGETHER])}
-                data = call(url, "/v1/embeddings", key, body)["data"]
-                found.append(np.array([one["embedding"] for one in data], np.float32))
-                bar.update(len(data))
+                some = _remote(embedder, texts[begin : begin + _TOGETHER], url)
+                found.append(some)
+                bar.update(len(some))
         else:
             from galley.llm.llm import LLM
 
@@ -174,8 +179,31 @@ def _vectors(
                     found.append(np.asarray(some, np.float32))
                     bar.update(len(some))
     vectors = np.concatenate(found)
-    unit: NDArray[np.float32] = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    if not (np.isfinite(lengths) & (lengths > 0)).all():
+        number = int(np.argmin(np.isfinite(lengths) & (lengths > 0)))
+        raise SettingsError(
+            f"{model} has no usable vector for {shown(texts[number])}: it is zero or not finite"
+        )
+    unit: NDArray[np.float32] = vectors / lengths
     return unit
+
+
+def _remote(embedder: "RemoteEmbedder", texts: Sequence[str], url: str) -> "NDArray[np.float32]":
+    """Return a row for each text. Raises SettingsError if the server does not return them."""
+    import numpy as np
+
+    from galley.cache.store import StoreError
+
+    try:
+        vectors = embedder.vectors(texts, TIMEOUT_SECONDS)
+    except StoreError as error:
+        raise SettingsError(str(error)) from error
+    if vectors is None:
+        raise SettingsError(f"{url} refuses some of the texts; they may be too long for its model")
+    if len({len(one) for one in vectors}) != 1:
+        raise SettingsError(f"{url} returned vectors of different lengths")
+    return np.stack([np.frombuffer(one, np.float32) for one in vectors])
 
 
 def _rankings(pairs: "Sequence[Pair]", settings: "Settings", reranker: str) -> list[float]:
@@ -212,8 +240,12 @@ def set_in(path: Path, lines: dict[str, str]) -> None:
                 text = pattern.sub(line, text)
             else:
                 text += ("" if not text or text.endswith("\n") else "\n") + line + "\n"
-        partial = path.with_name(f"{path.name}.partial")
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
+        path = path.resolve()
+        with complete_or_absent(path) as partial:
+            if path.exists():
+                # It may have keys: the new file is never readable by more people than the old one.
+                partial.touch(mode=0o600)
+                shutil.copymode(path, partial)
+            partial.write_text(text, encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"cannot write {path}: {error}") from error
