@@ -97,8 +97,8 @@ def _question(call: Call, conversation: Conversation, params: SamplingParams) ->
         return None
     derived, text = call.caller.derived, call.backend.require_text()
     around = (
-        # Templates write the date: yesterday's answers were given to another prompt.
-        _today() if text.format.writes_time else None,
+        # Where the template writes the date, yesterday's answers were given to another prompt.
+        text.format.day_of(datetime.now()),
         conversation.tools,
         conversation.choice,
         conversation.named,
@@ -112,10 +112,6 @@ def _question(call: Call, conversation: Conversation, params: SamplingParams) ->
     )
     most = call.served.settings.semantic_cache_turns
     return question_of(conversation.messages, around, most_turns=most)
-
-
-def _today() -> str:
-    return datetime.now().date().isoformat()
 
 
 async def last_turns(

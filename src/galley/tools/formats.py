@@ -1,6 +1,7 @@
 """Selection of the format in which a model writes calls, from its chat template or a setting."""
 
 from collections.abc import Callable, Collection, Iterable
+from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -76,10 +77,9 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
     writes_tools: bool = False
     volatile_lines: VolatileLines = "keep"
 
-    @property
-    def writes_time(self) -> bool:
-        """Whether the template may write the date or the time into prompts."""
-        return CLOCK in self.variables
+    def day_of(self, now: datetime) -> str:
+        """Return the date if the template may write it into prompts, else ""."""
+        return now.date().isoformat() if CLOCK in self.variables else ""
 
     def marker_tokens(self, tokenizer: Tokenizer, parser: Parser) -> frozenset[int]:
         """Return the tokens that are markers of ``parser``, which needs their texts and positions."""
