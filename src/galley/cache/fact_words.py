@@ -113,6 +113,8 @@ NEGATING_LETTERS: Final = "不没沒無无非未別别勿"
 """Characters that negate in Chinese and Japanese, which have no spaces between words."""
 
 _OPPOSITES: Final = """
+add/subtract plus/times minus/times plus/divided minus/divided times/divided sum/product
+sum/difference squared/cubed since/until
 enable/disable open/close start/stop begin/end increase/decrease raise/lower raise/reduce
 increase/reduce add/remove add/delete create/delete install/uninstall buy/sell lend/borrow
 send/receive import/export upload/download push/pull encode/decode encrypt/decrypt

@@ -43,6 +43,11 @@ _ORDINAL: Final = re.compile(r"(\d+)(?:st|nd|rd|th)")
 _ISO_DATE: Final = re.compile(r"\d{4}-\d{1,2}-\d{1,2}")
 _SENTENCE_END: Final = re.compile(r"[.!?:;]\s*$|\n\s*$|[\"“(]\s*$")
 _QUOTED: Final = re.compile(r"\"([^\"]{1,200})\"|“([^”]{1,200})”|`([^`]{1,200})`")
+_SIGN: Final = re.compile(
+    r"[+*^=<>\u2264\u2265\u2260\u2248\u00d7\u00f7\u00b1\u221a]"
+    r"|(?:(?<![\w)])|(?<=[\d)]))[-\u2212\u2013]\s*(?=[\d(])"  # a minus, no hyphen and no dash between words
+)
+_SAME_SIGNS: Final = str.maketrans("\u00d7\u2212\u2013", "*--")
 _GROUPED: Final = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 
 _NO_CONTENT: Final = FUNCTION_WORDS | DIRECTIONS.keys()
@@ -69,6 +74,9 @@ class Facts:
         self.units: set[str] = set()
         self.dates: set[str] = set()
         self.quoted = {_folded(next(filter(None, found))) for found in _QUOTED.findall(text)}
+        self.signs = Counter(
+            sign.strip().translate(_SAME_SIGNS) for sign in _SIGN.findall(_ISO_DATE.sub(" ", text))
+        )
         self._text = text
         self._words: list[_Word] = []
         self._take_codes()
@@ -189,10 +197,13 @@ class Facts:
 def difference(first: Facts, second: Facts) -> str | None:
     """Return the kind of fact in which two texts differ; None if they agree in all.
 
-    Kinds are "numbers", "units", "dates", "names", "negations", "opposites", "question" and "roles".
+    Kinds are "numbers", "signs", "units", "dates", "names", "negations", "opposites", "question" and
+    "roles".
     """
     if first.numbers != second.numbers or first.codes != second.codes:
         return "numbers"
+    if first.signs != second.signs:
+        return "signs"
     if first.units != second.units:
         return "units"
     if first.dates != second.dates:
