@@ -49,6 +49,8 @@ _SIGN: Final = re.compile(
 )
 _SAME_SIGNS: Final = str.maketrans("\u00d7\u2212\u2013", "*--")
 _GROUPED: Final = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_THOUSANDS_OR_PART: Final = re.compile(r"\d{1,3}\.\d{3}")
+"""10.000 is ten in English and ten thousand in German."""
 
 _NO_CONTENT: Final = FUNCTION_WORDS | DIRECTIONS.keys()
 _NEVER_NAMES: Final = FUNCTION_WORDS | MONTHS.keys() | DATES | UNITS.keys()
@@ -251,8 +253,11 @@ def _reversed(first: Facts, second: Facts) -> bool:
 
     That is so where they have exchanged their roles ("from a to b", "from b to a"), their order around a
     third ("a causes b", "b causes a"), or what follows a word that both say twice ("more red cars than blue
-    cars"); or where one word has contrary roles ("to Monday", "from Monday").
+    cars"); or where one word has contrary roles ("to Monday", "from Monday"). With signs of arithmetic, the
+    order of all shared words counts ("2^3", "3^2").
     """
+    if first.signs and _in_order(first, second) != _in_order(second, first):
+        return True
     shared = set(first.content) & set(second.content)
     exchanges = {(first.roles[word], second.roles[word]) for word in shared}
     if any(a != b and (b, a) in exchanges for a, b in exchanges):
@@ -267,6 +272,11 @@ def _reversed(first: Facts, second: Facts) -> bool:
     order = dict.fromkeys(word for word in second.content if word in shared)
     place = {word: number for number, word in enumerate(order)}
     return _falls_thrice([place[word] for word in dict.fromkeys(first.content) if word in shared])
+
+
+def _in_order(text: Facts, other: Facts) -> list[str]:
+    """Return the words of a text that the other has, too."""
+    return [word for word in text.words if word in other.word_set]
 
 
 def _repeats_differ(first: list[str], second: list[str]) -> bool:
@@ -312,6 +322,8 @@ def _numbers(token: str) -> list[str]:
         return [str(int(part)) for part in token.split("-")]
     if _GROUPED.fullmatch(token):
         return [_number(token.replace(",", ""))]
+    if _THOUSANDS_OR_PART.fullmatch(token):
+        return [token]
     if re.fullmatch(r"\d+(?:[.,]\d+)?", token):
         return [_number(token.replace(",", "."))]
     return [token]
