@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -68,7 +68,7 @@ def tune(
     settings = Settings.load({})
     budget = settings.semantic_cache_budget if budget is None else budget
     pairs = read_pairs(data)
-    scored = list(_scored(pairs, settings, model, url, reranker))
+    scored = _scored(pairs, settings, model, url, reranker)
     found, bare = results(scored), results(scored, facts=False)
     best = chosen(found, budget)
     _print(found, best, len(pairs))
@@ -78,7 +78,7 @@ def tune(
             f"pairs (a threshold needs {fewest_hits(budget)} hits if none is false), another embedding "
             "model, or a larger --budget"
         )
-    _print_beside(bare, best)
+    _print_cosine_alone(bare, best)
     lines = {_THRESHOLD: f"{best.threshold:.3f}"}
     if best.ranking is not None:
         lines[_RERANKER_THRESHOLD] = f"{best.ranking:.6g}"
@@ -115,7 +115,7 @@ def _print(found: "Sequence[Result]", best: "Result | None", pairs: int) -> None
     click.echo(table(header, rows, left=(0,)))
 
 
-def _print_beside(bare: "Sequence[Result]", best: "Result") -> None:
+def _print_cosine_alone(bare: "Sequence[Result]", best: "Result") -> None:
     from galley.cache.tuning import at_hit_rate
 
     same_rate = at_hit_rate(bare, best.hit_rate)
@@ -132,10 +132,9 @@ def _scored(
     model: str | None,
     url: str | None,
     reranker: str | None,
-) -> "Iterator[Scored]":
-    """Yield what the cache would know of each pair."""
-    from galley.cache.facts import Facts, difference
-    from galley.cache.tuning import Scored
+) -> "list[Scored]":
+    """Return what the cache would know of each pair."""
+    from galley.cache.tuning import score
 
     model = model or settings.semantic_cache_model
     if not model:
@@ -144,12 +143,8 @@ def _scored(
     vectors = _vectors(texts, settings, model, url or settings.semantic_cache_url)
     place = {text: number for number, text in enumerate(texts)}
     reranker = reranker or settings.semantic_cache_reranker
-    scores = _rankings(pairs, settings, reranker) if reranker else [None] * len(pairs)
-    facts = {text: Facts(text) for text in texts}
-    for pair, score in zip(pairs, scores, strict=True):
-        similarity = float(vectors[place[pair.first]] @ vectors[place[pair.second]])
-        agree = difference(facts[pair.first], facts[pair.second]) is None
-        yield Scored(pair.same, similarity, agree, score)
+    rankings = _rankings(pairs, settings, reranker) if reranker else None
+    return score(pairs, lambda a, b: float(vectors[place[a]] @ vectors[place[b]]), rankings)
 
 
 def _vectors(
