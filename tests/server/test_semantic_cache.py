@@ -209,6 +209,23 @@ def test_a_purged_answer_is_never_found(server: Server, system: str, store: Path
     assert did(ask(server, RESET_TOO, system)) == "miss"
 
 
+def test_tune_has_another_server_embed(server: Server, tmp_path: Path) -> None:
+    data = tmp_path / "pairs.jsonl"
+    data.write_text(
+        f'{{"a": "{RESET}", "b": "{RESET_TOO}", "same": true}}\n'
+        f'{{"a": "{RESET}", "b": "Where are you?", "same": false}}\n'
+    )
+    command = ("cache", "tune", data, "--model", "vectors", "--url", server.url)
+    key = {"GALLEY_SEMANTIC_CACHE_API_KEY": key_of("two")}
+    done = galley(*command, environ=key)
+    assert "2 pairs, 1 of which mean the same" in done.stdout, done.stderr
+    # Two pairs show nothing.
+    assert "give more pairs" in done.stderr
+    # The key is not sent to a server that is not the one in the settings.
+    done = galley(*command, environ={**key, "GALLEY_SEMANTIC_CACHE_URL": "http://localhost:1"})
+    assert "/v1/embeddings answered 401" in done.stderr
+
+
 def test_false_hits_turn_it_off(model: Path, tmp_path: Path) -> None:
     """The tiny model's answers to two questions never agree, so that each checked hit is false."""
     with Server(

@@ -192,7 +192,8 @@ class Semantic:
         """Return whether two answers say the same; None if they cannot be compared now."""
         if first.split() == second.split():
             return True
-        if not same_numbers(Facts(first), Facts(second)):
+        # Answers may be long, and checks are in no hurry.
+        if not await asyncio.to_thread(lambda: same_numbers(Facts(first), Facts(second))):
             return False
         embedded = [await self._cut_vector(text) for text in (first, second)]
         try:
