@@ -409,6 +409,15 @@ def public_name(declared: Field[Any]) -> str:
     return declared.metadata["name"] or declared.name
 
 
+def changed_settings(settings: EngineSettings) -> dict[str, Any]:
+    """Return the engine's settings that differ from their defaults, by public name, as a file has them."""
+    return {
+        public_name(declared): list(value) if isinstance(value, tuple) else value
+        for declared in fields(EngineSettings)
+        if (value := getattr(settings, declared.name)) != declared.default
+    }
+
+
 def field_names(cls: type[EngineSettings]) -> dict[str, str]:
     """Return a mapping from each name that a setting may be given by to its field."""
     return {name: f.name for f in fields(cls) for name in (f.name, public_name(f))}

@@ -9,7 +9,6 @@ from galley.bench.serve.html import document, facts, table
 from galley.tune.advice import Prices, candidate_header, candidate_row
 from galley.tune.goal import Limit
 from galley.tune.search import Tuning, pareto
-from galley.tune.space import Candidate
 from galley.tune.trials import Trial
 
 
@@ -89,9 +88,5 @@ def _line(name: str, trials: Sequence[Trial], goal: Sequence[Limit], colour: int
         [trial.cost for trial in trials],
         colour,
         dots=True,
-        labels=[_label(trial.candidate) for trial in trials],
+        labels=[str(trial.candidate) for trial in trials],
     )
-
-
-def _label(candidate: Candidate) -> str:
-    return str(candidate)
