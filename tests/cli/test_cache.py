@@ -10,6 +10,7 @@ import pytest
 from galley.engine.loaders import load_engine
 from galley.ops import background
 from galley.ops.packed_files import cached_files, packed_folder
+from galley.runtimes import optimized_graphs
 from galley.runtimes.onnx import OnnxOptions, load_model
 from galley.runtimes.optimized_graphs import stored
 from galley.runtimes.tensor_model import LoadSettings
@@ -124,7 +125,10 @@ def test_a_file_in_place_of_the_folder_caches_nothing(
     assert "freed 0 B" in cache("prune", "--all", environ=environ)
 
 
-def test_optimized_graphs_are_listed_and_removed(environ: dict[str, str], tmp_path: Path) -> None:
+def test_optimized_graphs_are_listed_and_removed(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimized_graphs, "saves", lambda *_: True)
     files = [
         onnx_files.perceptron(tmp_path / f"{name}.onnx", hidden=n)
         for n, name in ((8, "a"), (9, "b"))

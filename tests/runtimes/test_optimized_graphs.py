@@ -19,12 +19,15 @@ from galley.runtimes.tensor_model import LoadSettings
 from galley.speech import vad
 from tests.runtimes import onnx_files
 
+SAVES = optimized_graphs.saves
 SILERO = Path(vad.__file__).parent / "silero" / "silero_vad_16k_sequence.onnx"
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("GALLEY_CACHE_DIR", str(tmp_path / "cache"))
+    # The models of these tests are too small to save time.
+    monkeypatch.setattr(optimized_graphs, "saves", lambda *_: True)
     return tmp_path / "cache" / "packed"
 
 
@@ -199,7 +202,28 @@ def test_a_damaged_graph_is_made_again(tmp_path: Path, optimized: list[str]) -> 
         assert optimized == ["m.onnx"]
 
 
-def test_a_graph_that_returns_other_bits_is_not_kept(tmp_path: Path) -> None:
+def test_a_graph_that_saves_no_time_is_not_tried_again(
+    tmp_path: Path, optimized: list[str], monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    monkeypatch.setattr(optimized_graphs, "saves", lambda *_: False)
+    file = onnx_files.perceptron(tmp_path / "m.onnx")
+    load(file)
+    assert stored() == []
+    monkeypatch.setattr(optimized_graphs, "saves", lambda *_: True)
+    load(file)
+    assert stored() == []
+    onnx_files.perceptron(file, hidden=32)
+    load(file)
+    assert [one.source for one in stored()] == [str(file)]
+
+
+def test_the_time_that_a_graph_saves() -> None:
+    assert SAVES(optimizing=1.0, loading=0.4, reading=0.1)
+    assert not SAVES(optimizing=1.0, loading=0.4, reading=0.2)
+    assert not SAVES(optimizing=0.4, loading=0.4, reading=0.0)
+
+
+def test_a_graph_that_returns_other_bits_is_not_kept(tmp_path: Path, folder: Path) -> None:
     file = onnx_files.perceptron(tmp_path / "m.onnx")
     (tmp_path / "other").mkdir()
     other = onnx_files.perceptron(tmp_path / "other" / "m.onnx", hidden=63)
@@ -213,6 +237,8 @@ def test_a_graph_that_returns_other_bits_is_not_kept(tmp_path: Path) -> None:
         model = place.make(optimize, lambda _, wrong=wrong: load(wrong, weight_cache=False))  # type: ignore[misc]
         assert model is not None
         assert stored() == []
+        [refused] = folder.glob("*.measured")
+        refused.unlink()
     assert place.make(optimize, lambda _: load(file, weight_cache=False)) is not None
     assert place.read() == b"a graph"
 

@@ -23,7 +23,7 @@ import msgspec
 from galley.files import PARTIAL
 from galley.formats.digests import content_hash
 from galley.machine import bytes_text, cpu_features, cpu_name
-from galley.ops.packed_files import packed_folder, tidy, write_atomically
+from galley.ops.packed_files import MEASURED_SUFFIX, packed_folder, tidy, write_atomically
 from galley.runtimes.tensor_model import TensorModel
 from galley.runtimes.trial import same_bits
 
@@ -81,25 +81,28 @@ class OptimizedGraph:
 
         Raises:
             OSError, CheckpointError: the model or its data cannot be read, or no cache folder is known.
-            ValueError: the model, or this machine, leaves a doubt about what the graph depends on.
+            ValueError: a graph would cost time, as an earlier start has found; or the model, or this
+                machine, leaves a doubt about what the graph depends on.
         """
         self._source = file.absolute()
         self._folder = packed_folder()
         features = cpu_features()
         if not features:
             raise ValueError("this system does not list the CPU's instructions")
+        began = time.perf_counter()
+        machine = platform.machine(), cpu_name(), features
+        known = [_VERSION, str(self._source), _state([file]), options, machine]
+        self._refused = self._folder / f"{_digest(known)}{MEASURED_SUFFIX}"
+        if self._refused.exists():
+            raise ValueError(
+                "an earlier start found that this saves no time, or changes the outputs"
+            )
         self._files = [file, *_external_files(file)]
         self._state = _state(self._files)
-        known = [
-            _VERSION,
-            content_hash(self._files),
-            options,
-            platform.machine(),
-            cpu_name(),
-            features,
-        ]
-        self._key = hashlib.sha256(msgspec.json.encode(known)).hexdigest()
-        self._path = self._folder / f"{self._key[:32]}{_SUFFIX}"
+        known = [_VERSION, content_hash(self._files), options, machine]
+        self._key = _digest(known)
+        self._path = self._folder / f"{self._key}{_SUFFIX}"
+        self._seconds = time.perf_counter() - began
 
     @property
     def data_folder(self) -> Path:
@@ -123,7 +126,8 @@ class OptimizedGraph:
     def make(self, optimize: Callable[[str], T], load: Callable[[bytes], T]) -> T | None:
         """Return a model whose graph is now kept; None if onnxruntime cannot write its graph.
 
-        The graph is kept if it returns the same bits as the model for random inputs.
+        The graph is kept if loading it saves time and it returns the model's bits for random inputs.
+        Otherwise that is recorded, so that later starts do not try again.
 
         Args:
             optimize: returns the model, and writes its graph to a path.
@@ -133,18 +137,36 @@ class OptimizedGraph:
             self._folder.mkdir(parents=True, exist_ok=True)
             tidy(self._folder)
             with NamedTemporaryFile(dir=self._folder, prefix=".", suffix=PARTIAL) as partial:
-                model = optimize(partial.name)
+                model, optimizing = _timed(lambda: optimize(partial.name))
                 size = Path(partial.name).stat().st_size
                 graph = Path(partial.name).read_bytes() if size <= _MOST_BYTES else b""
         except Exception as error:  # onnxruntime's errors have no common base
             log.info("the optimized graph of %s is not kept: %s", self._source, error)
             return None
         try:
-            if graph and same_bits(model, load(graph)) and _state(self._files) == self._state:
-                self._write(graph)
+            self._consider(model, graph, optimizing, load)
         except Exception as error:
             log.info("the optimized graph of %s is not kept: %s", self._source, error)
         return model
+
+    def _consider(
+        self, model: T, graph: bytes, optimizing: float, load: Callable[[bytes], T]
+    ) -> None:
+        """Keep the graph of a model that was optimized in so many seconds, or record why not."""
+        reason = _TOO_LARGE
+        if graph:
+            other, loading = _timed(lambda: load(graph))
+            reason = "" if saves(optimizing, loading, self._seconds) else "it saves no time"
+            if not reason and not same_bits(model, other):
+                reason = "its outputs are not certainly the same"
+        if _state(self._files) != self._state:
+            reason = "the model has changed meanwhile"
+        elif reason:
+            write_atomically(self._refused, [memoryview(reason.encode())])
+        else:
+            self._write(graph)
+        if reason:
+            log.info("the optimized graph of %s is not kept: %s", self._source, reason)
 
     def _write(self, graph: bytes) -> None:
         for other in _stored(self._folder):
@@ -154,6 +176,17 @@ class OptimizedGraph:
         header = msgspec.json.encode(_Header(str(self._source), self._key, digest))
         start = _MAGIC + len(header).to_bytes(_LENGTH_BYTES, "little") + header
         write_atomically(self._path, [memoryview(start), memoryview(graph)])
+
+
+def saves(optimizing: float, loading: float, reading: float) -> bool:
+    """Return whether a start is faster with a kept graph than without.
+
+    Args:
+        optimizing: seconds to load and optimize a model, and to write its graph.
+        loading: seconds to load the graph from memory.
+        reading: seconds to read and hash the model. The graph takes about as long to write, and to read.
+    """
+    return optimizing - loading > 3 * reading
 
 
 def stored() -> list[StoredGraph]:
@@ -195,14 +228,18 @@ def _external_files(model: Path) -> list[Path]:
     """
     if (size := model.stat().st_size) > _MOST_BYTES:
         raise ValueError(_TOO_LARGE)
-    data = model.read_bytes()
-    names = set()
-    for found in _EXTERNAL.finditer(data):
+    data, names, certain = model.read_bytes(), set(), True
+    place = data.find(_LOCATION)
+    while place >= 0:
+        found = _EXTERNAL.match(data, max(0, place - 2))
+        if found is None:
+            certain = False
+            break
         low, *high = found[1]
         length = (low & 0x7F) | (high[0] << 7 if high else 0)
         names.add(data[found.end() : found.end() + length].decode())
+        place = data.find(_LOCATION, found.end())
     files = sorted(model.parent / name for name in names)
-    certain = len(_EXTERNAL.findall(data)) == data.count(_LOCATION)
     if not certain or not all(one.is_file() and ".." not in one.parts for one in files):
         raise ValueError("it may have external data that are not in its folder")
     if size + sum(one.stat().st_size for one in files) > _MOST_BYTES:
@@ -214,3 +251,13 @@ def _state(files: Sequence[Path]) -> list[tuple[int, ...]]:
     """Return what changes when a file is written or replaced; see ``formats/digests.py``."""
     every = [path.stat() for path in files]
     return [(s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in every]
+
+
+def _digest(known: object) -> str:
+    return hashlib.sha256(msgspec.json.encode(known)).hexdigest()
+
+
+def _timed(work: Callable[[], T]) -> tuple[T, float]:
+    """Return a result, and the seconds that it took."""
+    began = time.perf_counter()
+    return work(), time.perf_counter() - began
