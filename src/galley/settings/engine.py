@@ -146,7 +146,9 @@ class EngineSettings:
         "device that runs the model: cpu, or with executor gpu or reference cuda, cuda:1",
     )
     weight_cache: bool = setting(
-        True, "Model", "keep packed weights on disk for the next start (executor cpu)"
+        True,
+        "Model",
+        "keep packed weights (executor cpu) and optimized graphs (engine onnx) on disk for the next start",
     )
     experts: Experts = setting(
         "memory",
