@@ -51,7 +51,7 @@ struct Int4 {
     static constexpr int kStreamRows = 5;
     // Sums that wait for each other: in two chains where one would be waited for.
     template <int R, int B>
-    static constexpr int kChains = R* B* kParts <= kDotsInFlight ? 2 : 1;
+    static constexpr int kChains = R * B * kParts <= kDotsInFlight ? 2 : 1;
 
     template <int B>
     struct Nibbles {

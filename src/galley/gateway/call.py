@@ -387,7 +387,7 @@ class CallStream:
     """
 
     def __init__(self, call: Call, stream: Outputs) -> None:
-        """Count ``stream`` for ``call``. Created by :meth:`Call.submit_all`."""
+        """Count ``stream`` for ``call``, whose ``submit`` methods create this."""
         self.tokens = 0
         self.first_token: float | None = None
         self.timing: Timing | None = None
