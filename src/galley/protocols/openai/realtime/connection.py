@@ -97,25 +97,18 @@ class Connection:
         self._event_id: str | None = None
         """The id of the client's event that is being handled."""
         self._messages = LiveMessages(self._id)
-        self._conversation: Conversation | None = None
-        if party is not None:
-            self._conversation = Conversation(
-                ConversationSettings(
-                    model=party.name,
-                    source=self._settings,
-                    answers=Answers(modality="text" if party.voice is None else "audio"),
-                ),
-                party.models,
-                call.caller,
-                party.voice,
-                self,
-                send=self._send,
-            )
+        self._conversation = None if party is None else self._conversation_with(party)
         kinds = check_kinds(call.served.settings.redact)
         self._redactor = LiveRedactor(kinds) if kinds else None
         self._quiet: asyncio.TimerHandle | None = None
         """Gives out what the redactor holds back, once nobody has spoken for a while."""
         self._flushes: set[asyncio.Task[None]] = set()
+
+    def _conversation_with(self, party: Party) -> Conversation:
+        answers = Answers(modality="text" if party.voice is None else "audio")
+        settings = ConversationSettings(model=party.name, source=self._settings, answers=answers)
+        caller = self._call.caller
+        return Conversation(settings, party.models, caller, party.voice, self, send=self._send)
 
     async def serve(self, lifecycle: Lifecycle) -> None:
         """Serve the connection until it ends."""
