@@ -1,4 +1,4 @@
-"""Decoding parameters of a speech model's checkpoint, from ``generation_config.json``."""
+"""A speech model's decoding parameters (``generation_config.json``), its aligner, and shared encoders."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any, Final
 from galley.errors import CheckpointError
 from galley.graph.program import Program
 from galley.models.fields import GENERATION_FILE, Fields
-from galley.models.whisper import build_aligner, build_encoder, build_cross_kv, read_config
+from galley.models.whisper import build_aligner, build_cross_kv, build_encoder, read_config
 from galley.types.audio import SpeechInfo
 
 _MOST_HEADS: Final = 80
