@@ -14,12 +14,13 @@ from galley.errors import CheckpointError, RequestError, SettingsError, Unsuppor
 from galley.runtimes.ctranslate2_text import CTranslate2Texts
 from galley.runtimes.text_engine import TextEngine
 from galley.service.requests import expand
-from galley.types import Generate, SamplingParams
+from galley.types import MAX_COUNT, Generate, SamplingParams
 from galley.types.sampling import Grammar
 from tests.checkpoints import EOS
 from tests.runtimes.ctranslate2_folders import decoder_alone, engine_for, make_decoder
 from tests.runtimes.language_models import (
     GREEDY,
+    ONE_TOKEN,
     PROMPTS,
     generate,
     generate_half,
@@ -109,12 +110,13 @@ def test_a_stop_token_ends_the_text_and_is_its_last(engine: TextEngine[Generate]
 def test_draws_follow_the_parameters(engine: TextEngine[Generate]) -> None:
     """Nothing but the likeliest token is left; without that, texts of a high temperature differ."""
     [plain] = generate(engine, PROMPTS[:1], GREEDY)
-    for only in ({"top_k": 1}, {"top_p": 0.0}, {"top_p": 1e-6}, {"temperature": 1e-4}):
+    for only in (*ONE_TOKEN, {"temperature": 1e-4}):
         params = SamplingParams(max_tokens=24, ignore_eos=True, **only)
         assert generate(engine, PROMPTS[:1], params) == [plain], only
-    hot = SamplingParams(temperature=50, max_tokens=24, ignore_eos=True)
-    texts = generate(engine, PROMPTS[:1] * 4, hot)
-    assert len({tuple(text) for text in texts}) == 4
+    for top_k in (0, MAX_COUNT):
+        params = SamplingParams(temperature=50, max_tokens=24, ignore_eos=True, top_k=top_k)
+        texts = generate(engine, PROMPTS[:1] * 4, params)
+        assert len({tuple(text) for text in texts}) == 4
 
 
 def test_a_text_continues_after_its_output(engine: TextEngine[Generate]) -> None:

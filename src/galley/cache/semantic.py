@@ -57,8 +57,12 @@ class Embedder(Protocol):
 class Ranker(Protocol):
     """A cross-encoder."""
 
-    async def scores(self, text: str, others: Sequence[str]) -> list[float]:
-        """Return how well each other text matches. Raises StoreError if the model cannot be used now."""
+    async def scores(self, text: str, others: Sequence[str]) -> list[float] | None:
+        """Return how well each other text matches; None if the model does not take one of them.
+
+        Raises:
+            StoreError: the model cannot be used now.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,25 +89,25 @@ class Near(NamedTuple):
     similarity: float
 
 
-Get = Callable[[Sequence[bytes]], Awaitable[list[Entry | None]]]
+Read = Callable[[Sequence[bytes]], Awaitable[list[Entry | None] | None]]
 
 
 class Semantic:
     """Finds stored answers by meaning. For use in one event loop."""
 
     def __init__(
-        self, get: Get, store: Store, embedder: Embedder, ranker: Ranker | None, limits: Limits
+        self, read: Read, store: Store, embedder: Embedder, ranker: Ranker | None, limits: Limits
     ) -> None:
         """Know no question yet.
 
         Args:
-            get: returns entries by their keys.
+            read: returns entries by their keys; None while the store cannot be used.
             store: whose questions are followed.
             embedder: computes the vectors.
             ranker: a cross-encoder, if one is served.
             limits: when two texts count as the same.
         """
-        self._get = get
+        self._read = read
         self._store = store
         self._embedder = embedder
         self._ranker = ranker
@@ -161,7 +165,10 @@ class Semantic:
         facts = Facts(placed.text) if near else None
         same = [one for one in near if facts and difference(facts, Facts(one.text)) is None]
         for one in await self._confirmed(placed.text, same):
-            [entry] = await self._get([one.key])
+            read = await self._read([one.key])
+            if read is None:
+                return None  # the store cannot be used now
+            [entry] = read
             if entry is None or entry.scope != placed.scope or entry.question != one.text:
                 self._index.remove(one.key)
                 continue
@@ -185,17 +192,15 @@ class Semantic:
         """Return whether two answers say the same; None if they cannot be compared now."""
         if first.split() == second.split():
             return True
-        if not same_numbers(Facts(first), Facts(second)):
+        # Answers may be long, and checks are in no hurry.
+        if not await asyncio.to_thread(lambda: same_numbers(Facts(first), Facts(second))):
             return False
+        embedded = [await self._cut_vector(text) for text in (first, second)]
         try:
-            vectors = [
-                packed(embedded.vector)
-                for text in (first, second)
-                if (embedded := await self._cut_vector(text)) is not None
-            ]
+            vectors = [packed(one.vector) for one in embedded if one is not None]
         except ValueError:
             return None
-        return len(vectors) == 2 and cosine(*vectors) >= self._limits.agreement
+        return cosine(*vectors) >= self._limits.agreement if len(vectors) == 2 else None
 
     async def _cut_vector(self, text: str) -> Embedded | None:
         return await self._embeds.run(lambda: self._embedder.embed(text, cut=True))

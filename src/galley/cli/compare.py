@@ -108,6 +108,11 @@ def compare(
         seed=options["seed"],
     )
     said = _recordings(options["data"])
+    if said and options["against"]:
+        raise SettingsError(
+            "--against is for language models, but --data has recordings, whose word errors are measured: "
+            "leave it out"
+        )
     workload = _workload(said, **options)
     facts = _facts(workload, **options)
     total = len(entries) * sum(map(plan.size, plan.loads))

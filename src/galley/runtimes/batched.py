@@ -131,9 +131,11 @@ class BatchedRuntime(ABC, Generic[Writing]):
     def step(self) -> list[Advance]:
         """Start batches, and wait briefly for their news."""
         self._start()
+        gathers = self._free and self._waiting
         found: list[News[Writing]] = []
         try:
-            self._take(self._news.get(timeout=_POLL_SECONDS), found)
+            wait = _GATHER_SECONDS if gathers else _POLL_SECONDS
+            self._take(self._news.get(timeout=wait), found)
             while True:
                 self._take(self._news.get_nowait(), found)
         except Empty:

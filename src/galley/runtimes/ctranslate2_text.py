@@ -10,6 +10,7 @@ from galley.formats.ctranslate2 import read_vocabulary
 from galley.formats.ctranslate2_file import MODEL_FILE, CTranslate2File, read_ctranslate2
 from galley.formats.json_file import read_json
 from galley.runtimes.batched import BatchedRuntime, Job, News
+from galley.runtimes.drawing import Drawing, drawing
 from galley.settings.engine import EngineSettings
 from galley.types import FinishReason, Generate, SamplingDefaults, SamplingParams
 from galley.types.model_info import ModelInfo, TextInfo
@@ -50,9 +51,7 @@ class _Key(NamedTuple):
         prefix: tokens of the prompts that count as chosen ones, if that matters for ``least``.
     """
 
-    temperature: float
-    top_k: int
-    top_p: float
+    drawing: Drawing
     repetition_penalty: float
     least: int
     prefix: int
@@ -78,7 +77,8 @@ class CTranslate2Texts(BatchedRuntime[Generate]):
         """Return the job of a request."""
         length = len(payload.prompt) + len(payload.output)
         least = max(0, payload.sampling.min_tokens - len(payload.output))
-        key = _key(payload.sampling, least, length, stop_ids)
+        drawn = drawing(payload.sampling, len(self._vocabulary))
+        key = _key(payload.sampling, drawn, least, length, stop_ids)
         return Job(request_id, payload, key, length, frozenset(stop_ids))
 
     def compute(self, batch: list[Job[Generate]]) -> None:
@@ -97,9 +97,9 @@ class CTranslate2Texts(BatchedRuntime[Generate]):
             min_length=key.least + key.prefix,
             end_token=list(key.stop_ids),
             repetition_penalty=key.repetition_penalty,
-            sampling_topk=key.top_k,
-            sampling_topp=key.top_p,
-            sampling_temperature=key.temperature,
+            sampling_topk=key.drawing.top_k,
+            sampling_topp=key.drawing.top_p,
+            sampling_temperature=key.drawing.temperature,
             callback=_on_token(batch, skips, self.report),
         )
 
@@ -130,16 +130,12 @@ def _on_token(
     return on_token
 
 
-def _key(sampling: SamplingParams, least: int, length: int, stop_ids: Collection[int]) -> _Key:
-    temperature, top_p = sampling.temperature, sampling.top_p
-    top_k = max(0, sampling.top_k or 0)
-    if not temperature or top_p == 0:
-        temperature, top_k, top_p = 1.0, 1, 1.0
+def _key(
+    sampling: SamplingParams, drawn: Drawing, least: int, length: int, stop_ids: Collection[int]
+) -> _Key:
     penalty = sampling.repetition_penalty or 1.0
     return _Key(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=1.0 if top_p is None else top_p,
+        drawing=drawn,
         repetition_penalty=penalty,
         least=least,
         prefix=length - 1 if least and penalty != 1 else 0,

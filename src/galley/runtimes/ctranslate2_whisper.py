@@ -12,6 +12,7 @@ from galley.formats.reader import open_checkpoint
 from galley.models.registry import build_program
 from galley.models.speech import read_speech
 from galley.runtimes.batched import BatchedRuntime, Job, News
+from galley.runtimes.drawing import Drawing, drawing
 from galley.settings.engine import EngineSettings
 from galley.types import Transcribe
 from galley.types.audio import SpeechRules
@@ -52,8 +53,7 @@ class _Key(NamedTuple):
     max_length: int
     beam_size: int
     length_penalty: float
-    temperature: float
-    top_k: int
+    drawing: Drawing
     repetition_penalty: float
     max_initial: int
     suppress_blank: bool
@@ -76,6 +76,7 @@ class CTranslate2Whisper(BatchedRuntime[Transcribe]):
         """
         super().__init__(workers=workers, most=most)
         assert info.speech is not None
+        self._vocab_size = info.require_text().vocab_size
         self._library = library
         self._model = model
         self._speech = info.speech
@@ -93,7 +94,6 @@ class CTranslate2Whisper(BatchedRuntime[Transcribe]):
         sampling, rules, speech = payload.sampling, payload.rules, self._speech
         starts = payload.prompt.index(speech.start_token)
         self._check(rules, starts)
-        temperature = sampling.temperature or 0.0
         length, most = len(payload.prompt), payload.writes
         initial = None if rules.timestamps is None else rules.timestamps.max_initial
         return _Key(
@@ -104,8 +104,7 @@ class CTranslate2Whisper(BatchedRuntime[Transcribe]):
             max_length=max(2 * most, length + most - 1),
             beam_size=sampling.num_beams,
             length_penalty=sampling.length_penalty,
-            temperature=temperature or 1.0,
-            top_k=max(0, sampling.top_k or 0) if temperature else 1,
+            drawing=drawing(sampling, self._vocab_size),
             repetition_penalty=sampling.repetition_penalty or 1.0,
             max_initial=speech.max_rows if initial is None else initial,
             suppress_blank=bool(rules.begin_suppress_tokens),
@@ -160,8 +159,8 @@ class CTranslate2Whisper(BatchedRuntime[Transcribe]):
             max_initial_timestamp_index=key.max_initial,
             suppress_blank=key.suppress_blank,
             suppress_tokens=list(key.suppress_tokens),
-            sampling_topk=key.top_k,
-            sampling_temperature=key.temperature,
+            sampling_topk=key.drawing.top_k,
+            sampling_temperature=key.drawing.temperature,
         )
         for job, result in zip(batch, results, strict=True):
             self.report(self._transcript(job, result, key.length_penalty))

@@ -113,6 +113,7 @@ class LiveSession:
         # Callers that commit turns pause within them, so only a long silence is left out of an utterance.
         held = dataclasses.replace(options.turns, silence_duration_ms=_HELD_MS)
         self._endpointer.options = options.turns if options.commit_turns else held
+        self._endpointer.enough_ms = None  # it was judged by the options before
         prompt = options.prompt.strip()
         self._prompt = self._decoder.encode(" " + prompt if prompt else "")
 
@@ -123,6 +124,11 @@ class LiveSession:
     def turn(self) -> int:
         """The number of the turn that is not committed yet."""
         return self._turn.number
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether that turn has enough audio for :meth:`commit`."""
+        return self._audio.end - self._turn.start >= _MIN_COMMIT
 
     @property
     def has_room(self) -> bool:
@@ -161,7 +167,7 @@ class LiveSession:
             turn: the number of the turn. Without a pause in it, nothing happens.
             silence_ms: length of the silence in milliseconds.
         """
-        if self._paused and self._turn.number == turn:
+        if self._paused and self._options.pauses and self._turn.number == turn:
             self._endpointer.enough_ms = silence_ms
             boundary = self._endpointer.boundary()
             if boundary is not None:
@@ -174,7 +180,7 @@ class LiveSession:
             RequestError: the turn has less than 100 ms of audio.
         """
         now = self._audio.end
-        if now - self._turn.start < _MIN_COMMIT:
+        if not self.has_turn:
             raise RequestError(
                 f"only {(now - self._turn.start) // SAMPLES_PER_MS} ms of audio since the last "
                 f"turn; a turn needs at least {_MIN_COMMIT // SAMPLES_PER_MS} ms",
