@@ -144,7 +144,7 @@ def test_a_run_measures_what_the_file_lacks(tmp_path: Path) -> None:
     other = galley("lab", "padding", cwd=tmp_path, environ=changed)
     assert other.returncode == 2
     assert "run 'quick', now 'full'" in other.stderr
-    assert """other settings '{}', now '{"activations": "float32"}'""" in other.stderr
+    assert """other settings 'defaults', now '{"activations": "float32"}'""" in other.stderr
 
 
 @long

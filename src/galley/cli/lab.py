@@ -101,7 +101,7 @@ def _results(file: Path, settings: "Settings", quick: bool) -> "Results":
         "model": settings.model or "galley-demo",
         "machine": cpu_and_cores(),
         "threads": str(settings.threads or "all cores"),
-        "other settings": json.dumps(other),
+        "other settings": json.dumps(other) if other else "defaults",
         "run": "quick" if quick else "full",
     }
     found = read_results(file, conditions)

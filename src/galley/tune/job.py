@@ -189,9 +189,10 @@ def _conditions(wanted: Wanted, space: Mapping[str, Sequence[Value]]) -> dict[st
         [(turn.due, turn.after, turn.pause, turn.line) for turn in wanted.turns]
     )
     digest = hashlib.sha256(turns).hexdigest()[:12]
+    other = other_settings(wanted.settings)
     return {
         "model": wanted.settings.model or "galley-demo",
-        "other settings": json.dumps(other_settings(wanted.settings)),
+        "other settings": json.dumps(other) if other else "defaults",
         "trace": f"{wanted.trace} ({digest}), {len(wanted.turns)} requests, {wanted.speed:g} times as "
         f"fast, {'recorded' if wanted.recorded else 'synthetic'} prompts",
         "texts of the losses": str(wanted.data) if wanted.data else "the model's own",

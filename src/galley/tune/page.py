@@ -20,7 +20,7 @@ def page(
     file: str,
     takes: Sequence[str],
 ) -> str:
-    """Render the chosen settings, the Pareto front, and every trial, predicted beside measured."""
+    """Render the chosen settings, the Pareto front, and every trial with its prediction."""
     known = {**tuning.conditions, "galley": tuning.galley}
     forecasts = {one.candidate: one.forecast for one in tuning.considered}
     trials = table(

@@ -101,7 +101,7 @@ def _order(count: int) -> list[int]:
 
 
 async def _answered(urls: dict[str, str], order: list[int]) -> dict[str, list[float]]:
-    """Return the seconds of each question on each server, asked in turns."""
+    """Return the seconds of each question on each server, in turns."""
     seconds: dict[str, list[float]] = {name: [] for name in urls}
     with contextlib.ExitStack() as stack:
         clients = {
