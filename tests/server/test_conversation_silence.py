@@ -22,23 +22,23 @@ IDLE_MS = 20
 CREATE = ResponseCreate(type="response.create")
 
 
-class Ears:
+class SilentAudio:
     """Audio in which nobody speaks unless the test says so."""
 
     def __init__(self) -> None:
-        self.given_up = asyncio.Event()
+        self.silence_ended = asyncio.Event()
         self.interruption: Callable[[], Coroutine[Any, Any, None]] | None = None
 
     async def end_after(self, turn: int, silence_ms: int) -> None:
         raise AssertionError("nothing is judged")
 
-    def heard_at(self, milliseconds: int) -> float:
+    def received_at(self, milliseconds: int) -> float:
         return 0.0
 
-    async def give_up(self, wanted: Callable[[], bool]) -> bool:
+    async def end_silence(self, wanted: Callable[[], bool]) -> bool:
         if self.interruption is not None:
             await self.interruption()
-        self.given_up.set()
+        self.silence_ended.set()
         return wanted()
 
 
@@ -46,7 +46,7 @@ class Talk:
     """A conversation whose language model fails each time, or never comes."""
 
     def __init__(self, *, hangs: bool = False) -> None:
-        self.ears, self.sent = Ears(), list[Mapping[str, Any]]()
+        self.audio, self.sent = SilentAudio(), list[Mapping[str, Any]]()
         self.asked = 0
         self._hangs = hangs
         settings = ConversationSettings(
@@ -56,7 +56,7 @@ class Talk:
         )
         models = Models(language=self._find, voice=None)
         self.conversation = Conversation(
-            settings, models, Caller("c"), None, self.ears, send=self._send
+            settings, models, Caller("c"), None, self.audio, send=self._send
         )
 
     async def _find(self) -> ServedModel:
@@ -81,6 +81,12 @@ class Talk:
             await self.conversation.heard(event, f"item_{event.turn}")
 
 
+async def settled() -> None:
+    """Let the tasks that can go on do so."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
 def test_a_prepared_answer_that_failed_is_made_again() -> None:
     async def run() -> None:
         talk = Talk()
@@ -88,7 +94,7 @@ def test_a_prepared_answer_that_failed_is_made_again() -> None:
         async with asyncio.timeout(30):
             while talk.asked < 2:  # the prompt is read ahead, and the answer prepared
                 await asyncio.sleep(0.001)
-        await asyncio.sleep(0.01)
+        await settled()
         await talk.hear(SpeechStopped(0, 1_400, 900), Committed(0), Completed(0, "hello", 1.4))
         await talk.done(1)
         talk.conversation.close()
@@ -106,7 +112,7 @@ def test_a_closed_conversation_waits_for_nobody() -> None:
         await talk.conversation.handle(CREATE)
         talk.conversation.close()
         await asyncio.sleep(5 * IDLE_MS / 1000)
-        assert not talk.ears.given_up.is_set()
+        assert not talk.audio.silence_ended.is_set()
         assert talk.asked <= 1
 
     asyncio.run(run())
@@ -119,9 +125,9 @@ def test_after_a_turn_is_cleared_silence_is_waited_for_again() -> None:
         await talk.done(1)
         await talk.hear(SpeechStarted(0, 0))
         await asyncio.sleep(5 * IDLE_MS / 1000)
-        assert not talk.ears.given_up.is_set()  # somebody is speaking
+        assert not talk.audio.silence_ended.is_set()  # somebody is speaking
         talk.conversation.cleared()
-        await asyncio.wait_for(talk.ears.given_up.wait(), 30)
+        await asyncio.wait_for(talk.audio.silence_ended.wait(), 30)
         await talk.done(2)
         talk.conversation.close()
 
@@ -131,11 +137,11 @@ def test_after_a_turn_is_cleared_silence_is_waited_for_again() -> None:
 def test_who_begins_to_speak_when_the_time_is_over_is_not_interrupted() -> None:
     async def run() -> None:
         talk = Talk()
-        talk.ears.interruption = lambda: talk.hear(SpeechStarted(0, 0))
+        talk.audio.interruption = lambda: talk.hear(SpeechStarted(0, 0))
         await talk.conversation.handle(CREATE)
         await talk.done(1)
-        await asyncio.wait_for(talk.ears.given_up.wait(), 30)
-        await asyncio.sleep(0)
+        await asyncio.wait_for(talk.audio.silence_ended.wait(), 30)
+        await settled()
         talk.conversation.close()
         assert len(talk.of("response.created")) == 1
 

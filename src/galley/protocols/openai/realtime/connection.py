@@ -97,25 +97,18 @@ class Connection:
         self._event_id: str | None = None
         """The id of the client's event that is being handled."""
         self._messages = LiveMessages(self._id)
-        self._conversation: Conversation | None = None
-        if party is not None:
-            self._conversation = Conversation(
-                ConversationSettings(
-                    model=party.name,
-                    source=self._settings,
-                    answers=Answers(modality="text" if party.voice is None else "audio"),
-                ),
-                party.models,
-                call.caller,
-                party.voice,
-                self,
-                send=self._send,
-            )
+        self._conversation = None if party is None else self._conversation_with(party)
         kinds = check_kinds(call.served.settings.redact)
         self._redactor = LiveRedactor(kinds) if kinds else None
         self._quiet: asyncio.TimerHandle | None = None
         """Gives out what the redactor holds back, once nobody has spoken for a while."""
         self._flushes: set[asyncio.Task[None]] = set()
+
+    def _conversation_with(self, party: Party) -> Conversation:
+        answers = Answers(modality="text" if party.voice is None else "audio")
+        settings = ConversationSettings(model=party.name, source=self._settings, answers=answers)
+        caller = self._call.caller
+        return Conversation(settings, party.models, caller, party.voice, self, send=self._send)
 
     async def serve(self, lifecycle: Lifecycle) -> None:
         """Serve the connection until it ends."""
@@ -260,16 +253,16 @@ class Connection:
     # What the conversation does with the stream.
 
     async def end_after(self, turn: int, silence_ms: int) -> None:
-        """Implement :meth:`galley.protocols.openai.realtime.conversation.Ears.end_after`."""
+        """Implement :meth:`galley.protocols.openai.realtime.conversation.CallerAudio.end_after`."""
         await self._stream.end_after(turn, silence_ms)
 
-    def heard_at(self, milliseconds: int) -> float:
-        """Implement :meth:`galley.protocols.openai.realtime.conversation.Ears.heard_at`."""
+    def received_at(self, milliseconds: int) -> float:
+        """Implement :meth:`galley.protocols.openai.realtime.conversation.CallerAudio.received_at`."""
         later = max(0.0, self._stream.seconds - milliseconds / 1000)
         return self._stream.received - later
 
-    async def give_up(self, wanted: Callable[[], bool]) -> bool:
-        """Implement :meth:`galley.protocols.openai.realtime.conversation.Ears.give_up`."""
+    async def end_silence(self, wanted: Callable[[], bool]) -> bool:
+        """Implement :meth:`galley.protocols.openai.realtime.conversation.CallerAudio.end_silence`."""
         async with self._handling:
             if not wanted() or not self._stream.has_turn:  # without one, the client sends no audio
                 return False

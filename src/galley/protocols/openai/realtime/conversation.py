@@ -43,16 +43,16 @@ BUSY: Final = "conversation_already_has_active_response"
 """OpenAI's code of an error: a response is created while there is one."""
 
 
-class Ears(Protocol):
+class CallerAudio(Protocol):
     """What a conversation needs of the live stream of its caller's audio."""
 
     async def end_after(self, turn: int, silence_ms: int) -> None:
         """End a turn that has paused once its silence has lasted this long."""
 
-    def heard_at(self, milliseconds: int) -> float:
+    def received_at(self, milliseconds: int) -> float:
         """Return when some audio of the stream arrived, on the monotonic clock."""
 
-    async def give_up(self, wanted: Callable[[], bool]) -> bool:
+    async def end_silence(self, wanted: Callable[[], bool]) -> bool:
         """End a turn in which nobody has spoken; return whether it is ended.
 
         Args:
@@ -73,7 +73,7 @@ class Conversation:
         models: Models,
         caller: Caller,
         voice: ModelInfo | None,
-        ears: Ears,
+        audio: CallerAudio,
         *,
         send: Send,
     ) -> None:
@@ -84,12 +84,12 @@ class Conversation:
             models: the models that answer and speak.
             caller: who is connected.
             voice: describes the model that speaks, if there is one.
-            ears: the live stream of the caller's audio.
+            audio: the live stream of the caller's audio.
             send: sends an event to the client.
         """
         self.settings = settings
         self._models, self._caller, self._voice = models, caller, voice
-        self._send, self._ears = send, ears
+        self._send, self._audio = send, audio
         self._items = Items()
         self._numbers = itertools.count(1)
         self._response: Response | None = None
@@ -99,7 +99,7 @@ class Conversation:
             models.language,
             # Readings are never charged: they only make answers sooner.
             lambda part: self._part(f"{caller.request_id}_{part}", Draft(caller.account)),
-            ears.end_after,
+            audio.end_after,
         )
         self._turn, self._said = -1, ""
         """The turn that is being spoken, and its final words."""
@@ -177,7 +177,7 @@ class Conversation:
                 self._pause(event.turn, event.at_ms, event.text.strip(), item_id)
             case live.SpeechStopped():
                 ended = event.spoken_to_ms
-                self._times = self._times or TurnTimes(ended, self._ears.heard_at(ended))
+                self._times = self._times or TurnTimes(ended, self._audio.received_at(ended))
                 self._times.endpoint = time.monotonic()
             case live.Resumed() | live.Failed():
                 self._times = None
@@ -215,7 +215,7 @@ class Conversation:
     def _pause(self, turn: int, at_ms: int, text: str, item_id: str) -> None:
         """Prepare the answer to a turn that may be over, and judge whether it is."""
         self._drop_prepared()
-        self._times = TurnTimes(at_ms, self._ears.heard_at(at_ms), time.monotonic())
+        self._times = TurnTimes(at_ms, self._audio.received_at(at_ms), time.monotonic())
         eagerness = self.settings.source.eagerness
         if eagerness is not None and text:
             self._turn_ends.judge(turn, self._with(text), eagerness)
@@ -272,7 +272,7 @@ class Conversation:
         def silent() -> bool:
             return not self._speaking and self._active is None and self.settings.create
 
-        if await self._ears.give_up(silent) and self._active is None:
+        if await self._audio.end_silence(silent) and self._active is None:
             await self._respond(ResponseFields())
 
     @property
