@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,9 @@ def test_files_that_it_cannot_read_are_refused(path: Path, tmp_path: Path) -> No
     (folder / "model.bin").write_bytes(data[:-5000])
     with pytest.raises(CheckpointError):
         engine_for(folder)
+    (folder / "model.bin").write_bytes(with_a_number(data, b"decoder/embeddings/weight\0"))
+    with pytest.raises(CheckpointError, match="weight: is a single number"):
+        engine_for(folder)
     (folder / "model.bin").write_bytes(data)
     tokens = json.loads((path / "vocabulary.json").read_text())
     for wrong in ([*tokens, "one more"], [*tokens[:-1], tokens[0]]):
@@ -244,6 +248,14 @@ def test_files_that_it_cannot_read_are_refused(path: Path, tmp_path: Path) -> No
     (folder / "vocabulary.json").write_text(json.dumps(["a", "b"]))
     with pytest.raises(CheckpointError, match="eos_token"):
         engine_for(folder)
+
+
+def with_a_number(data: bytes, name: bytes) -> bytes:
+    """Return a model's file with a float32 number in place of a matrix."""
+    shape = data.index(name) + len(name) + 1
+    kind = shape + 4 * data[shape - 1]
+    [size] = struct.unpack_from("<I", data, kind + 1)
+    return data[: shape - 1] + struct.pack("<BBIf", 0, 0, 4, 1.0) + data[kind + 5 + size :]
 
 
 def test_a_missing_library_is_named_with_its_extra(

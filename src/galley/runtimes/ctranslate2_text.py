@@ -154,7 +154,7 @@ def text_info(settings: EngineSettings, folder: Path) -> tuple[ModelInfo, list[s
     file = read_ctranslate2(folder / MODEL_FILE)
     vocabulary = read_vocabulary(folder)
     ids = {token: number for number, token in enumerate(vocabulary)}
-    rows = file.get("decoder/embeddings/weight").shape[0]
+    rows = _rows(file, "decoder/embeddings/weight")
     if len(ids) < len(vocabulary) or len(vocabulary) > rows:
         raise CheckpointError(
             f"the vocabulary has {len(vocabulary)} tokens, {len(ids)} different ones; the model has {rows}",
@@ -211,9 +211,17 @@ def _context(settings: EngineSettings, folder: Path, file: CTranslate2File) -> i
 
 
 def _trained_context(folder: Path, file: CTranslate2File) -> int | None:
-    learned = file.variables.get("decoder/position_encodings/encodings")
-    if learned is not None:
-        return learned.shape[0]
+    learned = "decoder/position_encodings/encodings"
+    if learned in file.variables:
+        return _rows(file, learned)
     path = folder / "tokenizer_config.json"
     most = read_json(path).get("model_max_length") if path.exists() else None
     return most if isinstance(most, int) and 0 < most < _MOST_CONTEXT else None
+
+
+def _rows(file: CTranslate2File, name: str) -> int:
+    """Return the rows of a matrix."""
+    shape = file.get(name).shape
+    if not shape:
+        raise file.wrong(name, "is a single number, not a matrix")
+    return shape[0]
