@@ -12,6 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from galley.errors import CheckpointError, RequestError, SettingsError, UnsupportedModel
+from galley.runtimes import ctranslate2
+from galley.runtimes.batched import Job
 from galley.runtimes.ctranslate2_text import CTranslate2Texts
 from galley.runtimes.text_engine import TextEngine
 from galley.service.requests import expand
@@ -133,6 +135,27 @@ def test_aborted_texts_leave_the_others_alone(engine: TextEngine[Generate]) -> N
     assert engine.stats.running == 0
 
 
+def test_batches_fit_into_their_share_of_the_memory(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token has 24 numbers of keys and 24 of values, float32, in each of two layers: 384 bytes."""
+    prompts = [random_ids(number, 6) for number in range(5)]
+    texts = generate(engine_for(path), prompts, GREEDY)
+    monkeypatch.setattr(ctranslate2, "available_memory", lambda: 10 * 4 * 30 * 384)
+    small = engine_for(path, kv_memory_fraction=0.1)
+    runtime = small._runtime
+    assert isinstance(runtime, CTranslate2Texts)
+    sizes, compute = list[int](), runtime.compute
+
+    def counted(batch: list[Job[Generate]]) -> None:
+        sizes.append(len(batch))
+        compute(batch)
+
+    monkeypatch.setattr(runtime, "compute", counted)
+    assert generate(small, prompts, GREEDY) == texts
+    assert sizes == [4, 1]
+
+
 def test_batches_run_at_a_time(path: Path) -> None:
     """Texts of different parameters are in different batches; each worker has one."""
     two = engine_for(path, '{"workers": 2}')
@@ -237,7 +260,7 @@ def test_files_that_it_cannot_read_are_refused(path: Path, tmp_path: Path) -> No
     with pytest.raises(CheckpointError):
         engine_for(folder)
     (folder / "model.bin").write_bytes(with_a_number(data, b"decoder/embeddings/weight\0"))
-    with pytest.raises(CheckpointError, match="weight: is a single number"):
+    with pytest.raises(CheckpointError, match=r"weight: has shape \[\], expected a matrix"):
         engine_for(folder)
     (folder / "model.bin").write_bytes(data)
     tokens = json.loads((path / "vocabulary.json").read_text())
