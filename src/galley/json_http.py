@@ -31,7 +31,7 @@ def is_server(url: str) -> bool:
 
 
 def is_key(key: str) -> bool:
-    """Return whether a key can be sent in a header: urllib's error about one that cannot shows it."""
+    """Return whether a key can be sent in a header."""
     return key.isascii() and key.isprintable()
 
 
@@ -53,6 +53,9 @@ def exchange(request: urllib.request.Request, *, timeout: float, most: int) -> b
         OSError: no server answers, in time, or with so few bytes.
         ValueError: the address or a header cannot be sent.
     """
+    if not all(map(is_key, request.headers.values())):
+        # urllib's own error shows the header, that is, the key.
+        raise ValueError("the key has characters that no header can have, such as a line's end")
     try:
         with _OPENER.open(request, timeout=timeout) as answer:
             end = time.monotonic() + timeout

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from galley.errors import CheckpointError, RequestError, SettingsError, UnsupportedModel
+from galley.runtimes import ctranslate2
+from galley.runtimes.batched import Job
 from galley.runtimes.ctranslate2_text import CTranslate2Texts
 from galley.runtimes.text_engine import TextEngine
 from galley.service.requests import expand
@@ -132,6 +135,27 @@ def test_aborted_texts_leave_the_others_alone(engine: TextEngine[Generate]) -> N
     assert engine.stats.running == 0
 
 
+def test_batches_fit_into_their_share_of_the_memory(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token has 24 numbers of keys and 24 of values, float32, in each of two layers: 384 bytes."""
+    prompts = [random_ids(number, 6) for number in range(5)]
+    texts = generate(engine_for(path), prompts, GREEDY)
+    monkeypatch.setattr(ctranslate2, "available_memory", lambda: 10 * 4 * 30 * 384)
+    small = engine_for(path, kv_memory_fraction=0.1)
+    runtime = small._runtime
+    assert isinstance(runtime, CTranslate2Texts)
+    sizes, compute = list[int](), runtime.compute
+
+    def counted(batch: list[Job[Generate]]) -> None:
+        sizes.append(len(batch))
+        compute(batch)
+
+    monkeypatch.setattr(runtime, "compute", counted)
+    assert generate(small, prompts, GREEDY) == texts
+    assert sizes == [4, 1]
+
+
 def test_batches_run_at_a_time(path: Path) -> None:
     """Texts of different parameters are in different batches; each worker has one."""
     two = engine_for(path, '{"workers": 2}')
@@ -235,6 +259,9 @@ def test_files_that_it_cannot_read_are_refused(path: Path, tmp_path: Path) -> No
     (folder / "model.bin").write_bytes(data[:-5000])
     with pytest.raises(CheckpointError):
         engine_for(folder)
+    (folder / "model.bin").write_bytes(with_a_number(data, b"decoder/embeddings/weight\0"))
+    with pytest.raises(CheckpointError, match=r"weight: has shape \[\], expected a matrix"):
+        engine_for(folder)
     (folder / "model.bin").write_bytes(data)
     tokens = json.loads((path / "vocabulary.json").read_text())
     for wrong in ([*tokens, "one more"], [*tokens[:-1], tokens[0]]):
@@ -244,6 +271,14 @@ def test_files_that_it_cannot_read_are_refused(path: Path, tmp_path: Path) -> No
     (folder / "vocabulary.json").write_text(json.dumps(["a", "b"]))
     with pytest.raises(CheckpointError, match="eos_token"):
         engine_for(folder)
+
+
+def with_a_number(data: bytes, name: bytes) -> bytes:
+    """Return a model's file with a float32 number in place of a matrix."""
+    shape = data.index(name) + len(name) + 1
+    kind = shape + 4 * data[shape - 1]
+    [size] = struct.unpack_from("<I", data, kind + 1)
+    return data[: shape - 1] + struct.pack("<BBIf", 0, 0, 4, 1.0) + data[kind + 5 + size :]
 
 
 def test_a_missing_library_is_named_with_its_extra(

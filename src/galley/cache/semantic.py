@@ -8,8 +8,9 @@ removed is never found.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
 from galley.cache.entry import Entry
@@ -162,8 +163,11 @@ class Semantic:
         near = await self._index.nearest(
             placed.scope, placed.vector, least=self._limits.threshold, most=_CANDIDATES
         )
-        facts = Facts(placed.text) if near else None
-        same = [one for one in near if facts and difference(facts, Facts(one.text)) is None]
+        if not near:
+            return None
+        facts = Facts(placed.text)
+        # Facts of a long text take a millisecond: they are found as far as they are needed.
+        same = (one for one in near if difference(facts, Facts(one.text)) is None)
         for one in await self._confirmed(placed.text, same):
             read = await self._read([one.key])
             if read is None:
@@ -177,16 +181,18 @@ class Semantic:
                 return Near(entry, min(1.0, one.similarity))
         return None
 
-    async def _confirmed(self, text: str, near: list[Candidate]) -> list[Candidate]:
+    async def _confirmed(self, text: str, near: Iterator[Candidate]) -> Iterable[Candidate]:
         """Return those that the cross-encoder confirms; all if there is none."""
         ranker, least = self._ranker, self._limits.ranking
-        if ranker is None or least is None or not near:
+        if ranker is None or least is None:
             return near
-        near = near[:_RANKED]
-        scores = await self._ranks.run(lambda: ranker.scores(text, [one.text for one in near]))
+        some = list(islice(near, _RANKED))
+        if not some:
+            return []
+        scores = await self._ranks.run(lambda: ranker.scores(text, [one.text for one in some]))
         if scores is None:
             return []
-        return [one for one, score in zip(near, scores, strict=True) if score >= least]
+        return [one for one, score in zip(some, scores, strict=True) if score >= least]
 
     async def agree(self, first: str, second: str) -> bool | None:
         """Return whether two answers say the same; None if they cannot be compared now."""

@@ -8,10 +8,12 @@ import msgspec
 import numpy as np
 
 from galley.errors import CheckpointError, RequestError, SettingsError
+from galley.formats.ctranslate2_file import MODEL_FILE, read_ctranslate2
 from galley.formats.reader import open_checkpoint
 from galley.models.registry import build_program
 from galley.models.speech import read_speech
 from galley.runtimes.batched import BatchedRuntime, Job, News
+from galley.runtimes.ctranslate2_sizes import kv_bytes_per_row, kv_bytes_per_token
 from galley.runtimes.drawing import Drawing, drawing
 from galley.settings.engine import EngineSettings
 from galley.types import Transcribe
@@ -64,7 +66,14 @@ class CTranslate2Whisper(BatchedRuntime[Transcribe]):
     """Transcribes with a ``ctranslate2.models.Whisper``. A transcript is reported as a whole."""
 
     def __init__(
-        self, library: Any, model: Any, info: ModelInfo, *, workers: int, most: int
+        self,
+        library: Any,
+        model: Any,
+        info: ModelInfo,
+        *,
+        workers: int,
+        most: int,
+        kv_bytes: int | None,
     ) -> None:
         """Create the runtime.
 
@@ -72,11 +81,13 @@ class CTranslate2Whisper(BatchedRuntime[Transcribe]):
             library: the module ``ctranslate2``.
             model: its model.
             info: description of the model.
-            workers, most: as for :class:`BatchedRuntime`.
+            workers, most, kv_bytes: as for :class:`BatchedRuntime`.
         """
-        super().__init__(workers=workers, most=most)
+        super().__init__(workers=workers, most=most, kv_bytes=kv_bytes)
         assert info.speech is not None
         self._vocab_size = info.require_text().vocab_size
+        file = read_ctranslate2(Path(info.path) / MODEL_FILE)
+        self._token_bytes, self._row_bytes = kv_bytes_per_token(file), kv_bytes_per_row(file)
         self._library = library
         self._model = model
         self._speech = info.speech
@@ -88,7 +99,9 @@ class CTranslate2Whisper(BatchedRuntime[Transcribe]):
         """Return the job of a request. Raises RequestError for rules that the library does not have."""
         key = self._key(payload)
         rows = self._speech.rows_of(payload.encoder_input.frames)
-        return Job(request_id, payload, key, rows + len(payload.prompt), frozenset(stop_ids))
+        size = rows * self._row_bytes
+        size += key.beam_size * (len(payload.prompt) + payload.writes) * self._token_bytes
+        return Job(request_id, payload, key, rows + len(payload.prompt), frozenset(stop_ids), size)
 
     def _key(self, payload: Transcribe) -> _Key:
         sampling, rules, speech = payload.sampling, payload.rules, self._speech

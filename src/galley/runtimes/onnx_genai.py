@@ -13,12 +13,12 @@ import msgspec
 import numpy as np
 
 from galley.engine.loading import StartPhases
-from galley.errors import CheckpointError, EngineError, SettingsError, UnsupportedModel
+from galley.errors import CheckpointError, EngineError, SettingsError
 from galley.formats.checkpoint import sampling_defaults
-from galley.formats.json_file import read_json
 from galley.machine import available_cores
 from galley.models.fields import Fields
 from galley.runtimes.drawing import LIKELIEST, drawing
+from galley.runtimes.genai_config import read_genai_config
 from galley.runtimes.library import import_library, refuse_settings, step_meter
 from galley.runtimes.text_build import first_line
 from galley.runtimes.text_engine import TextEngine
@@ -206,12 +206,7 @@ def load(
     )
     clock = StartPhases(on_phase)
     library = import_library("onnxruntime_genai", ONNX_GENAI_ENGINE, "onnxruntime-genai")
-    if not (folder / ONNX_GENAI_FILE).is_file():
-        raise UnsupportedModel(
-            f"{folder} has no {ONNX_GENAI_FILE}: convert the checkpoint with python -m "
-            "onnxruntime_genai.models.builder"
-        )
-    config = read_json(folder / ONNX_GENAI_FILE)
+    config = read_genai_config(folder)
     info = _info(settings, folder, config)
     runtime = _runtime(library, settings, options, folder, config, info)
     clock.end("load")

@@ -45,7 +45,7 @@ Experts = Literal["memory", "disk"]
 Batching = Literal["continuous", "dynamic", "static"]
 Speculation = Literal["auto", "off", "prompt", "recent", "grammar", "draft"]
 
-_GUESSED_ROWS = 32
+_DRAFT_ROWS = 32
 """Maximum rows of a step with few running sequences, draft tokens included."""
 
 MOST_THREADS = 1024
@@ -374,7 +374,7 @@ class EngineSettings:
         """Rows of a step whose logits are sampled, draft tokens included, unless logprobs are requested."""
         if self.speculation == "off":
             return self.running_limit
-        return max(self.running_limit, min(_GUESSED_ROWS, self.max_batch_tokens))
+        return max(self.running_limit, min(_DRAFT_ROWS, self.max_batch_tokens))
 
 
 def _respell(settings: EngineSettings) -> None:

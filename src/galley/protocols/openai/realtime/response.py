@@ -306,10 +306,10 @@ class Response:
                 await self._audio(self.message, encoder.finish())
             speaking.whole()
         finally:
-            self._guess_last_part()
+            self._estimate_last_part()
             speaking.close()
 
-    def _guess_last_part(self) -> None:
+    def _estimate_last_part(self) -> None:
         """Estimate when text ends whose audio was not made to its end."""
         item = self.message
         if item is None:
