@@ -233,7 +233,8 @@ class Conversation:
             self._drop_prepared()
         elif prepared is None or not prepared.accepted(item, self.settings):
             self._drop_prepared()
-            await self._respond(ResponseFields(), self._times)
+            times = self._times.of_another_answer() if self._times is not None else None
+            await self._respond(ResponseFields(), times)
         else:
             self._prepared = None
             self._response, self._task = prepared.response, prepared.task
