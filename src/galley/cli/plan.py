@@ -19,8 +19,9 @@ from galley.types.weight_dtypes import COMPARED, RUNNABLE, SPELLINGS, WEIGHT_DTY
 if TYPE_CHECKING:
     from galley.graph.program import Program
     from galley.plan.hardware import Machine
-    from galley.plan.predict import Goal, Load, Prediction
+    from galley.plan.predict import Goal, Prediction
     from galley.plan.sizes import ModelSizes
+    from galley.plan.steps import Load
 
 _COUNT: Final = click.IntRange(min=1)
 _SECONDS: Final = click.FloatRange(min=0, min_open=True)
@@ -170,7 +171,7 @@ def _load(program: "Program", load_options: Mapping[str, Any], **defaults: int) 
     Raises:
         SettingsError: a request exceeds the model's context.
     """
-    from galley.plan.predict import Load
+    from galley.plan.steps import Load
 
     load = Load(**{name: load_options[name] or default for name, default in defaults.items()})
     if load.prompt + load.output > program.max_positions:
