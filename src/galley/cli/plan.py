@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from galley.cli.options import MODEL_HELP, Choice, Command, Flags, with_flags
+from galley.cli.options import MODEL_HELP, Choice, CommandWithOthers, Flags, with_flags
 from galley.cli.report import check_folders, write_json
 from galley.cli.terminal import progress, table
 from galley.errors import SettingsError
@@ -31,7 +31,7 @@ _READ_BYTES: Final = 256 << 20
 
 
 @click.command(
-    cls=Command,
+    cls=CommandWithOthers,
     examples=(
         "galley plan org/name --prompt 1000 --output 200 --concurrency 16 --ttft 2 --tpot 0.05",
         "galley plan config.json --weight-dtype fp8 --machine H100 --gpus 4",
@@ -101,19 +101,13 @@ def plan(
     check_folders(json=json_file)
     settings = flags.settings(model=model)
     from galley.formats.gguf_file import is_gguf
-    from galley.formats.json_file import read_json
-    from galley.formats.reader import open_checkpoint
-    from galley.formats.source import resolve_config
-    from galley.models.registry import build_program
     from galley.models.vector_models import is_vector_model
     from galley.models.whole_texts import over_whole_texts
     from galley.plan.hardware import TABLE, choose_machines, read_machines
     from galley.plan.predict import Goal
 
     machines = choose_machines(read_machines(hardware or TABLE), names, gpus)
-    config = resolve_config(settings.model, revision=settings.revision)
-    fields = open_checkpoint(config).config if is_gguf(config) else read_json(config)
-    program = build_program(fields)
+    config, fields, program = read_program(settings)
     whole_texts = not is_gguf(config) and is_vector_model(fields, config.parent)
     if whole_texts:
         _check_whole_texts(settings, measure, load_options)
@@ -138,6 +132,19 @@ def plan(
     load = _load(program, load_options, prompt=prompt, output=output, concurrency=8)
     load = dataclasses.replace(load, expert_cache_bytes=settings.expert_cache_bytes)
     _plan(program, chosen, settings, load, machines, Goal(**limits), json_file)
+
+
+def read_program(settings: Settings) -> "tuple[Path, dict[str, Any], Program]":
+    """Return the model's file of fields, these fields, and its program."""
+    from galley.formats.gguf_file import is_gguf
+    from galley.formats.json_file import read_json
+    from galley.formats.reader import open_checkpoint
+    from galley.formats.source import resolve_config
+    from galley.models.registry import build_program
+
+    config = resolve_config(settings.model, revision=settings.revision)
+    fields = open_checkpoint(config).config if is_gguf(config) else read_json(config)
+    return config, fields, build_program(fields)
 
 
 def _check_measurable(precisions: Sequence[str], names: Sequence[str], gpus: int) -> None:
@@ -194,7 +201,7 @@ def _plan(
     from galley.plan.predict import predict
     from galley.plan.sizes import ModelSizes
 
-    kv_dtype = _kv_dtype(settings)
+    kv_dtype = kv_dtype_of(settings)
     sizes = [
         ModelSizes.of(program, precision, kv_dtype, experts=settings.experts)
         for precision in precisions
@@ -234,7 +241,8 @@ def _check_expert_cache(sizes: "Sequence[ModelSizes]", load: "Load") -> None:
             raise SettingsError(f"with {size.precision} weights: {error}") from error
 
 
-def _kv_dtype(settings: Settings) -> KVType:
+def kv_dtype_of(settings: Settings) -> KVType:
+    """Return the type of keys and values that a plan assumes."""
     return "bfloat16" if settings.kv_dtype == "auto" else settings.kv_dtype
 
 
@@ -253,7 +261,7 @@ def _measure(
 
     batches = BATCHES if load_options["concurrency"] is None else (load_options["concurrency"],)
     load = _load(program, load_options, prompt=PROMPT, output=OUTPUT, concurrency=max(batches))
-    kv_dtype = _kv_dtype(settings)
+    kv_dtype = kv_dtype_of(settings)
     with progress("machine", PHASES) as bar, naming(settings.threads):
         peaks = measure_machine(
             threads=settings.threads,

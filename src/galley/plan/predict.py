@@ -206,6 +206,7 @@ def _bound(steps: Sequence[tuple[Step, int]]) -> Bound:
 
 
 def memory_of(sizes: ModelSizes, machine: Machine, load: Load, shares: Shares) -> Memory:
+    """Return the memory that a load needs on a machine, and what there is."""
     users = load.concurrency
     rows = max(users, min(load.batch_tokens, users * load.prompt))
     wanted = users
