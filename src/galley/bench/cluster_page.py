@@ -101,5 +101,5 @@ def _row(outcome: Outcome, asked: Asked) -> list[str]:
         f"{outcome.cached_share:.0%}",
         f"{outcome.output_tokens_per_s:.0f}",
         "" if price is None else f"{price:.2f}",
-        asked.target.missed(outcome) or "met",
+        asked.target.verdict(outcome),
     ]

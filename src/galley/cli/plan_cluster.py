@@ -281,5 +281,5 @@ def _row(outcome: "Outcome", target: "Target") -> tuple[str, ...]:
         str(outcome.refused),
         str(outcome.moved),
         "" if price is None else f"{price:.2f}",
-        target.missed(outcome) or "met",
+        target.verdict(outcome),
     )

@@ -21,6 +21,15 @@ class Target:
     tpot: float = float("inf")
     quantile: str = "p95"
 
+    @property
+    def is_set(self) -> bool:
+        """Whether there is a limit at all."""
+        return min(self.ttft, self.tpot) < float("inf")
+
+    def verdict(self, outcome: Outcome) -> str:
+        """Return "met", the limit that is missed, or nothing if there is no limit."""
+        return (self.missed(outcome) or "met") if self.is_set else ""
+
     def missed(self, outcome: Outcome) -> str | None:
         """Return the limit that is missed; None if the goal is met."""
         ttft, tpot = outcome.ttft_s[self.quantile], outcome.tpot_s[self.quantile]
