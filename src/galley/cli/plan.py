@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from galley.cli.options import MODEL_HELP, Choice, CommandWithOthers, Flags, with_flags
+from galley.cli.planned import kv_dtype_of, read_program
 from galley.cli.report import check_folders, write_json
 from galley.cli.terminal import progress, table
 from galley.errors import SettingsError
 from galley.machine import bytes_text, disk_read_text
 from galley.settings.config import Settings
-from galley.settings.engine import KVType
 from galley.types.weight_dtypes import COMPARED, RUNNABLE, SPELLINGS, WEIGHT_DTYPES
 
 if TYPE_CHECKING:
@@ -134,19 +134,6 @@ def plan(
     _plan(program, chosen, settings, load, machines, Goal(**limits), json_file)
 
 
-def read_program(settings: Settings) -> "tuple[Path, dict[str, Any], Program]":
-    """Return the model's file of fields, these fields, and its program."""
-    from galley.formats.gguf_file import is_gguf
-    from galley.formats.json_file import read_json
-    from galley.formats.reader import open_checkpoint
-    from galley.formats.source import resolve_config
-    from galley.models.registry import build_program
-
-    config = resolve_config(settings.model, revision=settings.revision)
-    fields = open_checkpoint(config).config if is_gguf(config) else read_json(config)
-    return config, fields, build_program(fields)
-
-
 def _check_measurable(precisions: Sequence[str], names: Sequence[str], gpus: int) -> None:
     """Raise SettingsError for options that a measurement on this machine does not support."""
     for precision in precisions:
@@ -239,11 +226,6 @@ def _check_expert_cache(sizes: "Sequence[ModelSizes]", load: "Load") -> None:
             size.on_disk.cache_bytes(load.expert_cache_bytes, 0)
         except SettingsError as error:
             raise SettingsError(f"with {size.precision} weights: {error}") from error
-
-
-def kv_dtype_of(settings: Settings) -> KVType:
-    """Return the type of keys and values that a plan assumes."""
-    return "bfloat16" if settings.kv_dtype == "auto" else settings.kv_dtype
 
 
 def _measure(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from galley.cli.options import MODEL_HELP, Choice, Command, Flags, with_flags
-from galley.cli.plan import kv_dtype_of, read_program
+from galley.cli.planned import kv_dtype_of, read_program
 from galley.cli.report import check_folders, write_json, write_text
 from galley.cli.terminal import table
 from galley.errors import SettingsError
