@@ -1,5 +1,6 @@
 """Simulated replicas: against queueing theory, against a plan, against a simulation of each step."""
 
+import dataclasses
 import json
 from collections import deque
 from pathlib import Path
@@ -14,6 +15,7 @@ from galley.cluster.router import PrefixRouter
 from galley.errors import SettingsError
 from galley.models.registry import build_program
 from galley.plan.cluster.answer import Target, fewest
+from galley.plan.cluster.calibrate import Measured, calibrate, closed_loop
 from galley.plan.cluster.compare import Asked, answer
 from galley.plan.cluster.engine import Chunk, Engine
 from galley.plan.cluster.routers import ROUTERS, Affinity
@@ -159,6 +161,30 @@ def test_steps_taken_together_are_those_taken_one_by_one(rate: float, seats: int
         if output > 1
     )
     assert found.tpot_s["p50"] == pytest.approx(tpot[len(tpot) // 2], rel=0.03)
+
+
+def measured(one: Engine, run: Measured) -> Measured:
+    """Return a run with the times of an engine."""
+    found = simulate(one, 1, "galley", closed_loop(run))
+    return dataclasses.replace(run, ttft=found.ttft_s["p50"], tpot=found.tpot_s["p50"])
+
+
+def test_calibration_finds_the_times_of_the_measured_replica() -> None:
+    true = dataclasses.replace(engine(), decode_factor=1.7, prompt_factor=0.6)
+    sizes = {"requests": 60, "prompt": 300, "output": 60, "ttft": 0.0, "tpot": 0.0}
+    runs = [measured(true, Measured(concurrency=n, **sizes)) for n in (1, 8)]  # type: ignore[arg-type]
+    found = calibrate(engine(), runs)
+    assert found.decode_factor == pytest.approx(1.7, rel=0.01)
+    assert found.prompt_factor == pytest.approx(0.6, rel=0.01)
+    # Another load than those that were measured.
+    other = Measured(concurrency=20, requests=60, prompt=500, output=90, ttft=0.0, tpot=0.0)
+    assert measured(found, other).ttft == pytest.approx(measured(true, other).ttft, rel=0.02)
+
+
+def test_calibration_refuses_times_that_no_factors_give() -> None:
+    run = Measured(concurrency=4, requests=20, prompt=300, output=60, ttft=1e-6, tpot=1.0)
+    with pytest.raises(SettingsError, match="no times of decoding and prompts"):
+        calibrate(engine(), [run])
 
 
 def test_lost_replicas_lose_no_request() -> None:

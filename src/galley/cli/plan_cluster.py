@@ -65,6 +65,12 @@ _LENGTHS: Final = "512, 64-256, normal:512,128 (mean, deviation) or lognormal:25
     help="weight type",
 )
 @click.option(
+    "--measured",
+    metavar="FILE",
+    type=_PATH,
+    help="calibrate on one replica: the JSON of galley bench serve --concurrency, on that --machine",
+)
+@click.option(
     "--trace",
     type=click.Path(exists=True, path_type=Path),
     help="traffic: the folder of galley serve --record, or a JSONL file of Mooncake, AIPerf or GuideLLM",
@@ -114,8 +120,8 @@ def plan_cluster(flags: Flags, model: str | None, **options: Any) -> None:
     """Simulate replicas of a model, and find how many some traffic needs.
 
     Replicas are simulated request by request, with the router of galley serve and three others. Times of
-    steps are those of galley plan: a roofline of the machine. The traffic is a trace, or drawn from
-    distributions (--rate).
+    steps are those of galley plan: a roofline of the machine, or of a measured replica (--measured). The
+    traffic is a trace, or drawn from distributions (--rate).
     """
     json_file, html_file = options["json_file"], options["html_file"]
     check_folders(json=json_file, html=html_file)
@@ -169,7 +175,30 @@ def _engines(settings: "Settings", options: dict[str, Any]) -> "list[Engine]":
         raise SettingsError(f"{config}: galley plan cluster is for models that generate text")
     sizes = ModelSizes.of(program, options["precision"], kv_dtype_of(settings))
     seats, tokens = settings.running_limit, settings.max_batch_tokens
-    return [Engine.of(sizes, machine, seats, tokens) for machine in machines]
+    engines = [Engine.of(sizes, machine, seats, tokens) for machine in machines]
+    if options["measured"] is not None:
+        engines = [_calibrated(engines, options["measured"])]
+    return engines
+
+
+def _calibrated(engines: "Sequence[Engine]", file: Path) -> "Engine":
+    """Return the engine with the times of a measured replica.
+
+    Raises:
+        SettingsError: there are several machines, or the file has no use for this.
+    """
+    from galley.bench.cluster_measured import measured_points
+    from galley.plan.cluster.calibrate import calibrate
+
+    if len(engines) > 1:
+        raise SettingsError("--measured is for the machine that was measured; give one --machine")
+    engine = calibrate(engines[0], measured_points(file))
+    click.echo(
+        f"measured: decoding takes {engine.decode_factor:.2f} times as long as by the roofline, prompts "
+        f"{engine.prompt_factor:.2f} times",
+        err=True,
+    )
+    return engine
 
 
 def _trace(options: dict[str, Any]) -> "Traffic":

@@ -29,6 +29,8 @@ class Engine:
         seats: most sequences that run at the same time.
         batch_tokens: token budget of a step.
         kv_tokens: tokens whose keys and values fit in memory.
+        decode_factor, prompt_factor: how many times as long as by the roofline decoding takes, and what
+            prompts add to it.
     """
 
     machine: Machine
@@ -36,6 +38,8 @@ class Engine:
     seats: int
     batch_tokens: int
     kv_tokens: int
+    decode_factor: float = 1.0
+    prompt_factor: float = 1.0
 
     @classmethod
     def of(cls, sizes: ModelSizes, machine: Machine, seats: int, batch_tokens: int) -> Self:
@@ -74,6 +78,13 @@ class Engine:
             context: tokens of such a sequence on average.
             chunks: the parts of prompts that it computes, too.
         """
+        decode = self._roofline(writing, context, ()) if writing else 0.0
+        if not chunks:
+            return self.decode_factor * decode
+        added = self._roofline(writing, context, chunks) - decode
+        return self.decode_factor * decode + self.prompt_factor * added
+
+    def _roofline(self, writing: int, context: float, chunks: Sequence[Chunk]) -> float:
         sizes, seen = self.rates.sizes, int(context)
         return self.rates.step(
             rows=writing + sum(chunk.rows for chunk in chunks),
