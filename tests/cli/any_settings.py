@@ -66,7 +66,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "replicas": st.integers(1, 256),
     "replica": st.lists(st.sampled_from(["10.0.0.7:8500", "[::1]:9000"]), max_size=2).map(tuple),
     "kv_events": st.sampled_from(["", "tcp://*:5557", "ipc:///run/galley-kv"]),
-    "kv_events_topic": st.sampled_from(["", "kv@10.0.0.7:8000@m"]),
+    "kv_events_topic": st.sampled_from(["", "kv@10.0.0.7@m"]),
     "gateway_headers": st.booleans(),
     "objective": st.lists(st.sampled_from(["chat=-10", "batch=100"]), max_size=2).map(tuple),
     "cluster_token_file": TEXT,

@@ -14,10 +14,11 @@ import pytest
 from galley import SamplingParams
 from galley.errors import SettingsError
 from galley.gateway.make_submitter import make_submitter
+from galley.service.frames import Blocks
 from galley.service.kv_events import KvEvents
 from galley.service.requests import expand
 from galley.settings.config import Settings
-from galley.types.block_hashes import HashChain, salt_hash
+from galley.types.block_hashes import BlockContent, HashChain, salt_hash
 from tests.conftest import CheckpointMaker
 
 zmq = pytest.importorskip("zmq", reason="extra kv-events")
@@ -156,6 +157,32 @@ def test_a_subscriber_knows_what_the_engine_holds(
             await client.close()
 
     asyncio.run(run())
+
+
+def test_runs_are_one_event_and_what_cannot_be_placed_is_left_out() -> None:
+    events = KvEvents(None, "")
+    keys = [bytes([n]) * 16 for n in range(6)]
+    tokens = [[n] * 16 for n in range(6)]
+    first, second, other = (
+        BlockContent(keys[0], None, tokens[0]),
+        BlockContent(keys[1], keys[0], tokens[1]),
+        BlockContent(keys[2], None, tokens[2]),
+    )
+    lost = BlockContent(keys[4], keys[3], tokens[4])  # the block before was read from disk
+    later = BlockContent(keys[5], keys[4], tokens[5])
+    stored = list(events.events(Blocks(keys, [], [first, second, lost, later, other])))
+    numbers = [int.from_bytes(key[-8:], "big") for key in keys]
+    assert [msgspec.to_builtins(event)[:5] for event in stored] == [
+        ["BlockStored", numbers[:2], None, [0] * 16 + [1] * 16, 16],
+        ["BlockStored", [numbers[2]], None, [2] * 16, 16],
+    ]
+    removed = list(events.events(Blocks([], [keys[1], keys[4]])))
+    assert [msgspec.to_builtins(event) for event in removed] == [
+        ["BlockRemoved", [numbers[1]], None]
+    ]
+    assert [type(event).__name__ for event in events.events(Blocks([], keys))] == [
+        "AllBlocksCleared"
+    ]
 
 
 def test_an_address_in_use_is_an_error() -> None:

@@ -75,7 +75,7 @@ class KvEvents:
     """Publishes the changes of one model's prefix cache. For use in one thread.
 
     Subscribers that read too slowly lose messages, and see a gap in the numbers; nothing waits for them.
-    Only blocks whose contents are known are published.
+    Only blocks whose contents are known are published, and only after those before them.
 
     Args:
         socket: a PUB socket of ZeroMQ, bound.
@@ -113,25 +113,32 @@ class KvEvents:
 
     def changed(self, blocks: Blocks) -> None:
         """Publish a change."""
-        events = list(self._events(blocks))
+        events = list(self.events(blocks))
         if events:
             self._send(EventBatch(time.time(), events))
 
-    def _events(self, blocks: Blocks) -> Iterator[Event]:
+    def events(self, blocks: Blocks) -> Iterator[Event]:
+        """Yield the events of a change, and take them as published."""
         gone = [key for key in blocks.removed if key in self._published]
         self._published.difference_update(gone)
         if gone and not self._published:
             yield AllBlocksCleared()
         elif gone:
             yield BlockRemoved([_number(key) for key in gone])
-        for run in _runs(blocks.contents):
-            self._published.update(content.key for content in run)
+        for run in _runs(self._added(blocks.contents)):
             yield BlockStored(
                 block_hashes=[_number(content.key) for content in run],
                 parent_block_hash=None if run[0].parent is None else _number(run[0].parent),
                 token_ids=[token for content in run for token in content.tokens],
                 block_size=BLOCK_TOKENS,
             )
+
+    def _added(self, contents: Iterable[BlockContent]) -> Iterator[BlockContent]:
+        """Yield the blocks that a subscriber can place: the first of a prompt, or after a published one."""
+        for content in contents:
+            if content.parent is None or content.parent in self._published:
+                self._published.add(content.key)
+                yield content
 
     def _send(self, batch: EventBatch) -> None:
         number = next(self._numbers).to_bytes(_NUMBER_BYTES, "big")

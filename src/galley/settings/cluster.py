@@ -65,7 +65,7 @@ class ClusterSettings(CacheSettings):
         "vLLM's KV events, tokens included, for routers outside; needs the extra kv-events",
     )
     kv_events_topic: str = setting(
-        "", "Cluster", "topic of kv_events; llm-d's routers expect kv@POD-IP:PORT@MODEL"
+        "", "Cluster", "topic of kv_events; llm-d's routers expect kv@IP@MODEL"
     )
 
     def __post_init__(self) -> None:
