@@ -202,6 +202,12 @@ def cpu_name(cpuinfo: Path = CPUINFO) -> str:
     return match[1] if match else platform.machine()
 
 
+def cpu_features(cpuinfo: Path = CPUINFO) -> str:
+    """Return the CPU's instruction sets and other features in /proc/cpuinfo; empty where it has none."""
+    match = re.search(r"^(?:flags|Features)\s*: (.*)", _read(cpuinfo), re.MULTILINE)
+    return match[1] if match else ""
+
+
 def cpu_and_cores() -> str:
     """Return the CPU's name and the number of usable cores, for reports of measurements."""
     return f"{cpu_name()}, {available_cores()} cores"

@@ -10,7 +10,12 @@ import pytest
 from galley.engine.loaders import load_engine
 from galley.ops import background
 from galley.ops.packed_files import cached_files, packed_folder
+from galley.runtimes import optimized_graphs
+from galley.runtimes.onnx import OnnxOptions, load_model
+from galley.runtimes.optimized_graphs import stored
+from galley.runtimes.tensor_model import LoadSettings
 from galley.settings.engine import EngineSettings, Quantize
+from tests.runtimes import onnx_files
 
 from .command import galley
 
@@ -118,3 +123,29 @@ def test_a_file_in_place_of_the_folder_caches_nothing(
     (tmp_path / "cache").write_text("in the way")
     assert "no packed weights in" in cache("list", environ=environ)
     assert "freed 0 B" in cache("prune", "--all", environ=environ)
+
+
+def test_optimized_graphs_are_listed_and_removed(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimized_graphs, "saves", lambda *_: True)
+    files = [
+        onnx_files.perceptron(tmp_path / f"{name}.onnx", hidden=n)
+        for n, name in ((8, "a"), (9, "b"))
+    ]
+    for days, file in enumerate(files):
+        load_model(file, OnnxOptions(), LoadSettings(1))
+        [kept] = (one for one in stored() if one.source == str(file))
+        os.utime(kept.path, (time.time() - days * DAY,) * 2)
+    lines = cache("list", environ=environ).splitlines()
+    assert [line.split()[0] for line in lines if line.startswith(str(tmp_path))] == list(
+        map(str, files)
+    )
+    newest = stored()[0].size
+    assert f"removed the optimized graph of {files[1]}" in cache(
+        "prune", "--max-size", str(newest), environ=environ
+    )
+    assert [one.source for one in stored()] == [str(files[0])]
+    files[0].unlink()
+    assert "removed the optimized graph" in cache("prune", environ=environ)
+    assert stored() == []

@@ -317,7 +317,7 @@ def test_the_command_answers_in_a_table_json_and_html(tmp_path: Path) -> None:
         assert one["chosen"]["ttft_s"]["p95"] <= 0.5
         assert list(one["chosen"]["tpot_s"]) == ["p50", "p90", "p95", "p99"]
     cheapest = min(one["chosen"]["price_per_hour"] for one in answers)
-    assert f"${cheapest:.2f} an hour, also when 1 are lost" in done.output
+    assert f"${cheapest:.2f} an hour, also with 1 lost" in done.output
     page = files[1].read_text()
     assert page.count("<svg viewBox") >= 4
     assert "Time to first token, P95" in page

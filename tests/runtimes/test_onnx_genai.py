@@ -14,12 +14,13 @@ from galley.runtimes.text_engine import TextEngine
 from galley.service.requests import expand
 from galley.settings.engine import EngineSettings
 from galley.settings.engine_choice import ONNX_GENAI_ENGINE, engine_of
-from galley.types import Generate, SamplingParams
+from galley.types import MAX_COUNT, Generate, SamplingParams
 from tests.checkpoints import EOS
 from tests.runtimes.genai_folders import genai_alone, make_genai
 from tests.runtimes.language_models import (
     CONTEXT,
     GREEDY,
+    ONE_TOKEN,
     PROMPTS,
     generate,
     generate_half,
@@ -109,15 +110,15 @@ def test_stop_tokens_and_penalties(engine: TextEngine[Generate], path: Path) -> 
 
 def test_draws_follow_the_parameters(engine: TextEngine[Generate]) -> None:
     [plain] = generate(engine, PROMPTS[:1], GREEDY)
-    cases: list[dict[str, Any]] = [{"top_k": 1}, {"top_p": 0.0}, {"top_p": 1e-6}]
-    for only in (*cases, {"temperature": 1e-4}):
+    for only in (*ONE_TOKEN, {"temperature": 1e-4}):
         common = {"temperature": 1.0, "max_tokens": 24, "ignore_eos": True}
         params = SamplingParams(**{**common, **only})
         assert generate(engine, PROMPTS[:1], params) == [plain], only
-    hot = SamplingParams(temperature=50, max_tokens=100, ignore_eos=True)
-    texts = generate(engine, PROMPTS[:1] * 4, hot)
-    assert len({tuple(text) for text in texts}) == 4
-    assert len({token for text in texts for token in text}) > 100  # of 320: none is cut off
+    for top_k in (0, MAX_COUNT):
+        params = SamplingParams(temperature=50, max_tokens=100, ignore_eos=True, top_k=top_k)
+        texts = generate(engine, PROMPTS[:1] * 4, params)
+        assert len({tuple(text) for text in texts}) == 4
+        assert len({token for text in texts for token in text}) > 100  # of 320: none is cut off
 
 
 def test_a_text_continues_after_its_output(engine: TextEngine[Generate]) -> None:

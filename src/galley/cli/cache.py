@@ -63,6 +63,7 @@ def list_files(answers: bool, store: str | None, **chosen: Any) -> None:
         list_answers(store, **chosen)
         return
     _list_packed()
+    _list_graphs()
     _list_results()
     if (summary := answers_summary()) is not None:
         click.echo(summary)
@@ -83,6 +84,14 @@ def _list_packed() -> None:
     click.echo(f"{in_bytes(sum(file.size for file in files))} in {folder}")
 
 
+def _list_graphs() -> None:
+    from galley.runtimes import optimized_graphs
+
+    if graphs := optimized_graphs.stored():
+        rows = [(g.source, in_bytes(g.size), ago(time.time() - g.used)) for g in graphs]
+        click.echo(table(("optimized graph of", "size", "last used"), rows, left=(0, 2)))
+
+
 def _list_results() -> None:
     from galley.calibration import store
 
@@ -93,12 +102,12 @@ def _list_results() -> None:
 
 
 @cache_group.command()
-@click.option("--all", "everything", is_flag=True, help="remove all packed weights")
+@click.option("--all", "everything", is_flag=True, help="remove everything")
 @click.option(
     "--older-than",
     metavar="DAYS",
     type=click.FloatRange(min=0),
-    help="remove packed weights last used more than this many days ago",
+    help="remove what was last used more than this many days ago",
 )
 @click.option(
     "--max-size",
@@ -107,7 +116,7 @@ def _list_results() -> None:
     help="keep at most this much (500MB, 2GB), the most recently used first",
 )
 def prune(everything: bool, older_than: float | None, max_size: int | None) -> None:
-    """Remove packed weights that can no longer be used, and those that the options select.
+    """Remove packed weights and optimized graphs that cannot be used any more or that the options select.
 
     Files that are damaged, of another version, or of a checkpoint that has changed or been deleted can no
     longer be used. A running engine keeps what it has mapped.
@@ -131,6 +140,9 @@ def prune(everything: bool, older_than: float | None, max_size: int | None) -> N
     tidy(folder)  # also removes the references to them
     if everything:
         forget_measured(folder)
+    room = None if max_size is None else max_size - left
+    freed_of_graphs, left_of_graphs = _prune_graphs(everything, older_than, room)
+    freed, left = freed + freed_of_graphs, left + left_of_graphs
     for result in store.stored():
         days = (time.time() - result.used) / DAY_SECONDS
         if everything or (older_than is not None and days > older_than):
@@ -138,6 +150,29 @@ def prune(everything: bool, older_than: float | None, max_size: int | None) -> N
             click.echo(f"removed {result.what} ({in_bytes(result.size)})")
             freed += result.size
     click.echo(f"freed {in_bytes(freed)}; {in_bytes(left)} left in {folder}")
+
+
+def _prune_graphs(everything: bool, older_than: float | None, room: int | None) -> tuple[int, int]:
+    """Remove optimized graphs; return the bytes removed, and those that are left.
+
+    Args:
+        everything, older_than: the options of ``prune``.
+        room: bytes that may be left, the most recently used graphs first; None: any number.
+    """
+    from galley.runtimes import optimized_graphs
+
+    freed = kept = 0
+    for graph in optimized_graphs.stored():
+        days = (time.time() - graph.used) / DAY_SECONDS
+        gone = not Path(graph.source).exists()
+        old = older_than is not None and days > older_than
+        if everything or gone or old or (room is not None and kept + graph.size > room):
+            graph.path.unlink(missing_ok=True)
+            click.echo(f"removed the optimized graph of {graph.source} ({in_bytes(graph.size)})")
+            freed += graph.size
+        else:
+            kept += graph.size
+    return freed, kept
 
 
 def _files() -> "tuple[Path, list[CachedFile]]":

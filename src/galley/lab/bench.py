@@ -51,7 +51,12 @@ class Lab:
         Args:
             changes: settings by the names of their fields.
         """
-        plain: dict[str, Any] = {"prefix_cache": False, "speculation": "off", "draft_model": None}
+        plain: dict[str, Any] = {
+            "prefix_cache": False,
+            "prefix_cache_dir": "",
+            "speculation": "off",
+            "draft_model": None,
+        }
         return dataclasses.replace(self.settings, **(plain | changes))
 
     def bench(self, **changes: Any) -> EngineBench:

@@ -12,7 +12,7 @@ from galley.machine import available_cores
 from galley.runtimes.compute import Compute
 from galley.runtimes.library import OF_TEXT, model_file, refuse_settings, step_meter
 from galley.runtimes.tensor_engine import TensorEngine
-from galley.runtimes.tensor_model import BatchOptions, TensorModel
+from galley.runtimes.tensor_model import BatchOptions, LoadSettings, TensorModel
 from galley.runtimes.trial import Trial, examine, keeps_places
 from galley.settings.engine import EngineSettings
 from galley.settings.engine_choice import ENGINE_OF_SUFFIX
@@ -33,14 +33,14 @@ class TensorLoader(Generic[Options]):
         executor: name of the library.
         platform: name of the library and format in the Open Inference Protocol's metadata.
         options: the engine's own options.
-        load: loads the model in a file, with its options and the number of compute threads.
+        load: loads the model in a file, with its options and the server's settings.
     """
 
     engine: str
     executor: str
     platform: str
     options: type[Options]
-    load: Callable[[Path, Options, int], TensorModel]
+    load: Callable[[Path, Options, LoadSettings], TensorModel]
 
     def __call__(
         self,
@@ -66,7 +66,8 @@ class TensorLoader(Generic[Options]):
         suffixes = [suffix for suffix, engine in ENGINE_OF_SUFFIX.items() if engine == self.engine]
         threads = max(1, (settings.threads or available_cores()) // options.instances)
         file = model_file(folder, suffixes)
-        instances = [self.load(file, options, threads) for _ in range(options.instances)]
+        means = LoadSettings(threads, settings.weight_cache)
+        instances = [self.load(file, options, means) for _ in range(options.instances)]
         model = instances[0]
         _check_declared(folder, "input", options.declared_inputs, model.inputs)
         _check_declared(folder, "output", options.declared_outputs, model.outputs)

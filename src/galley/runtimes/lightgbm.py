@@ -7,6 +7,7 @@ from galley.errors import CheckpointError
 from galley.runtimes.build import TensorLoader
 from galley.runtimes.functions import FunctionModel, FunctionOptions
 from galley.runtimes.library import import_library
+from galley.runtimes.tensor_model import LoadSettings
 from galley.settings.engine_choice import LIGHTGBM_ENGINE
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class LightgbmOptions(FunctionOptions, frozen=True, kw_only=True, forbid_unknown
     raw_score: bool = False
 
 
-def _model(file: Path, options: LightgbmOptions, threads: int) -> FunctionModel:
+def _model(file: Path, options: LightgbmOptions, settings: LoadSettings) -> FunctionModel:
     lightgbm = import_library("lightgbm", LIGHTGBM_ENGINE, "trees")
     try:
         booster = lightgbm.Booster(model_file=str(file))
@@ -33,7 +34,7 @@ def _model(file: Path, options: LightgbmOptions, threads: int) -> FunctionModel:
         ) from error
 
     def predict(matrix: "Array") -> Any:
-        return booster.predict(matrix, raw_score=options.raw_score, num_threads=threads)
+        return booster.predict(matrix, raw_score=options.raw_score, num_threads=settings.threads)
 
     return FunctionModel(
         {"predict": predict},

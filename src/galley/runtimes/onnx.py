@@ -1,22 +1,27 @@
 """ONNX models, computed by onnxruntime (extra ``onnx``)."""
 
 import importlib
+import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 
-from galley.errors import CheckpointError, SettingsError, UnsupportedModel
+from galley.errors import CheckpointError, GalleyError, SettingsError, UnsupportedModel
 from galley.runtimes.build import TensorLoader
 from galley.runtimes.library import import_library
-from galley.runtimes.tensor_model import BatchOptions, InvalidTensors
+from galley.runtimes.optimized_graphs import OptimizedGraph
+from galley.runtimes.tensor_model import BatchOptions, InvalidTensors, LoadSettings
 from galley.settings.engine_choice import ONNX_ENGINE
 from galley.types import Datatype, TensorSpec
 
 if TYPE_CHECKING:
     from galley.runtimes.tensor_model import Array
+
+log = logging.getLogger("galley.runtimes")
 
 # See galley.speech: onnxruntime reads it when it is first imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -50,6 +55,12 @@ _DATATYPES: Final[dict[str, Datatype]] = {
     "tensor(string)": "BYTES",
 }
 
+_OF_SESSION: Final = ("graph_optimization", "inter_op_threads", "memory_arena", "memory_pattern")
+"""The options of :class:`OnnxOptions` that are a session's, besides its providers."""
+
+_DATA_FOLDER: Final = "session.model_external_initializers_file_folder_path"
+"""The session option with the folder of external data of a model that is not loaded from a file."""
+
 _LEVELS: Final = {
     "off": "ORT_DISABLE_ALL",
     "basic": "ORT_ENABLE_BASIC",
@@ -81,30 +92,13 @@ class OnnxOptions(BatchOptions, frozen=True, kw_only=True, forbid_unknown_fields
 class OnnxModel:
     """An onnxruntime session: see :class:`galley.runtimes.tensor_model.TensorModel`."""
 
-    def __init__(self, file: Path, options: OnnxOptions, threads: int) -> None:
-        """Load ``file``.
+    def __init__(self, session: Any, file: Path) -> None:
+        """Wrap a session of ``file``.
 
         Raises:
-            CheckpointError: it is no ONNX model that this onnxruntime reads.
             UnsupportedModel: an input or output is not a tensor of a type of the Open Inference Protocol.
-            SettingsError: onnxruntime, or an execution provider, is not installed.
         """
-        ort = import_onnxruntime()
-        providers = _providers(ort, options)
-        try:
-            self._session = ort.InferenceSession(
-                str(file), _session_options(ort, options, threads), providers=providers
-            )
-        except Exception as error:  # onnxruntime's errors have no common base
-            raise CheckpointError(
-                f"onnxruntime {ort.__version__} cannot load it: {_reason(error)}", file=str(file)
-            ) from error
-        first = providers[0][0]
-        if first not in self._session.get_providers():
-            raise SettingsError(
-                f"execution provider {first} is installed but cannot be used here; onnxruntime's log above "
-                "says why"
-            )
+        self._session = session
         self._invalid = _invalid_argument()
         self.inputs = tuple(_spec("input", one, file) for one in self._session.get_inputs())
         self.outputs = tuple(_spec("output", one, file) for one in self._session.get_outputs())
@@ -122,6 +116,90 @@ class OnnxModel:
 
     def close(self) -> None:
         """Do nothing: the session is memory, which is freed with the object."""
+
+
+def load_model(file: Path, options: OnnxOptions, settings: LoadSettings) -> OnnxModel:
+    """Load ``file``, from its optimized graph of an earlier start if that was kept.
+
+    Raises:
+        CheckpointError: it is no ONNX model that this onnxruntime reads.
+        UnsupportedModel: an input or output is not a tensor of a type of the Open Inference Protocol.
+        SettingsError: onnxruntime, or an execution provider, is not installed.
+    """
+    ort = import_onnxruntime()
+    providers = _providers(ort, options)
+    sessions = _Sessions(ort, file, options, settings.threads, providers)
+    # Other providers compile parts of a graph for their device, which onnxruntime cannot write.
+    portable = [name for name, _ in providers] == [_SHORT["cpu"]]
+    if settings.weight_cache and options.graph_optimization != "off" and portable:
+        model = _from_cache(sessions)
+        if model is not None:
+            return model
+    try:
+        session = sessions.of_model()
+    except Exception as error:  # onnxruntime's errors have no common base
+        raise CheckpointError(
+            f"onnxruntime {ort.__version__} cannot load it: {_reason(error)}", file=str(file)
+        ) from error
+    first = providers[0][0]
+    if first not in session.get_providers():
+        raise SettingsError(
+            f"execution provider {first} is installed but cannot be used here; onnxruntime's log above "
+            "says why"
+        )
+    return OnnxModel(session, file)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sessions:
+    """Makes onnxruntime's sessions of a file."""
+
+    ort: Any
+    file: Path
+    options: OnnxOptions
+    threads: int
+    providers: list[tuple[str, dict[str, str]]]
+
+    def of_model(self, graph_to: str = "") -> Any:
+        """Return a session of the file; write its optimized graph to a path, if one is given."""
+        made = _session_options(self.ort, self.options, self.threads)
+        if graph_to:
+            made.optimized_model_filepath = graph_to
+        return self.ort.InferenceSession(str(self.file), made, providers=self.providers)
+
+    def of_graph(self, graph: bytes, data_folder: Path) -> Any:
+        """Return a session of an optimized graph, which is used as it is."""
+        made = _session_options(self.ort, self.options, self.threads)
+        made.graph_optimization_level = self.ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        made.add_session_config_entry(_DATA_FOLDER, str(data_folder))
+        return self.ort.InferenceSession(graph, made, providers=self.providers)
+
+    @property
+    def key(self) -> object:
+        """All that an optimized graph follows from besides the model and the CPU."""
+        build = self.ort.__version__, self.ort.get_build_info()
+        options = {name: getattr(self.options, name) for name in _OF_SESSION}
+        return build, options, self.providers, self.threads
+
+
+def _from_cache(sessions: _Sessions) -> OnnxModel | None:
+    """Return the model of a kept graph, or keep its graph; None if that cannot be done."""
+    file = sessions.file
+    try:
+        kept = OptimizedGraph(file, sessions.key)
+    except (OSError, ValueError, GalleyError) as error:
+        log.info("the optimized graph of %s is not kept: %s", file, error)
+        return None
+
+    def load(graph: bytes) -> OnnxModel:
+        return OnnxModel(sessions.of_graph(graph, kept.data_folder), file)
+
+    if (graph := kept.read()) is not None:
+        try:
+            return load(graph)
+        except Exception as error:  # onnxruntime's errors have no common base
+            log.info("the optimized graph of %s cannot be loaded: %s", file, _reason(error))
+    return kept.make(lambda path: OnnxModel(sessions.of_model(path), file), load)
 
 
 def import_onnxruntime(engine: str = ONNX_ENGINE, extra: str = "onnx") -> Any:
@@ -210,5 +288,5 @@ load: Final = TensorLoader(
     executor="onnxruntime",
     platform="onnxruntime_onnx",
     options=OnnxOptions,
-    load=OnnxModel,
+    load=load_model,
 )

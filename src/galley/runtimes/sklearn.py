@@ -11,6 +11,7 @@ from galley.errors import CheckpointError, UnsupportedModel
 from galley.runtimes.build import TensorLoader
 from galley.runtimes.functions import FunctionModel, FunctionOptions
 from galley.runtimes.library import import_library
+from galley.runtimes.tensor_model import LoadSettings
 from galley.settings.engine_choice import SKLEARN_ENGINE
 
 _METHODS: Final = ("predict", "predict_proba", "transform")
@@ -33,9 +34,9 @@ class SklearnOptions(FunctionOptions, frozen=True, kw_only=True, forbid_unknown_
                 raise ValueError(f"trusted: {name!r} is not a type of scikit-learn (sklearn. ...)")
 
 
-def _model(file: Path, options: SklearnOptions, threads: int) -> FunctionModel:
+def _model(file: Path, options: SklearnOptions, settings: LoadSettings) -> FunctionModel:
     estimator = _estimator(file, options)
-    import_library("threadpoolctl", SKLEARN_ENGINE, "sklearn").threadpool_limits(threads)
+    import_library("threadpoolctl", SKLEARN_ENGINE, "sklearn").threadpool_limits(settings.threads)
     features = getattr(estimator, "n_features_in_", None)
     functions = {name: getattr(estimator, name) for name in _METHODS if hasattr(estimator, name)}
     if not functions or not isinstance(features, int):

@@ -1,7 +1,7 @@
 """The interface of a library that computes tensors, and the options of batching that all of them share."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
@@ -38,6 +38,18 @@ class TensorModel(Protocol):
 
     def close(self) -> None:
         """Free what is not memory."""
+
+
+class LoadSettings(NamedTuple):
+    """The settings of the server that a library loads a model with.
+
+    Attributes:
+        threads: number of compute threads.
+        weight_cache: whether what is made of the model's file may be kept on disk for the next start.
+    """
+
+    threads: int
+    weight_cache: bool = True
 
 
 class BatchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -79,6 +79,32 @@ def keeps_places(model: TensorModel, rows: int) -> bool:
     return False
 
 
+def same_bits(one: TensorModel, other: TensorModel) -> bool:
+    """Return whether two models have the same inputs and outputs, and return the same bits.
+
+    False also if the first model takes none of the random inputs that are tried.
+    """
+    if (one.inputs, one.outputs) != (other.inputs, other.outputs):
+        return False
+    names = [spec.name for spec in one.outputs]
+    for length in _LENGTHS:
+        shapes = {spec.name: tuple(_lengths(spec.shape, length)) for spec in one.inputs}
+        if sum(map(prod, shapes.values())) > _MOST_ELEMENTS:
+            continue
+        rng = np.random.default_rng(2)
+        inputs = {spec.name: _random(spec, shapes[spec.name], rng) for spec in one.inputs}
+        try:
+            expected = one.run(inputs, names)
+        except Exception:  # noqa: S112 - whatever a library raises; the next length may be accepted
+            continue
+        got = other.run(inputs, names)
+        return all(
+            a.shape == b.shape and a.dtype == b.dtype and _same(a, b)
+            for a, b in zip(expected, got, strict=True)
+        )
+    return False
+
+
 def random_inputs(
     specs: Sequence[TensorSpec], rows: int, length: int, rng: np.random.Generator
 ) -> "dict[str, Array]":

@@ -7,6 +7,7 @@ from galley.errors import CheckpointError
 from galley.runtimes.build import TensorLoader
 from galley.runtimes.functions import FunctionModel, FunctionOptions
 from galley.runtimes.library import import_library
+from galley.runtimes.tensor_model import LoadSettings
 from galley.settings.engine_choice import XGBOOST_ENGINE
 
 if TYPE_CHECKING:
@@ -23,10 +24,10 @@ class XgboostOptions(FunctionOptions, frozen=True, kw_only=True, forbid_unknown_
     margin: bool = False
 
 
-def _model(file: Path, options: XgboostOptions, threads: int) -> FunctionModel:
+def _model(file: Path, options: XgboostOptions, settings: LoadSettings) -> FunctionModel:
     xgboost = import_library("xgboost", XGBOOST_ENGINE, "trees")
     try:
-        booster = xgboost.Booster({"nthread": threads}, model_file=str(file))
+        booster = xgboost.Booster({"nthread": settings.threads}, model_file=str(file))
     except (xgboost.core.XGBoostError, ValueError) as error:
         reason = str(error).strip().splitlines()[0][:300]
         raise CheckpointError(

@@ -463,8 +463,13 @@ def _from_file(cls: type[Settings], file: Path | None) -> dict[str, Any]:
     return convert(cls, {str(k).replace("-", "_"): v for k, v in content.items()}, source=str(path))
 
 
+def variables(cls: type[Settings]) -> dict[str, str]:
+    """Return a mapping from the environment variable of each setting to a name of the setting."""
+    return {f"GALLEY_{name.upper()}": name for name in field_names(cls)}
+
+
 def _from_environ(cls: type[Settings], environ: Mapping[str, str]) -> dict[str, Any]:
-    known = {f"GALLEY_{name.upper()}": name for name in field_names(cls)}
+    known = variables(cls)
     given = {
         variable: text
         for variable, text in environ.items()

@@ -42,7 +42,7 @@ class Traffic:
         seconds = max(turns[-1].due / speed, 1e-3)
         lines = [turn.line for turn in turns]
         return cls(
-            len(turns) / seconds,
+            (len(turns) - 1) / seconds,  # the first is due at 0
             max(1, round(sum(line.input_length for line in lines) / len(turns))),
             max(1, round(sum(line.output_length for line in lines) / len(turns))),
         )

@@ -82,7 +82,7 @@ def sentences(answers: Sequence[Answer], asked: Asked) -> Iterator[str]:
     best = min(found, key=_cost)
     price = best.price_per_hour
     cost = "" if price is None else f", ${price:.2f} an hour"
-    kept = f", also when {asked.lose} are lost" if asked.lose else ""
+    kept = f", also with {asked.lose} lost" if asked.lose else ""
     yield (
         f"The goal needs {best.replicas} replicas on {best.machine} with router {best.router}{cost}{kept}"
     )
