@@ -19,8 +19,9 @@ from galley.engine.read_model import Model, read_model
 from galley.formats.source import resolve_model
 from galley.llm.llm import LLM
 from galley.plan.hardware import Machine
-from galley.plan.predict import Load, Prediction, predict
+from galley.plan.predict import Prediction, predict
 from galley.plan.sizes import ModelSizes
+from galley.plan.steps import Load
 from galley.quality.texts import Window, own_texts
 from galley.settings.engine import EngineSettings
 

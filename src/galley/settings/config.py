@@ -318,6 +318,10 @@ class Settings(ClusterSettings):
                 "replica: a server with replicas on other machines serves one model"
             )
         several = self.most_loaded > 1 or bool(self.model_repository or self.models_dir)
+        if self.kv_events and several:
+            raise SettingsError(
+                "kv_events is for a server of one model; serve each with its own server"
+            )
         if self.replicas > 1 and several and self.take_turns:
             raise SettingsError(
                 f"replicas is {self.replicas}, but several models take turns on the cores, and so would "

@@ -12,8 +12,9 @@ from galley.bench.predicted import machine_for
 from galley.bench.report import Machine as Peaks
 from galley.engine.read_model import Model
 from galley.plan.hardware import Machine
-from galley.plan.predict import Load, Prediction, predict
+from galley.plan.predict import Prediction, predict
 from galley.plan.sizes import ModelSizes
+from galley.plan.steps import Load
 from galley.traffic.trace import Turn
 from galley.tune.space import Candidate
 from galley.types.weight_dtypes import WEIGHT_DTYPES

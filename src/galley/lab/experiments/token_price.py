@@ -7,7 +7,8 @@ from galley.lab.bench import Lab
 from galley.lab.drive import drive, greedy
 from galley.lab.experiment import Bars, Claim, Experiment, Figure, Finding
 from galley.plan.hardware import read_machines
-from galley.plan.predict import Load, predict
+from galley.plan.predict import predict
+from galley.plan.steps import Load
 
 _AT_ONCE: Final = 8
 _PROMPT, _OUTPUT = 128, 64
