@@ -12,12 +12,13 @@ from galley.machine import available_cores
 from galley.runtimes.compute import Compute
 from galley.runtimes.library import OF_TEXT, model_file, refuse_settings, step_meter
 from galley.runtimes.tensor_engine import TensorEngine
+from galley.runtimes.tensor_memory import MeasuredMemory, expected_ledger
 from galley.runtimes.tensor_model import BatchOptions, LoadSettings, TensorModel
 from galley.runtimes.trial import Trial, examine, keeps_places
 from galley.settings.engine import EngineSettings
 from galley.settings.engine_choice import ENGINE_OF_SUFFIX
 from galley.types import OnPhase, TensorSpec
-from galley.types.model_info import ModelInfo, OnLedger, TensorInfo
+from galley.types.model_info import Ledger, ModelInfo, OnLedger, TensorInfo
 
 log = logging.getLogger("galley.runtimes")
 
@@ -34,6 +35,7 @@ class TensorLoader(Generic[Options]):
         platform: name of the library and format in the Open Inference Protocol's metadata.
         options: the engine's own options.
         load: loads the model in a file, with its options and the server's settings.
+        least_bytes: returns the least memory in bytes that the model in a file takes.
     """
 
     engine: str
@@ -41,6 +43,7 @@ class TensorLoader(Generic[Options]):
     platform: str
     options: type[Options]
     load: Callable[[Path, Options, LoadSettings], TensorModel]
+    least_bytes: Callable[[Path], int] = lambda file: file.stat().st_size
 
     def __call__(
         self,
@@ -52,8 +55,11 @@ class TensorLoader(Generic[Options]):
     ) -> TensorEngine:
         """Load a file, or the only one in a folder, try it with random inputs, and return its engine.
 
+        The memory is measured, so ``on_ledger`` is called when the model has been loaded and tried.
+
         Raises:
             ModelError, SettingsError: the file or the settings cannot be used.
+            NotEnoughMemory: the model does not fit in memory.
         """
         options = settings.options_as(self.options)
         refuse_settings(
@@ -66,15 +72,20 @@ class TensorLoader(Generic[Options]):
         suffixes = [suffix for suffix, engine in ENGINE_OF_SUFFIX.items() if engine == self.engine]
         threads = max(1, (settings.threads or available_cores()) // options.instances)
         file = model_file(folder, suffixes)
+        name = settings.model or folder.name
+        memory = MeasuredMemory(name, self._expected(file, options, threads), options.instances)
         means = LoadSettings(threads, settings.weight_cache)
         instances = [self.load(file, options, means) for _ in range(options.instances)]
         model = instances[0]
         _check_declared(folder, "input", options.declared_inputs, model.inputs)
         _check_declared(folder, "output", options.declared_outputs, model.outputs)
         loaded = time.monotonic()
+        memory.loaded()
         trial = examine(model, options)
         fixed = _fixed_rows(model, options, trial)
-        name = settings.model or folder.name
+        ledger = memory.ledger()
+        if on_ledger is not None:
+            on_ledger(ledger)
         _report(name, options, trial)
         if on_phase is not None:
             on_phase("load", loaded - began)
@@ -85,6 +96,7 @@ class TensorLoader(Generic[Options]):
             family=self.platform,
             tasks=("predict",),
             executor=self.executor,
+            ledger=ledger,
             tensors=TensorInfo(
                 inputs=model.inputs,
                 outputs=model.outputs,
@@ -100,6 +112,17 @@ class TensorLoader(Generic[Options]):
             options,
             priority_steps=settings.priority_steps,
             meter=step_meter(pause),
+        )
+
+    def _expected(self, file: Path, options: Options, threads: int) -> Ledger:
+        """Return the ledger before the file is loaded."""
+        return expected_ledger(
+            family=self.platform,
+            executor=self.executor,
+            device=options.device,
+            threads=threads * options.instances,
+            rows=options.max_batch_size,
+            weights=self.least_bytes(file) * options.instances,
         )
 
 

@@ -86,3 +86,8 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     limit_rows: bool = False
     declared_inputs: tuple[TensorSpec, ...] = ()
     declared_outputs: tuple[TensorSpec, ...] = ()
+
+    @property
+    def device(self) -> str:
+        """What computes the model, for reports."""
+        return "cpu"
