@@ -11,6 +11,7 @@ from galley.errors import CheckpointError, SettingsError
 from galley.machine import available_cores
 from galley.runtimes.compute import Compute
 from galley.runtimes.library import OF_TEXT, model_file, refuse_settings, step_meter
+from galley.runtimes.padding import Padding, padding_of
 from galley.runtimes.tensor_engine import TensorEngine
 from galley.runtimes.tensor_memory import MeasuredMemory, expected_ledger
 from galley.runtimes.tensor_model import BatchOptions, LoadSettings, TensorModel
@@ -83,6 +84,7 @@ class TensorLoader(Generic[Options]):
         memory.loaded()
         trial = examine(model, options)
         fixed = _fixed_rows(model, options, trial)
+        padding = _padding(model, options, trial)
         ledger = memory.ledger()
         if on_ledger is not None:
             on_ledger(ledger)
@@ -105,12 +107,13 @@ class TensorLoader(Generic[Options]):
                 platform=self.platform,
             ),
         )
-        compute = Compute(instances, batched=trial.batched, fixed_rows=fixed)
+        compute = Compute(instances, batched=trial.batched, fixed_rows=fixed, padding=padding)
         return TensorEngine(
             compute,
             info,
             options,
             priority_steps=settings.priority_steps,
+            padding=padding,
             meter=step_meter(pause),
         )
 
@@ -163,6 +166,24 @@ def _fixed_rows(model: TensorModel, options: BatchOptions, trial: Trial) -> int 
             f"{options.max_batch_size}: set batching to off instead"
         )
     return options.max_batch_size
+
+
+def _padding(model: TensorModel, options: BatchOptions, trial: Trial) -> Padding | None:
+    """Return the padding that the options ask for.
+
+    Raises:
+        SettingsError: the model, or another option, does not permit it.
+    """
+    if options.padding is None:
+        return None
+    if options.batch_invariant:
+        raise SettingsError(
+            "padding and batch_invariant are both set, but the last bits of a padded row depend on the "
+            "longest row of its batch: leave one of them out"
+        )
+    if not trial.batched:
+        raise SettingsError(f"padding is set, but requests are computed one by one: {trial.reason}")
+    return padding_of(model, options.padding)
 
 
 def _report(name: str, options: BatchOptions, trial: Trial) -> None:
