@@ -6,10 +6,12 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from galley.bench.serve.arrivals import poisson
+from galley.bench.serve.results import Point, Quantiles, Report, Timeline
 from galley.cli.main import app
 from galley.cluster.router import PrefixRouter
 from galley.errors import SettingsError
@@ -19,7 +21,7 @@ from galley.plan.cluster.calibrate import Measured, calibrate, closed_loop
 from galley.plan.cluster.compare import Asked, answer
 from galley.plan.cluster.engine import Chunk, Engine
 from galley.plan.cluster.routers import ROUTERS, Affinity
-from galley.plan.cluster.simulate import Loss, simulate
+from galley.plan.cluster.simulate import QUANTILES, Loss, simulate
 from galley.plan.cluster.traffic import Traffic, synthetic
 from galley.plan.hardware import choose_machines, read_machines
 from galley.plan.predict import predict
@@ -83,17 +85,19 @@ def test_waiting_is_that_of_a_queue_with_constant_service() -> None:
     times = poisson(load / service, seed=3, requests=8000)
     traffic = turns(*((time, 100, 1) for time in times))
     found = simulate(one, 1, "round-robin", traffic)
-    # The median of the wait, and its 95th percentile, from Lindley's recursion on the same arrivals.
+    # Each wait by Lindley's recursion on the same arrivals.
     waits, free = [], 0.0
     for time in times:
         begin = max(free, time)
         waits.append(begin - time)
         free = begin + service
     waits.sort()
-    for name, value in found.ttft_s.items():
+    for name in QUANTILES:
         expected = waits[round(int(name[1:]) / 100 * (len(waits) - 1))] + service
-        assert value == pytest.approx(expected, rel=0.01), name
-    assert sum(waits) / len(waits) == pytest.approx(load * service / (2 * (1 - load)), rel=0.15)
+        assert found.ttft_s[name] == pytest.approx(expected, rel=0.01), name
+    mean = sum(waits) / len(waits)
+    assert found.ttft_s["mean"] == pytest.approx(mean + service, rel=1e-6)
+    assert mean == pytest.approx(load * service / (2 * (1 - load)), rel=0.15)
 
 
 class Stepped:
@@ -152,9 +156,10 @@ def test_steps_taken_together_are_those_taken_one_by_one(rate: float, seats: int
     assert found.seconds == pytest.approx(max(stepped.end.values()), rel=0.005)
     ttft = sorted(stepped.first[n] - requests[n][0] for n in stepped.first)
     # Times of steps differ slightly, so a request may arrive in another part of a step.
-    for name, value in found.ttft_s.items():
+    for name in QUANTILES:
         expected = ttft[round(int(name[1:]) / 100 * (len(ttft) - 1))]
-        assert value == pytest.approx(expected, rel=0.12), name
+        assert found.ttft_s[name] == pytest.approx(expected, rel=0.12), name
+    assert found.ttft_s["mean"] == pytest.approx(sum(ttft) / len(ttft), rel=0.03)
     tpot = sorted(
         (stepped.end[n] - stepped.first[n]) / (output - 1)
         for n, (_, _, output) in enumerate(requests)
@@ -166,7 +171,7 @@ def test_steps_taken_together_are_those_taken_one_by_one(rate: float, seats: int
 def measured(one: Engine, run: Measured) -> Measured:
     """Return a run with the times of an engine."""
     found = simulate(one, 1, "galley", closed_loop(run))
-    return dataclasses.replace(run, ttft=found.ttft_s["p50"], tpot=found.tpot_s["p50"])
+    return dataclasses.replace(run, ttft=found.ttft_s["mean"], tpot=found.tpot_s["mean"])
 
 
 def test_calibration_finds_the_times_of_the_measured_replica() -> None:
@@ -315,7 +320,7 @@ def test_the_command_answers_in_a_table_json_and_html(tmp_path: Path) -> None:
     for one in answers:
         assert one["chosen"]["requests"] == 60
         assert one["chosen"]["ttft_s"]["p95"] <= 0.5
-        assert list(one["chosen"]["tpot_s"]) == ["p50", "p90", "p95", "p99"]
+        assert list(one["chosen"]["tpot_s"]) == ["mean", *QUANTILES]
     cheapest = min(one["chosen"]["price_per_hour"] for one in answers)
     assert f"${cheapest:.2f} an hour, also with 1 lost" in done.output
     page = files[1].read_text()
@@ -341,6 +346,81 @@ def test_what_cannot_be_simulated_is_refused_by_name(
     done = planned(tmp_path, "--machine", "L4", *arguments)
     assert isinstance(done.exception, SettingsError)
     assert error in str(done.exception)
+
+
+def bench_report(file: Path, *runs: Measured, cached: float = 0.0) -> Path:
+    """Write what ``galley bench serve --json`` writes."""
+
+    def quantiles(seconds: float) -> Quantiles:
+        return Quantiles(mean=seconds, p50=seconds, p95=seconds, p99=seconds, max=seconds, count=60)
+
+    points = [
+        Point(
+            kind="concurrency",
+            load=run.concurrency,
+            requests=run.requests,
+            completed=run.requests,
+            errors={},
+            details={},
+            duration_s=1.0,
+            counted=True,
+            prompt_tokens=run.prompt,
+            output_tokens=run.output,
+            cached_share=cached,
+            ttft_s=quantiles(run.ttft),
+            tpot_s=quantiles(run.tpot),
+            inter_token_s=None,
+            latency_s=None,
+            requests_per_s=1.0,
+            output_tokens_per_s=1.0,
+            total_tokens_per_s=1.0,
+            audio_seconds_per_s=None,
+            goodput_per_s=None,
+            goodput_share=None,
+            cost_per_million_output=None,
+            cost_per_million=None,
+            lag_s=quantiles(0.0),
+            loop_delay_s=quantiles(0.0),
+            cdfs={},
+            timeline=Timeline(slice_s=1.0, running=[], output_tokens_per_s=[], ttft_s=[]),
+        )
+        for run in runs
+    ]
+    report = Report(
+        galley="0",
+        started="now",
+        target="m",
+        model="m",
+        workload={},
+        objective={},
+        price_per_hour=None,
+        client="c",
+        points=points,
+    )
+    file.write_bytes(msgspec.json.encode(report))
+    return file
+
+
+def test_the_command_calibrates_on_a_bench_report(tmp_path: Path) -> None:
+    (machine,) = choose_machines(read_machines(), ["L4"])
+    sizes = ModelSizes.of(build_program(LLAMA_7B), "int8", "bfloat16")
+    true = dataclasses.replace(Engine.of(sizes, machine, 64, 512), decode_factor=1.5)
+    sent = {"requests": 40, "prompt": 300, "output": 40, "ttft": 0.0, "tpot": 0.0}
+    runs = [measured(true, Measured(concurrency=n, **sent)) for n in (1, 8)]  # type: ignore[arg-type]
+    load = ("--machine", "L4", "--weight-dtype", "int8", "--rate", "1", "--seconds", "20")
+    load += ("--replicas", "2", "--router", "galley")
+    file = bench_report(tmp_path / "bench.json", *runs)
+    done = planned(tmp_path, *load, "--measured", str(file))
+    assert done.exit_code == 0, done.output
+    assert "decoding takes 1.50 times as long as by the roofline, prompts 1.00" in done.output
+    file = bench_report(tmp_path / "bench.json", *runs, cached=0.5)
+    done = planned(tmp_path, *load, "--measured", str(file))
+    assert "share nothing" in str(done.exception)
+    file = bench_report(tmp_path / "bench.json", runs[1])
+    done = planned(tmp_path, *load, "--measured", str(file))
+    assert "--concurrency 1" in str(done.exception)
+    done = planned(tmp_path, *load, "--machine", "H100", "--measured", str(file))
+    assert "give one --machine" in str(done.exception)
 
 
 def test_the_command_stands_in_the_help_of_plan() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 import pytest
 
 from galley import SamplingParams
@@ -146,9 +145,7 @@ def test_a_subscriber_knows_what_the_engine_holds(
             assert len(follower.tokens) <= 16
             assert not any(tokens[0] == second[-1] for tokens in follower.tokens.values())
             follower.cleared = False
-            for child in psutil.Process().children(recursive=True):
-                if "galley" in " ".join(child.cmdline()):
-                    os.kill(child.pid, signal.SIGKILL)
+            os.kill(client.engine_pids[0], signal.SIGKILL)
             while not follower.cleared:
                 await asyncio.to_thread(follower.follow)
             assert follower.tokens == {}

@@ -15,13 +15,14 @@ def measured_points(file: Path) -> list[Measured]:
     """Read the runs with a fixed concurrency from a report.
 
     Raises:
-        SettingsError: it is no report, has no such run, or prompts came from the prefix cache.
+        SettingsError: it is no report, has none with one request at a time, or prompts came from the prefix cache.
     """
     found = [_measured(point, file) for point in read_report(file).points if _is_of_use(point)]
-    if not found:
+    # Where prompts wait for each other, several times of prompts give the same TTFT.
+    if not any(run.concurrency == 1 for run in found):
         raise SettingsError(
-            f"--measured {file}: no run of galley bench serve --concurrency with streamed answers of two "
-            "tokens or more, whose server counts tokens"
+            f"--measured {file}: no run of galley bench serve with --concurrency 1 and streamed answers of "
+            "two tokens or more, whose server counts tokens; measure with --concurrency 1,8,32"
         )
     return found
 
@@ -44,6 +45,6 @@ def _measured(point: Point, file: Path) -> Measured:
         requests=point.completed,
         prompt=max(1, round(point.prompt_tokens)),
         output=round(point.output_tokens),
-        ttft=point.ttft_s.p50,
-        tpot=point.tpot_s.p50,
+        ttft=point.ttft_s.mean,
+        tpot=point.tpot_s.mean,
     )

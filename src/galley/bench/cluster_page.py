@@ -96,8 +96,8 @@ def _row(outcome: Outcome, asked: Asked) -> list[str]:
     return [
         f"{outcome.machine}, {outcome.router}",
         *map(str, counts),
-        *(f"{seconds:.3f}" for seconds in outcome.ttft_s.values()),
-        *(f"{1e3 * seconds:.1f}" for seconds in outcome.tpot_s.values()),
+        *(f"{outcome.ttft_s[name]:.3f}" for name in QUANTILES),
+        *(f"{1e3 * outcome.tpot_s[name]:.1f}" for name in QUANTILES),
         f"{outcome.cached_share:.0%}",
         f"{outcome.output_tokens_per_s:.0f}",
         "" if price is None else f"{price:.2f}",

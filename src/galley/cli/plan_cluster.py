@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 _COUNT: Final = click.IntRange(min=1)
 _ABOVE_ZERO: Final = click.FloatRange(min=0, min_open=True)
 _PATH: Final = click.Path(path_type=Path)
+_QUANTILES: Final = ("p50", "p90", "p95", "p99")
 _ROUTERS: Final = ("galley", "round-robin", "power-of-two", "affinity")
-_DRAWN: Final = ("rate", "seconds", "prompt", "output", "prefixes", "prefix_tokens")
+_DRAWN: Final = ("rate", "seconds", "prompt", "output", "prefixes", "prefix_tokens", "seed")
 _LENGTHS: Final = "512, 64-256, normal:512,128 (mean, deviation) or lognormal:256,0.8"
 
 
@@ -89,12 +90,14 @@ _LENGTHS: Final = "512, 64-256, normal:512,128 (mean, deviation) or lognormal:25
 @click.option(
     "--prefix-tokens", type=_COUNT, help="with --prefixes: tokens of each, in front of --prompt"
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="of traffic")
+@click.option(
+    "--seed", type=click.IntRange(min=0), help="with --rate: of what is drawn; default: 0"
+)
 @click.option("--ttft", type=_ABOVE_ZERO, help="goal: seconds to the first token")
 @click.option("--tpot", type=_ABOVE_ZERO, help="goal: seconds between tokens")
 @click.option(
     "--quantile",
-    type=click.Choice(["p50", "p90", "p95", "p99"]),
+    type=click.Choice(_QUANTILES),
     default="p95",
     show_default=True,
     help="of all requests, which the goal is for",
@@ -164,16 +167,22 @@ def _asked(options: dict[str, Any]) -> "Asked":
 
 
 def _engines(settings: "Settings", options: dict[str, Any]) -> "list[Engine]":
+    from galley.formats.gguf_file import is_gguf
+    from galley.models.vector_models import is_vector_model
     from galley.plan.cluster.engine import Engine
     from galley.plan.hardware import TABLE, choose_machines, read_machines
     from galley.plan.sizes import ModelSizes
 
     machines = read_machines(options["hardware"] or TABLE)
     machines = choose_machines(machines, options["names"], options["gpus"])
-    config, _, program = read_program(settings)
-    if program.encoder is not None or not program.kv:
+    config, fields, program = read_program(settings)
+    vectors = not is_gguf(config) and is_vector_model(fields, config.parent)
+    if program.encoder is not None or not program.kv or vectors:
         raise SettingsError(f"{config}: galley plan cluster is for models that generate text")
     sizes = ModelSizes.of(program, options["precision"], kv_dtype_of(settings))
+    for machine in machines:
+        if machine.executor(gpu=sizes.gpu_kernels) is None:
+            click.echo(f"{machine.name}: Galley has no executor for it yet", err=True)
     seats, tokens = settings.running_limit, settings.max_batch_tokens
     engines = [Engine.of(sizes, machine, seats, tokens) for machine in machines]
     if options["measured"] is not None:
@@ -245,9 +254,10 @@ def _drawn(options: dict[str, Any]) -> "Traffic":
         raise SettingsError("--prefixes and --prefix-tokens are given together, or neither")
     prompt = Lengths.parse(options["prompt"] or "512", "--prompt")
     output = Lengths.parse(options["output"] or "128", "--output")
-    random = np.random.default_rng(options["seed"])
+    seed = options["seed"] or 0
+    random = np.random.default_rng(seed)
     return synthetic(
-        poisson(rate, seed=options["seed"], seconds=seconds),
+        poisson(rate, seed=seed, seconds=seconds),
         lambda: prompt.draw(random),
         lambda: output.draw(random),
         prefix=None if prefixes is None else lambda: int(random.integers(prefixes)),
@@ -265,7 +275,9 @@ def _facts(settings: "Settings", options: dict[str, Any], traffic: "Traffic") ->
     """Return what was simulated, in words."""
     turns = traffic.turns
     prompt = sum(turn.line.input_length for turn in turns) / len(turns)
-    source = options["trace"] or f"{options['rate']:g} requests a second, seed {options['seed']}"
+    source = (
+        options["trace"] or f"{options['rate']:g} requests a second, seed {options['seed'] or 0}"
+    )
     return {
         "model": f"{settings.model}, {options['precision']} weights",
         "traffic": f"{source}: {len(turns):,} requests",
@@ -280,11 +292,10 @@ def _print_answers(answers: "Sequence[Answer]", asked: "Asked") -> None:
         for outcome in (answer.undisturbed, answer.chosen)
         if outcome is not None
     ]
-    quantiles = ("P50", "P90", "P95", "P99")
     header = (
         *("machine", "router", "replicas", "lost"),
-        *(f"TTFT {name}" for name in quantiles),
-        *(f"TPOT {name}" for name in quantiles),
+        *(f"TTFT {name.upper()}" for name in _QUANTILES),
+        *(f"TPOT {name.upper()}" for name in _QUANTILES),
         *("cached", "tokens/s", "refused", "moved", "$/h", "goal"),
     )
     if rows:
@@ -303,8 +314,8 @@ def _row(outcome: "Outcome", target: "Target") -> tuple[str, ...]:
         outcome.router,
         str(outcome.replicas),
         str(outcome.lost),
-        *(f"{value:.3f}" for value in outcome.ttft_s.values()),
-        *(f"{1e3 * value:.1f}" for value in outcome.tpot_s.values()),
+        *(f"{outcome.ttft_s[name]:.3f}" for name in _QUANTILES),
+        *(f"{1e3 * outcome.tpot_s[name]:.1f}" for name in _QUANTILES),
         f"{outcome.cached_share:.0%}",
         f"{outcome.output_tokens_per_s:.0f}",
         str(outcome.refused),

@@ -8,7 +8,7 @@ from galley.bench.report import PEAK_KIND, Point
 from galley.bench.serve.chart import Line
 from galley.lab.bench import Lab
 from galley.lab.experiment import Claim, Curves, Experiment, Figure, Finding
-from galley.plan.predict import Shares
+from galley.plan.steps import Shares
 from galley.types.model_info import StepCosts
 
 _ASSUMED: Final = Shares()

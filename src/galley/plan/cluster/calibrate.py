@@ -24,7 +24,7 @@ class Measured:
     Attributes:
         concurrency, requests: of the run.
         prompt, output: mean tokens of a request.
-        ttft, tpot: medians, in seconds.
+        ttft, tpot: means, in seconds.
     """
 
     concurrency: int
@@ -36,7 +36,7 @@ class Measured:
 
 
 def calibrate(engine: Engine, runs: Sequence[Measured]) -> Engine:
-    """Return the engine whose simulated runs have the measured medians of TTFT and TPOT, on average.
+    """Return the engine whose simulated runs have the measured means of TTFT and TPOT, on average.
 
     Two factors are fitted by repeated simulation: that of decoding to TPOT, that of prompts to TTFT. What
     the client and the network take is in them.
@@ -52,8 +52,8 @@ def calibrate(engine: Engine, runs: Sequence[Measured]) -> Engine:
             )
     for _ in range(_ROUNDS):
         found = [simulate(engine, 1, "round-robin", closed_loop(run)) for run in runs]
-        decode = _ratio([(r.tpot, o.tpot_s["p50"]) for r, o in zip(runs, found, strict=True)])
-        prompt = _ratio([(r.ttft, o.ttft_s["p50"]) for r, o in zip(runs, found, strict=True)])
+        decode = _ratio([(r.tpot, o.tpot_s["mean"]) for r, o in zip(runs, found, strict=True)])
+        prompt = _ratio([(r.ttft, o.ttft_s["mean"]) for r, o in zip(runs, found, strict=True)])
         if max(abs(decode - 1), abs(prompt - 1)) < _CLOSE:
             return engine
         engine = replace(

@@ -35,7 +35,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         refused: too long for the context or the KV cache.
         moved: continued on another replica after theirs was lost.
         seconds: until the last answer.
-        ttft_s, tpot_s: quantiles over requests, by name; TPOT is over answers of two tokens or more.
+        ttft_s, tpot_s: "mean" and quantiles over requests; TPOT is over answers of two tokens or more.
         cached_share: share of the prompts' tokens that were in the cache of the replica.
         output_tokens_per_s: of all replicas.
         price_per_hour: of all replicas, US dollars; None without a price.
@@ -147,12 +147,16 @@ class _Run:
         heapq.heappush(self._events, _Event(time, self._numbers, request, replica))
 
     def _send(self, index: int, now: float) -> None:
-        line, output = self._traffic.turns[index].line, self._traffic.output(index)
-        if line.input_length + output > self._engine.longest:
+        if self._is_too_long(index):
             self._refused += 1
             self._send_next(index, now)
             return
-        self._route(Job(index, now, line.input_length, output, ()), now)
+        prompt = self._traffic.turns[index].line.input_length
+        self._route(Job(index, now, prompt, self._traffic.output(index), ()), now)
+
+    def _is_too_long(self, index: int) -> bool:
+        prompt = self._traffic.turns[index].line.input_length
+        return prompt + self._traffic.output(index) > self._engine.longest
 
     def _route(self, job: Job, now: float) -> None:
         request = self._traffic.request(job.index, job.done)
@@ -189,7 +193,7 @@ class _Run:
         self._output_tokens += job.output
         self._ended = max(self._ended, now)
         following = self._send_next(job.index, now)
-        if following is not None:
+        if following is not None and not self._is_too_long(following):
             self._keep_answer(job, replica, following)
 
     def _send_next(self, index: int, now: float) -> int | None:
@@ -222,8 +226,9 @@ class _Run:
 
 
 def _quantiles(values: Sequence[float]) -> dict[str, float]:
-    """Return the quantiles by name, 0 for no values."""
+    """Return the mean and the quantiles by name, 0 for no values."""
     if not values:
-        return dict.fromkeys(QUANTILES, 0.0)
+        return dict.fromkeys(("mean", *QUANTILES), 0.0)
     found = np.quantile(np.array(values), [int(name[1:]) / 100 for name in QUANTILES])
-    return {name: float(value) for name, value in zip(QUANTILES, found, strict=True)}
+    named = zip(QUANTILES, map(float, found), strict=True)
+    return {"mean": float(np.mean(values)), **dict(named)}
