@@ -68,7 +68,9 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "kv_events": st.sampled_from(["", "tcp://*:5557", "ipc:///run/galley-kv"]),
     "kv_events_topic": st.sampled_from(["", "kv@10.0.0.7@m"]),
     "gateway_headers": st.booleans(),
-    "objective": st.lists(st.sampled_from(["chat=-10", "batch=100"]), max_size=2).map(tuple),
+    "objective": st.lists(st.sampled_from(["chat=-10", "batch=100"]), max_size=2, unique=True).map(
+        tuple
+    ),
     "cluster_token_file": TEXT,
     "cluster_ca": TEXT,
     "cluster_cert": TEXT,

@@ -56,7 +56,7 @@ def embed(
     """Compute the embeddings of TEXTS, or of the texts in a file.
 
     Prints a line of JSON for each text, in order: {"index": 0, "text": "...", "embedding": [...]}. The
-    default model is the bundled galley-demo-embed.
+    default model is galley-demo-embed, which is in Galley's source tree, but not in its wheel.
     """
     if bool(texts) == (file is not None):
         raise SettingsError("give texts, or --file FILE with one text per line")
