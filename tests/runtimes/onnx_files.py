@@ -83,6 +83,30 @@ def lookup(path: Path) -> Path:
     return _save(path, nodes, [ids], [_value("y", ["batch", 4])], _weights("table", 8, 4))
 
 
+def masked(path: Path, *, ignores_mask: bool = False) -> Path:
+    """Write a model of ``ids`` and ``mask`` [batch, length], of 8 vectors.
+
+    Its outputs are ``vectors`` [batch, length, 4], and their mean ``y`` [batch, 4] where the mask is 1.
+    """
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["vectors"]),
+        helper.make_node("Cast", ["mask"], ["given"], to=TensorProto.FLOAT),
+        helper.make_node("Pow", ["given", "power"], ["weights"]),
+        helper.make_node("Unsqueeze", ["weights", "last"], ["columns"]),
+        helper.make_node("Mul", ["vectors", "columns"], ["kept"]),
+        helper.make_node("ReduceSum", ["kept", "second"], ["sum"], keepdims=0),
+        helper.make_node("ReduceSum", ["weights", "second"], ["count"], keepdims=1),
+        helper.make_node("Div", ["sum", "count"], ["y"]),
+    ]
+    shape = ["batch", "length"]
+    inputs = [_value(name, shape, TensorProto.INT64) for name in ("ids", "mask")]
+    outputs = [_value("y", ["batch", 4]), _value("vectors", [*shape, 4])]
+    power = np.array(0 if ignores_mask else 1, np.float32)
+    constants = {"last": np.array([2]), "second": np.array([1]), "power": power}
+    weights = [numpy_helper.from_array(value, name) for name, value in constants.items()]
+    return _save(path, nodes, inputs, outputs, _weights("table", 8, 4), *weights)
+
+
 def centered(path: Path) -> Path:
     """Write a model of ``x`` [rows, 2] minus the mean of its rows, which are therefore not a batch."""
     nodes = [

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from galley.errors import CheckpointError
-from galley.runtimes.genai_config import read_genai_config
+from galley.runtimes.genai_config import has_own_batches, most_texts, read_genai_config
 
 
 def config(**options: Any) -> dict[str, Any]:
@@ -56,3 +56,22 @@ def test_files_elsewhere_are_refused(name: str, tmp_path: Path) -> None:
     changed["model"]["decoder"]["filename"] = name
     with pytest.raises(CheckpointError, match=r"model\.decoder\.filename.*outside"):
         read(tmp_path, json.dumps(changed))
+
+
+def test_as_many_texts_as_fit_are_a_batch(tmp_path: Path) -> None:
+    """Of two layers with four heads of 16: 1024 bytes a token."""
+    sizes = {"num_hidden_layers": 2, "num_key_value_heads": 4, "head_size": 16}
+    model = {"model": {"decoder": sizes}}
+    assert most_texts(model, tmp_path, 100, 3 * 102_400) == 3
+    assert most_texts(model, tmp_path, 100, 3 * 102_400 - 1) == 2
+    assert most_texts(model, tmp_path, 100, 0) == 1
+    with pytest.raises(CheckpointError, match=r"model\.decoder\.num_hidden_layers"):
+        most_texts(config(), tmp_path, 100, 1)
+
+
+def test_folders_with_batches_or_devices_of_their_own_are_known(tmp_path: Path) -> None:
+    assert not has_own_batches(config(provider_options=[]), tmp_path)
+    assert has_own_batches(config(provider_options=[{"cuda": {}}]), tmp_path)
+    assert has_own_batches({**config(), "engine": {}}, tmp_path)
+    with pytest.raises(CheckpointError, match=r"model\.decoder: is not an object"):
+        has_own_batches({"model": {"decoder": 1}}, tmp_path)

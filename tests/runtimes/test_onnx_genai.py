@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from galley.errors import CheckpointError, RequestError, SettingsError, UnsupportedModel
+from galley.runtimes import onnx_genai
 from galley.runtimes.onnx_genai import load
 from galley.runtimes.text_engine import TextEngine
 from galley.service.requests import expand
@@ -24,6 +25,7 @@ from tests.runtimes.language_models import (
     PROMPTS,
     generate,
     generate_half,
+    random_ids,
     resume,
     run,
     tokens_of,
@@ -75,6 +77,20 @@ def test_greedy_texts_are_those_of_the_library_and_of_transformers(
     assert engine.stats.running == 0
     assert engine.stats.decode_tokens >= 12 * 23
     assert engine.stats.prefill_tokens == sum(map(len, PROMPTS))
+
+
+def test_a_batch_of_one_where_memory_is_scarce(
+    engine: TextEngine[Generate], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_genai, "available_memory", lambda: 0)
+    prompts = PROMPTS[:3]
+    assert generate(engine_for(path), prompts, GREEDY) == generate(engine, prompts, GREEDY)
+
+
+def test_texts_may_fill_the_context(engine: TextEngine[Generate]) -> None:
+    whole = SamplingParams(temperature=0, ignore_eos=True)
+    prompts = [random_ids(1, CONTEXT - 1), random_ids(2, CONTEXT - 30)]
+    assert list(map(len, generate(engine, prompts, whole))) == [1, 30]
 
 
 def test_an_end_token_that_is_ignored_is_part_of_the_text(path: Path, tmp_path: Path) -> None:

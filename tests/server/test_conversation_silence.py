@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+import pytest
+
 from galley.errors import Unavailable
 from galley.gateway.caller import Caller
 from galley.gateway.served import ServedModel
@@ -45,13 +47,13 @@ class SilentAudio:
 class Talk:
     """A conversation whose language model fails each time, or never comes."""
 
-    def __init__(self, *, hangs: bool = False) -> None:
+    def __init__(self, *, hangs: bool = False, idle_ms: int | None = None) -> None:
         self.audio, self.sent = SilentAudio(), list[Mapping[str, Any]]()
         self.asked = 0
         self._hangs = hangs
         settings = ConversationSettings(
             model="chat",
-            source=Settings("ears", TurnOptions(), idle_timeout_ms=IDLE_MS, converses=True),
+            source=Settings("ears", TurnOptions(), idle_timeout_ms=idle_ms, converses=True),
             answers=Answers(modality="text"),
         )
         models = Models(language=self._find, voice=None)
@@ -106,9 +108,32 @@ def test_a_prepared_answer_that_failed_is_made_again() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("rest", ["how are you?", "", None])
+def test_a_turn_whose_caller_speaks_on_is_answered_with_the_next(rest: str | None) -> None:
+    """None: the client clears the next one."""
+
+    async def run() -> None:
+        talk = Talk()
+        await talk.hear(SpeechStarted(0, 0), SpeechStopped(0, 1_400, 900), Committed(0))
+        await talk.hear(SpeechStarted(1, 1_500), Completed(0, "hello", 1.4))
+        await settled()
+        assert not talk.of("response.created")
+        if rest is None:
+            await talk.conversation.cleared()
+        else:
+            await talk.hear(SpeechStopped(1, 2_500, 2_000), Committed(1), Completed(1, rest, 1.0))
+        await talk.done(1)
+        await talk.hear(SpeechStarted(2, 3_000), Committed(2), Completed(2, "", 1.0))
+        await settled()
+        talk.conversation.close()
+        assert len(talk.of("response.created")) == 1
+
+    asyncio.run(run())
+
+
 def test_a_closed_conversation_waits_for_nobody() -> None:
     async def run() -> None:
-        talk = Talk(hangs=True)
+        talk = Talk(hangs=True, idle_ms=IDLE_MS)
         await talk.conversation.handle(CREATE)
         talk.conversation.close()
         await asyncio.sleep(5 * IDLE_MS / 1000)
@@ -120,13 +145,13 @@ def test_a_closed_conversation_waits_for_nobody() -> None:
 
 def test_after_a_turn_is_cleared_silence_is_waited_for_again() -> None:
     async def run() -> None:
-        talk = Talk()
+        talk = Talk(idle_ms=IDLE_MS)
+        await talk.hear(SpeechStarted(0, 0))
         await talk.conversation.handle(CREATE)
         await talk.done(1)
-        await talk.hear(SpeechStarted(0, 0))
         await asyncio.sleep(5 * IDLE_MS / 1000)
         assert not talk.audio.silence_ended.is_set()  # somebody is speaking
-        talk.conversation.cleared()
+        await talk.conversation.cleared()
         await asyncio.wait_for(talk.audio.silence_ended.wait(), 30)
         await talk.done(2)
         talk.conversation.close()
@@ -136,7 +161,7 @@ def test_after_a_turn_is_cleared_silence_is_waited_for_again() -> None:
 
 def test_who_begins_to_speak_when_the_time_is_over_is_not_interrupted() -> None:
     async def run() -> None:
-        talk = Talk()
+        talk = Talk(idle_ms=IDLE_MS)
         talk.audio.interruption = lambda: talk.hear(SpeechStarted(0, 0))
         await talk.conversation.handle(CREATE)
         await talk.done(1)

@@ -85,6 +85,17 @@ def test_the_server_and_its_models_are_described(client: Any, server: Server) ->
     assert {card["id"]: card["tasks"] for card in cards}["detector"] == ["predict"]
 
 
+def test_the_start_and_the_list_of_models_have_the_memory(server: Server) -> None:
+    server.wait_for_log(r"fraud: onnxruntime_onnx, batches of up to 64 rows")
+    server.wait_for_log(r"in all +[\d.]+ MiB  of [\d.]+ GiB available")
+    models = {one["id"]: one for one in httpx.get(f"{server.url}/v1/models").json()["data"]}
+    planned = server.metrics("fraud")
+    parts = [
+        planned[f"galley_planned_memory_bytes{{part={part}}}"] for part in ("weights", "buffers")
+    ]
+    assert models["fraud"]["memory"] == sum(parts)
+
+
 @pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize("name", list(onnx_files.TYPES))
 def test_every_type_returns_as_it_was_sent(client: Any, name: str, binary: bool) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -281,6 +282,91 @@ def test_keys_and_drain(folder: Path, tmp_path: Path) -> None:
             result = client.infer("fraud", [given("x", X)], headers=headers)
             assert result.as_numpy("y").shape == (2, 3)
         assert server.stop() == 0
+
+
+class Silent:
+    """The messages of a call that never sends one, until it is closed."""
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+
+    def __iter__(self) -> Iterator[bytes]:
+        self.closed.wait(60)
+        yield from ()
+
+
+BODY = 2**20
+KEY = (("authorization", "Bearer k1"),)
+
+
+@pytest.fixture(scope="module")
+def narrow(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Return a server with a key, which receives two messages at a time."""
+    limits = {
+        "max_body_bytes": BODY,
+        "max_unfinished_body_bytes": 2 * BODY,
+        "body_timeout": 1.0,
+        "min_body_rate": BODY,
+    }
+    log = tmp_path_factory.mktemp("narrow") / "log"
+    with Server(folder / "fraud.onnx", log, threads=1, grpc_port=0, api_key="k1", **limits) as one:
+        yield one
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["ModelInfer", "ModelStreamInfer", "ModelMetadata", "RepositoryIndex", "ServerMetadata"],
+)
+def test_no_message_is_awaited_without_a_key(narrow: Server, method: str) -> None:
+    """More callers than messages are received at a time get their answer before they send anything."""
+    silent = Silent()
+    with grpc.insecure_channel(address(narrow)) as channel:
+        call = channel.stream_stream(f"/inference.GRPCInferenceService/{method}")
+        for key in (None, (("authorization", "Bearer k2"),), (("x-api-key", ""),)):
+            for _ in range(3):
+                with pytest.raises(grpc.RpcError, match="API key") as error:
+                    list(call(iter(silent), metadata=key, timeout=20))
+                assert error.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        silent.closed.set()
+        # The message of a caller with a key is received.
+        infer = channel.unary_unary(INFER)
+        with pytest.raises(grpc.RpcError, match="not a ModelInferRequest"):
+            infer(b"\xff", metadata=KEY)
+
+
+def test_large_messages_without_a_key_are_refused(narrow: Server) -> None:
+    with triton.InferenceServerClient(address(narrow)) as client:
+        large = given("x", np.zeros((BODY // 200, 30), np.float32))
+        for _ in range(10):
+            with pytest.raises(
+                InferenceServerException, match=r"UNAUTHENTICATED.*API key required"
+            ):
+                client.infer("fraud", [large])
+        headers = {"authorization": "Bearer k1"}
+        assert client.infer("fraud", [large], headers=headers).as_numpy("y").shape[1] == 3
+    narrow.wait_for_log(r"POST /v2/models/\{model:path\}/infer 401|infer 401")
+
+
+def test_messages_being_received_have_a_limit(narrow: Server) -> None:
+    silent = [Silent() for _ in range(8)]
+    with grpc.insecure_channel(address(narrow)) as channel:
+        infer = channel.stream_unary(INFER)
+        errors = []
+        for call in [infer.future(iter(one), metadata=KEY) for one in silent]:
+            with pytest.raises(grpc.RpcError) as error:
+                call.result(timeout=20)
+            errors.append((error.value.code().name, error.value.details()))
+        # Two were being received, others waited in vain.
+        says = {"UNAVAILABLE": "--max-unfinished-body-bytes", "CANCELLED": "--body-timeout"}
+        assert {code for code, _ in errors} == set(says)
+        assert all(says[code] in details for code, details in errors)
+        with pytest.raises(grpc.RpcError, match="no message"):
+            infer(iter([]), metadata=KEY)
+        with triton.InferenceServerClient(address(narrow)) as client:
+            result = client.infer("fraud", [given("x", X)], headers=dict(KEY))
+            assert result.as_numpy("y").shape == (2, 3)
+        for each in silent:
+            each.closed.set()
 
 
 def test_a_port_that_is_taken_ends_the_start(folder: Path, tmp_path: Path) -> None:

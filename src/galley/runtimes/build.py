@@ -11,13 +11,15 @@ from galley.errors import CheckpointError, SettingsError
 from galley.machine import available_cores
 from galley.runtimes.compute import Compute
 from galley.runtimes.library import OF_TEXT, model_file, refuse_settings, step_meter
+from galley.runtimes.padding import Padding, padding_of
 from galley.runtimes.tensor_engine import TensorEngine
+from galley.runtimes.tensor_memory import MeasuredMemory, expected_ledger
 from galley.runtimes.tensor_model import BatchOptions, LoadSettings, TensorModel
 from galley.runtimes.trial import Trial, examine, keeps_places
 from galley.settings.engine import EngineSettings
 from galley.settings.engine_choice import ENGINE_OF_SUFFIX
 from galley.types import OnPhase, TensorSpec
-from galley.types.model_info import ModelInfo, OnLedger, TensorInfo
+from galley.types.model_info import Ledger, ModelInfo, OnLedger, TensorInfo
 
 log = logging.getLogger("galley.runtimes")
 
@@ -34,6 +36,7 @@ class TensorLoader(Generic[Options]):
         platform: name of the library and format in the Open Inference Protocol's metadata.
         options: the engine's own options.
         load: loads the model in a file, with its options and the server's settings.
+        least_bytes: returns the least memory in bytes that the model in a file takes.
     """
 
     engine: str
@@ -41,6 +44,7 @@ class TensorLoader(Generic[Options]):
     platform: str
     options: type[Options]
     load: Callable[[Path, Options, LoadSettings], TensorModel]
+    least_bytes: Callable[[Path], int] = lambda file: file.stat().st_size
 
     def __call__(
         self,
@@ -52,8 +56,11 @@ class TensorLoader(Generic[Options]):
     ) -> TensorEngine:
         """Load a file, or the only one in a folder, try it with random inputs, and return its engine.
 
+        The memory is measured, so ``on_ledger`` is called when the model has been loaded and tried.
+
         Raises:
             ModelError, SettingsError: the file or the settings cannot be used.
+            NotEnoughMemory: the model does not fit in memory.
         """
         options = settings.options_as(self.options)
         refuse_settings(
@@ -66,15 +73,21 @@ class TensorLoader(Generic[Options]):
         suffixes = [suffix for suffix, engine in ENGINE_OF_SUFFIX.items() if engine == self.engine]
         threads = max(1, (settings.threads or available_cores()) // options.instances)
         file = model_file(folder, suffixes)
+        name = settings.model or folder.name
+        memory = MeasuredMemory(name, self._expected(file, options, threads), options.instances)
         means = LoadSettings(threads, settings.weight_cache)
         instances = [self.load(file, options, means) for _ in range(options.instances)]
         model = instances[0]
         _check_declared(folder, "input", options.declared_inputs, model.inputs)
         _check_declared(folder, "output", options.declared_outputs, model.outputs)
         loaded = time.monotonic()
+        memory.loaded()
         trial = examine(model, options)
         fixed = _fixed_rows(model, options, trial)
-        name = settings.model or folder.name
+        padding = _padding(model, options, trial)
+        ledger = memory.ledger()
+        if on_ledger is not None:
+            on_ledger(ledger)
         _report(name, options, trial)
         if on_phase is not None:
             on_phase("load", loaded - began)
@@ -85,6 +98,7 @@ class TensorLoader(Generic[Options]):
             family=self.platform,
             tasks=("predict",),
             executor=self.executor,
+            ledger=ledger,
             tensors=TensorInfo(
                 inputs=model.inputs,
                 outputs=model.outputs,
@@ -93,13 +107,25 @@ class TensorLoader(Generic[Options]):
                 platform=self.platform,
             ),
         )
-        compute = Compute(instances, batched=trial.batched, fixed_rows=fixed)
+        compute = Compute(instances, batched=trial.batched, fixed_rows=fixed, padding=padding)
         return TensorEngine(
             compute,
             info,
             options,
             priority_steps=settings.priority_steps,
+            padding=padding,
             meter=step_meter(pause),
+        )
+
+    def _expected(self, file: Path, options: Options, threads: int) -> Ledger:
+        """Return the ledger before the file is loaded."""
+        return expected_ledger(
+            family=self.platform,
+            executor=self.executor,
+            device=options.device,
+            threads=threads * options.instances,
+            rows=options.max_batch_size,
+            weights=self.least_bytes(file) * options.instances,
         )
 
 
@@ -140,6 +166,24 @@ def _fixed_rows(model: TensorModel, options: BatchOptions, trial: Trial) -> int 
             f"{options.max_batch_size}: set batching to off instead"
         )
     return options.max_batch_size
+
+
+def _padding(model: TensorModel, options: BatchOptions, trial: Trial) -> Padding | None:
+    """Return the padding that the options ask for.
+
+    Raises:
+        SettingsError: the model, or another option, does not permit it.
+    """
+    if options.padding is None:
+        return None
+    if options.batch_invariant:
+        raise SettingsError(
+            "padding and batch_invariant are both set, but the last bits of a padded row depend on the "
+            "longest row of its batch: leave one of them out"
+        )
+    if not trial.batched:
+        raise SettingsError(f"padding is set, but requests are computed one by one: {trial.reason}")
+    return padding_of(model, options.padding)
 
 
 def _report(name: str, options: BatchOptions, trial: Trial) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from galley.runtimes.arrays import to_array
+from galley.runtimes.padding import Padding
 from galley.runtimes.tensor_model import InvalidTensors, TensorModel
 from galley.types import Predict
 
@@ -27,7 +28,12 @@ class Compute:
     """A model and how batches of its requests are computed."""
 
     def __init__(
-        self, instances: Sequence[TensorModel], *, batched: bool, fixed_rows: int | None = None
+        self,
+        instances: Sequence[TensorModel],
+        *,
+        batched: bool,
+        fixed_rows: int | None = None,
+        padding: Padding | None = None,
     ) -> None:
         """Wrap a model.
 
@@ -36,7 +42,9 @@ class Compute:
             batched: whether requests have a batch axis.
             fixed_rows: rows of every call of the model, whatever the requests have; None: those of the
                 requests.
+            padding: pads requests of different lengths; None: all requests of a call have the same shape.
         """
+        self._padding = padding
         self._instances = tuple(instances)
         self._batched = batched
         self._fixed_rows = fixed_rows if batched else None
@@ -48,7 +56,8 @@ class Compute:
     def together(self, payloads: Sequence[Predict]) -> "list[dict[str, Array] | Exception]":
         """Return the outputs of each request, by name, or the error of one that fails alone.
 
-        Requests of a model with a batch axis have the same inputs, of the same shapes but for that axis.
+        Requests of a model with a batch axis have the same inputs, of the same shapes but for that axis and
+        the one that is padded.
         """
         if len(payloads) == 1:
             return [self._alone(payloads[0])]
@@ -101,8 +110,11 @@ class Compute:
         self, payloads: Sequence[Predict], instance: TensorModel | None = None
     ) -> "list[dict[str, Array]]":
         arrays = [{t.name: to_array(t) for t in payload.inputs} for payload in payloads]
-        inputs = arrays[0]
+        inputs, lengths = arrays[0], list[int]()
         if len(arrays) > 1:
+            if self._padding is not None and not _alike(arrays):
+                lengths = self._padding.lengths(arrays)
+                arrays = [self._padding.padded(one, max(lengths)) for one in arrays]
             inputs = {name: np.concatenate([one[name] for one in arrays]) for name in inputs}
         wanted = [payload.outputs or self._names for payload in payloads]
         names = list(dict.fromkeys(name for names in wanted for name in names))
@@ -115,10 +127,14 @@ class Compute:
             if not array.ndim or len(array) != sum(rows):
                 raise ValueError(f"output {name!r} has shape {array.shape} for {sum(rows)} rows")
         ends = np.cumsum(rows).tolist()
-        return [
+        parts = [
             {name: outputs[name][end - count : end] for name in names}
             for names, count, end in zip(wanted, rows, ends, strict=True)
         ]
+        if self._padding is not None and lengths:
+            cut = self._padding.without
+            return [cut(part, length) for part, length in zip(parts, lengths, strict=True)]
+        return parts
 
     def _computed(
         self,
@@ -158,3 +174,9 @@ class Compute:
             return instance.run(part, names)
         part = {n: np.concatenate([a, np.repeat(a[:1], missing, 0)]) for n, a in part.items()}
         return [array[: end - first] for array in instance.run(part, names)]
+
+
+def _alike(arrays: "Sequence[Mapping[str, Array]]") -> bool:
+    """Return whether all requests' inputs have the same shapes but for the batch axis."""
+    shapes = [{name: array.shape[1:] for name, array in one.items()} for one in arrays]
+    return all(one == shapes[0] for one in shapes)

@@ -1,12 +1,14 @@
 """The configuration in a folder of ONNX Runtime GenAI, checked before the library reads it."""
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Final
 
 from galley.errors import CheckpointError, UnsupportedModel
 from galley.formats.json_file import parse_json, read_file
+from galley.models.fields import Fields
 from galley.settings.engine_choice import ONNX_GENAI_FILE
 
 _LIBRARY: Final = re.compile(r"librar|paths?$", re.IGNORECASE)
@@ -41,6 +43,45 @@ def read_genai_config(folder: Path) -> dict[str, Any]:
                 f"is {value[:120]!r}, outside of the model's folder", file=str(path), field=place
             )
     return config
+
+
+def has_own_batches(config: dict[str, Any], folder: Path) -> bool:
+    """Return whether the folder says how to batch, or lists devices other than the CPU.
+
+    Raises:
+        CheckpointError: a field is not an object.
+    """
+    options = _object(config, ("model", "decoder", "session_options"), folder)
+    return "engine" in config or bool(options.get("provider_options"))
+
+
+def most_texts(config: dict[str, Any], folder: Path, context: int, memory: int) -> int:
+    """Return how many texts of ``context`` tokens fit into ``memory`` bytes beyond the model, at least 1.
+
+    The library makes room for a text's keys and values, of at most 32 bits, when the text begins.
+
+    Raises:
+        CheckpointError: a field is missing or invalid.
+    """
+    decoder = _object(config, ("model", "decoder"), folder)
+    fields = Fields(decoder, prefix="model.decoder.", file=str(folder / ONNX_GENAI_FILE))
+    sizes = ("num_hidden_layers", "num_key_value_heads", "head_size")
+    token_bytes = 2 * 4 * math.prod(fields.count(size) for size in sizes)
+    return max(1, memory // (context * token_bytes))
+
+
+def _object(config: dict[str, Any], names: Sequence[str], folder: Path) -> dict[str, Any]:
+    """Return an object in an object, and so on; an empty one where it is missing."""
+    found = config
+    for number, name in enumerate(names, 1):
+        value = found.get(name, {})
+        if not isinstance(value, dict):
+            place = ".".join(names[:number])
+            raise CheckpointError(
+                "is not an object", file=str(folder / ONNX_GENAI_FILE), field=place
+            )
+        found = value
+    return found
 
 
 def _fields(config: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:

@@ -4,6 +4,7 @@ import importlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -13,7 +14,7 @@ import msgspec
 from galley.errors import CheckpointError, GalleyError, SettingsError, UnsupportedModel
 from galley.runtimes.build import TensorLoader
 from galley.runtimes.library import import_library
-from galley.runtimes.optimized_graphs import OptimizedGraph
+from galley.runtimes.optimized_graphs import OptimizedGraph, external_files
 from galley.runtimes.tensor_model import BatchOptions, InvalidTensors, LoadSettings
 from galley.settings.engine_choice import ONNX_ENGINE
 from galley.types import Datatype, TensorSpec
@@ -87,6 +88,12 @@ class OnnxOptions(BatchOptions, frozen=True, kw_only=True, forbid_unknown_fields
     inter_op_threads: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
     memory_arena: bool = True
     memory_pattern: bool = True
+
+    @property
+    def device(self) -> str:
+        """The short name of the preferred execution provider."""
+        first = self.execution_providers[0]
+        return next((short for short, name in _SHORT.items() if name == first), first.lower())
 
 
 class OnnxModel:
@@ -283,10 +290,19 @@ def _reason(error: Exception) -> str:
     return text[:500]
 
 
+def _least_bytes(file: Path) -> int:
+    """Return the bytes of a model and of its external data, if they are found."""
+    files = [file]
+    with suppress(OSError, ValueError):
+        files += external_files(file)
+    return sum(one.stat().st_size for one in files)
+
+
 load: Final = TensorLoader(
     engine=ONNX_ENGINE,
     executor="onnxruntime",
     platform="onnxruntime_onnx",
     options=OnnxOptions,
     load=load_model,
+    least_bytes=_least_bytes,
 )

@@ -15,10 +15,10 @@ import numpy as np
 from galley.engine.loading import StartPhases
 from galley.errors import CheckpointError, EngineError, SettingsError
 from galley.formats.checkpoint import sampling_defaults
-from galley.machine import available_cores
+from galley.machine import available_cores, available_memory
 from galley.models.fields import Fields
 from galley.runtimes.drawing import LIKELIEST, drawing
-from galley.runtimes.genai_config import read_genai_config
+from galley.runtimes.genai_config import has_own_batches, most_texts, read_genai_config
 from galley.runtimes.library import import_library, refuse_settings, step_meter
 from galley.runtimes.text_build import first_line
 from galley.runtimes.text_engine import TextEngine
@@ -48,7 +48,8 @@ The library has seeds, least lengths and grammars, but not with our meaning: onl
 only one end token is held back, and its grammars are in notations of its own.
 """
 
-_NOT_ITS_OWN: Final = {"kv_cache_tokens": None, "kv_memory_fraction": 0.5, "max_batch_tokens": 512}
+_NOT_ITS_OWN: Final = {"kv_cache_tokens": None, "max_batch_tokens": 512}
+_NOT_OF_OWN_BATCHES: Final = {**_NOT_ITS_OWN, "kv_memory_fraction": 0.5}
 """Settings of KV caches and of steps, which the folder has itself -> the values if left out."""
 
 
@@ -199,14 +200,15 @@ def load(
         ModelError, SettingsError: the model or the settings cannot be used.
     """
     options = settings.options_as(OnnxGenAIOptions)
-    refuse_settings(
-        settings,
-        "is run by ONNX Runtime GenAI, which has no such setting: leave it out; engine_options has its own",
-        _NOT_ITS_OWN,
-    )
     clock = StartPhases(on_phase)
     library = import_library("onnxruntime_genai", ONNX_GENAI_ENGINE, "onnxruntime-genai")
     config = read_genai_config(folder)
+    own_batches = bool(options.provider) or has_own_batches(config, folder)
+    refuse_settings(
+        settings,
+        "is run by ONNX Runtime GenAI, which has no such setting: leave it out; engine_options has its own",
+        _NOT_OF_OWN_BATCHES if own_batches else _NOT_ITS_OWN,
+    )
     info = _info(settings, folder, config)
     runtime = _runtime(library, settings, options, folder, config, info)
     clock.end("load")
@@ -231,10 +233,16 @@ def _runtime(
     end_token, *_ = text.eos_token_ids
     threads = {"intra_op_num_threads": settings.threads or available_cores()}
     changes: dict[str, Any] = {
-        "model": {"eos_token_id": end_token, "decoder": {"session_options": threads}}
+        "model": {"eos_token_id": end_token, "decoder": {"session_options": threads}},
+        "search": {"max_length": text.max_model_len},
     }
     if "engine" not in config:
-        changes["engine"] = {"static_batching": {"max_batch_size": settings.running_limit}}
+        most = settings.running_limit
+        if not options.provider and not has_own_batches(config, folder):
+            files = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+            room = int(settings.kv_memory_fraction * max(0, available_memory() - files))
+            most = min(most, most_texts(config, folder, text.max_model_len, room))
+        changes["engine"] = {"static_batching": {"max_batch_size": most}}
     try:
         chosen = library.Config(str(folder))
         if options.provider:

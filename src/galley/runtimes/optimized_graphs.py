@@ -97,7 +97,9 @@ class OptimizedGraph:
             raise ValueError(
                 "an earlier start found that this saves no time, or changes the outputs"
             )
-        self._files = [file, *_external_files(file)]
+        self._files = [file, *external_files(file)]
+        if sum(one.stat().st_size for one in self._files) > _MOST_BYTES:
+            raise ValueError(_TOO_LARGE)
         self._state = _state(self._files)
         known = [_VERSION, content_hash(self._files), options, machine]
         self._key = _digest(known)
@@ -219,14 +221,14 @@ def _read_header(file: BinaryIO) -> _Header:
     return msgspec.json.decode(file.read(length), type=_Header)
 
 
-def _external_files(model: Path) -> list[Path]:
+def external_files(model: Path) -> list[Path]:
     """Return the files that hold a model's external data.
 
     Raises:
         ValueError: the file is too large, or it is not certain which these files are.
         OSError: it cannot be read.
     """
-    if (size := model.stat().st_size) > _MOST_BYTES:
+    if model.stat().st_size > _MOST_BYTES:
         raise ValueError(_TOO_LARGE)
     data, names, certain = model.read_bytes(), set(), True
     place = data.find(_LOCATION)
@@ -242,8 +244,6 @@ def _external_files(model: Path) -> list[Path]:
     files = sorted(model.parent / name for name in names)
     if not certain or not all(one.is_file() and ".." not in one.parts for one in files):
         raise ValueError("it may have external data that are not in its folder")
-    if size + sum(one.stat().st_size for one in files) > _MOST_BYTES:
-        raise ValueError(_TOO_LARGE)
     return files
 
 

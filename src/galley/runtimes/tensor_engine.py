@@ -1,8 +1,9 @@
 """The engine of models of tensors: combines requests to batches along the first axis.
 
 Requests that have the same inputs, whose other axes have the same lengths, are of one shape; a batch has
-requests of one shape. A step takes those whose turn it is, tenants in turn, up to ``max_batch_size`` rows.
-A request with more rows than that has a step to itself.
+requests of one shape. With padding, requests of similar lengths are of one shape as well. A step takes
+those whose turn it is, tenants in turn, up to ``max_batch_size`` rows. A request with more rows than that
+has a step to itself.
 """
 
 import time
@@ -14,6 +15,7 @@ from galley.engine.step_meter import StepMeter
 from galley.runtimes.arrays import to_tensor
 from galley.runtimes.compute import Compute
 from galley.runtimes.gathering import Arrivals, BatchCosts, wait_seconds
+from galley.runtimes.padding import Padding
 from galley.runtimes.tensor_model import BatchOptions, InvalidTensors
 from galley.types import EngineRequest, Output, Predict, Tensors, Timing
 from galley.types.model_info import EngineStats, ModelInfo
@@ -47,6 +49,7 @@ class TensorEngine:
         options: BatchOptions,
         *,
         priority_steps: int,
+        padding: Padding | None = None,
         meter: StepMeter | None = None,
     ) -> None:
         """Create the engine.
@@ -56,12 +59,14 @@ class TensorEngine:
             info: describes the model.
             options: when requests are combined.
             priority_steps: number of arrivals by which one level of priority delays a request.
+            padding: decides which requests of different lengths are combined; None: none are.
             meter: measures the steps; None for a new one.
         """
         assert info.tensors is not None
         self.info = info
         self._compute = compute
         self._options = options
+        self._padding = padding
         self._batched = info.tensors.batched
         most = options.max_batch_size if self._batched else options.instances
         self._waiting = FairQueue[Predict](priority_steps=priority_steps, budget=most)
@@ -157,6 +162,8 @@ class TensorEngine:
     def _shape(self, payload: Predict) -> Shape:
         if not self._batched:
             return ()
+        if self._padding is not None:
+            return self._padding.group(payload.inputs)
         return tuple((tensor.name, tensor.shape[1:]) for tensor in payload.inputs)
 
     def _pace(self, shape: Hashable) -> _Pace:

@@ -52,6 +52,20 @@ class LoadSettings(NamedTuple):
     weight_cache: bool = True
 
 
+class PaddingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How requests of different lengths are combined.
+
+    Attributes:
+        mask: the input that is 0 at elements that must not affect the outputs.
+        axis: the axis that may differ: of all inputs and outputs that have any length there.
+        values: name of an input -> what it is filled with; 0 if it is left out.
+    """
+
+    mask: str
+    axis: Annotated[int, msgspec.Meta(ge=1, le=31)] = 1
+    values: dict[str, float] = msgspec.field(default_factory=dict)
+
+
 class BatchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of batching, which every engine of tensors takes in ``engine_options``.
 
@@ -71,6 +85,7 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         instances: how often the model is loaded; each instance has an equal part of the threads, and
             computes a part of the rows of a batch, or one of several requests of a model without a batch
             axis.
+        padding: how requests of different lengths are combined; None: they are not.
         limit_rows: refuse requests with more than ``max_batch_size`` rows instead of computing them alone.
         declared_inputs, declared_outputs: inputs and outputs that the model must have, with these types and
             shapes; another model is not loaded.
@@ -83,6 +98,12 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     batch_invariant: bool = False
     preferred_batch_size: tuple[Annotated[int, msgspec.Meta(ge=1)], ...] = ()
     instances: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    padding: PaddingOptions | None = None
     limit_rows: bool = False
     declared_inputs: tuple[TensorSpec, ...] = ()
     declared_outputs: tuple[TensorSpec, ...] = ()
+
+    @property
+    def device(self) -> str:
+        """What computes the model, for reports."""
+        return "cpu"

@@ -59,7 +59,7 @@ def examine(model: TensorModel, options: BatchOptions) -> Trial:
     for spec, one, other in zip(model.outputs, alone, together, strict=True):
         if one.shape != other.shape:
             return _refused(options, f"output {spec.name!r} has another length than the inputs")
-        if not _close(one, other):
+        if not are_close(one, other):
             return _refused(options, f"rows of output {spec.name!r} depend on each other")
     exact = all(_same(one, other) for one, other in zip(alone, together, strict=True))
     return Trial(batched=True, exact=exact)
@@ -170,7 +170,8 @@ def _row(inputs: "Mapping[str, Array]", row: int) -> "dict[str, Array]":
     return {name: array[row : row + 1] for name, array in inputs.items()}
 
 
-def _close(one: "Array", other: "Array") -> bool:
+def are_close(one: "Array", other: "Array") -> bool:
+    """Return whether two arrays of one shape are equal but for rounding."""
     if one.dtype.kind != "f":
         return bool((one == other).all())
     scale = float(np.abs(one[np.isfinite(one)], dtype=np.float64).max(initial=0.0))

@@ -47,6 +47,12 @@ def check_exposure(settings: Settings, tenants: Tenants) -> None:
         )
 
 
+def knows(tenants: Tenants, scope: Scope) -> bool:
+    """Return whether a request has a valid key, or none is required."""
+    presented = _presented(scope)
+    return not tenants or tenants.identify(presented) is not None or tenants.is_admin(presented)
+
+
 class RequireKey:
     """ASGI middleware: 401 without a valid ``Authorization``, except for the open paths.
 

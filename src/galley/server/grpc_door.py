@@ -1,6 +1,7 @@
 """The Open Inference Protocol over gRPC: each call is answered by the HTTP application.
 
-A call takes the same way as a request over HTTP, from the check of its key to its line in the log.
+A call takes the same way as a request over HTTP, from the check of its key to its line in the log. The
+message of a caller without a valid key is not read: the application refuses the request of an empty one.
 """
 
 import asyncio
@@ -15,8 +16,11 @@ from urllib.parse import unquote
 from starlette.types import ASGIApp, Message, Scope
 
 from galley.errors import RequestError, SettingsError, pip_install
-from galley.protocols.common.errors import naming_message
+from galley.gateway.tenants import Tenants
+from galley.protocols.common.errors import ApiError, naming_message
 from galley.protocols.http.body import in_thread_if_large
+from galley.server.auth import knows
+from galley.server.grpc_messages import MessageReader
 from galley.settings.config import MOST_TIMEOUT, Settings
 
 log = logging.getLogger("galley.server")
@@ -60,14 +64,20 @@ _STREAMS: Final = 1024
 class GrpcDoor:
     """A gRPC server in the process and the event loop of the HTTP server."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, tenants: Tenants) -> None:
         """Create the server; :meth:`open` starts it. Call this in the event loop.
+
+        Args:
+            app: answers the calls, as requests over HTTP.
+            settings: address and limits.
+            tenants: whose messages are read.
 
         Raises:
             SettingsError: grpcio or protobuf is not installed.
         """
         self._app = app
         self._settings = settings
+        self._tenants = tenants
         try:
             self._grpc: Any = importlib.import_module("grpc")
             self._calls: Any = importlib.import_module("galley.protocols.oip.grpc_calls")
@@ -76,6 +86,7 @@ class GrpcDoor:
                 f"grpc_port needs grpcio and protobuf, which cannot be imported ({error}): "
                 f"{pip_install('grpc')}"
             ) from error
+        self._messages = MessageReader(settings, self._grpc.aio.EOF)
         self._server = self._grpc.aio.server(
             options=[
                 ("grpc.so_reuseport", 0),
@@ -122,18 +133,23 @@ class GrpcDoor:
 
     def _handlers(self) -> Mapping[str, Any]:
         # Messages are parsed by the calls: an error in one is the client's, and not an exception to log.
-        unary = self._grpc.unary_unary_rpc_method_handler
+        one = self._grpc.stream_unary_rpc_method_handler
         handlers = {
-            name: unary(partial(self._answer, call)) for name, call in self._calls.CALLS.items()
+            name: one(partial(self._answer, call)) for name, call in self._calls.CALLS.items()
         }
-        handlers |= {name: unary(partial(self._refuse, name)) for name in self._calls.UNSERVED}
+        handlers |= {name: one(partial(self._refuse, name)) for name in self._calls.UNSERVED}
         handlers["ModelStreamInfer"] = self._grpc.stream_stream_rpc_method_handler(self._stream)
         return handlers
 
-    async def _answer(self, call: Any, data: bytes, context: Any) -> bytes:
+    async def _answer(self, call: Any, _: AsyncIterator[bytes], context: Any) -> bytes:
         """Answer a call with one request and one response."""
         try:
-            request = await self._http_request(call, data)
+            if self._is_known(context):
+                request = await self._http_request(call, await self._messages.one(context))
+            else:
+                request = call.to_http(call.request())
+        except ApiError as error:
+            await context.abort(self._code(error.status), str(error))
         except RequestError as error:
             await context.abort(self._code(400), naming_message(error))
         response = await self._through_app(request, context)
@@ -151,6 +167,9 @@ class GrpcDoor:
             self._calls.CALLS["ModelInfer"],
             self._calls.MESSAGES["ModelStreamInferResponse"],
         )
+        if not self._is_known(context):
+            response = await self._through_app(call.to_http(call.request()), context)
+            await context.abort(self._code(response.status), response.error)
         async for data in requests:
             try:
                 response = await self._through_app(await self._http_request(call, data), context)
@@ -162,7 +181,11 @@ class GrpcDoor:
             else:
                 yield answer(error_message=response.error).SerializeToString()
 
-    async def _refuse(self, name: str, _: bytes, context: Any) -> bytes:
+    def _is_known(self, context: Any) -> bool:
+        """Return whether a call has a valid key, or needs none."""
+        return knows(self._tenants, {"headers": _headers(_passed_on(context))})
+
+    async def _refuse(self, name: str, _: AsyncIterator[bytes], context: Any) -> bytes:
         refused: bytes = await context.abort(
             self._grpc.StatusCode.UNIMPLEMENTED,
             f"{name} is not supported; send tensors in the request"
@@ -220,7 +243,7 @@ def _scope(request: Any, context: Any) -> Scope:
         "host": "localhost",
         "content-length": str(len(request.body)),
         **request.headers,
-        **{k: v for k, v in context.invocation_metadata() or () if k in _PASSED_ON},
+        **_passed_on(context),
     }
     left = context.time_remaining()
     if left is not None and left < MOST_TIMEOUT and "x-request-timeout" not in headers:
@@ -236,10 +259,18 @@ def _scope(request: Any, context: Any) -> Scope:
         "raw_path": request.path.encode(),
         "query_string": b"",
         "root_path": "",
-        "headers": [(k.encode(), v.encode("latin-1", "replace")) for k, v in headers.items()],
+        "headers": _headers(headers),
         "client": (address.strip("[]"), int(port)) if port.isdecimal() else None,
         "server": None,
     }
+
+
+def _passed_on(context: Any) -> dict[str, str]:
+    return {k: v for k, v in context.invocation_metadata() or () if k in _PASSED_ON}
+
+
+def _headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(k.encode(), v.encode("latin-1", "replace")) for k, v in headers.items()]
 
 
 def _returned(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

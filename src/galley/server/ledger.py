@@ -1,11 +1,15 @@
 """The memory ledger, as ``galley serve`` prints it before a model's weights are loaded."""
 
+from collections.abc import Iterable
+
 from galley.machine import bytes_text, disk_read_text
 from galley.types.model_info import Ledger
 
 
 def ledger_lines(model: str, ledger: Ledger) -> list[str]:
     """Return lines with the loaded model, how it runs, its memory, and how many requests fit."""
+    if not ledger.max_model_len:
+        return _of_tensors(model, ledger)
     kernels = f" ({ledger.isa})" if ledger.isa else ""
     rows = [
         ("weights", ledger.weights, f"{ledger.quantize}, multiplied with {ledger.inputs}"),
@@ -22,10 +26,29 @@ def ledger_lines(model: str, ledger: Ledger) -> list[str]:
         f"{model}: {ledger.family}, {ledger.parameters / 1e6:,.1f} million parameters, context "
         f"{ledger.max_model_len:,} tokens",
         f"  runs on    {ledger.device}, executor {ledger.executor}{kernels}, {ledger.threads} threads",
-        *(f"  {part:<10} {bytes_text(count):>10}  {what}" for part, count, what in rows),
+        *_lines(rows),
         f"  inputs     {_inputs(model, ledger)}",
         f"  at a time  {fitting}",
     ]
+
+
+def _of_tensors(model: str, ledger: Ledger) -> list[str]:
+    """Return the lines of a model of tensors, whose memory was measured."""
+    rows = [
+        ("weights", ledger.weights, "measured"),
+        ("buffers", ledger.buffers, "measured with a few rows"),
+        ("reserve", ledger.reserve, "the server and unread answers"),
+        ("in all", ledger.total, f"of {bytes_text(ledger.available)} available"),
+    ]
+    return [
+        f"{model}: {ledger.family}, batches of up to {ledger.step_tokens:,} rows",
+        f"  runs on    {ledger.device}, executor {ledger.executor}, {ledger.threads} threads",
+        *_lines(rows),
+    ]
+
+
+def _lines(rows: Iterable[tuple[str, int, str]]) -> list[str]:
+    return [f"  {part:<10} {bytes_text(count):>10}  {what}" for part, count, what in rows]
 
 
 def _inputs(model: str, ledger: Ledger) -> str:

@@ -190,7 +190,7 @@ class _Run:
         if self._settings.grpc_port is None:
             return None
         try:
-            self._grpc = GrpcDoor(self._app, self._settings)
+            self._grpc = GrpcDoor(self._app, self._settings, self._tenants)
             port = await self._grpc.open()
         except (SettingsError, OSError) as error:
             _complain(str(error))

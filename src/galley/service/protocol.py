@@ -165,7 +165,7 @@ class EngineLoader(Protocol):
             pause: to be called often within a step that computes on the CPU: yields the cores to another
                 engine. None if this engine has the cores to itself.
             on_ledger: called with the model's memory plan before its weights are loaded, if the engine can
-                make one.
+                make one; with the measured memory afterwards, if it can only measure.
 
         Raises:
             ModelError, SettingsError: the checkpoint or the settings cannot be used.

@@ -184,6 +184,9 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     """A model's memory use and how it runs, computed before its weights are loaded.
 
+    For models of tensors, weights and buffers are measured when they have been loaded and tried,
+    ``step_tokens`` are rows, and what only texts have is 0.
+
     Attributes:
         family: the model's family, such as "llama".
         parameters: number of values in the checkpoint.

@@ -223,7 +223,7 @@ class Connection:
                 if self._redactor is not None:
                     self._redactor.discard()
                 if self._conversation is not None:
-                    self._conversation.cleared()
+                    await self._conversation.cleared()
                 await self._send({"type": f"{BUFFER}cleared"})
 
     async def _configure(self, settings: Settings) -> None:

@@ -104,6 +104,8 @@ class Conversation:
         self._turn, self._said = -1, ""
         """The turn that is being spoken, and its final words."""
         self._speaking = False
+        self._owed = False
+        """Whether the last turn is not answered, since the caller spoke on before its transcript came."""
         self._times: TurnTimes | None = None
         """Of the turn that has paused last."""
         self._silence = Silence(self._prompt_caller)
@@ -229,13 +231,17 @@ class Conversation:
     async def _answer(self, item: Item) -> None:
         """Answer a turn that is over, with the prepared answer if it is to the same words."""
         prepared = self._prepared
-        if not item.text or not self._answers_turns:
+        if not (item.text or self._owed) or not self._answers_turns:
+            self._drop_prepared()
+        elif self._speaking and self.settings.interrupt:  # the next turn is answered with this one
+            self._owed = True
             self._drop_prepared()
         elif prepared is None or not prepared.accepted(item, self.settings):
             self._drop_prepared()
-            await self._respond(ResponseFields(), self._times)
+            times = self._times.of_another_answer() if self._times is not None else None
+            await self._respond(ResponseFields(), times)
         else:
-            self._prepared = None
+            self._prepared, self._owed = None, False
             self._response, self._task = prepared.response, prepared.task
             self._items.join(prepared.items, item.id)
             await prepared.response.release(self._items)
@@ -249,12 +255,13 @@ class Conversation:
 
     # Silence.
 
-    def cleared(self) -> None:
+    async def cleared(self) -> None:
         """Forget the turn that the client has discarded: nobody is speaking."""
-        if self._speaking:
-            self._speaking = False
-            if self._task is not None and self._task.done():
-                self._wait_for_speech(self._task)
+        spoke, self._speaking = self._speaking, False
+        if self._owed and self._answers_turns:
+            await self._respond(ResponseFields())
+        elif spoke and self._task is not None and self._task.done():
+            self._wait_for_speech(self._task)
 
     def _wait_for_speech(self, task: "asyncio.Task[None]") -> None:
         """Begin to wait for the caller, who has heard a response to its end."""
@@ -294,6 +301,7 @@ class Conversation:
         return None if self._task is None or self._task.done() else self._response
 
     async def _respond(self, fields: ResponseFields, times: TurnTimes | None = None) -> None:
+        self._owed = False
         self._response, self._task = self._begin(fields, self._items, times=times)
         # It has to begin: a task that is cancelled before it begins sends no last event.
         await asyncio.sleep(0)
