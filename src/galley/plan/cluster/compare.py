@@ -13,7 +13,7 @@ from galley.plan.cluster.traffic import Traffic
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What a plan is query.
+    """What a plan has to find out.
 
     Attributes:
         target: the goal.
@@ -31,7 +31,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         machine, router: which.
-        chosen: with the count that was query for, or the fewest that meet the goal; None: none do.
+        chosen: with the wanted count, or the fewest that meet the goal; None: none do.
         undisturbed: as ``chosen``, without the loss; None if nothing was to be lost.
         tried: all that was simulated with the loss, by the count of replicas.
     """
