@@ -20,14 +20,13 @@ from galley.plan.cluster.answer import Target, fewest
 from galley.plan.cluster.calibrate import Measured, calibrate, closed_loop
 from galley.plan.cluster.compare import Query, answer
 from galley.plan.cluster.engine import Chunk, Engine
-from galley.plan.cluster.routers import ROUTERS, Affinity
+from galley.plan.cluster.routers import ROUTERS, Affinity, Seen
 from galley.plan.cluster.simulate import QUANTILES, Loss, simulate
 from galley.plan.cluster.traffic import Traffic, synthetic
 from galley.plan.hardware import choose_machines, read_machines
 from galley.plan.predict import predict
 from galley.plan.sizes import ModelSizes
 from galley.plan.steps import Load, Rates, Shares
-from galley.service.routing import Candidate
 from galley.traffic.trace import TraceLine, Turn
 from tests.plan.shapes import LLAMA_7B, MACHINE
 
@@ -255,13 +254,22 @@ def test_what_is_too_long_is_refused_and_counted() -> None:
 
 def test_affinity_follows_prefixes_of_a_tenth_and_more() -> None:
     router, traffic = Affinity(0), prefixed(40, rate=1.0, prefixes=2, tokens=320)
-    candidates = [Candidate(name, 0.0, None, set(), 0.0) for name in "abc"]
+    candidates = [Seen(name, 0.0, None, set(), 0.0, 5) for name in "abc"]
     chosen: dict[int, set[int]] = {}
     for index in range(len(traffic)):
         prefix = (traffic.turns[index].line.hash_ids or [0])[0]
         chosen.setdefault(prefix, set()).add(router.choose(traffic.request(index), candidates))
     assert [len(replicas) for replicas in chosen.values()] == [1, 1]
     assert chosen[0] != chosen[1]
+    # One that has over ten requests more than another gets none, whatever it has cached.
+    busy = min(chosen[0])
+    for more in (10, 11):
+        loaded = [
+            dataclasses.replace(one, requests=5 + more * (index == busy))
+            for index, one in enumerate(candidates)
+        ]
+        taken = {router.choose(traffic.request(0), loaded) for _ in range(20)}
+        assert (busy in taken) == (more == 10)
 
 
 def test_the_fewest_replicas_meet_the_goal_and_one_less_does_not() -> None:
