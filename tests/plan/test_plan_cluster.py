@@ -18,16 +18,15 @@ from galley.errors import SettingsError
 from galley.models.registry import build_program
 from galley.plan.cluster.answer import Target, fewest
 from galley.plan.cluster.calibrate import Measured, calibrate, closed_loop
-from galley.plan.cluster.compare import Asked, answer
+from galley.plan.cluster.compare import Query, answer
 from galley.plan.cluster.engine import Chunk, Engine
-from galley.plan.cluster.routers import ROUTERS, Affinity
+from galley.plan.cluster.routers import ROUTERS, Affinity, Seen
 from galley.plan.cluster.simulate import QUANTILES, Loss, simulate
 from galley.plan.cluster.traffic import Traffic, synthetic
 from galley.plan.hardware import choose_machines, read_machines
 from galley.plan.predict import predict
 from galley.plan.sizes import ModelSizes
 from galley.plan.steps import Load, Rates, Shares
-from galley.service.routing import Candidate
 from galley.traffic.trace import TraceLine, Turn
 from tests.plan.shapes import LLAMA_7B, MACHINE
 
@@ -255,27 +254,36 @@ def test_what_is_too_long_is_refused_and_counted() -> None:
 
 def test_affinity_follows_prefixes_of_a_tenth_and_more() -> None:
     router, traffic = Affinity(0), prefixed(40, rate=1.0, prefixes=2, tokens=320)
-    candidates = [Candidate(name, 0.0, None, set(), 0.0) for name in "abc"]
+    candidates = [Seen(name, 0.0, None, set(), 0.0, 5) for name in "abc"]
     chosen: dict[int, set[int]] = {}
     for index in range(len(traffic)):
         prefix = (traffic.turns[index].line.hash_ids or [0])[0]
         chosen.setdefault(prefix, set()).add(router.choose(traffic.request(index), candidates))
     assert [len(replicas) for replicas in chosen.values()] == [1, 1]
     assert chosen[0] != chosen[1]
+    # One that has over ten requests more than another gets none, whatever it has cached.
+    busy = min(chosen[0])
+    for more in (10, 11):
+        loaded = [
+            dataclasses.replace(one, requests=5 + more * (index == busy))
+            for index, one in enumerate(candidates)
+        ]
+        taken = {router.choose(traffic.request(0), loaded) for _ in range(20)}
+        assert (busy in taken) == (more == 10)
 
 
 def test_the_fewest_replicas_meet_the_goal_and_one_less_does_not() -> None:
     traffic = turns(*((t, 400, 60) for t in poisson(30.0, seed=2, seconds=20.0)))
-    asked = Asked(Target(ttft=0.15, quantile="p95"), lose=1)
-    found = answer(engine(), "galley", traffic, asked)
+    query = Query(Target(ttft=0.15, quantile="p95"), lose=1)
+    found = answer(engine(), "galley", traffic, query)
     assert found.chosen is not None
     assert found.undisturbed is not None
     assert found.undisturbed.lost == 0
     count = found.chosen.replicas
     assert count > 2
     by_count = {outcome.replicas: outcome for outcome in found.tried}
-    assert asked.target.missed(by_count[count]) is None
-    assert asked.target.missed(by_count[count - 1]) is not None
+    assert query.target.missed(by_count[count]) is None
+    assert query.target.missed(by_count[count - 1]) is not None
     never = fewest(lambda n: simulate(engine(), n, "galley", traffic), Target(ttft=1e-6), 1, most=5)
     assert never is None
 
@@ -407,8 +415,8 @@ def test_the_command_calibrates_on_a_bench_report(tmp_path: Path) -> None:
     true = dataclasses.replace(Engine.of(sizes, machine, 64, 512), decode_factor=1.5)
     sent = {"requests": 40, "prompt": 300, "output": 40, "ttft": 0.0, "tpot": 0.0}
     runs = [measured(true, Measured(concurrency=n, **sent)) for n in (1, 8)]  # type: ignore[arg-type]
-    load = ("--machine", "L4", "--weight-dtype", "int8", "--rate", "1", "--seconds", "20")
-    load += ("--replicas", "2", "--router", "galley")
+    load = ["--machine", "L4", "--weight-dtype", "int8", "--rate", "1", "--seconds", "20"]
+    load += ["--replicas", "2", "--router", "galley"]
     file = bench_report(tmp_path / "bench.json", *runs)
     done = planned(tmp_path, *load, "--measured", str(file))
     assert done.exit_code == 0, done.output

@@ -15,7 +15,7 @@ def measured_points(file: Path) -> list[Measured]:
     """Read the runs with a fixed concurrency from a report.
 
     Raises:
-        SettingsError: it is no report, has none with one request at a time, or prompts came from the prefix cache.
+        SettingsError: it is no report, has no run with one request at a time, or prompts were cached.
     """
     found = [_measured(point, file) for point in read_report(file).points if _is_of_use(point)]
     # Where prompts wait for each other, several times of prompts give the same TTFT.
@@ -28,8 +28,8 @@ def measured_points(file: Path) -> list[Measured]:
 
 
 def _is_of_use(point: Point) -> bool:
-    told = point.kind == "concurrency" and point.counted and point.output_tokens >= 2
-    return told and point.ttft_s is not None and point.tpot_s is not None and point.completed > 0
+    usable = point.kind == "concurrency" and point.counted and point.output_tokens >= 2
+    return usable and point.ttft_s is not None and point.tpot_s is not None and point.completed > 0
 
 
 def _measured(point: Point, file: Path) -> Measured:

@@ -5,25 +5,25 @@ from html import escape
 
 from galley.bench.serve.chart import Line, chart
 from galley.bench.serve.html import document, facts, table
-from galley.plan.cluster.compare import Answer, Asked, sentences
+from galley.plan.cluster.compare import Answer, Query, sentences
 from galley.plan.cluster.simulate import QUANTILES, Outcome
 
 
-def page(answers: Sequence[Answer], asked: Asked, known: Mapping[str, str]) -> str:
+def page(answers: Sequence[Answer], query: Query, known: Mapping[str, str]) -> str:
     """Render the answers.
 
     Args:
         answers: of each machine and router.
-        asked: the goal and the counts.
+        query: the goal and the counts.
         known: what was simulated, in words.
     """
-    said = "".join(f"<p>{escape(line)}</p>" for line in sentences(answers, asked))
-    quantile = asked.target.quantile
+    said = "".join(f"<p>{escape(line)}</p>" for line in sentences(answers, query))
+    quantile = query.target.quantile
     charts = "".join(
         (
-            _by_replicas("Time to first token", "s", answers, lambda o: o.ttft_s[quantile], asked),
+            _by_replicas("Time to first token", "s", answers, lambda o: o.ttft_s[quantile], query),
             _by_replicas(
-                "Time per output token", "ms", answers, lambda o: 1e3 * o.tpot_s[quantile], asked
+                "Time per output token", "ms", answers, lambda o: 1e3 * o.tpot_s[quantile], query
             ),
             _by_replicas(
                 "From the prefix cache", "% of prompts", answers, lambda o: 100 * o.cached_share
@@ -33,7 +33,7 @@ def page(answers: Sequence[Answer], asked: Asked, known: Mapping[str, str]) -> s
     )
     return document(
         "galley plan cluster",
-        f'{facts(known)}{said}<div class="charts">{charts}</div>{_table(answers, asked)}',
+        f'{facts(known)}{said}<div class="charts">{charts}</div>{_table(answers, query)}',
     )
 
 
@@ -42,10 +42,10 @@ def _by_replicas(
     unit: str,
     answers: Sequence[Answer],
     value: Callable[[Outcome], float],
-    asked: Asked | None = None,
+    query: Query | None = None,
 ) -> str:
-    """Return a chart of what was simulated, by count; with ``asked``, the quantile is in its title."""
-    named = f"{title}, {asked.target.quantile.upper()}" if asked is not None else title
+    """Return a chart of what was simulated, by count; with ``query``, the quantile is in its title."""
+    named = f"{title}, {query.target.quantile.upper()}" if query is not None else title
     lines = [
         Line(
             f"{one.machine}, {one.router}",
@@ -76,7 +76,7 @@ def _distribution(answers: Sequence[Answer]) -> str:
     return chart("Time to first token of the answers", "% of requests", "s", lines)
 
 
-def _table(answers: Sequence[Answer], asked: Asked) -> str:
+def _table(answers: Sequence[Answer], query: Query) -> str:
     header = ["machine, router", "replicas", "lost", "moved", "refused"]
     header += [f"TTFT {name.upper()} s" for name in QUANTILES]
     header += [f"TPOT {name.upper()} ms" for name in QUANTILES]
@@ -87,10 +87,10 @@ def _table(answers: Sequence[Answer], asked: Asked) -> str:
         for outcome in (one.undisturbed, *one.tried)
         if outcome is not None
     ]
-    return table(header, [_row(outcome, asked) for outcome in outcomes])
+    return table(header, [_row(outcome, query) for outcome in outcomes])
 
 
-def _row(outcome: Outcome, asked: Asked) -> list[str]:
+def _row(outcome: Outcome, query: Query) -> list[str]:
     counts = (outcome.replicas, outcome.lost, outcome.moved, outcome.refused)
     price = outcome.price_per_hour
     return [
@@ -101,5 +101,5 @@ def _row(outcome: Outcome, asked: Asked) -> list[str]:
         f"{outcome.cached_share:.0%}",
         f"{outcome.output_tokens_per_s:.0f}",
         "" if price is None else f"{price:.2f}",
-        asked.target.verdict(outcome),
+        query.target.verdict(outcome),
     ]

@@ -15,7 +15,7 @@ from galley.types.weight_dtypes import SPELLINGS, WEIGHT_DTYPES
 
 if TYPE_CHECKING:
     from galley.plan.cluster.answer import Target
-    from galley.plan.cluster.compare import Answer, Asked
+    from galley.plan.cluster.compare import Answer, Query
     from galley.plan.cluster.engine import Engine
     from galley.plan.cluster.simulate import Outcome
     from galley.plan.cluster.traffic import Traffic
@@ -132,28 +132,28 @@ def plan_cluster(flags: Flags, model: str | None, **options: Any) -> None:
     from galley.bench.cluster_page import page
     from galley.plan.cluster.compare import answer
 
-    asked = _asked(options)
+    query = _query(options)
     engines = _engines(settings, options)
     traffic = _trace(options) if options["trace"] is not None else _drawn(options)
     answers = []
     for engine in engines:
         for router in options["routers"] or _ROUTERS:
             click.echo(f"simulating {engine.machine.name}, {router}", err=True)
-            answers.append(answer(engine, router, traffic, asked))
+            answers.append(answer(engine, router, traffic, query))
     facts = _facts(settings, options, traffic)
-    _print_answers(answers, asked)
-    write_json(json_file, {"traffic": facts, "goal": asked.target, "answers": answers})
-    write_text(html_file, page(answers, asked, facts) if html_file is not None else "")
+    _print_answers(answers, query)
+    write_json(json_file, {"traffic": facts, "goal": query.target, "answers": answers})
+    write_text(html_file, page(answers, query, facts) if html_file is not None else "")
 
 
-def _asked(options: dict[str, Any]) -> "Asked":
+def _query(options: dict[str, Any]) -> "Query":
     """Return the goal and the counts.
 
     Raises:
         SettingsError: there is neither a goal nor a count, or all replicas would be lost.
     """
     from galley.plan.cluster.answer import Target
-    from galley.plan.cluster.compare import Asked
+    from galley.plan.cluster.compare import Query
 
     limits = {name: options[name] for name in ("ttft", "tpot") if options[name] is not None}
     replicas, lose = options["replicas"], options["lose"] or 0
@@ -163,7 +163,7 @@ def _asked(options: dict[str, Any]) -> "Asked":
         )
     if replicas is not None and lose >= replicas:
         raise SettingsError(f"--lose {lose} of --replicas {replicas} leaves none; lose fewer")
-    return Asked(Target(**limits, quantile=options["quantile"]), replicas, lose)
+    return Query(Target(**limits, quantile=options["quantile"]), replicas, lose)
 
 
 def _engines(settings: "Settings", options: dict[str, Any]) -> "list[Engine]":
@@ -285,9 +285,9 @@ def _facts(settings: "Settings", options: dict[str, Any], traffic: "Traffic") ->
     }
 
 
-def _print_answers(answers: "Sequence[Answer]", asked: "Asked") -> None:
+def _print_answers(answers: "Sequence[Answer]", query: "Query") -> None:
     rows = [
-        _row(outcome, asked.target)
+        _row(outcome, query.target)
         for answer in answers
         for outcome in (answer.undisturbed, answer.chosen)
         if outcome is not None
@@ -303,7 +303,7 @@ def _print_answers(answers: "Sequence[Answer]", asked: "Asked") -> None:
         click.echo("TTFT in s, TPOT in ms, over all requests")
     from galley.plan.cluster.compare import sentences
 
-    for line in sentences(answers, asked):
+    for line in sentences(answers, query):
         click.echo(line)
 
 

@@ -12,8 +12,8 @@ from galley.plan.cluster.traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a plan is asked.
+class Query:
+    """What a plan has to find out.
 
     Attributes:
         target: the goal.
@@ -31,7 +31,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         machine, router: which.
-        chosen: with the count that was asked for, or the fewest that meet the goal; None: none do.
+        chosen: with the wanted count, or the fewest that meet the goal; None: none do.
         undisturbed: as ``chosen``, without the loss; None if nothing was to be lost.
         tried: all that was simulated with the loss, by the count of replicas.
     """
@@ -43,19 +43,19 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     tried: list[Outcome]
 
 
-def answer(engine: Engine, router: str, traffic: Traffic, asked: Asked) -> Answer:
+def answer(engine: Engine, router: str, traffic: Traffic, query: Query) -> Answer:
     """Simulate a machine with a router."""
-    loss = Loss(asked.lose, traffic.turns[-1].due / 2) if asked.lose else None
+    loss = Loss(query.lose, traffic.turns[-1].due / 2) if query.lose else None
     tried: dict[int, Outcome] = {}
 
     def outcome_of(replicas: int) -> Outcome:
         tried[replicas] = simulate(engine, replicas, router, traffic, loss)
         return tried[replicas]
 
-    if asked.replicas is not None:
-        chosen: Outcome | None = outcome_of(asked.replicas)
+    if query.replicas is not None:
+        chosen: Outcome | None = outcome_of(query.replicas)
     else:
-        chosen = fewest(outcome_of, asked.target, asked.lose + 1)
+        chosen = fewest(outcome_of, query.target, query.lose + 1)
     calm = None
     if chosen is not None and loss is not None:
         calm = simulate(engine, chosen.replicas, router, traffic)
@@ -68,13 +68,13 @@ def answer(engine: Engine, router: str, traffic: Traffic, asked: Asked) -> Answe
     )
 
 
-def sentences(answers: Sequence[Answer], asked: Asked) -> Iterator[str]:
+def sentences(answers: Sequence[Answer], query: Query) -> Iterator[str]:
     """Yield the answer in words: what is the cheapest that meets the goal, and what does not meet it."""
-    if asked.replicas is not None:
+    if query.replicas is not None:
         return
     for one in answers:
         if one.chosen is None:
-            missed = asked.target.missed(one.tried[-1])
+            missed = query.target.missed(one.tried[-1])
             yield f"{one.machine}, {one.router}: not met by {MOST_REPLICAS} replicas: {missed}"
     found = [one.chosen for one in answers if one.chosen is not None]
     if not found:
@@ -82,7 +82,7 @@ def sentences(answers: Sequence[Answer], asked: Asked) -> Iterator[str]:
     best = min(found, key=_cost)
     price = best.price_per_hour
     cost = "" if price is None else f", ${price:.2f} an hour"
-    kept = f", also with {asked.lose} lost" if asked.lose else ""
+    kept = f", also with {query.lose} lost" if query.lose else ""
     yield (
         f"The goal needs {best.replicas} replicas on {best.machine} with router {best.router}{cost}{kept}"
     )

@@ -72,6 +72,11 @@ class Replica:
         """When the steps begun end; None: there are none."""
         return self._began + self._steps * self._step_seconds if self._steps else None
 
+    @property
+    def requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self._waiting) + len(self._reading) + len(self._writing)
+
     def owed(self, now: float) -> float:
         """Return the tokens that its requests are expected to need, as the server's admission does."""
         waiting = len(self._waiting) + len(self._reading)

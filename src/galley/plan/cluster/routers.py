@@ -3,6 +3,7 @@
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from galley.cluster.router import PrefixRouter
@@ -15,6 +16,17 @@ _REMEMBERED: Final = 8192
 
 _MATCH: Final = 0.1
 """Share of a prompt from which prefix affinity follows the prefix, as in Ray."""
+
+
+_IMBALANCE: Final = 10
+"""Difference of requests above which prefix affinity ignores prefixes, as in Ray."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen(Candidate):
+    """A replica as simulated routers see it; ``requests``: those that it has not finished."""
+
+    requests: int
 
 
 class RoundRobin:
@@ -40,11 +52,7 @@ class PowerOfTwo:
 
     def choose(self, request: EngineRequest, candidates: Sequence[Candidate]) -> int:
         """See :class:`galley.service.routing.Router`."""
-        return self.of(range(len(candidates)), candidates)
-
-    def of(self, indexes: Sequence[int], candidates: Sequence[Candidate]) -> int:
-        """Return the choice among the candidates with these indexes."""
-        pair = self._random.sample(indexes, min(2, len(indexes)))
+        pair = self._random.sample(range(len(candidates)), min(2, len(candidates)))
         return min(pair, key=lambda index: candidates[index].owed)
 
     def forget(self, name: str) -> None:
@@ -55,12 +63,13 @@ class Affinity:
     """Follows the longest prefix that it has sent to a replica, as Ray's PrefixCacheAffinityRouter does.
 
     If the best match is a tenth of the prompt or more, a replica with that match gets the request; else one
-    of those with the fewest remembered prefixes. Between several, two random ones are compared.
-    As by default in Ray, no difference of loads overrides this. Ray compares characters; this, blocks.
+    of those with the fewest remembered prefixes. If one has over ten requests more than another, prefixes
+    do not count. Of two random ones of those that remain, the one with fewer requests is taken. The limits
+    are Ray's defaults; Ray compares characters, this blocks.
     """
 
     def __init__(self, seed: int) -> None:
-        self._two = PowerOfTwo(seed)
+        self._random = random.Random(seed)
         self._sent: dict[str, OrderedDict[bytes, None]] = {}
 
     def choose(self, request: EngineRequest, candidates: Sequence[Candidate]) -> int:
@@ -70,14 +79,18 @@ class Affinity:
         count = len(prompt) // BLOCK_TOKENS
         chain = HashChain(salt_hash(request.cache_salt)).upto(prompt, count)
         sent = [self._sent.setdefault(one.name, OrderedDict()) for one in candidates]
+        requests = [one.requests for one in candidates if isinstance(one, Seen)]
+        assert len(requests) == len(candidates)
         matches = [leading(chain, known) for known in sent]
-        best = max(matches)
-        if best and best * BLOCK_TOKENS >= _MATCH * len(prompt):
-            among = [index for index, match in enumerate(matches) if match == best]
+        best, among = max(matches), range(len(candidates))
+        if max(requests) - min(requests) > _IMBALANCE:
+            near: Sequence[int] = among
+        elif best and best * BLOCK_TOKENS >= _MATCH * len(prompt):
+            near = [index for index in among if matches[index] == best]
         else:
             fewest = min(map(len, sent))
-            among = [index for index, known in enumerate(sent) if len(known) == fewest]
-        chosen = self._two.of(among, candidates)
+            near = [index for index in among if len(sent[index]) == fewest]
+        chosen = min(self._random.sample(near, min(2, len(near))), key=requests.__getitem__)
         known = sent[chosen]
         for link in chain:
             known[link] = None

@@ -10,9 +10,9 @@ import numpy as np
 
 from galley.plan.cluster.engine import Engine
 from galley.plan.cluster.replica import Job, Replica
-from galley.plan.cluster.routers import ROUTERS
+from galley.plan.cluster.routers import ROUTERS, Seen
 from galley.plan.cluster.traffic import Traffic
-from galley.service.routing import Candidate, Router
+from galley.service.routing import Router
 from galley.types import BLOCK_TOKENS, Generate
 from galley.types.block_hashes import HashChain, salt_hash
 
@@ -167,7 +167,7 @@ class _Run:
             job.chain = chain.upto(request.payload.prompt, blocks)
         candidates = [
             # All replicas are equally fast, and their figures are never old.
-            Candidate(one.name, one.owed(now), None, one.cache.keys(), 0.0)
+            Seen(one.name, one.owed(now), None, one.cache.keys(), 0.0, one.requests)
             for one in self._replicas
         ]
         replica = self._replicas[self._router.choose(request, candidates)]
