@@ -19,7 +19,7 @@ from galley.errors import RequestError, SettingsError, pip_install
 from galley.gateway.tenants import Tenants
 from galley.protocols.common.errors import ApiError, naming_message
 from galley.protocols.http.body import in_thread_if_large
-from galley.server.auth import knows
+from galley.server.auth import OPEN_PATHS, knows
 from galley.server.grpc_messages import MessageReader
 from galley.settings.config import MOST_TIMEOUT, Settings
 
@@ -144,7 +144,9 @@ class GrpcDoor:
     async def _answer(self, call: Any, _: AsyncIterator[bytes], context: Any) -> bytes:
         """Answer a call with one request and one response."""
         try:
-            if self._is_known(context):
+            # Probes do not wait for a place, and their message has no fields.
+            probes = call.to_http(call.request()).path in OPEN_PATHS
+            if self._is_known(context) and not probes:
                 request = await self._http_request(call, await self._messages.one(context))
             else:
                 request = call.to_http(call.request())
