@@ -135,21 +135,26 @@ class GrpcDoor:
         # Messages are parsed by the calls: an error in one is the client's, and not an exception to log.
         one = self._grpc.stream_unary_rpc_method_handler
         handlers = {
-            name: one(partial(self._answer, call)) for name, call in self._calls.CALLS.items()
+            name: one(partial(self._answer, call, call.to_http(call.request())))
+            for name, call in self._calls.CALLS.items()
         }
         handlers |= {name: one(partial(self._refuse, name)) for name in self._calls.UNSERVED}
         handlers["ModelStreamInfer"] = self._grpc.stream_stream_rpc_method_handler(self._stream)
         return handlers
 
-    async def _answer(self, call: Any, _: AsyncIterator[bytes], context: Any) -> bytes:
-        """Answer a call with one request and one response."""
+    async def _answer(self, call: Any, empty: Any, _: AsyncIterator[bytes], context: Any) -> bytes:
+        """Answer a call with one request and one response.
+
+        Args:
+            call: the call.
+            empty: the request of an empty message, which stands for one that is not read.
+            context: the call's context, by which its message is read.
+        """
+        request = empty
         try:
             # Probes do not wait for a place, and their message has no fields.
-            probes = call.to_http(call.request()).path in OPEN_PATHS
-            if self._is_known(context) and not probes:
+            if empty.path not in OPEN_PATHS and self._is_known(context):
                 request = await self._http_request(call, await self._messages.one(context))
-            else:
-                request = call.to_http(call.request())
         except ApiError as error:
             await context.abort(self._code(error.status), str(error))
         except RequestError as error:
