@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from galley.cache import tuning
 from galley.cache.chances import interval
-from galley.cache.facts import Facts, difference
 from galley.cache.tuning import Pair, Result, Scored, at_hit_rate, chosen, read_pairs, results
 from galley.llm.llm import LLM
 from recipes.questions.pairs import pairs as recipe_pairs
-from recipes.questions.wordings import ASKED
+from recipes.questions.wordings import QUESTIONS
 
 BUDGET = 0.01
 TOGETHER = 64
@@ -30,7 +30,7 @@ HIT_RATES = (0.05, 0.1, 0.2, 0.4)
 
 def halves_of_recipe(count: int) -> tuple[list[Pair], list[Pair]]:
     """Return pairs of two halves of the recipe's questions."""
-    numbers = [tuple(range(half, len(ASKED), 2)) for half in (0, 1)]
+    numbers = [tuple(range(half, len(QUESTIONS), 2)) for half in (0, 1)]
     first, second = (recipe_pairs(count // 2, 1, half) for half in numbers)
     return (
         [Pair(one.a, one.b, one.same) for one in first],
@@ -62,15 +62,7 @@ def score(llm: LLM, some: Sequence[Pair]) -> list[Scored]:
     )
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     place = {text: number for number, text in enumerate(texts)}
-    facts = {text: Facts(text) for text in texts}
-    return [
-        Scored(
-            pair.same,
-            float(vectors[place[pair.first]] @ vectors[place[pair.second]]),
-            difference(facts[pair.first], facts[pair.second]) is None,
-        )
-        for pair in some
-    ]
+    return tuning.score(some, lambda a, b: float(vectors[place[a]] @ vectors[place[b]]))
 
 
 def line(name: str, one: Result) -> str:

@@ -78,8 +78,6 @@ _QWEN: Final[dict[str, Any]] = {
     "rope_theta": 1000000.0,
     "tie_word_embeddings": False,
 }
-
-
 _GPT_OSS: Final[dict[str, Any]] = {
     "model_type": "gpt_oss",
     "vocab_size": 201088,
@@ -309,10 +307,24 @@ def numbers() -> int:
 
 
 def machine(
-    figures: list[dict[str, Any]], name: str, read: float, product: float, shape: str = "llama-8b"
+    figures: list[dict[str, Any]],
+    name: str,
+    read: float,
+    product: float,
+    shape: str = "llama-8b",
+    layers: int | None = None,
 ) -> dict[str, Any]:
-    """Return a file of ``benchmarks/results`` from the ``figures`` of each kind of weights."""
+    """Return a file of ``benchmarks/results`` from the ``figures`` of each kind of weights.
+
+    ``layers`` is their number where they are not all of the shape's.
+    """
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    command, measured = "make gpu-check", f"{SHAPES[shape].model}'s shape"
+    if (shape, layers) != ("llama-8b", None):
+        command = f"python -m scripts.gpu_check --shape {shape}"
+    if layers is not None:
+        command += f" --layers {layers}"
+        measured += f" with {layers} of its {SHAPES[shape].config['num_hidden_layers']} layers"
     entries: list[dict[str, Any]] = []
     for kind in dict.fromkeys(figure["kind"] for figure in figures):
         for phase, unit, target in (
@@ -320,7 +332,7 @@ def machine(
             ("decode", "% of the measured read rate", READ_TARGET),
         ):
             mine = [f for f in figures if (f["kind"], f["phase"]) == (kind, phase)]
-            common = {"date": date, "command": "make gpu-check"}
+            common = {"date": date, "command": command}
             at = [f"{f['size']} {'tokens' if phase == 'prefill' else 'sequences'}" for f in mine]
             what = f"{SHAPES[shape].title} on a GPU, {kind}: {phase}"
             rates = [round(f["tokens/s"], 1) for f in mine]
@@ -339,7 +351,7 @@ def machine(
         "name": name,
         "description": f"One {name}, torch {torch.__version__}: reads {read / 1e12:.2f} TB/s, multiplies "
         f"bfloat16 at {product / 1e12:.0f} TFLOP/s, both measured in the same run. "
-        f"{SHAPES[shape].model}'s shape, random weights, {CONTEXT} tokens of context when decoding.",
+        f"{measured}, random weights, {CONTEXT} tokens of context when decoding.",
         "figures": entries,
     }
 
@@ -355,6 +367,9 @@ def main() -> int:
     parser.add_argument("--skip-numbers", action="store_true")
     parser.add_argument("--output", type=Path, help="results file; default: in benchmarks/results")
     arguments = parser.parse_args()
+    config = SHAPES[arguments.shape].config
+    if "mxfp4" in arguments.kinds and not any("experts" in key for key in config):
+        parser.error("--kinds mxfp4 is a type of experts: add --shape gpt-oss-20b")
     if not torch.cuda.is_available():
         raise SystemExit(
             "gpu-check needs a CUDA GPU, and torch finds none: run galley doctor for the reason"
@@ -362,13 +377,16 @@ def main() -> int:
     read, product = ceilings()
     print(f"reads {read / 1e12:.2f} TB/s, multiplies {product / 1e12:.0f} TFLOP/s", flush=True)
     figures: list[dict[str, Any]] = []
-    layers = arguments.layers or SHAPES[arguments.shape].config["num_hidden_layers"]
+    layers = arguments.layers or config["num_hidden_layers"]
     for quantize in arguments.kinds:
         figures += measure(quantize, layers, arguments.shape, read, product)
         torch.cuda.empty_cache()
-    slug = torch.cuda.get_device_name().lower().replace(" ", "-")
+    name = torch.cuda.get_device_name()
+    slug = name.lower().replace(" ", "-")
+    if (arguments.shape, arguments.layers) != ("llama-8b", None):
+        slug += f"-{arguments.shape}" + (f"-{layers}-layers" if arguments.layers else "")
     file = arguments.output or ROOT / f"benchmarks/results/gpu-{slug}.json"
-    content = machine(figures, torch.cuda.get_device_name(), read, product, arguments.shape)
+    content = machine(figures, name, read, product, arguments.shape, arguments.layers)
     file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print(f"written: {file}", flush=True)
     return 0 if arguments.skip_numbers else numbers()

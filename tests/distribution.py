@@ -42,7 +42,7 @@ def unit_of(module: str) -> str:
     """Return the group that a module's source names, or else the module.
 
     Args:
-        module: The path of a test module, relative to the repository.
+        module: the path of a test module, relative to the repository.
     """
     match = _GROUP.search((ROOT / module).read_text(encoding="utf-8"))
     return match[1] if match else module
@@ -50,7 +50,8 @@ def unit_of(module: str) -> str:
 
 def next_unit(waiting: Iterable[str]) -> str | None:
     """Return the longest of the waiting units, or None if none of them is long."""
-    return next((unit for unit in LONGEST if unit in set(waiting)), None)
+    units = set(waiting)
+    return next((unit for unit in LONGEST if unit in units), None)
 
 
 class Scheduler(LoadScopeScheduling):  # type: ignore[misc]

@@ -15,7 +15,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .wordings import ASKED, SLOTS, Asked
+from .wordings import QUESTIONS, SLOTS, Question
 
 KINDS = ("other values", "reversed roles", "negations and opposites", "other questions")
 _TRIES = 100
@@ -23,25 +23,25 @@ _TRIES = 100
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two questions; ``kind``: "paraphrases", or what differs; ``asked``: the first's number."""
+    """Two questions; ``kind``: "paraphrases", or what differs; ``number``: the first question's."""
 
     a: str
     b: str
     same: bool
     kind: str
-    asked: int
+    number: int
 
 
-def pairs(count: int, seed: int, asked: tuple[int, ...] | None = None) -> list[Pair]:
+def pairs(count: int, seed: int, numbers: tuple[int, ...] | None = None) -> list[Pair]:
     """Return distinct pairs, half of which mean the same.
 
     Args:
         count: the number of pairs.
         seed: of the choices.
-        asked: numbers of the questions to use; None: all.
+        numbers: of the questions to use; None: all.
     """
     rng = random.Random(seed)
-    numbers = tuple(range(len(ASKED))) if asked is None else asked
+    numbers = tuple(range(len(QUESTIONS))) if numbers is None else numbers
     found: dict[tuple[str, str], Pair] = {}
     for kind in _kinds(count):
         for _ in range(_TRIES):
@@ -61,17 +61,17 @@ def _kinds(count: int) -> Iterator[str]:
 
 
 def _pair(rng: random.Random, number: int, kind: str, numbers: tuple[int, ...]) -> Pair | None:
-    asked = ASKED[number]
+    question = QUESTIONS[number]
     values = _values(rng)
-    first, second = rng.sample(asked.wordings, 2)
+    first, second = rng.sample(question.wordings, 2)
     other = values
     if kind == "other values":
-        slot = _changed_slot(rng, asked)
+        slot = _changed_slot(rng, question)
         if slot is None:
             return None
         other = values | {slot: rng.choice(SLOTS[slot.rstrip("2")])}
         # The wording may be the same: then only the value differs.
-        second = rng.choice(asked.wordings)
+        second = rng.choice(question.wordings)
         if other[slot] in (values[slot], values.get(f"{slot}2"), values.get(slot.rstrip("2"))):
             return None
     elif kind == "reversed roles":
@@ -80,15 +80,15 @@ def _pair(rng: random.Random, number: int, kind: str, numbers: tuple[int, ...]) 
             return None
         [name] = doubled
         other = values | {name: values[f"{name}2"], f"{name}2": values[name]}
-        second = rng.choice(asked.wordings)
+        second = rng.choice(question.wordings)
     elif kind == "negations and opposites":
-        if not asked.opposites:
+        if not question.opposites:
             return None
-        second = rng.choice(asked.opposites)
+        second = rng.choice(question.opposites)
     elif kind == "other questions":
-        second = rng.choice(ASKED[rng.choice([n for n in numbers if n != number])].wordings)
+        second = rng.choice(QUESTIONS[rng.choice([n for n in numbers if n != number])].wordings)
     a, b = first.format(**values), second.format(**other)
-    return Pair(a, b, same=kind == "paraphrases", kind=kind, asked=number)
+    return Pair(a, b, same=kind == "paraphrases", kind=kind, number=number)
 
 
 def _values(rng: random.Random) -> dict[str, str]:
@@ -98,8 +98,8 @@ def _values(rng: random.Random) -> dict[str, str]:
     return values
 
 
-def _changed_slot(rng: random.Random, asked: Asked) -> str | None:
-    text = asked.wordings[0]
+def _changed_slot(rng: random.Random, question: Question) -> str | None:
+    text = question.wordings[0]
     used = [slot for name in SLOTS for slot in (name, f"{name}2") if "{" + slot + "}" in text]
     return rng.choice(used) if used else None
 

@@ -60,7 +60,7 @@ SLOTS = {"product": PRODUCTS, "n": NUMBERS, "city": CITIES, "person": PEOPLE, "d
 
 
 @dataclass(frozen=True)
-class Asked:
+class Question:
     """One question.
 
     Attributes:
@@ -73,8 +73,8 @@ class Asked:
     opposites: tuple[str, ...] = ()
 
 
-ASKED = (
-    Asked(
+QUESTIONS = (
+    Question(
         (
             "How do I return the {product}?",
             "What is the way to return the {product}?",
@@ -87,7 +87,7 @@ ASKED = (
             "I do not want to return the {product}. What now?",
         ),
     ),
-    Asked(
+    Question(
         (
             "How long is the warranty of the {product}?",
             "How long does the warranty of the {product} last?",
@@ -96,7 +96,7 @@ ASKED = (
         ),
         ("How long is the {product} used when it is not under warranty?",),
     ),
-    Asked(
+    Question(
         (
             "Is the {product} waterproof?",
             "Can you tell me if the {product} is waterproof?",
@@ -105,7 +105,7 @@ ASKED = (
         ),
         ("Is the {product} not waterproof?", "Why is the {product} not waterproof?"),
     ),
-    Asked(
+    Question(
         (
             "How do I enable night mode on the {product}?",
             "What do I do to enable night mode on the {product}?",
@@ -117,7 +117,7 @@ ASKED = (
             "What do I do to disable night mode on the {product}?",
         ),
     ),
-    Asked(
+    Question(
         (
             "How much does the {product} cost?",
             "What does the {product} cost?",
@@ -127,7 +127,7 @@ ASKED = (
         ),
         ("How much does the {product} cost without tax?",),
     ),
-    Asked(
+    Question(
         (
             "How do I connect the {product} to the internet?",
             "What is the way to connect the {product} to the internet?",
@@ -136,7 +136,7 @@ ASKED = (
         ),
         ("How do I disconnect the {product} from the internet?",),
     ),
-    Asked(
+    Question(
         (
             "Can I get a refund after {n} days?",
             "Is it possible to get a refund after {n} days?",
@@ -145,7 +145,7 @@ ASKED = (
         ),
         ("Can I not get a refund after {n} days?", "Can I get a refund before {n} days?"),
     ),
-    Asked(
+    Question(
         (
             "What happens if I pay {n} days late?",
             "What are the consequences of paying {n} days late?",
@@ -154,7 +154,7 @@ ASKED = (
         ),
         ("What happens if I pay {n} days early?",),
     ),
-    Asked(
+    Question(
         (
             "How do I add {n} users to my plan?",
             "What is the way to add {n} users to my plan?",
@@ -166,7 +166,7 @@ ASKED = (
             "I want to remove {n} users from my plan, how do I do that?",
         ),
     ),
-    Asked(
+    Question(
         (
             "Do you deliver to {city} within {n} days?",
             "Can you deliver to {city} within {n} days?",
@@ -175,7 +175,7 @@ ASKED = (
         ),
         ("Do you never deliver to {city} within {n} days?",),
     ),
-    Asked(
+    Question(
         (
             "How do I move money from {person}'s account to {person2}'s account?",
             "What is the way to move money from {person}'s account to {person2}'s account?",
@@ -183,7 +183,7 @@ ASKED = (
             "Please explain how to move money from {person}'s account to {person2}'s account.",
         ),
     ),
-    Asked(
+    Question(
         (
             "How long does the train from {city} to {city2} take?",
             "How long is the train ride from {city} to {city2}?",
@@ -191,7 +191,7 @@ ASKED = (
             "Tell me how long the train from {city} to {city2} takes.",
         ),
     ),
-    Asked(
+    Question(
         (
             "When does the last flight from {city} to {city2} leave?",
             "When is the last flight from {city} to {city2}?",
@@ -203,7 +203,7 @@ ASKED = (
             "When is the first flight from {city} to {city2}?",
         ),
     ),
-    Asked(
+    Question(
         (
             "Did {person} send the invoice to {person2}?",
             "Was it {person} who sent the invoice to {person2}?",
@@ -212,7 +212,7 @@ ASKED = (
         ),
         ("Did {person} not send the invoice to {person2}?",),
     ),
-    Asked(
+    Question(
         (
             "Does {person} report to {person2}?",
             "Is it true that {person} reports to {person2}?",
@@ -221,7 +221,7 @@ ASKED = (
         ),
         ("Does {person} no longer report to {person2}?",),
     ),
-    Asked(
+    Question(
         (
             "Is the {product} better than the {product2}?",
             "Would you say the {product} is better than the {product2}?",
@@ -230,7 +230,7 @@ ASKED = (
         ),
         ("Is the {product} worse than the {product2}?",),
     ),
-    Asked(
+    Question(
         (
             "Can I use the {product} as a replacement for the {product2}?",
             "May the {product} be used as a replacement for the {product2}?",
@@ -239,7 +239,7 @@ ASKED = (
         ),
         ("Can't I use the {product} as a replacement for the {product2}?",),
     ),
-    Asked(
+    Question(
         (
             "Are you open on {date}?",
             "Is your shop open on {date}?",
@@ -249,7 +249,7 @@ ASKED = (
         ),
         ("Are you closed on {date}?", "Is your shop not open on {date}?"),
     ),
-    Asked(
+    Question(
         (
             "Can I move my appointment to {date}?",
             "Is it possible to move my appointment to {date}?",
@@ -258,7 +258,7 @@ ASKED = (
         ),
         ("Can I move my appointment from {date}?", "Can I cancel my appointment on {date}?"),
     ),
-    Asked(
+    Question(
         (
             "Why was I charged twice on {date}?",
             "Why did you charge me twice on {date}?",
@@ -267,7 +267,7 @@ ASKED = (
         ),
         ("Why was I not charged twice on {date}?", "Why was I not charged on {date}?"),
     ),
-    Asked(
+    Question(
         (
             "How do I reset my password?",
             "What is the way to reset my password?",
@@ -277,7 +277,7 @@ ASKED = (
         ),
         ("How do I avoid resetting my password?", "Why can't I reset my password?"),
     ),
-    Asked(
+    Question(
         (
             "How do I unlock my account?",
             "What do I have to do to unlock my account?",
@@ -286,7 +286,7 @@ ASKED = (
         ),
         ("How do I lock my account?", "What do I have to do to lock my account?"),
     ),
-    Asked(
+    Question(
         (
             "Can I pay by credit card?",
             "Is it possible to pay by credit card?",
@@ -295,7 +295,7 @@ ASKED = (
         ),
         ("Can I pay without a credit card?", "Do you accept payment by debit card?"),
     ),
-    Asked(
+    Question(
         (
             "How do I cancel my contract?",
             "What is the way to cancel my contract?",
@@ -304,7 +304,7 @@ ASKED = (
         ),
         ("How do I renew my contract?", "How do I not cancel my contract by accident?"),
     ),
-    Asked(
+    Question(
         (
             "Who do I contact about a damaged {product}?",
             "Whom should I contact about a damaged {product}?",
@@ -313,7 +313,7 @@ ASKED = (
         ),
         ("Where do I send a damaged {product}?", "When is a {product} damaged?"),
     ),
-    Asked(
+    Question(
         (
             "Where can I buy the {product} in {city}?",
             "Where in {city} can I buy the {product}?",
@@ -322,7 +322,7 @@ ASKED = (
         ),
         ("Where can I sell the {product} in {city}?", "When can I buy the {product} in {city}?"),
     ),
-    Asked(
+    Question(
         (
             "Does the {product} work with {n} volts?",
             "Will the {product} work with {n} volts?",
@@ -331,7 +331,7 @@ ASKED = (
         ),
         ("Does the {product} not work with {n} volts?", "Does the {product} work with {n} watts?"),
     ),
-    Asked(
+    Question(
         (
             "What is the discount for {n} pieces of the {product}?",
             "What discount do I get for {n} pieces of the {product}?",

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from galley.cache.keys import request_key
+from galley.cache.keys import question_scope, request_key
 from galley.types import EngineRequest, Generate, SamplingParams
 from galley.types.requests import Adapter
 
@@ -88,3 +88,34 @@ def test_shared_draws_leave_out_the_seed_but_not_the_choice() -> None:
     assert shared(seed=6) == shared()
     assert shared(id="other-0") == shared()
     assert shared(id="r-1") != shared()
+
+
+def scope(context: bytes = b"history", **changes: Any) -> bytes:
+    return question_scope(IDENTITY, request(**changes), context)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"context": b"another history"},
+        {"tenant": "two"},
+        {"cache_salt": ""},
+        {"adapter": None},
+        {"seed": 6},
+        {"temperature": 0.8},
+        {"stop": ("end",)},
+        {"logprobs": 1},
+        {"logit_bias": {7: 1.0}},
+    ],
+    ids=str,
+)
+def test_questions_are_compared_only_where_all_else_is_equal(changes: dict[str, Any]) -> None:
+    assert scope(**changes) != scope()
+
+
+def test_the_length_of_a_question_does_not_matter() -> None:
+    """Nor does ``max_tokens``, which is what the context leaves; the client's own is in the context."""
+    payload = request().payload
+    assert isinstance(payload, Generate)
+    assert scope(payload=msgspec.structs.replace(payload, prompt=[1, 2, 3, 4])) == scope()
+    assert scope(max_tokens=8) == scope()

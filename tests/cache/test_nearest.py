@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -64,6 +65,27 @@ def test_vectors_of_another_width_are_not_compared() -> None:
     index.add(b"s", b"2", other, "")
     assert len(index) == 1
     assert asyncio.run(index.nearest(b"s", other, least=-1.0, most=10)) == []
+
+
+def test_memory_follows_the_number_of_vectors() -> None:
+    """Most scopes have one question; a large one may become small while others take its place."""
+    vectors = np.random.default_rng(5).standard_normal((1000, 256)).astype(np.float32)
+    packs = [packed(own.tobytes()) for own in vectors]
+    index = Nearest(most=1000)
+    tracemalloc.start()
+    for number, own in enumerate(packs):
+        index.add(number.to_bytes(2, "big"), number.to_bytes(2, "big"), own, "")
+    apart = tracemalloc.get_traced_memory()[0]
+    for number, own in enumerate(packs):
+        index.add(b"one", number.to_bytes(2, "big"), own, "")
+    for number in range(3, 1000):
+        index.remove(number.to_bytes(2, "big"))
+    left = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert apart < 2 * vectors.nbytes
+    assert left < vectors.nbytes / 4
+    found = asyncio.run(index.nearest(b"one", packs[2], least=0.9, most=5))
+    assert [one.key for one in found] == [(2).to_bytes(2, "big")]
 
 
 @pytest.mark.parametrize("numbers", [[], [0.0, 0.0], [float("nan"), 1.0], [float("inf"), 1.0]])

@@ -67,3 +67,16 @@ def test_tools_and_parameters_are_in_the_context() -> None:
 )
 def test_some_chats_are_not_compared(messages: tuple[dict[str, Any], ...]) -> None:
     assert asked(*messages) is None
+
+
+def test_numbers_of_any_size_are_compared() -> None:
+    contexts = {
+        found.context
+        for number in (1, 2**64, 2**70, 1.0)
+        if (found := asked(LAST, around={"maximum": number})) is not None
+    }
+    assert len(contexts) == 4
+
+
+def test_no_messages_are_no_question() -> None:
+    assert asked() is None

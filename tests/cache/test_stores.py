@@ -1,6 +1,7 @@
 """Behaviour of every store: it finds entries, evicts old or excess ones, and detects damaged bytes."""
 
 import asyncio
+import dataclasses
 import shutil
 import sqlite3
 import time
@@ -343,6 +344,23 @@ def test_questions_are_followed_in_the_order_in_which_any_process_stored_them(op
         everything, _, _ = await reader.follow("", 10)
         assert entry(1).key not in [one.key for one in everything]
         await reader.close()
+
+    asyncio.run(work())
+
+
+def test_only_the_latest_questions_are_followed_from_the_beginning(tmp_path: Path) -> None:
+    bounds = dataclasses.replace(WIDE, questions=3)
+
+    async def work() -> None:
+        store = SqliteStore(tmp_path / "answers.sqlite", bounds)
+        for number in range(5):
+            await store.put(entry(number, question="What is it?", vector=b"vv"))
+        await store.close()
+        store = SqliteStore(tmp_path / "answers.sqlite", bounds)
+        found, _, more = await store.follow("", 10)
+        assert [one.key for one in found] == [entry(number).key for number in (2, 3, 4)]
+        assert not more
+        await store.close()
 
     asyncio.run(work())
 

@@ -1,6 +1,7 @@
 """The threshold of the semantic cache, from labelled pairs."""
 
 import random
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -8,12 +9,21 @@ import pytest
 from scipy import stats
 
 from galley.cache.chances import at_least, interval
-from galley.cache.facts import Facts, difference
-from galley.cache.tuning import Scored, at_hit_rate, chosen, fewest_hits, read_pairs, results
+from galley.cache.tuning import (
+    Pair,
+    Scored,
+    at_hit_rate,
+    chosen,
+    fewest_hits,
+    read_pairs,
+    results,
+    score,
+)
+from galley.cli.cache_tune import set_in
 from galley.errors import SettingsError
 from galley.llm.llm import LLM
-from recipes.questions.pairs import Pair, pairs
-from recipes.questions.wordings import ASKED
+from recipes.questions import pairs as recipe
+from recipes.questions.wordings import QUESTIONS
 from tests.cli.command import galley
 
 BUDGET = 0.01
@@ -60,27 +70,22 @@ def test_few_pairs_show_nothing() -> None:
 
 
 @pytest.fixture(scope="module")
-def embedder() -> LLM:
-    return LLM("galley-demo-embed")
+def embedder() -> Iterator[LLM]:
+    with LLM("galley-demo-embed") as llm:
+        yield llm
 
 
-def scored(embedder: LLM, some: list[Pair]) -> list[Scored]:
+def scored(embedder: LLM, some: list[recipe.Pair]) -> list[Scored]:
     texts = list(dict.fromkeys(text for pair in some for text in (pair.a, pair.b)))
     vectors = dict(zip(texts, embedder.embed(texts), strict=True))
-    return [
-        Scored(
-            pair.same,
-            float(vectors[pair.a] @ vectors[pair.b]),
-            difference(Facts(pair.a), Facts(pair.b)) is None,
-        )
-        for pair in some
-    ]
+    labelled = [Pair(pair.a, pair.b, pair.same) for pair in some]
+    return score(labelled, lambda a, b: float(vectors[a] @ vectors[b]))
 
 
 def test_false_hits_of_questions_that_tune_has_not_seen_are_few(embedder: LLM) -> None:
     """Tuned with half of the questions, measured with the others; the cosine alone is far off."""
-    halves = [tuple(range(half, len(ASKED), 2)) for half in (0, 1)]
-    seen, others = (scored(embedder, pairs(1200, 1, half)) for half in halves)
+    halves = [tuple(range(half, len(QUESTIONS), 2)) for half in (0, 1)]
+    seen, others = (scored(embedder, recipe.pairs(1200, 1, half)) for half in halves)
     best = chosen(results(seen), BUDGET)
     assert best is not None
     [here] = [one for one in results(others) if one.threshold == best.threshold]
@@ -103,6 +108,17 @@ def test_the_command_writes_what_it_chose(tmp_path: Path) -> None:
     assert "330 pairs, 320 of which mean the same" in done.stdout
     [line] = [line for line in done.stdout.splitlines() if line.startswith("semantic_cache_thr")]
     assert written.read_text() == f"port: 1\n{line}\n"
+
+
+def test_a_settings_file_that_only_its_owner_reads_stays_so(tmp_path: Path) -> None:
+    written, link = tmp_path / "own.yaml", tmp_path / "galley.yaml"
+    written.write_text("semantic_cache_api_key: secret")
+    written.chmod(0o600)
+    link.symlink_to(written)
+    set_in(link, {"semantic_cache_threshold": "0.9"})
+    assert written.read_text() == "semantic_cache_api_key: secret\nsemantic_cache_threshold: 0.9\n"
+    assert written.stat().st_mode & 0o777 == 0o600
+    assert sorted(tmp_path.iterdir()) == [link, written]
 
 
 @pytest.mark.parametrize(

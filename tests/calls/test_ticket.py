@@ -57,6 +57,13 @@ def test_other_addresses_are_refused(url: str) -> None:
         TicketWriter(url=url, model="m", schema=SHORT)
 
 
+def test_a_key_that_no_header_takes_is_not_shown() -> None:
+    writer = TicketWriter(url="http://127.0.0.1:9", model="m", schema=SHORT, api_key="secret\n")
+    with pytest.raises(Unavailable, match="a line's end") as error:
+        writer.write("A: Hello")
+    assert "secret" not in str(error.value)
+
+
 def test_a_redirect_does_not_get_the_key() -> None:
     seen = []
 

@@ -65,6 +65,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "take_turns": st.booleans(),
     "replicas": st.integers(1, 256),
     "replica": st.lists(st.sampled_from(["10.0.0.7:8500", "[::1]:9000"]), max_size=2).map(tuple),
+    "kv_events": st.sampled_from(["", "tcp://*:5557", "ipc:///run/galley-kv"]),
+    "kv_events_topic": st.sampled_from(["", "kv@10.0.0.7@m"]),
     "gateway_headers": st.booleans(),
     "objective": st.lists(st.sampled_from(["chat=-10", "batch=100"]), max_size=2).map(tuple),
     "cluster_token_file": TEXT,
@@ -148,6 +150,13 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
+def _events_agree(settings: dict[str, Any], *, several: bool) -> bool:
+    if not settings.get("kv_events"):
+        return not settings.get("kv_events_topic")
+    alone = settings.get("replicas", 1) == 1 and not settings.get("replica") and not several
+    return alone and bool(settings.get("prefix_cache", True))
+
+
 def _agrees(settings: dict[str, Any]) -> bool:
     """Return whether settings only for draft models, experts on disk or a gate come with these."""
     if settings.get("quality_gate_against") and not settings.get("quality_gate"):
@@ -155,6 +164,8 @@ def _agrees(settings: dict[str, Any]) -> bool:
     if settings.get("objective") and not settings.get("gateway_headers"):
         return False
     several = settings.get("models_dir") or settings.get("model_repository")
+    if not _events_agree(settings, several=bool(several)):
+        return False
     if settings.get("replicas", 1) > 1 and settings.get("take_turns", True) and several:
         return False
     on_disk = settings.get("experts") == "disk"

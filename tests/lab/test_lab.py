@@ -1,5 +1,7 @@
 """``galley lab``: verdicts, pages, and runs that go on where they were."""
 
+import math
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -10,10 +12,12 @@ import pytest
 from galley.bench.report import Spread
 from galley.bench.serve.bars import Series, bars
 from galley.errors import SettingsError
-from galley.lab.experiment import Figure, judge, verdict
+from galley.lab.bench import Lab
+from galley.lab.experiment import Figure, Finding, judge, verdict
 from galley.lab.page import page, summary
 from galley.lab.registry import EXPERIMENTS, experiment_of
-from galley.lab.run import Outcome, Results, read_results
+from galley.lab.run import Outcome, Results, find, read_results
+from galley.settings.engine import EngineSettings
 from tests.cli.command import galley
 from tests.lab.findings import CONDITIONS, TWICE, finding, results
 from tests.thorough import long
@@ -46,6 +50,9 @@ def test_bars_are_well_formed_and_in_proportion() -> None:
     assert widths[1] == pytest.approx(2 * widths[0], rel=0.01)
     assert widths[2] == pytest.approx(4 * widths[0], rel=0.01)
     assert bars("t", "MB", ["a"], [Series("one", [None])]) == ""
+    long = ElementTree.fromstring(bars("t", "s", ["n" * 40], [Series("one", [1.0])]))
+    [rect] = long.iter("rect")
+    assert float(rect.get("x", "")) > 40 * 6, "a long name has room"
 
 
 def test_the_page_has_every_experiment_and_no_network() -> None:
@@ -54,6 +61,7 @@ def test_the_page_has_every_experiment_and_no_network() -> None:
     made = page(experiments, found)
     assert "Contradicted here" in made
     assert "Not measured" in made
+    assert "galley lab batching --again --model &#x27;&lt;m&amp;m&gt;&#x27; --quick" in made
     for url in ("http://", "https://", "<script"):
         assert url not in made
     assert "&lt;lines&gt;" in made
@@ -88,6 +96,31 @@ def test_every_experiment_says_what_it_is() -> None:
             assert (claim.low, claim.high) != (None, None), name
 
 
+def test_an_experiment_that_fails_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(lab: Lab) -> Finding:
+        raise ZeroDivisionError("no loss at all")
+
+    known = experiment_of("batching")
+    lab = Lab(EngineSettings(), True, results().peaks)
+    for run, problem in (
+        (fails, "ZeroDivisionError: no loss at all"),
+        (lambda lab: finding(math.nan), "nothing could be measured of: continuous to static"),
+    ):
+        made = {"batching": replace(known, run=run)}
+        monkeypatch.setattr("galley.lab.registry.EXPERIMENTS", made)
+        outcome = find("batching", lab)
+        assert outcome.finding is None
+        assert outcome.problem == problem
+
+
+@pytest.mark.parametrize("command", ["lab", "tune"])
+def test_other_executors_are_refused(command: str, tmp_path: Path) -> None:
+    options = () if command == "lab" else ("--slo", "ttft p95 < 1s", "--trace", tmp_path)
+    made = galley(command, *options, cwd=tmp_path, environ={"GALLEY_EXECUTOR": "reference"})
+    assert made.returncode == 2
+    assert "measures executor 'cpu', but for galley-demo executor is 'reference'" in made.stderr
+
+
 def test_an_unknown_experiment_is_an_error() -> None:
     with pytest.raises(SettingsError, match=r"no experiment .fusion.; .*batching"):
         experiment_of("fusion")
@@ -107,9 +140,11 @@ def test_a_run_measures_what_the_file_lacks(tmp_path: Path) -> None:
     unchanged = (tmp_path / "galley-lab.json").read_bytes() == written
     assert unchanged, "nothing was measured again"
     assert "Waste by padding" in (tmp_path / "p.html").read_text()
-    other = galley("lab", "padding", cwd=tmp_path)
+    changed = {"GALLEY_ACTIVATIONS": "float32"}
+    other = galley("lab", "padding", cwd=tmp_path, environ=changed)
     assert other.returncode == 2
     assert "run 'quick', now 'full'" in other.stderr
+    assert """other settings 'defaults', now '{"activations": "float32"}'""" in other.stderr
 
 
 @long

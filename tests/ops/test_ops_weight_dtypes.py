@@ -14,7 +14,7 @@ from galley.formats.weights import WEIGHT_TYPES as ELEMENT_BYTES
 from galley.ops.kinds import choose_activations
 from galley.ops.packing import has_kernel, pack, packed_bytes
 from galley.plan.hardware import TABLE, read_machines
-from galley.plan.predict import peak_rate
+from galley.plan.steps import peak_rate
 from galley.quant.rtn import rounded_kind
 from galley.settings.engine import Quantize
 from galley.types.weight_dtypes import (

@@ -108,3 +108,36 @@ def test_a_player_stops_at_once(asking: Browser, talks: Server) -> None:
         """
     )
     assert seconds == pytest.approx(0.75, abs=0.02)
+
+
+def test_audio_that_crosses_an_interruption_is_not_played(asking: Browser, talks: Server) -> None:
+    asking.open(talks, "voice")
+    playing = asking.run_async(
+        """
+        const { Talk } = await import("./page/talk.js");
+        window.WebSocket = class {
+          static OPEN = 1;
+          readyState = 1;
+          constructor() { setTimeout(() => this.onopen()); }
+          send() {}
+          close() {}
+        };
+        const ignored = ["onState", "onPeak", "onSaid", "onWords", "onTiming", "onCut"];
+        const talk = new Talk(Object.fromEntries(ignored.map((name) => [name, () => {}])));
+        const running = talk.run();
+        while (!talk.socket?.onmessage) await new Promise((resolve) => setTimeout(resolve, 10));
+        const loud = btoa(String.fromCharCode(...new Uint8Array(new Int16Array(12000).fill(16384).buffer)));
+        const counts = [
+          { type: "input_audio_buffer.speech_started" },
+          { type: "response.output_audio.delta", delta: loud },
+          { type: "conversation.item.truncated" },
+        ].map((event) => {
+          talk.socket.onmessage({ data: JSON.stringify(event) });
+          return talk.player.playing.size;
+        });
+        talk.stop();
+        await running;
+        return counts;
+        """
+    )
+    assert playing == [0, 1, 0]

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from galley.cli.main import app
 from galley.plan.hardware import Machine
-from galley.plan.predict import Shares
+from galley.plan.steps import Shares
 
 LLAMA_7B: dict[str, Any] = {
     "model_type": "llama",

@@ -22,8 +22,9 @@ from galley.formats.json_file import read_json
 from galley.machine import FOLDER_VARIABLE
 from galley.models.registry import build_program
 from galley.plan.hardware import TABLE, Machine, choose_machines, read_machines
-from galley.plan.predict import GIB, Goal, Load, Shares, cheapest, most_users, predict
+from galley.plan.predict import GIB, Goal, cheapest, most_users, predict
 from galley.plan.sizes import ModelSizes
+from galley.plan.steps import Load, Shares
 from galley.settings.engine import EngineSettings
 from galley.types.model_info import Ledger
 from galley.types.weight_dtypes import RUNNABLE

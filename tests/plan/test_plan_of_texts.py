@@ -13,8 +13,9 @@ from galley.formats.json_file import read_json
 from galley.formats.source import BUNDLED_EMBED, resolve_model
 from galley.models.registry import build_program
 from galley.models.whole_texts import over_whole_texts
-from galley.plan.predict import Load, predict
+from galley.plan.predict import predict
 from galley.plan.sizes import ModelSizes
+from galley.plan.steps import Load
 from galley.settings.engine import EngineSettings
 from tests.plan.shapes import BERT, EXACT, LLAMA_7B, MACHINE, MISTRAL, planned
 

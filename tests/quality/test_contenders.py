@@ -159,12 +159,15 @@ def test_speech_models_are_compared_by_their_word_errors(tmp_path: Path) -> None
 
 
 def test_arguments_are_checked_before_the_work(tmp_path: Path) -> None:
+    said = tmp_path / "said.jsonl"
+    said.write_text('{"audio": "a.wav", "text": "yes"}')
     for arguments, says in (
         (("--engines", "native,,x"), "--engines is 'native,,x'"),
         (("--engine-options", "native"), "expected ENGINE=JSON"),
         (("--engine-options", "other={}"), "names other, which --engines does not have"),
         (("--concurrency", "a"), "--concurrency is 'a'"),
         (("--json", str(tmp_path / "no/x.json")), "does not exist"),
+        (("--data", str(said), "--against", "galley-demo"), "--data has recordings"),
     ):
         result = CliRunner().invoke(app, ["compare", "galley-demo", *arguments])
         assert isinstance(result.exception, SettingsError), result.output

@@ -30,6 +30,15 @@ def random_ids(seed: int, length: int) -> list[int]:
 PROMPTS: Final = [random_ids(seed, 5 + 3 * seed) for seed in range(12)]
 GREEDY: Final = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
+ONE_TOKEN: Final[tuple[dict[str, Any], ...]] = (
+    {"top_k": 1},
+    {"top_p": 0.0},
+    {"top_p": 1e-6},
+    {"temperature": 1e-40},
+    {"temperature": 1e-40, "top_k": 5},
+)
+"""Parameters that leave nothing but the likeliest token; a float32 is too small for 1 / 1e-40."""
+
 
 def make_gguf(path: Path, metadata: Mapping[str, Any] = {}, **changes: Any) -> Path:
     """Write a random model in float16 as a GGUF file; ``metadata``: further keys of it."""

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,18 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from galley.errors import CheckpointError, RequestError, SettingsError, UnsupportedModel
+from galley.runtimes import ctranslate2
+from galley.runtimes.batched import Job
 from galley.runtimes.ctranslate2_text import CTranslate2Texts
 from galley.runtimes.text_engine import TextEngine
 from galley.service.requests import expand
-from galley.types import Generate, SamplingParams
+from galley.types import MAX_COUNT, Generate, SamplingParams
 from galley.types.sampling import Grammar
 from tests.checkpoints import EOS
 from tests.runtimes.ctranslate2_folders import decoder_alone, engine_for, make_decoder
 from tests.runtimes.language_models import (
     GREEDY,
+    ONE_TOKEN,
     PROMPTS,
     generate,
     generate_half,
@@ -109,12 +113,13 @@ def test_a_stop_token_ends_the_text_and_is_its_last(engine: TextEngine[Generate]
 def test_draws_follow_the_parameters(engine: TextEngine[Generate]) -> None:
     """Nothing but the likeliest token is left; without that, texts of a high temperature differ."""
     [plain] = generate(engine, PROMPTS[:1], GREEDY)
-    for only in ({"top_k": 1}, {"top_p": 0.0}, {"top_p": 1e-6}, {"temperature": 1e-4}):
+    for only in (*ONE_TOKEN, {"temperature": 1e-4}):
         params = SamplingParams(max_tokens=24, ignore_eos=True, **only)
         assert generate(engine, PROMPTS[:1], params) == [plain], only
-    hot = SamplingParams(temperature=50, max_tokens=24, ignore_eos=True)
-    texts = generate(engine, PROMPTS[:1] * 4, hot)
-    assert len({tuple(text) for text in texts}) == 4
+    for top_k in (0, MAX_COUNT):
+        params = SamplingParams(temperature=50, max_tokens=24, ignore_eos=True, top_k=top_k)
+        texts = generate(engine, PROMPTS[:1] * 4, params)
+        assert len({tuple(text) for text in texts}) == 4
 
 
 def test_a_text_continues_after_its_output(engine: TextEngine[Generate]) -> None:
@@ -128,6 +133,27 @@ def test_aborted_texts_leave_the_others_alone(engine: TextEngine[Generate]) -> N
     assert texts[1::2] == expected[1::2]
     assert all(len(text) <= 1 for text in texts[::2])
     assert engine.stats.running == 0
+
+
+def test_batches_fit_into_their_share_of_the_memory(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token has 24 numbers of keys and 24 of values, float32, in each of two layers: 384 bytes."""
+    prompts = [random_ids(number, 6) for number in range(5)]
+    texts = generate(engine_for(path), prompts, GREEDY)
+    monkeypatch.setattr(ctranslate2, "available_memory", lambda: 10 * 4 * 30 * 384)
+    small = engine_for(path, kv_memory_fraction=0.1)
+    runtime = small._runtime
+    assert isinstance(runtime, CTranslate2Texts)
+    sizes, compute = list[int](), runtime.compute
+
+    def counted(batch: list[Job[Generate]]) -> None:
+        sizes.append(len(batch))
+        compute(batch)
+
+    monkeypatch.setattr(runtime, "compute", counted)
+    assert generate(small, prompts, GREEDY) == texts
+    assert sizes == [4, 1]
 
 
 def test_batches_run_at_a_time(path: Path) -> None:
@@ -233,6 +259,9 @@ def test_files_that_it_cannot_read_are_refused(path: Path, tmp_path: Path) -> No
     (folder / "model.bin").write_bytes(data[:-5000])
     with pytest.raises(CheckpointError):
         engine_for(folder)
+    (folder / "model.bin").write_bytes(with_a_number(data, b"decoder/embeddings/weight\0"))
+    with pytest.raises(CheckpointError, match=r"weight: has shape \[\], expected a matrix"):
+        engine_for(folder)
     (folder / "model.bin").write_bytes(data)
     tokens = json.loads((path / "vocabulary.json").read_text())
     for wrong in ([*tokens, "one more"], [*tokens[:-1], tokens[0]]):
@@ -242,6 +271,14 @@ def test_files_that_it_cannot_read_are_refused(path: Path, tmp_path: Path) -> No
     (folder / "vocabulary.json").write_text(json.dumps(["a", "b"]))
     with pytest.raises(CheckpointError, match="eos_token"):
         engine_for(folder)
+
+
+def with_a_number(data: bytes, name: bytes) -> bytes:
+    """Return a model's file with a float32 number in place of a matrix."""
+    shape = data.index(name) + len(name) + 1
+    kind = shape + 4 * data[shape - 1]
+    [size] = struct.unpack_from("<I", data, kind + 1)
+    return data[: shape - 1] + struct.pack("<BBIf", 0, 0, 4, 1.0) + data[kind + 5 + size :]
 
 
 def test_a_missing_library_is_named_with_its_extra(

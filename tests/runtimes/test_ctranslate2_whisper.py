@@ -11,7 +11,7 @@ from galley.errors import RequestError
 from galley.runtimes.text_engine import TextEngine
 from galley.service.speech_requests import align_request, transcribe_requests
 from galley.speech.features import encoder_input
-from galley.types import SamplingParams, Transcribe
+from galley.types import MAX_COUNT, SamplingParams, Transcribe
 from galley.types.audio import NO_RULES, SpeechRules, TimestampRules
 from tests import real
 from tests.runtimes.ctranslate2_folders import engine_for, make_whisper, whisper_alone
@@ -123,13 +123,15 @@ def test_a_language_that_the_library_does_not_detect_has_to_be_named(
     rules = SpeechRules(allowed_tokens=tuple(speech.languages.values()))
     [[output]] = transcribe(engine, [features(1)], params, rules, PROMPT[:1])
     assert output.finish_reason == "error"
+    assert output.refused
     assert "name the language" in str(output.error)
 
 
 def test_draws_above_temperature_0_differ(engine: TextEngine[Transcribe]) -> None:
-    hot = SamplingParams(temperature=5, max_tokens=20)
-    texts = [tokens_of(one) for one in transcribe(engine, [features(1)] * 4, hot)]
-    assert len(set(map(tuple, texts))) == 4
+    for top_k in (0, MAX_COUNT):
+        hot = SamplingParams(temperature=5, max_tokens=20, top_k=top_k)
+        texts = [tokens_of(one) for one in transcribe(engine, [features(1)] * 4, hot)]
+        assert len(set(map(tuple, texts))) == 4
 
 
 def test_a_waiting_transcript_can_be_aborted(engine: TextEngine[Transcribe]) -> None:
@@ -162,19 +164,20 @@ def test_a_waiting_transcript_can_be_aborted(engine: TextEngine[Transcribe]) -> 
 
 
 @pytest.mark.parametrize(
-    ("rules", "param"),
+    ("rules", "says"),
     [
-        (SpeechRules(begin_suppress_tokens=(3,)), "begin_suppress_tokens"),
-        (SpeechRules(allowed_tokens=(3,)), "allowed_tokens"),
-        (SpeechRules(no_speech=(1, 3)), "no_speech"),
+        (SpeechRules(begin_suppress_tokens=(3,)), "suppresses the first tokens"),
+        (SpeechRules(allowed_tokens=(3,)), "does not detect the language"),
+        (SpeechRules(no_speech=(1, 3)), "reports the probability of no speech"),
     ],
 )
-def test_rules_that_it_does_not_have_are_named(
-    engine: TextEngine[Transcribe], rules: SpeechRules, param: str
+def test_rules_that_it_does_not_have_are_refused(
+    engine: TextEngine[Transcribe], rules: SpeechRules, says: str
 ) -> None:
     [[output]] = transcribe(engine, [features(1)], GREEDY, rules)
     assert output.finish_reason == "error"
-    assert "engine ctranslate2" in str(output.error), param
+    assert output.refused
+    assert f"engine ctranslate2 {says}" in str(output.error)
 
 
 def test_what_it_does_not_do_is_refused(engine: TextEngine[Transcribe]) -> None:

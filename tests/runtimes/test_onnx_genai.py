@@ -9,20 +9,23 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from galley.errors import CheckpointError, RequestError, SettingsError, UnsupportedModel
+from galley.runtimes import onnx_genai
 from galley.runtimes.onnx_genai import load
 from galley.runtimes.text_engine import TextEngine
 from galley.service.requests import expand
 from galley.settings.engine import EngineSettings
 from galley.settings.engine_choice import ONNX_GENAI_ENGINE, engine_of
-from galley.types import Generate, SamplingParams
+from galley.types import MAX_COUNT, Generate, SamplingParams
 from tests.checkpoints import EOS
 from tests.runtimes.genai_folders import genai_alone, make_genai
 from tests.runtimes.language_models import (
     CONTEXT,
     GREEDY,
+    ONE_TOKEN,
     PROMPTS,
     generate,
     generate_half,
+    random_ids,
     resume,
     run,
     tokens_of,
@@ -76,6 +79,20 @@ def test_greedy_texts_are_those_of_the_library_and_of_transformers(
     assert engine.stats.prefill_tokens == sum(map(len, PROMPTS))
 
 
+def test_a_batch_of_one_where_memory_is_scarce(
+    engine: TextEngine[Generate], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_genai, "available_memory", lambda: 0)
+    prompts = PROMPTS[:3]
+    assert generate(engine_for(path), prompts, GREEDY) == generate(engine, prompts, GREEDY)
+
+
+def test_texts_may_fill_the_context(engine: TextEngine[Generate]) -> None:
+    whole = SamplingParams(temperature=0, ignore_eos=True)
+    prompts = [random_ids(1, CONTEXT - 1), random_ids(2, CONTEXT - 30)]
+    assert list(map(len, generate(engine, prompts, whole))) == [1, 30]
+
+
 def test_an_end_token_that_is_ignored_is_part_of_the_text(path: Path, tmp_path: Path) -> None:
     """The library ends a text at its end token, so that the text goes on in another session."""
     [plain] = generate(engine_for(path), PROMPTS[:1], GREEDY)
@@ -109,15 +126,15 @@ def test_stop_tokens_and_penalties(engine: TextEngine[Generate], path: Path) -> 
 
 def test_draws_follow_the_parameters(engine: TextEngine[Generate]) -> None:
     [plain] = generate(engine, PROMPTS[:1], GREEDY)
-    cases: list[dict[str, Any]] = [{"top_k": 1}, {"top_p": 0.0}, {"top_p": 1e-6}]
-    for only in (*cases, {"temperature": 1e-4}):
+    for only in (*ONE_TOKEN, {"temperature": 1e-4}):
         common = {"temperature": 1.0, "max_tokens": 24, "ignore_eos": True}
         params = SamplingParams(**{**common, **only})
         assert generate(engine, PROMPTS[:1], params) == [plain], only
-    hot = SamplingParams(temperature=50, max_tokens=100, ignore_eos=True)
-    texts = generate(engine, PROMPTS[:1] * 4, hot)
-    assert len({tuple(text) for text in texts}) == 4
-    assert len({token for text in texts for token in text}) > 100  # of 320: none is cut off
+    for top_k in (0, MAX_COUNT):
+        params = SamplingParams(temperature=50, max_tokens=100, ignore_eos=True, top_k=top_k)
+        texts = generate(engine, PROMPTS[:1] * 4, params)
+        assert len({tuple(text) for text in texts}) == 4
+        assert len({token for text in texts for token in text}) > 100  # of 320: none is cut off
 
 
 def test_a_text_continues_after_its_output(engine: TextEngine[Generate]) -> None:

@@ -20,6 +20,7 @@ from tests.runtimes.language_models import (
     CONTEXT,
     EXACT,
     GREEDY,
+    ONE_TOKEN,
     PROMPTS,
     generate,
     generate_half,
@@ -116,7 +117,7 @@ def test_a_text_that_ignores_the_end_of_text_ends_at_its_own_stop_tokens(
 def test_draws_follow_the_parameters(engine: TextEngine[Generate]) -> None:
     """Nothing but the likeliest token is left; without that, texts of a high temperature differ."""
     [plain] = generate(engine, PROMPTS[:1], GREEDY)
-    for only in ({"top_k": 1}, {"top_p": 0.0}, {"min_p": 1.0}, {"temperature": 1e-4}):
+    for only in (*ONE_TOKEN, {"min_p": 1.0}, {"temperature": 1e-4}):
         params = SamplingParams(max_tokens=24, ignore_eos=True, **only)
         assert generate(engine, PROMPTS[:1], params) == [plain], only
     hot = SamplingParams(temperature=50, max_tokens=24, ignore_eos=True)
@@ -133,6 +134,7 @@ def test_a_penalty_of_the_output_is_not_continued(engine: TextEngine[Generate]) 
     params = SamplingParams(temperature=0, max_tokens=24, presence_penalty=1.0)
     [output] = resume(engine, params, [7, 8])
     assert output.finish_reason == "error"
+    assert not output.refused
     assert "presence_penalty" in str(output.error)
 
 

@@ -95,6 +95,10 @@ def test_what_it_does_not_do_is_refused_and_listed(whisper: Server) -> None:
             timestamp_granularities=["word"],
         )
     assert error.value.param == "timestamp_granularities"
+    with pytest.raises(openai.BadRequestError, match="name the language"):
+        client.audio.transcriptions.create(
+            model="tiny", file=("tones.wav", recording(1)), extra_body={"vad": False}
+        )
 
 
 def test_transcribed_seconds_and_batches_are_counted(whisper: Server) -> None:

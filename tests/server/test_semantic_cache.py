@@ -186,14 +186,14 @@ def test_the_history_is_part_of_the_question_up_to_a_length(server: Server, syst
 
 
 def test_clients_steer_it(server: Server, system: str) -> None:
-    assert did(ask(server, RESET, system, headers={"x-galley-cache-ttl": "2"})) == "miss"
+    assert did(ask(server, RESET, system)) == "miss"
     stored = {"Cache-Control": "only-if-cached"}
     assert did(ask(server, RESET_TOO, system, headers=stored)).startswith("semantic")
     fresh = {"Cache-Control": "no-cache, no-store"}
     assert did(ask(server, RESET_TOO, system, headers=fresh)) == "bypass"
-    until(
-        lambda: error_code(ask(server, RESET_TOO, system, headers=stored)) == "not_stored"
-    )  # its time to live has passed
+    other = f"{system} Be brief."
+    assert did(ask(server, RESET, other, headers={"x-galley-cache-ttl": "1"})) == "miss"
+    until(lambda: error_code(ask(server, RESET_TOO, other, headers=stored)) == "not_stored")
 
 
 def error_code(answer: httpx.Response) -> str | None:
@@ -207,6 +207,23 @@ def test_a_purged_answer_is_never_found(server: Server, system: str, store: Path
     until(lambda: RESET in galley("cache", "show", key[:16], "--store", store).stdout)
     assert "removed 1" in galley("cache", "rm", key[:16], "--store", store).stdout
     assert did(ask(server, RESET_TOO, system)) == "miss"
+
+
+def test_tune_has_another_server_embed(server: Server, tmp_path: Path) -> None:
+    data = tmp_path / "pairs.jsonl"
+    data.write_text(
+        f'{{"a": "{RESET}", "b": "{RESET_TOO}", "same": true}}\n'
+        f'{{"a": "{RESET}", "b": "Where are you?", "same": false}}\n'
+    )
+    command = ("cache", "tune", data, "--model", "vectors", "--url", server.url)
+    key = {"GALLEY_SEMANTIC_CACHE_API_KEY": key_of("two")}
+    done = galley(*command, environ=key)
+    assert "2 pairs, 1 of which mean the same" in done.stdout, done.stderr
+    # Two pairs show nothing.
+    assert "give more pairs" in done.stderr
+    # The key is not sent to a server that is not the one in the settings.
+    done = galley(*command, environ={**key, "GALLEY_SEMANTIC_CACHE_URL": "http://localhost:1"})
+    assert "/v1/embeddings answered 401" in done.stderr
 
 
 def test_false_hits_turn_it_off(model: Path, tmp_path: Path) -> None:
@@ -238,6 +255,18 @@ def test_false_hits_turn_it_off(model: Path, tmp_path: Path) -> None:
         # A question whose hit was false has its own answer now.
         again = ask(server, RESET_TOO, "You are assistant number 0.")
         assert did(again) == "hit"
+
+
+def test_tools_may_have_numbers_of_any_size(server: Server, system: str) -> None:
+    tools = [tool_with({"type": "integer", "maximum": 2**70})]
+    assert did(ask(server, RESET, system, tools=tools, tool_choice="none")) == "miss"
+    again = ask(server, RESET_TOO, system, tools=tools, tool_choice="none")
+    assert did(again).startswith("semantic")
+
+
+def tool_with(schema: dict[str, Any]) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {"size": schema}}
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
 
 
 def test_what_it_needs_is_named(model: Path, tmp_path: Path) -> None:
@@ -319,7 +348,7 @@ def test_servers_share_questions_and_a_reranker_may_object(model: Path, tmp_path
                 "semantic_cache_threshold": 0.9,
                 "semantic_cache_url": "ftp://h",
             },
-            "'ftp://h' is not a URL",
+            "semantic_cache_url is not a URL",
         ),
     ],
 )

@@ -378,10 +378,16 @@ def answers_of_chat(server: Server) -> float:
     return sum(count for name, count in ended if name.startswith(kind) and "realtime" in name)
 
 
+def charged_for_answers(server: Server) -> float:
+    """Return the generated tokens that the tenant is charged, without those of transcripts."""
+    heard = server.metrics("ears")["galley_generated_tokens_total"]
+    return server.metrics()["galley_tenant_tokens_total{kind=generated,tenant=}"] - heard
+
+
 def test_what_is_prepared_in_a_pause_is_dropped_when_the_caller_goes_on(
     client: LiveClient, server: Server
 ) -> None:
-    before = answers_of_chat(server)
+    before, charged = answers_of_chat(server), charged_for_answers(server)
     turns = {"type": "server_vad", "silence_duration_ms": 900}
     english = {"transcription": {"language": "en"}, "turn_detection": turns}
     update(client, max_output_tokens=20, audio={"input": english})
@@ -394,9 +400,11 @@ def test_what_is_prepared_in_a_pause_is_dropped_when_the_caller_goes_on(
         client.until("response.output_audio.delta")
     assert len(client.of("input_audio_buffer.committed")) == 1
     assert len(client.of("response.created")) == 1
-    client.until("response.done")
+    usage = client.until("response.done")["response"]["usage"]
     # That of the pause, or more, and the one that was told.
     assert until(lambda: answers_of_chat(server) - before >= 2)
+    # The tenant is charged for the latter alone.
+    assert charged_for_answers(server) - charged == usage["output_tokens"]
 
 
 def test_silence_after_an_answer_is_answered(client: LiveClient) -> None:

@@ -127,3 +127,15 @@ def test_every_order_of_pauses_and_words_keeps_the_text(tokenizer: Tokenizer) ->
         told = [kind for kind in kinds(driver) if kind in (Paused, Resumed)]
         assert told[:-1:2] == [Paused] * (len(told) // 2)
         assert told[1::2] == [Resumed] * (len(told) // 2)
+
+
+def test_new_options_undo_what_was_decided_in_a_pause(tokenizer: Tokenizer) -> None:
+    driver = Driver(tokenizer, speech("one two"), options=PATIENT)
+    while not paused_at(driver):
+        driver.play(0.1)
+    driver.session.end_after(0, 3_900)
+    driver.session.configure(
+        dataclasses.replace(PATIENT, turns=TurnOptions(silence_duration_ms=600))
+    )
+    driver.play(1.2)
+    assert driver.texts() == ["one two"]

@@ -1,5 +1,6 @@
 """A conversation's requirements on a model's chat template."""
 
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -34,3 +35,22 @@ def test_a_hint_of_effort_is_used_where_the_template_has_it(
     else:
         with pytest.raises(RequestError, match="reasoning_effort"):
             variables_of(strict, form)
+
+
+@pytest.mark.parametrize(
+    ("source", "dated"),
+    [
+        (PLAIN, False),
+        (PLAIN + "{{ strftime_now('%d %b %Y') }}", True),
+        (PLAIN + "{% if strftime_now is defined %}{{ strftime_now('%Y') }}{% endif %}", True),
+    ],
+)
+def test_prompts_of_two_days_differ_where_the_template_writes_the_date(
+    source: str, dated: bool
+) -> None:
+    form = chat_format(ChatTemplate(source, file="x"))
+    first, same, next_day = (
+        form.day_of(datetime(2026, 1, day, hour)) for day, hour in ((1, 0), (1, 23), (2, 0))
+    )
+    assert first == same
+    assert (first != next_day) == dated

@@ -44,7 +44,9 @@ def test_servers_are_compared_as_the_models_in_this_process_are(tmp_path: Path) 
     texts = [(window[:1], window[1:]) for window in windows]
     settings: dict[str, Any] = {"threads": 1, "kv_cache_tokens": 2048}
 
-    async def run(one: str, other: str) -> Fidelity:
+    async def run(
+        one: str, other: str, texts: list[tuple[list[int], list[int]]] = texts
+    ) -> Fidelity:
         with contextlib.closing(Client(one)) as first, contextlib.closing(Client(other)) as second:
             return await compare_texts((first, second), ("galley-demo", "galley-demo"), texts)
 
@@ -54,6 +56,9 @@ def test_servers_are_compared_as_the_models_in_this_process_are(tmp_path: Path) 
     ):
         found = asyncio.run(run(base.url, small.url))
         unlike = [([window[0]], [3]) for window in windows]
+        # Nothing predicts the first token of a text.
+        with pytest.raises(EngineError, match="0 tokens of an answer of 1"):
+            asyncio.run(run(base.url, base.url, [([], [3])]))
         with pytest.raises(EngineError, match="log-probabilities"):
             asyncio.run(_unknown(base.url, unlike))
     own = EngineSettings()

@@ -2,7 +2,9 @@
 
 import math
 from array import array
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,10 +17,12 @@ from galley.errors import SettingsError
 from galley.formats.source import resolve_model
 from galley.settings.config import Settings
 from galley.settings.engine import EngineSettings
-from galley.traffic.trace import read_trace
+from galley.settings.quality_gate import QualityGate
+from galley.traffic.trace import Turn, read_trace
 from galley.tune.advice import Prices, settings_file, what_it_takes
 from galley.tune.forecast import Forecast, Forecaster, Traffic
 from galley.tune.goal import Limit, parse_goal
+from galley.tune.job import Job, Wanted
 from galley.tune.page import page
 from galley.tune.search import Considered, Tuning, pareto, ranked, rounds, search
 from galley.tune.space import Candidate, candidates, default_space, parse_space
@@ -50,6 +54,26 @@ def candidate(**changes: object) -> Candidate:
         "speculation": "off",
     }
     return msgspec.convert({**known, **changes}, Candidate)
+
+
+def job(tmp_path: Path, *, file: str = "tune.json", **changes: Any) -> Job:
+    """Prepare a tuning of the bundled model with a single candidate, without a quality gate."""
+    trace = tmp_path / "trace.jsonl"
+    if not trace.exists():
+        lines = [
+            {"timestamp": i / 20, "input_length": 40, "output_length": 1 + i % 2} for i in range(4)
+        ]
+        trace.write_bytes(b"\n".join(map(msgspec.json.encode, lines)))
+    known: dict[str, Any] = {
+        "settings": EngineSettings(prefix_cache=False),
+        "goal": GOAL,
+        "turns": read_trace(trace),
+        "trace": str(trace),
+        "speed": 1.0,
+        "tried": [f"{name}={value}" for name, value in candidate(max_running=4).values.items()],
+        "gate": QualityGate({}),
+    }
+    return Job.prepare(Wanted(**{**known, **changes}), tmp_path / file)
 
 
 def trial(one: Candidate, turns: int, *, ttft: float, cost: float) -> Trial:
@@ -247,13 +271,17 @@ def test_the_settings_file_can_be_served_and_says_why(tmp_path: Path) -> None:
         turns=TURNS,
         measure=lambda one, turns: trial(one, turns, ttft=0.2, cost=costs[one]),
     )
-    text = settings_file("org/<m>", tuning, best, GOAL, Prices(0.36, 2))
+    tuned = EngineSettings(model="org/<m>", revision="v2", sampling_defaults=("top_k=5",))
+    text = settings_file(tuned, tuning, best, GOAL, Prices(0.36, 2))
     file = tmp_path / "galley.yaml"
     file.write_text(text)
     settings = Settings.load({}, file=file)
     assert settings.model == "org/<m>"
     assert settings.max_batch_tokens == best.candidate.max_batch_tokens == 128
-    assert set(yaml.safe_load(text)) == {"model", *best.candidate.values}
+    others = {"revision": "v2", "sampling_defaults": ["top_k=5"]}
+    assert set(yaml.safe_load(text)) == {"model", *best.candidate.values, *others}
+    assert settings.revision == "v2"
+    assert settings.sampling_defaults == ("top_k=5",)
     for line in text.splitlines()[2:]:
         assert line.startswith("model") or "  # " in line
     assert "int4: loses more than the quality gate allows" in text
@@ -274,8 +302,57 @@ def test_an_unmet_goal_says_what_it_would_take() -> None:
     assert "servers like this one" in said[1]
     hopeless = parse_goal("ttft p95 < 0.001ms")
     said = what_it_takes(nearest, hopeless, model, PEAKS, Traffic(40.0, 400, 50))
-    assert said[1].startswith("No number of such servers")
+    assert said[1].startswith("Not even 64 such servers")
     assert said[2].startswith("No machine")
+    silent = msgspec.structs.replace(nearest, latencies={"ttft p95": None, "tpot p95": 0.01})
+    said = what_it_takes(silent, GOAL, model, PEAKS, Traffic(40.0, 400, 50))
+    assert "no answer" in said[1]
+
+
+def test_figures_of_other_conditions_are_not_taken(tmp_path: Path) -> None:
+    kept = job(tmp_path).tuning
+    assert job(tmp_path).tuning.peaks == kept.peaks
+    others: dict[str, dict[str, Any]] = {
+        "other settings": {"settings": EngineSettings(activations="float32")},
+        "texts of the losses": {"data": tmp_path / "texts.txt"},
+        "trace": {"turns": [replace(turn, due=2 * turn.due) for turn in turns_of(tmp_path)]},
+    }
+    for name, changes in others.items():
+        with pytest.raises(SettingsError, match=f"other conditions .{name}"):
+            job(tmp_path, **changes)
+
+
+def turns_of(tmp_path: Path) -> list[Turn]:
+    return read_trace(tmp_path / "trace.jsonl")
+
+
+def test_a_limit_that_the_trace_cannot_measure_is_refused(tmp_path: Path) -> None:
+    job(tmp_path)
+    short = [
+        replace(turn, line=msgspec.structs.replace(turn.line, output_length=1))
+        for turn in turns_of(tmp_path)
+    ]
+    with pytest.raises(SettingsError, match=r"tpot p95 < 60ms: no request of .* second token"):
+        job(tmp_path, turns=short, file="other.json")
+
+
+def test_a_measured_server_has_the_engine_settings_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Keys would refuse the requests, a record would grow, and stored answers would cost nothing.
+    record = tmp_path / "record"
+    (tmp_path / "galley.yaml").write_text(
+        f"record: {record}\nresponse_cache: exact\nadmin_key: [admin]\n"
+    )
+    monkeypatch.setenv("GALLEY_API_KEY", "secret")
+    monkeypatch.chdir(tmp_path)
+    prepared = job(tmp_path)
+    [one] = prepared.tuning.considered
+    found = prepared.bench.measure(one.candidate, 4)
+    assert found.problem == ""
+    assert found.output_tokens == 6
+    assert found.cached_share == 0
+    assert not record.exists()
 
 
 def test_a_model_is_tuned_and_an_impossible_goal_gets_its_nearest(tmp_path: Path) -> None:

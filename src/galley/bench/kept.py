@@ -8,7 +8,7 @@ import msgspec
 
 from galley import __version__
 from galley.errors import SettingsError
-from galley.ops.packed_files import write_atomically
+from galley.files import complete_or_absent
 
 
 class Kept(Protocol):
@@ -70,5 +70,5 @@ def keep(file: Path, results: Kept) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    encoded = msgspec.json.format(msgspec.json.encode(results), indent=1)
-    write_atomically(file, [memoryview(encoded)])
+    with complete_or_absent(file) as partial:
+        partial.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1))

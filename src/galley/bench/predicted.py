@@ -25,8 +25,9 @@ from galley.formats.source import resolve_model
 from galley.machine import available_cores, available_memory, bytes_text
 from galley.ops.cpu import SCRATCH_BYTES
 from galley.plan.hardware import Machine
-from galley.plan.predict import GIB, Load, Shares, peak_rate, predict
+from galley.plan.predict import GIB, predict
 from galley.plan.sizes import ModelSizes
+from galley.plan.steps import Load, Shares, peak_rate
 from galley.settings.engine import EngineSettings, KVType, Quantize
 from galley.types.model_info import ModelInfo
 

@@ -29,6 +29,10 @@ class Spread:
         """Return the spread of at least one measurement."""
         return cls(statistics.median(samples), min(samples), max(samples))
 
+    def scaled(self, factor: float) -> Self:
+        """Return the spread of the same measurements, each times a factor above 0."""
+        return type(self)(factor * self.median, factor * self.low, factor * self.high)
+
 
 @dataclass(frozen=True, slots=True)
 class Cache:

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from galley.errors import EngineError, RequestError
 
@@ -112,12 +113,6 @@ async def converse(call: Call, callers: int) -> list[Turn]:
     return [turn for task in tasks for turn in task.result()]
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    """Return the value that a share of the values does not exceed."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
 async def _caller(call: Call, first: int) -> list[Turn]:
     async with _connected(call) as socket:
         session = {
@@ -134,16 +129,20 @@ async def _caller(call: Call, first: int) -> list[Turn]:
 @asynccontextmanager
 async def _connected(call: Call) -> AsyncIterator[Any]:
     from websockets.asyncio.client import connect
-    from websockets.exceptions import WebSocketException
+    from websockets.exceptions import ConnectionClosed, WebSocketException
 
-    url = f"{call.url.replace('http', 'ws', 1)}/v1/realtime?model={call.model}"
+    query = urlencode({"model": call.model})
+    url = f"{call.url.replace('http', 'ws', 1)}/v1/realtime?{query}"
     headers = {"Authorization": f"Bearer {call.key}"} if call.key else {}
     try:
         socket = await connect(url, additional_headers=headers, max_size=2**24)
     except (OSError, WebSocketException) as error:
         raise RequestError(f"cannot connect to {url}: {error}") from error
     async with socket:
-        yield socket
+        try:
+            yield socket
+        except ConnectionClosed as error:
+            raise EngineError(f"the server ended the conversation: {error}") from error
 
 
 async def _turn(call: Call, recording: int, socket: Any) -> Turn:
@@ -210,6 +209,9 @@ class _Heard:
             times = [event[name] for name in PARTS.values()]
             self._parts = tuple(None if ms is None else ms / 1000 for ms in times)
         elif kind == "response.done" and event["response"]["status"] != "cancelled":
+            if event["response"]["status"] == "failed":
+                error = event["response"]["status_details"]["error"]
+                raise EngineError(f"a response failed: {error['message']}")
             if self.first_audio is None and not self.cut_offs:
                 raise EngineError("a response has no audio; does the server have a voice?")
             return self.first_audio is not None

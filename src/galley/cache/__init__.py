@@ -1,1 +1,1 @@
-"""Answers kept and given again: keys, entries, stores, and requests that share one generation."""
+"""Stored answers: keys, entries, stores, shared generations, and questions that mean the same."""

@@ -113,243 +113,45 @@ NEGATING_LETTERS: Final = "不没沒無无非未別别勿"
 """Characters that negate in Chinese and Japanese, which have no spaces between words."""
 
 _OPPOSITES: Final = """
-enable disable
-open close
-start stop
-begin end
-increase decrease
-raise lower
-raise reduce
-increase reduce
-add remove
-add delete
-create delete
-install uninstall
-buy sell
-lend borrow
-send receive
-import export
-upload download
-push pull
-encode decode
-encrypt decrypt
-compress decompress
-lock unlock
-connect disconnect
-subscribe unsubscribe
-activate deactivate
-activate cancel
-join leave
-accept reject
-accept decline
-allow block
-allow forbid
-allow prevent
-show hide
-win lose
-gain lose
-pass fail
-before after
-above below
-over under
-inside outside
-up down
-upgrade downgrade
-in out
-on off
-left right
-front back
-top bottom
-first last
-last next
-previous next
-earliest latest
-oldest newest
-old new
-more less
-more fewer
-most least
-best worst
-better worse
-good bad
-pros cons
-advantage disadvantage
-benefit risk
-benefit drawback
-maximum minimum
-max min
-highest lowest
-high low
-longest shortest
-long short
-largest smallest
-big small
-large small
-biggest smallest
-fastest slowest
-fast slow
-early late
-cheap expensive
-cheapest expensive
-hot cold
-warm cool
-safe dangerous
-legal illegal
-true false
-right wrong
-same different
-public private
-input output
-male female
-man woman
-men women
-boy girl
-husband wife
-mother father
-son daughter
-brother sister
-his her
-he she
-him her
-north south
-east west
-morning evening
-morning night
-day night
-incoming outgoing
-inbound outbound
-arrival departure
-arrive depart
-arrive leave
-entry exit
-deposit withdraw
-deposit withdrawal
-credit debit
-income expense
-profit loss
-lossless lossy
-synchronous asynchronous
-vertical horizontal
-row column
-rows columns
-parent child
-client server
-employer employee
-teacher student
-landlord tenant
-buyer seller
-lender borrower
-married single
-with without
-always never
-all some
-always sometimes
-everyone nobody
-both either
-approve deny
-approve reject
-grant revoke
-grant deny
-ask answer
-attack defend
-ascend descend
-appear disappear
-arrive depart
-bigger smaller
-larger smaller
-higher lower
-longer shorter
-faster slower
-older younger
-older newer
-cheaper dearer
-cheaper pricier
-borrower lender
-boil freeze
-build destroy
-charge discharge
-charge refund
-come go
-discount surcharge
-discount markup
-employ dismiss
-hire fire
-expand collapse
-expand shrink
-extend shorten
-extend cancel
-find lose
-forget remember
-freeze unfreeze
-freeze thaw
-give take
-grow shrink
-heat cool
-import exported
-include omit
-include exclude
-inhale exhale
-keep return
-keep discard
-keep delete
-leave stay
-leave return
-lead follow
-like dislike
-like hate
-live die
-love hate
-merge split
-mute unmute
-multiply divide
-odd even
-offer demand
-own rent
-pause resume
-pay earn
-permit forbid
-plus minus
-pin unpin
-promote demote
-protect expose
-publish retract
-question answer
-read write
-renew cancel
-repair break
-save delete
-save spend
-schedule cancel
-sit stand
-sleep wake
-sunrise sunset
-supply demand
-tighten loosen
-trust distrust
-upper lower
-vacant occupied
-wake sleep
-wax wane
-wet dry
-winner loser
-zoom shrink
-wide narrow
-heavy light
-strong weak
-full empty
-rich poor
-young old
-positive negative
-major minor
-domestic international
-temporary permanent
-manual automatic
-optional required
-mandatory optional
+add/subtract plus/times minus/times plus/divided minus/divided times/divided sum/product
+sum/difference squared/cubed since/until
+enable/disable open/close start/stop begin/end increase/decrease raise/lower raise/reduce
+increase/reduce add/remove add/delete create/delete install/uninstall buy/sell lend/borrow
+send/receive import/export upload/download push/pull encode/decode encrypt/decrypt
+compress/decompress lock/unlock connect/disconnect subscribe/unsubscribe activate/deactivate
+activate/cancel join/leave accept/reject accept/decline allow/block allow/forbid allow/prevent
+show/hide win/lose gain/lose pass/fail before/after above/below over/under inside/outside up/down
+upgrade/downgrade in/out on/off left/right front/back top/bottom first/last last/next
+previous/next earliest/latest oldest/newest old/new more/less more/fewer most/least best/worst
+better/worse good/bad pros/cons advantage/disadvantage benefit/risk benefit/drawback
+maximum/minimum max/min highest/lowest high/low longest/shortest long/short largest/smallest
+big/small large/small biggest/smallest fastest/slowest fast/slow early/late cheap/expensive
+cheapest/expensive hot/cold warm/cool safe/dangerous legal/illegal true/false right/wrong
+same/different public/private input/output male/female man/woman men/women boy/girl husband/wife
+mother/father son/daughter brother/sister his/her he/she him/her north/south east/west
+morning/evening morning/night day/night incoming/outgoing inbound/outbound arrival/departure
+arrive/depart arrive/leave entry/exit deposit/withdraw deposit/withdrawal credit/debit
+income/expense profit/loss lossless/lossy synchronous/asynchronous vertical/horizontal row/column
+parent/child client/server employer/employee teacher/student landlord/tenant buyer/seller
+lender/borrower married/single with/without always/never all/some always/sometimes everyone/nobody
+both/either approve/deny approve/reject grant/revoke grant/deny ask/answer attack/defend
+ascend/descend appear/disappear bigger/smaller larger/smaller higher/lower longer/shorter
+faster/slower older/younger older/newer cheaper/dearer cheaper/pricier boil/freeze build/destroy
+charge/discharge charge/refund come/go discount/surcharge discount/markup employ/dismiss hire/fire
+expand/collapse expand/shrink extend/shorten extend/cancel find/lose forget/remember
+freeze/unfreeze freeze/thaw give/take grow/shrink heat/cool include/omit include/exclude
+inhale/exhale keep/return keep/discard keep/delete leave/stay leave/return lead/follow
+like/dislike like/hate live/die love/hate merge/split mute/unmute multiply/divide odd/even
+offer/demand own/rent pause/resume pay/earn permit/forbid plus/minus pin/unpin promote/demote
+protect/expose publish/retract question/answer read/write renew/cancel repair/break save/delete
+save/spend schedule/cancel sit/stand sleep/wake sunrise/sunset supply/demand tighten/loosen
+trust/distrust upper/lower vacant/occupied wax/wane wet/dry winner/loser wide/narrow heavy/light
+strong/weak full/empty rich/poor young/old positive/negative major/minor domestic/international
+temporary/permanent manual/automatic optional/required mandatory/optional
 """
 
 OPPOSITES: Final = tuple(
-    (first, second) for first, second in (line.split() for line in _OPPOSITES.split("\n") if line)
+    (pair.partition("/")[0], pair.partition("/")[2]) for pair in _OPPOSITES.split()
 )
 """Pairs of words of which a text with one does not ask what a text with the other asks."""
 

@@ -43,7 +43,14 @@ _ORDINAL: Final = re.compile(r"(\d+)(?:st|nd|rd|th)")
 _ISO_DATE: Final = re.compile(r"\d{4}-\d{1,2}-\d{1,2}")
 _SENTENCE_END: Final = re.compile(r"[.!?:;]\s*$|\n\s*$|[\"“(]\s*$")
 _QUOTED: Final = re.compile(r"\"([^\"]{1,200})\"|“([^”]{1,200})”|`([^`]{1,200})`")
+_SIGN: Final = re.compile(
+    r"[+*^=<>\u2264\u2265\u2260\u2248\u00d7\u00f7\u00b1\u221a]"
+    r"|(?:(?<![\w)])|(?<=[\d)]))[-\u2212\u2013]\s*(?=[\d(])"  # a minus, no hyphen and no dash between words
+)
+_SAME_SIGNS: Final = str.maketrans("\u00d7\u2212\u2013", "*--")
 _GROUPED: Final = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_THOUSANDS_OR_PART: Final = re.compile(r"\d{1,3}\.\d{3}")
+"""10.000 is ten in English and ten thousand in German."""
 
 _NO_CONTENT: Final = FUNCTION_WORDS | DIRECTIONS.keys()
 _NEVER_NAMES: Final = FUNCTION_WORDS | MONTHS.keys() | DATES | UNITS.keys()
@@ -69,6 +76,9 @@ class Facts:
         self.units: set[str] = set()
         self.dates: set[str] = set()
         self.quoted = {_folded(next(filter(None, found))) for found in _QUOTED.findall(text)}
+        self.signs = Counter(
+            sign.strip().translate(_SAME_SIGNS) for sign in _SIGN.findall(_ISO_DATE.sub(" ", text))
+        )
         self._text = text
         self._words: list[_Word] = []
         self._take_codes()
@@ -102,7 +112,7 @@ class Facts:
                 after_number = True
                 continue
             first = not self._words or bool(
-                _SENTENCE_END.search(self._spaced[: match.start()][-4:])
+                _SENTENCE_END.search(self._spaced[max(0, match.start() - 4) : match.start()])
             )
             self._take_word(written, plain, first=first, after_number=after_number)
             after_number = plain in NUMBERS
@@ -189,10 +199,13 @@ class Facts:
 def difference(first: Facts, second: Facts) -> str | None:
     """Return the kind of fact in which two texts differ; None if they agree in all.
 
-    Kinds are "numbers", "units", "dates", "names", "negations", "opposites", "question" and "roles".
+    Kinds are "numbers", "signs", "units", "dates", "names", "negations", "opposites", "question" and
+    "roles".
     """
     if first.numbers != second.numbers or first.codes != second.codes:
         return "numbers"
+    if first.signs != second.signs:
+        return "signs"
     if first.units != second.units:
         return "units"
     if first.dates != second.dates:
@@ -240,8 +253,11 @@ def _reversed(first: Facts, second: Facts) -> bool:
 
     That is so where they have exchanged their roles ("from a to b", "from b to a"), their order around a
     third ("a causes b", "b causes a"), or what follows a word that both say twice ("more red cars than blue
-    cars"); or where one word has contrary roles ("to Monday", "from Monday").
+    cars"); or where one word has contrary roles ("to Monday", "from Monday"). With signs of arithmetic, the
+    order of all shared words counts ("2^3", "3^2").
     """
+    if first.signs and _in_order(first, second) != _in_order(second, first):
+        return True
     shared = set(first.content) & set(second.content)
     exchanges = {(first.roles[word], second.roles[word]) for word in shared}
     if any(a != b and (b, a) in exchanges for a, b in exchanges):
@@ -256,6 +272,11 @@ def _reversed(first: Facts, second: Facts) -> bool:
     order = dict.fromkeys(word for word in second.content if word in shared)
     place = {word: number for number, word in enumerate(order)}
     return _falls_thrice([place[word] for word in dict.fromkeys(first.content) if word in shared])
+
+
+def _in_order(text: Facts, other: Facts) -> list[str]:
+    """Return the words of a text that the other has, too."""
+    return [word for word in text.words if word in other.word_set]
 
 
 def _repeats_differ(first: list[str], second: list[str]) -> bool:
@@ -301,6 +322,8 @@ def _numbers(token: str) -> list[str]:
         return [str(int(part)) for part in token.split("-")]
     if _GROUPED.fullmatch(token):
         return [_number(token.replace(",", ""))]
+    if _THOUSANDS_OR_PART.fullmatch(token):
+        return [token]
     if re.fullmatch(r"\d+(?:[.,]\d+)?", token):
         return [_number(token.replace(",", "."))]
     return [token]

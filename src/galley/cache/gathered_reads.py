@@ -1,4 +1,4 @@
-"""Reads of a store that is asked over a network: those that wait go together in one round trip."""
+"""Reads of a store over a network: those that wait share one round trip."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,16 +13,16 @@ Read = Callable[[Sequence[str]], Awaitable[list[bytes | None]]]
 
 
 class GatheredReads:
-    """Gathers the names that are asked for while earlier ones are under way. For use in one event loop."""
+    """Gathers the names to read while earlier reads are under way. For use in one event loop."""
 
     def __init__(self, read: Read) -> None:
-        """Ask with ``read``, which returns the value of each name or raises."""
+        """Read with ``read``, which returns the value of each name or raises."""
         self._read = read
         self._waiting: list[tuple[str, asyncio.Future[bytes | None]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def get(self, names: Sequence[str]) -> list[bytes | None]:
-        """Return the value of each name. Raises the errors of the read that asked for it."""
+        """Return the value of each name. Raises the errors of ``read``."""
         loop = asyncio.get_running_loop()
         futures = [loop.create_future() for _ in names]
         self._waiting += zip(names, futures, strict=True)
@@ -38,7 +38,7 @@ class GatheredReads:
     def _send(self) -> None:
         while self._waiting and len(self._tasks) < _UNDER_WAY:
             some, self._waiting = self._waiting[:_MOST], self._waiting[_MOST:]
-            task = asyncio.create_task(self._ask(some), name="galley-reads")
+            task = asyncio.create_task(self._read_some(some), name="galley-reads")
             self._tasks.add(task)
             task.add_done_callback(self._ended)
 
@@ -46,12 +46,16 @@ class GatheredReads:
         self._tasks.discard(task)
         self._send()
 
-    async def _ask(self, some: "list[tuple[str, asyncio.Future[bytes | None]]]") -> None:
+    async def _read_some(self, some: "list[tuple[str, asyncio.Future[bytes | None]]]") -> None:
         some = [(name, future) for name, future in some if not future.done()]
         if not some:
             return
         try:
             values = await self._read([name for name, _ in some])
+        except asyncio.CancelledError:
+            for _, future in some:
+                future.cancel()
+            raise
         except Exception as error:
             for _, future in some:
                 if not future.done():

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 _IN_THREAD: Final = 1_000_000
 """Numbers in a matrix from which on its product is computed by a thread."""
-_FEWEST_ROWS: Final = 8
+_SPARE: Final = 4
+"""A matrix is halved once so many times the rows in use would fit."""
 
 
 class Candidate(NamedTuple):
@@ -60,7 +61,7 @@ class Nearest:
         row = np.frombuffer(vector, dtype=np.float16).astype(np.float32)
         held = self._scopes.get(scope)
         if held is None:
-            held = self._scopes[scope] = _Scope(np.empty((_FEWEST_ROWS, len(row)), np.float32))
+            held = self._scopes[scope] = _Scope(np.empty((1, len(row)), np.float32))
         if held.matrix.shape[1] != len(row):
             return  # of a model that has changed its width under one name
         number = len(held.keys)
@@ -87,6 +88,8 @@ class Nearest:
             self._rows[last_key] = (scope, row)
         if not held.keys:
             del self._scopes[scope]
+        elif len(held.matrix) >= _SPARE * len(held.keys):
+            held.matrix = held.matrix[: len(held.matrix) // 2].copy()
 
     def use(self, key: bytes) -> None:
         """Note that a question was used."""

@@ -3,10 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from galley.cache.keys import digest, encoded
+import msgspec
+
+from galley.cache.keys import digest
 
 LONGEST: Final = 1000
 """Characters of a message beyond which it is not compared: vectors of long texts blur what differs."""
+
+
+_encoder: Final = msgspec.json.Encoder(order="deterministic")
+"""JSON, as the request: its whole numbers have any size (MessagePack's have 64 bits)."""
 
 
 class Question(NamedTuple):
@@ -40,6 +46,8 @@ def question_of(
         around: plain values of all else that shapes the answer: tools, variables and parameters.
         most_turns: the most messages of the user.
     """
+    if not messages:
+        return None
     *before, last = messages
     text = last.get("content")
     if last.get("role") != "user" or not isinstance(text, str):
@@ -51,7 +59,7 @@ def question_of(
     if any(not _is_plain(message) for message in before):
         return None
     rest = {name: value for name, value in last.items() if name != "content"}
-    return Question(text, digest(encoded((before, rest, around))))
+    return Question(text, digest(_encoder.encode((before, rest, around))))
 
 
 def _is_plain(message: Mapping[str, Any]) -> bool:

@@ -173,17 +173,17 @@ class RedisStore:
         """See :meth:`galley.cache.store.Store.follow`."""
         with _as_store_errors():
             begin = f"({place}" if place else "-"
-            told = await self._redis.xrange(_QUESTIONS, begin, "+", count=most)
-            if not told:
+            questions = await self._redis.xrange(_QUESTIONS, begin, "+", count=most)
+            if not questions:
                 return [], place, False
-            names = [fields[b"name"].decode() for _, fields in told]
+            names = [fields[b"name"].decode() for _, fields in questions]
             values = await self._redis.mget([f"{_PREFIX}:{name}" for name in names])
         found = [
             unpack(data, bytes.fromhex(name)) if data else None
             for name, data in zip(names, values, strict=True)
         ]
-        after = told[-1][0].decode()
-        return [entry for entry in found if entry is not None], after, len(told) == most
+        after = questions[-1][0].decode()
+        return [entry for entry in found if entry is not None], after, len(questions) == most
 
     async def find(self, selection: Selection, most: int) -> list[Kept]:
         """See :meth:`galley.cache.store.Store.find`."""

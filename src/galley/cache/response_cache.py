@@ -62,9 +62,12 @@ class ResponseCache:
         )
 
     async def get(self, keys: Sequence[bytes]) -> list[Entry | None]:
-        """Return the entries of the keys; none while the store cannot be used."""
-        found = await self.reads.run(lambda: self.store.get(keys))
-        return [None] * len(keys) if found is None else found
+        """Return the entries of the keys; no entry while the store cannot be used."""
+        return await self.read(keys) or [None] * len(keys)
+
+    async def read(self, keys: Sequence[bytes]) -> list[Entry | None] | None:
+        """Return the entries of the keys; None while the store cannot be used."""
+        return await self.reads.run(lambda: self.store.get(keys))
 
     def put(self, entry: Entry, then: Callable[[], None] = lambda: None) -> None:
         """Store an entry in the background, and call ``then`` when it is found, or lost."""

@@ -8,8 +8,9 @@ removed is never found.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
 from galley.cache.entry import Entry
@@ -57,8 +58,12 @@ class Embedder(Protocol):
 class Ranker(Protocol):
     """A cross-encoder."""
 
-    async def scores(self, text: str, others: Sequence[str]) -> list[float]:
-        """Return how well each other text matches. Raises StoreError if the model cannot be used now."""
+    async def scores(self, text: str, others: Sequence[str]) -> list[float] | None:
+        """Return how well each other text matches; None if the model does not take one of them.
+
+        Raises:
+            StoreError: the model cannot be used now.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,25 +90,25 @@ class Near(NamedTuple):
     similarity: float
 
 
-Get = Callable[[Sequence[bytes]], Awaitable[list[Entry | None]]]
+Read = Callable[[Sequence[bytes]], Awaitable[list[Entry | None] | None]]
 
 
 class Semantic:
     """Finds stored answers by meaning. For use in one event loop."""
 
     def __init__(
-        self, get: Get, store: Store, embedder: Embedder, ranker: Ranker | None, limits: Limits
+        self, read: Read, store: Store, embedder: Embedder, ranker: Ranker | None, limits: Limits
     ) -> None:
         """Know no question yet.
 
         Args:
-            get: returns entries by their keys.
+            read: returns entries by their keys; None while the store cannot be used.
             store: whose questions are followed.
             embedder: computes the vectors.
             ranker: a cross-encoder, if one is served.
             limits: when two texts count as the same.
         """
-        self._get = get
+        self._read = read
         self._store = store
         self._embedder = embedder
         self._ranker = ranker
@@ -158,10 +163,16 @@ class Semantic:
         near = await self._index.nearest(
             placed.scope, placed.vector, least=self._limits.threshold, most=_CANDIDATES
         )
-        facts = Facts(placed.text) if near else None
-        same = [one for one in near if facts and difference(facts, Facts(one.text)) is None]
+        if not near:
+            return None
+        facts = Facts(placed.text)
+        # Facts of a long text take a millisecond: they are found as far as they are needed.
+        same = (one for one in near if difference(facts, Facts(one.text)) is None)
         for one in await self._confirmed(placed.text, same):
-            [entry] = await self._get([one.key])
+            read = await self._read([one.key])
+            if read is None:
+                return None  # the store cannot be used now
+            [entry] = read
             if entry is None or entry.scope != placed.scope or entry.question != one.text:
                 self._index.remove(one.key)
                 continue
@@ -170,32 +181,32 @@ class Semantic:
                 return Near(entry, min(1.0, one.similarity))
         return None
 
-    async def _confirmed(self, text: str, near: list[Candidate]) -> list[Candidate]:
+    async def _confirmed(self, text: str, near: Iterator[Candidate]) -> Iterable[Candidate]:
         """Return those that the cross-encoder confirms; all if there is none."""
         ranker, least = self._ranker, self._limits.ranking
-        if ranker is None or least is None or not near:
+        if ranker is None or least is None:
             return near
-        near = near[:_RANKED]
-        scores = await self._ranks.run(lambda: ranker.scores(text, [one.text for one in near]))
+        some = list(islice(near, _RANKED))
+        if not some:
+            return []
+        scores = await self._ranks.run(lambda: ranker.scores(text, [one.text for one in some]))
         if scores is None:
             return []
-        return [one for one, score in zip(near, scores, strict=True) if score >= least]
+        return [one for one, score in zip(some, scores, strict=True) if score >= least]
 
     async def agree(self, first: str, second: str) -> bool | None:
         """Return whether two answers say the same; None if they cannot be compared now."""
         if first.split() == second.split():
             return True
-        if not same_numbers(Facts(first), Facts(second)):
+        # Answers may be long, and checks are in no hurry.
+        if not await asyncio.to_thread(lambda: same_numbers(Facts(first), Facts(second))):
             return False
+        embedded = [await self._cut_vector(text) for text in (first, second)]
         try:
-            vectors = [
-                packed(embedded.vector)
-                for text in (first, second)
-                if (embedded := await self._cut_vector(text)) is not None
-            ]
+            vectors = [packed(one.vector) for one in embedded if one is not None]
         except ValueError:
             return None
-        return len(vectors) == 2 and cosine(*vectors) >= self._limits.agreement
+        return cosine(*vectors) >= self._limits.agreement if len(vectors) == 2 else None
 
     async def _cut_vector(self, text: str) -> Embedded | None:
         return await self._embeds.run(lambda: self._embedder.embed(text, cut=True))

@@ -83,6 +83,8 @@ FROM questions JOIN entries ON entries.key = questions.key
 WHERE questions.number > ? ORDER BY questions.number LIMIT ?
 """
 
+_BEFORE_LATEST: Final = "SELECT number FROM questions ORDER BY number DESC LIMIT 1 OFFSET ?"
+
 _FIND: Final = """
 SELECT key, entry, size, used, hits FROM entries
 WHERE name GLOB :name AND (:model IS NULL OR model = :model) AND (:tenant IS NULL OR tenant = :tenant)
@@ -182,7 +184,12 @@ class SqliteStore:
     async def follow(self, place: str, most: int) -> tuple[list[Entry], str, bool]:
         """See :meth:`galley.cache.store.Store.follow`."""
         with _as_store_errors():
-            rows = self._connection().execute(_FOLLOW, (int(place or 0), most)).fetchall()
+            base = self._connection()
+            before = (int(place or 0),)
+            if not place:
+                latest = base.execute(_BEFORE_LATEST, (self._bounds.questions,))
+                before = latest.fetchone() or before
+            rows = base.execute(_FOLLOW, (*before, most)).fetchall()
         found = [unpack(data, key) for _, key, data in rows]
         after = str(rows[-1][0]) if rows else place
         return [entry for entry in found if entry is not None], after, len(rows) == most

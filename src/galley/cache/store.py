@@ -22,7 +22,7 @@ class Bounds:
         bytes: size of all entries.
         entries: number of entries.
         seconds: age at which an entry ends.
-        questions: the latest entries with a question of which :meth:`Store.follow` still tells.
+        questions: number of the latest entries with a question that :meth:`Store.follow` returns.
     """
 
     bytes: int
@@ -93,7 +93,7 @@ class Store(Protocol):
         """Return entries with a question in the order in which they were stored, by any process.
 
         Args:
-            place: what the last call returned; "": from the oldest one on.
+            place: what the last call returned; "": from the oldest of the latest ``Bounds.questions`` on.
             most: number of entries to read.
 
         Returns:

@@ -6,7 +6,7 @@ is not believed even if none of its hits is false.
 
 import csv
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from galley.cache.chances import at_least
+from galley.cache.facts import Facts, difference
 from galley.errors import SettingsError, shown
 
 MOST_PAIRS: Final = 1_000_000
@@ -83,6 +84,30 @@ class Result:
             return False
         # So few false hits are improbable if their share were the budget.
         return 1.0 - at_least(self.false + 1, self.hits, budget) <= _DOUBT
+
+
+def score(
+    pairs: Sequence[Pair],
+    similarity: Callable[[str, str], float],
+    rankings: Sequence[float | None] | None = None,
+) -> list[Scored]:
+    """Return what the cache would know of each pair.
+
+    Args:
+        pairs: the pairs.
+        similarity: returns the cosine of two texts.
+        rankings: the cross-encoder's score of each pair; None: there is no cross-encoder.
+    """
+    facts = {text: Facts(text) for pair in pairs for text in (pair.first, pair.second)}
+    return [
+        Scored(
+            pair.same,
+            similarity(pair.first, pair.second),
+            difference(facts[pair.first], facts[pair.second]) is None,
+            ranking,
+        )
+        for pair, ranking in zip(pairs, rankings or [None] * len(pairs), strict=True)
+    ]
 
 
 def results(scored: Sequence[Scored], *, facts: bool = True) -> list[Result]:

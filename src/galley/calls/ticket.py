@@ -5,9 +5,9 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from galley.errors import RequestError, SettingsError, Unavailable, shown
+from galley.json_http import exchange, is_server, route_of
 
 SCHEMA: Final[dict[str, Any]] = {
     "type": "object",
@@ -33,16 +33,6 @@ _BUSY: Final = (408, 429)
 _SERVER_ERROR: Final = 500
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Reports a redirect as an error: urllib would send the key and ask again without the transcript."""
-
-    def redirect_request(self, *_: object) -> None:
-        return None
-
-
-_OPENER: Final = urllib.request.build_opener(_NoRedirects)
-
-
 @dataclass(frozen=True, kw_only=True)
 class TicketWriter:
     """Asks a server with OpenAI's API for tickets.
@@ -65,8 +55,7 @@ class TicketWriter:
     timeout: float = 300.0
 
     def __post_init__(self) -> None:
-        place = urlsplit(self.url)
-        if place.scheme not in ("http", "https") or not place.hostname:
+        if not is_server(self.url):
             raise SettingsError(f"{shown(self.url)} is not a URL such as http://127.0.0.1:8000")
 
     def write(self, transcript: str) -> dict[str, Any]:
@@ -110,13 +99,11 @@ class TicketWriter:
         headers = {"Content-Type": "application/json"}
         if self.api_key is not None:
             headers["Authorization"] = f"Bearer {self.api_key}"
-        base = self.url.rstrip("/").removesuffix("/v1")
         request = urllib.request.Request(  # noqa: S310 - the scheme is checked above
-            base + path, json.dumps(body).encode(), headers
+            route_of(self.url, path), json.dumps(body).encode(), headers
         )
         try:
-            with _OPENER.open(request, timeout=self.timeout) as answer:
-                return json.loads(answer.read(_MOST_BYTES))
+            return json.loads(exchange(request, timeout=self.timeout, most=_MOST_BYTES))
         except urllib.error.HTTPError as error:
             detail = error.read(2000).decode("utf-8", "replace")
             message = f"{self.url} answered {error.code}: {detail}"

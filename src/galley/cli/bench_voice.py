@@ -1,8 +1,9 @@
 """``galley bench voice``: how soon a conversation over ``/v1/realtime`` answers."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,6 +11,9 @@ from galley.cli.options import Command
 from galley.cli.report import check_folders, json_option, write_json
 from galley.cli.terminal import table
 from galley.errors import GalleyError
+
+if TYPE_CHECKING:
+    from galley.bench.voice import Turn
 
 
 @click.command(
@@ -74,7 +78,7 @@ def voice(
     Times of the parts are those of the server, from the end of speech; they overlap.
     """
     check_folders(json=json_file)
-    from galley.bench.voice import PARTS, Call, converse, quantile, read_recording
+    from galley.bench.voice import Call, converse, read_recording
 
     detection: dict[str, Any] = {"type": "server_vad"}
     if eagerness is not None:
@@ -95,20 +99,35 @@ def voice(
         if isinstance(first, GalleyError):
             raise first from None
         raise
+    _show(done, callers, interrupts=interrupt)
+    turns_done = _turns(done, recordings)
+    write_json(json_file, {"turns": turns_done, "callers": callers, "turn_detection": detection})
+
+
+def _show(done: "list[Turn]", callers: int, *, interrupts: bool) -> None:
+    """Print the quantiles of each part of the turns that were not cut off, and how many were."""
+    from galley.bench.serve.measure import quantiles_of
+    from galley.bench.voice import PARTS
+
     whole = [turn for turn in done if not turn.cut_offs]
     columns = [[turn.parts[n] for turn in whole] for n in range(len(PARTS))]
     columns.append([turn.total for turn in whole])
-    columns.append([turn.interruption for turn in done if interrupt])
+    columns.append([turn.interruption for turn in done if interrupts])
     rows = []
     for name, column in zip([*PARTS, "total", "interruption"], columns, strict=True):
-        if times := [seconds for seconds in column if seconds is not None]:
-            shares = (0.5, 0.95, 0.99)
-            rows.append((name, *(f"{1000 * quantile(times, share):.0f}" for share in shares)))
+        if found := quantiles_of([1000 * seconds for seconds in column if seconds is not None]):
+            rows.append((name, *(f"{ms:.0f}" for ms in (found.p50, found.p95, found.p99))))
     heading = f"{len(whole)} turns of {callers} callers, ms"
     print(table((heading, "P50", "P95", "P99"), rows))
     cut = len(done) - len(whole)
     print(f"{cut} of {len(done)} turns were cut off ({100 * cut / len(done):.1f} %)")
-    turns_done = [
+
+
+def _turns(done: "list[Turn]", recordings: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return the turns as the file has them; times in seconds."""
+    from galley.bench.voice import PARTS
+
+    return [
         {
             "recording": str(recordings[turn.recording]),
             "cut_offs": turn.cut_offs,
@@ -118,4 +137,3 @@ def voice(
         }
         for turn in done
     ]
-    write_json(json_file, {"turns": turns_done, "callers": callers, "turn_detection": detection})

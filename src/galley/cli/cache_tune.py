@@ -1,23 +1,25 @@
 """``galley cache tune``: the threshold of the semantic cache from labelled pairs of questions."""
 
-import os
 import re
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from galley.cli.options import Command
-from galley.cli.server_api import call
+from galley.cli.server_api import TIMEOUT_SECONDS
 from galley.cli.terminal import progress, table
-from galley.errors import SettingsError
+from galley.errors import SettingsError, shown
+from galley.files import complete_or_absent
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from galley.cache.tuning import Pair, Result, Scored
+    from galley.gateway.comparing import RemoteEmbedder
     from galley.settings.config import Settings
 
 _TOGETHER: Final = 64
@@ -66,7 +68,7 @@ def tune(
     settings = Settings.load({})
     budget = settings.semantic_cache_budget if budget is None else budget
     pairs = read_pairs(data)
-    scored = list(_scored(pairs, settings, model, url, reranker))
+    scored = _scored(pairs, settings, model, url, reranker)
     found, bare = results(scored), results(scored, facts=False)
     best = chosen(found, budget)
     _print(found, best, len(pairs))
@@ -76,7 +78,7 @@ def tune(
             f"pairs (a threshold needs {fewest_hits(budget)} hits if none is false), another embedding "
             "model, or a larger --budget"
         )
-    _print_beside(bare, best)
+    _print_cosine_alone(bare, best)
     lines = {_THRESHOLD: f"{best.threshold:.3f}"}
     if best.ranking is not None:
         lines[_RERANKER_THRESHOLD] = f"{best.ranking:.6g}"
@@ -113,7 +115,7 @@ def _print(found: "Sequence[Result]", best: "Result | None", pairs: int) -> None
     click.echo(table(header, rows, left=(0,)))
 
 
-def _print_beside(bare: "Sequence[Result]", best: "Result") -> None:
+def _print_cosine_alone(bare: "Sequence[Result]", best: "Result") -> None:
     from galley.cache.tuning import at_hit_rate
 
     same_rate = at_hit_rate(bare, best.hit_rate)
@@ -130,10 +132,9 @@ def _scored(
     model: str | None,
     url: str | None,
     reranker: str | None,
-) -> "Iterator[Scored]":
-    """Yield what the cache would know of each pair."""
-    from galley.cache.facts import Facts, difference
-    from galley.cache.tuning import Scored
+) -> "list[Scored]":
+    """Return what the cache would know of each pair."""
+    from galley.cache.tuning import score
 
     model = model or settings.semantic_cache_model
     if not model:
@@ -142,12 +143,8 @@ def _scored(
     vectors = _vectors(texts, settings, model, url or settings.semantic_cache_url)
     place = {text: number for number, text in enumerate(texts)}
     reranker = reranker or settings.semantic_cache_reranker
-    scores = _rankings(pairs, settings, reranker) if reranker else [None] * len(pairs)
-    facts = {text: Facts(text) for text in texts}
-    for pair, score in zip(pairs, scores, strict=True):
-        similarity = float(vectors[place[pair.first]] @ vectors[place[pair.second]])
-        agree = difference(facts[pair.first], facts[pair.second]) is None
-        yield Scored(pair.same, similarity, agree, score)
+    rankings = _rankings(pairs, settings, reranker) if reranker else None
+    return score(pairs, lambda a, b: float(vectors[place[a]] @ vectors[place[b]]), rankings)
 
 
 def _vectors(
@@ -156,15 +153,18 @@ def _vectors(
     """Return a row of length 1 for each text."""
     import numpy as np
 
+    from galley.gateway.comparing import RemoteEmbedder
+
     found: list[NDArray[np.float32]] = []
     with progress("embedding", len(texts)) as bar:
         if url:
-            key = settings.semantic_cache_api_key or os.environ.get("OPENAI_API_KEY", "")
+            # The key is that of the server in the settings, not of any other.
+            own = url == settings.semantic_cache_url or not settings.semantic_cache_url
+            embedder = RemoteEmbedder(url, model, settings.semantic_cache_api_key if own else "")
             for begin in range(0, len(texts), _TOGETHER):
-                body = {"model": model, "input": list(texts[begin : begin + _TOGETHER])}
-                data = call(url, "/v1/embeddings", key, body)["data"]
-                found.append(np.array([one["embedding"] for one in data], np.float32))
-                bar.update(len(data))
+                some = _remote(embedder, texts[begin : begin + _TOGETHER], url)
+                found.append(some)
+                bar.update(len(some))
         else:
             from galley.llm.llm import LLM
 
@@ -174,8 +174,31 @@ def _vectors(
                     found.append(np.asarray(some, np.float32))
                     bar.update(len(some))
     vectors = np.concatenate(found)
-    unit: NDArray[np.float32] = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    if not (np.isfinite(lengths) & (lengths > 0)).all():
+        number = int(np.argmin(np.isfinite(lengths) & (lengths > 0)))
+        raise SettingsError(
+            f"{model} has no usable vector for {shown(texts[number])}: it is zero or not finite"
+        )
+    unit: NDArray[np.float32] = vectors / lengths
     return unit
+
+
+def _remote(embedder: "RemoteEmbedder", texts: Sequence[str], url: str) -> "NDArray[np.float32]":
+    """Return a row for each text. Raises SettingsError if the server does not return them."""
+    import numpy as np
+
+    from galley.cache.store import StoreError
+
+    try:
+        vectors = embedder.vectors(texts, TIMEOUT_SECONDS)
+    except StoreError as error:
+        raise SettingsError(str(error)) from error
+    if vectors is None:
+        raise SettingsError(f"{url} refuses some of the texts; they may be too long for its model")
+    if len({len(one) for one in vectors}) != 1:
+        raise SettingsError(f"{url} returned vectors of different lengths")
+    return np.stack([np.frombuffer(one, np.float32) for one in vectors])
 
 
 def _rankings(pairs: "Sequence[Pair]", settings: "Settings", reranker: str) -> list[float]:
@@ -212,8 +235,12 @@ def set_in(path: Path, lines: dict[str, str]) -> None:
                 text = pattern.sub(line, text)
             else:
                 text += ("" if not text or text.endswith("\n") else "\n") + line + "\n"
-        partial = path.with_name(f"{path.name}.partial")
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
+        path = path.resolve()
+        with complete_or_absent(path) as partial:
+            if path.exists():
+                # It may have keys: the new file is never readable by more people than the old one.
+                partial.touch(mode=0o600)
+                shutil.copymode(path, partial)
+            partial.write_text(text, encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"cannot write {path}: {error}") from error

@@ -107,13 +107,18 @@ def compare(
         requests=options["requests"],
         seed=options["seed"],
     )
-    said = _recordings(options["data"])
-    workload = _workload(said, **options)
+    recordings = _recordings(options["data"])
+    if recordings and options["against"]:
+        raise SettingsError(
+            "--against is for language models, but --data has recordings, whose word errors are measured: "
+            "leave it out"
+        )
+    workload = _workload(recordings, **options)
     facts = _facts(workload, **options)
     total = len(entries) * sum(map(plan.size, plan.loads))
     with named_progress("compare", total) as on_work:
-        reference = (options["against"] or model) if options["loss"] and not said else ""
-        comparison = measure(entries, model, reference, plan, workload, facts, on_work, said)
+        reference = (options["against"] or model) if options["loss"] and not recordings else ""
+        comparison = measure(entries, model, reference, plan, workload, facts, on_work, recordings)
     _print(comparison)
     write_json(json_file, comparison)
     if html_file is not None:
@@ -183,7 +188,7 @@ def _recordings(data: Path | None) -> "list[ManifestEntry]":
 
 
 def _workload(
-    said: "Sequence[ManifestEntry]",
+    recordings: "Sequence[ManifestEntry]",
     data: Path | None,
     prompt_tokens: str,
     output_tokens: str,
@@ -194,11 +199,11 @@ def _workload(
     from galley.bench.serve.lengths import Lengths
     from galley.bench.serve.workload import Workload, read_lines
 
-    lines = () if data is None or said else read_lines(data)
+    lines = () if data is None or recordings else read_lines(data)
     endpoint: Endpoint = "chat" if any(line.messages for line in lines) else "completions"
     return Workload(
-        endpoint="transcriptions" if said else endpoint,
-        recordings=[entry.audio for entry in said],
+        endpoint="transcriptions" if recordings else endpoint,
+        recordings=[entry.audio for entry in recordings],
         prompt_tokens=Lengths.parse(prompt_tokens, "--prompt-tokens"),
         output_tokens=Lengths.parse(output_tokens, "--output-tokens"),
         body=json_object("--body", body),

@@ -1,12 +1,14 @@
 """``galley lab``: claims about inference, each measured on this machine."""
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
+from galley.cli.cpu_only import require_cpu
 from galley.cli.options import Command, Flags, start_logging, with_flags
 from galley.cli.report import check_folders, write_text
 from galley.cli.terminal import progress, table
@@ -66,10 +68,11 @@ def lab(
 
     chosen = [experiment_of(name) for name in dict.fromkeys(experiments)] or [*EXPERIMENTS.values()]
     if listed:
-        click.echo(table(("experiment", "claim"), [(e.name, e.title) for e in chosen], left=(0, 1)))
+        click.echo(table(("experiment", "title"), [(e.name, e.title) for e in chosen], left=(0, 1)))
         return
     settings = flags.settings()
     start_logging(settings)
+    require_cpu(settings, "galley lab")
     check_folders(output=output, results=results_file)
     results = _results(results_file, settings, quick)
     if again:
@@ -88,15 +91,17 @@ def _results(file: Path, settings: "Settings", quick: bool) -> "Results":
     from galley.bench.machine import PHASES, measure_machine
     from galley.lab.run import Results, read_results
     from galley.machine import cpu_and_cores
-    from galley.ops.choice import executor_factory
     from galley.ops.isa import naming
+    from galley.settings.engine import changed_settings
 
-    executor_factory("cpu")  # raises an error with the remedy if there is no native module
+    other = changed_settings(settings)
+    for name in ("model", "threads"):
+        other.pop(name, None)
     conditions = {
         "model": settings.model or "galley-demo",
-        "revision": settings.revision,
         "machine": cpu_and_cores(),
         "threads": str(settings.threads or "all cores"),
+        "other settings": json.dumps(other) if other else "defaults",
         "run": "quick" if quick else "full",
     }
     found = read_results(file, conditions)
@@ -146,7 +151,7 @@ def _report(chosen: "Sequence[Experiment]", results: "Results") -> None:
 
     rows = summary(chosen, results.outcomes)
     click.echo(
-        table(("experiment", "claimed", "predicted", "measured", "verdict"), rows, left=(0, 4))
+        table(("experiment", "confirmed by", "predicted", "measured", "verdict"), rows, left=(0, 4))
     )
-    if not any(outcome.finding for outcome in results.outcomes.values()):
+    if not any(results.outcomes[one.name].finding for one in chosen):
         raise SettingsError("no experiment could be run; the table has the reasons")

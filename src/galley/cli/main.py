@@ -24,6 +24,7 @@ from galley.cli.keygen import keygen
 from galley.cli.lab import lab
 from galley.cli.options import Group
 from galley.cli.plan import plan
+from galley.cli.plan_cluster import plan_cluster
 from galley.cli.ps import ps
 from galley.cli.pull import list_models, pull, rm
 from galley.cli.qat import qat
@@ -85,6 +86,8 @@ for command in (
     rm,
 ):
     app.add_command(command)
+
+plan.others["cluster"] = plan_cluster
 
 
 def main() -> None:

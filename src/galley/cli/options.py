@@ -183,6 +183,38 @@ class Command(click.Command):
                 formatter.write_dl(records)
 
 
+class CommandWithOthers(Command):
+    """A command whose first argument may be the name of another command instead of a value."""
+
+    def __init__(self, *args: Any, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self.others: dict[str, click.Command] = {}
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        """See :class:`click.Command`; the context is that of the other command where one is named."""
+        other = self.others.get(args[0]) if args else None
+        if other is None:
+            return super().make_context(info_name, args, parent, **extra)
+        return other.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """See :class:`click.Command`; the other commands come first."""
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [
+                    (f"{ctx.info_name} {name}", other.get_short_help_str(limit=_WHOLE_SENTENCE))
+                    for name, other in self.others.items()
+                ]
+            )
+        super().format_options(ctx, formatter)
+
+
 class Group(click.Group):
     """A command with subcommands, whose help has each one's whole first sentence, however long."""
 

@@ -7,20 +7,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from galley.cli.options import MODEL_HELP, Choice, Command, Flags, with_flags
+from galley.cli.options import MODEL_HELP, Choice, CommandWithOthers, Flags, with_flags
+from galley.cli.planned import kv_dtype_of, read_program
 from galley.cli.report import check_folders, write_json
 from galley.cli.terminal import progress, table
 from galley.errors import SettingsError
 from galley.machine import bytes_text, disk_read_text
 from galley.settings.config import Settings
-from galley.settings.engine import KVType
 from galley.types.weight_dtypes import COMPARED, RUNNABLE, SPELLINGS, WEIGHT_DTYPES
 
 if TYPE_CHECKING:
     from galley.graph.program import Program
     from galley.plan.hardware import Machine
-    from galley.plan.predict import Goal, Load, Prediction
+    from galley.plan.predict import Goal, Prediction
     from galley.plan.sizes import ModelSizes
+    from galley.plan.steps import Load
 
 _COUNT: Final = click.IntRange(min=1)
 _SECONDS: Final = click.FloatRange(min=0, min_open=True)
@@ -30,7 +31,7 @@ _READ_BYTES: Final = 256 << 20
 
 
 @click.command(
-    cls=Command,
+    cls=CommandWithOthers,
     examples=(
         "galley plan org/name --prompt 1000 --output 200 --concurrency 16 --ttft 2 --tpot 0.05",
         "galley plan config.json --weight-dtype fp8 --machine H100 --gpus 4",
@@ -100,19 +101,13 @@ def plan(
     check_folders(json=json_file)
     settings = flags.settings(model=model)
     from galley.formats.gguf_file import is_gguf
-    from galley.formats.json_file import read_json
-    from galley.formats.reader import open_checkpoint
-    from galley.formats.source import resolve_config
-    from galley.models.registry import build_program
     from galley.models.vector_models import is_vector_model
     from galley.models.whole_texts import over_whole_texts
     from galley.plan.hardware import TABLE, choose_machines, read_machines
     from galley.plan.predict import Goal
 
     machines = choose_machines(read_machines(hardware or TABLE), names, gpus)
-    config = resolve_config(settings.model, revision=settings.revision)
-    fields = open_checkpoint(config).config if is_gguf(config) else read_json(config)
-    program = build_program(fields)
+    config, fields, program = read_program(settings)
     whole_texts = not is_gguf(config) and is_vector_model(fields, config.parent)
     if whole_texts:
         _check_whole_texts(settings, measure, load_options)
@@ -170,7 +165,7 @@ def _load(program: "Program", load_options: Mapping[str, Any], **defaults: int) 
     Raises:
         SettingsError: a request exceeds the model's context.
     """
-    from galley.plan.predict import Load
+    from galley.plan.steps import Load
 
     load = Load(**{name: load_options[name] or default for name, default in defaults.items()})
     if load.prompt + load.output > program.max_positions:
@@ -193,7 +188,7 @@ def _plan(
     from galley.plan.predict import predict
     from galley.plan.sizes import ModelSizes
 
-    kv_dtype = _kv_dtype(settings)
+    kv_dtype = kv_dtype_of(settings)
     sizes = [
         ModelSizes.of(program, precision, kv_dtype, experts=settings.experts)
         for precision in precisions
@@ -233,10 +228,6 @@ def _check_expert_cache(sizes: "Sequence[ModelSizes]", load: "Load") -> None:
             raise SettingsError(f"with {size.precision} weights: {error}") from error
 
 
-def _kv_dtype(settings: Settings) -> KVType:
-    return "bfloat16" if settings.kv_dtype == "auto" else settings.kv_dtype
-
-
 def _measure(
     settings: Settings,
     program: "Program",
@@ -252,7 +243,7 @@ def _measure(
 
     batches = BATCHES if load_options["concurrency"] is None else (load_options["concurrency"],)
     load = _load(program, load_options, prompt=PROMPT, output=OUTPUT, concurrency=max(batches))
-    kv_dtype = _kv_dtype(settings)
+    kv_dtype = kv_dtype_of(settings)
     with progress("machine", PHASES) as bar, naming(settings.threads):
         peaks = measure_machine(
             threads=settings.threads,

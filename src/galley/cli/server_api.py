@@ -6,11 +6,13 @@ import urllib.request
 from typing import TYPE_CHECKING, Any, Final
 
 from galley.errors import GalleyError
+from galley.json_http import exchange, route_of
 
 if TYPE_CHECKING:
     from galley.settings.config import Settings
 
 TIMEOUT_SECONDS: Final = 30.0
+_MOST_BYTES: Final = 64 << 20
 
 
 def server_url(settings: "Settings") -> str:
@@ -45,15 +47,14 @@ def call(
         raise GalleyError(
             f"{url!r} is not the URL of a server; give one such as http://127.0.0.1:8000"
         )
-    address = url.rstrip("/").removesuffix("/v1") + path
+    address = route_of(url, path)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     data = None
     if body is not None:
         data, headers["Content-Type"] = json.dumps(body).encode(), "application/json"
     request = urllib.request.Request(address, data, headers)  # noqa: S310 - see above
     try:
-        with urllib.request.urlopen(request, timeout=timeout) as answer:  # noqa: S310
-            return json.load(answer)
+        return json.loads(exchange(request, timeout=timeout, most=_MOST_BYTES))
     except urllib.error.HTTPError as error:
         raise GalleyError(f"{address} answered {error.code}: {_said(error)}") from error
     except (OSError, ValueError) as error:
@@ -65,6 +66,6 @@ def call(
 
 def _said(error: urllib.error.HTTPError) -> str:
     try:
-        return str(json.load(error)["error"]["message"])
+        return str(json.loads(error.read(_MOST_BYTES))["error"]["message"])
     except (OSError, ValueError, KeyError, TypeError):
         return error.reason

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from galley.cli.cpu_only import require_cpu
 from galley.cli.options import MODEL_HELP, Command, Flags, start_logging, with_flags
 from galley.cli.report import check_folders, write_text
 from galley.cli.terminal import progress, table
@@ -106,6 +107,7 @@ def tune(flags: Flags, model: str | None, **options: Any) -> None:
     """
     settings = flags.settings(model=model)
     start_logging(settings)
+    require_cpu(settings, "galley tune")
     output, html_file = options["output"], options["html_file"]
     check_folders(results=options["results_file"], output=output, html=html_file)
     from galley.errors import SettingsError
@@ -118,9 +120,9 @@ def tune(flags: Flags, model: str | None, **options: Any) -> None:
     goal = parse_goal(options["slo"])
     turns = read_trace(options["trace"])[: options["requests"]]
     own = {f.name: getattr(settings, f.name) for f in dataclasses.fields(EngineSettings)}
-    job = _job(EngineSettings(**own), goal, turns, options, flags.file)
+    job = _job(EngineSettings(**own), goal, turns, options)
     best = _search(job, options["candidates"])
-    _report(job, best, settings.model, options)
+    _report(job, best, options)
 
 
 def _job(
@@ -128,17 +130,14 @@ def _job(
     goal: "list[Limit]",
     turns: "list[Turn]",
     options: dict[str, Any],
-    config: Path | None,
 ) -> "Job":
     from galley.bench.machine import PHASES
     from galley.bench.serve.replay import RecordedTexts
-    from galley.ops.choice import executor_factory
     from galley.quality.verdict import LIMITS
     from galley.settings.quality_gate import QualityGate
     from galley.traffic.texts import TextCipher
     from galley.tune.job import Job, Wanted
 
-    executor_factory("cpu")  # raises an error with the remedy if there is no native module
     recorded = None
     if options["texts"] is not None:
         recorded = RecordedTexts(turns, TextCipher(options["texts"], "--texts"))
@@ -154,7 +153,6 @@ def _job(
             gate=LIMITS if gate is None else QualityGate.parse(gate),
             data=options["data"],
             recorded=recorded,
-            config=config,
         )
         return Job.prepare(wanted, options["results_file"], lambda: bar.update(1))
 
@@ -174,7 +172,7 @@ def _search(job: "Job", most: int) -> "Trial":
     return best
 
 
-def _report(job: "Job", best: "Trial", model: str, options: dict[str, Any]) -> None:
+def _report(job: "Job", best: "Trial", options: dict[str, Any]) -> None:
     from galley.errors import EngineError
     from galley.machine import available_cores
     from galley.tune.advice import Prices, figures, settings_file, what_it_takes
@@ -193,6 +191,6 @@ def _report(job: "Job", best: "Trial", model: str, options: dict[str, Any]) -> N
         click.echo(
             f"Best: {best.candidate}: {figures(best, job.wanted.goal)}, {prices.text(best.cost)}"
         )
-    text = settings_file(model, job.tuning, best, job.wanted.goal, prices)
+    text = settings_file(job.wanted.settings, job.tuning, best, job.wanted.goal, prices)
     write_text(options["html_file"], page(job.tuning, best, job.wanted.goal, prices, text, takes))
     write_text(options["output"], text)

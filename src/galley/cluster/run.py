@@ -37,6 +37,10 @@ def run_replica(settings: Settings) -> int:
         raise SettingsError(
             "galley replica runs engines itself: leave out replica, and replicas of 0"
         )
+    if settings.kv_events:
+        raise SettingsError(
+            "kv_events is a setting of galley serve; leave it out of galley replica"
+        )
     access = read_access(settings)
     if settings.host not in LOOPBACK_HOSTS and access.as_replica is None:
         log.warning(

@@ -1,0 +1,1 @@
+"""Requests to tokens, vectors and scores: scheduler, tasks, KV cache, and the loading of models."""

@@ -30,6 +30,7 @@ from galley.types import (
     Output,
     Timing,
 )
+from galley.types.block_hashes import BlockContent
 from galley.types.model_info import EngineStats, ModelInfo
 
 _GATHERING_SECONDS: Final = 0.002
@@ -306,6 +307,14 @@ class Engine:
     def take_block_changes(self) -> dict[bytes, bool]:
         """Return changes of the prefix cache, see :class:`galley.service.protocol.PublishingEngine`."""
         return self._kv.pool.take_changes()
+
+    def record_block_contents(self) -> None:
+        """See :class:`galley.service.protocol.PublishingEngine`."""
+        self._kv.record_contents()
+
+    def take_block_contents(self) -> dict[bytes, BlockContent]:
+        """See :class:`galley.service.protocol.PublishingEngine`."""
+        return self._kv.take_contents()
 
     def close(self) -> None:
         """Stop the threads; everything else that the engine holds is memory, freed with the object.

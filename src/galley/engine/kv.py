@@ -17,12 +17,15 @@ from galley.engine.blocks import BlockPool
 from galley.engine.states import StateCache
 from galley.graph.program import KVGroup
 from galley.types import BLOCK_TOKENS, blocks_for
-from galley.types.block_hashes import HashChain
+from galley.types.block_hashes import BlockContent, HashChain, salt_hash
 
 Table: TypeAlias = "array[int]"
 """Block ids; each step copies their bytes."""
 
 WHOLE_CONTEXT: Final = KVGroup()
+
+_PLAIN: Final = salt_hash("")
+"""Root of chains that tokens alone determine: no tenant's salt, no adapter, no encoder input."""
 
 
 class Claim(NamedTuple):
@@ -113,8 +116,20 @@ class KVCache:
         self._chains: dict[str, HashChain] = {}
         self._copies: list[tuple[int, int]] = []
         self._watcher: BlockWatcher | None = None
+        self._contents: dict[bytes, BlockContent] | None = None
         self.queried_tokens = 0
         self.hit_tokens = 0
+
+    def record_contents(self) -> None:
+        """Record the contents of blocks that are registered from now on, for :meth:`take_contents`."""
+        self._contents = {}
+
+    def take_contents(self) -> dict[bytes, BlockContent]:
+        """Return the contents recorded since the last call, by the blocks' keys."""
+        if self._contents is None:
+            return {}
+        contents, self._contents = self._contents, {}
+        return contents
 
     def watch(self, watcher: BlockWatcher) -> None:
         """Report all later changes of shareable blocks."""
@@ -309,8 +324,17 @@ class KVCache:
         for g, table in enumerate(tables.hypotheses[0]):
             for i in range(max(tables.registered, tables.first[g]), full):
                 key = block_key(hashes[i], g)
-                if self.pool.register(key, table[i]) and self._watcher is not None:
+                if not self.pool.register(key, table[i]):
+                    continue
+                if self._watcher is not None:
                     self._watcher.registered(key, table[i], g, chain.root)
+                if self._contents is not None and not g and chain.root == _PLAIN:
+                    begin = i * BLOCK_TOKENS
+                    self._contents[key] = BlockContent(
+                        key,
+                        hashes[i - 1] if i else None,
+                        list(tokens[begin : begin + BLOCK_TOKENS]),
+                    )
         tables.registered = full
 
     def settled(self, request_id: str) -> int:

@@ -255,7 +255,9 @@ class Call:
         account = self.caller.account
         account.spend(min(0, self._spent - self._reserved))
         account.leave(self._began)
-        self._tenants.ended(self.caller.tenant.name, self.receipt.cost)
+        self._tenants.ended(self.caller.tenant.name)
+        if self.receipt.cost is not None:
+            account.count(self._tenants.cost(self.caller.tenant.name), self.receipt.cost)
 
     # The counts of texts, with a sequence for each choice, and of audio.
 
@@ -359,18 +361,20 @@ class Call:
 
     def _delivered(self, tokens: int) -> None:
         self.generated += tokens
-        for counter in self._generated:
-            counter.inc(tokens)
+        everybodys, tenants = self._generated
+        everybodys.inc(tokens)
+        self.caller.account.count(tenants, tokens)
         self._spend(tokens)
 
     def _count(self, kind: TokenKind, tokens: int) -> None:
-        self._tenants.counter(self.caller.tenant.name, kind).inc(tokens)
+        counter = self._tenants.counter(self.caller.tenant.name, kind)
+        self.caller.account.count(counter, tokens)
 
     def _spend(self, tokens: int) -> None:
         beyond = self._spent + tokens - max(self._spent, self._reserved)
         self._spent += tokens
         self.caller.account.spend(max(0, beyond))
-        self.caller.account.recent_tokens.add(tokens)
+        self.caller.account.use(tokens)
 
 
 class CallStream:
@@ -383,7 +387,7 @@ class CallStream:
     """
 
     def __init__(self, call: Call, stream: Outputs) -> None:
-        """Count ``stream`` for ``call``. Created by :meth:`Call.submit_all`."""
+        """Count ``stream`` for ``call``, whose ``submit`` methods create this."""
         self.tokens = 0
         self.first_token: float | None = None
         self.timing: Timing | None = None

@@ -112,7 +112,7 @@ class Caller:
         try:
             yield
         except RateLimited as limited:
-            metrics.limited(self.tenant.name, limited.limit)
+            self.account.count(metrics.limited(self.tenant.name, limited.limit), 1)
             raise
 
     def cache_salt(self, salt: str | None = None) -> str:

@@ -5,6 +5,7 @@ calls :func:`converse` and writes the ``events`` of each :class:`galley.gateway.
 format as they arrive. :func:`galley.tools.events.whole` merges all events of a choice into one answer.
 """
 
+from datetime import datetime
 from typing import Final
 
 import msgspec
@@ -94,8 +95,10 @@ def _question(call: Call, conversation: Conversation, params: SamplingParams) ->
     """Return what the response cache may compare by meaning; None if it is not used so."""
     if call.backend.responses is None or call.cache_mode != "semantic":
         return None
-    derived = call.caller.derived
+    derived, text = call.caller.derived, call.backend.require_text()
     around = (
+        # Where the template writes the date, yesterday's answers were given to another prompt.
+        text.format.day_of(datetime.now()),
         conversation.tools,
         conversation.choice,
         conversation.named,
@@ -105,7 +108,7 @@ def _question(call: Call, conversation: Conversation, params: SamplingParams) ->
         conversation.max_thinking_tokens,
         params.max_tokens,
         None if derived is None else derived.max_tokens,
-        call.backend.require_text().system_prompt,
+        text.system_prompt,
     )
     most = call.served.settings.semantic_cache_turns
     return question_of(conversation.messages, around, most_turns=most)

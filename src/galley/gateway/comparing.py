@@ -9,14 +9,17 @@ from array import array
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
+import msgspec
+
 from galley.cache.keys import digest
 from galley.cache.response_cache import ResponseCache
 from galley.cache.store import StoreError
-from galley.errors import ContextExceeded, GalleyError, RequestError, SettingsError
+from galley.errors import GalleyError, RequestError, SettingsError
 from galley.gateway.call import Call, opened
 from galley.gateway.caller import Caller
 from galley.gateway.served import ServedModel
 from galley.gateway.vectors import Prepared, Vectors, cut_to
+from galley.json_http import exchange, is_key, is_server, route_of
 from galley.service.vector_requests import prompt_of
 from galley.settings.config import Settings
 from galley.types import Task
@@ -29,6 +32,8 @@ T = TypeVar("T")
 ENDPOINT: Final = "response cache"
 """The endpoint of these requests in the models' metrics."""
 _REMOTE_SECONDS: Final = 1.0
+_VECTOR_BYTES: Final = 1 << 20
+"""Of another server's answer, for each text."""
 _CUT_CHARACTERS: Final = 1000
 """To which texts for another server are cut, which has a limit of its own."""
 _NOT_TAKEN: Final = (400, 413, 422)
@@ -75,12 +80,9 @@ class ServedComparer:
             responses = call.backend.responses
             return Embedded(b"" if responses is None else responses.identity, vector)
 
-        try:
-            return await self._with(self._embedder, "embed", work)
-        except RequestError:
-            return None
+        return await self._with(self._embedder, "embed", work)
 
-    async def scores(self, text: str, others: Sequence[str]) -> list[float]:
+    async def scores(self, text: str, others: Sequence[str]) -> list[float] | None:
         """See :class:`galley.cache.semantic.Ranker`."""
 
         async def work(call: Call) -> list[float]:
@@ -89,27 +91,24 @@ class ServedComparer:
             prepared = [Prepared(ids, "pair", second if types else 0) for ids, second in pairs]
             return [array("f", score)[0] for score in await _vectors(call, prepared)]
 
-        try:
-            return await self._with(self._ranker, "rerank", work)
-        except RequestError as error:
-            raise StoreError(f"{self._ranker}: {error}") from error
+        return await self._with(self._ranker, "rerank", work)
 
     async def _with(
         self, name: str, task: Task, work: "Callable[[Call], Coroutine[Any, Any, T]]"
-    ) -> T:
-        """Return the result of ``work`` with a call to a model.
+    ) -> T | None:
+        """Return the result of ``work`` with a call to a model; None if the model does not take the text.
 
         Raises:
-            RequestError: the model does not take the text.
-            StoreError: the model cannot be used now.
+            StoreError: the model cannot be used now, or not for this task.
         """
         caller = Caller(f"compare-{next(self._count)}")
         try:
             served = await self._models.find(name, task, caller)
             with opened(Call(served, ENDPOINT, caller)) as call:
-                return await work(call)
-        except (RequestError, ContextExceeded):
-            raise
+                try:
+                    return await work(call)
+                except RequestError:
+                    return None
         except GalleyError as error:
             raise StoreError(f"{name}: {error}") from error
 
@@ -122,6 +121,15 @@ async def _vectors(call: Call, texts: Sequence[Prepared]) -> list[bytes]:
         vectors.close()
 
 
+class _Embedding(msgspec.Struct):
+    embedding: list[float]
+    index: int = 0
+
+
+class _Embeddings(msgspec.Struct):
+    data: list[_Embedding]
+
+
 class RemoteEmbedder:
     """Vectors by a server with OpenAI's API."""
 
@@ -129,11 +137,22 @@ class RemoteEmbedder:
         """Describe the server.
 
         Args:
-            url: its URL, such as ``http://localhost:8000/v1``.
+            url: its URL, such as ``http://localhost:8000``, with or without ``/v1``.
             model: the model's name there.
             key: its key; "": none.
+
+        Raises:
+            SettingsError: the URL is not one of a server, or the key cannot be sent.
         """
-        self._address = f"{url.rstrip('/')}/embeddings"
+        if not is_server(url):
+            raise SettingsError(
+                "semantic_cache_url is not a URL such as http://HOST:PORT (without a name or password)"
+            )
+        if not is_key(key):
+            raise SettingsError(
+                "semantic_cache_api_key has characters that no header can have, such as a line's end"
+            )
+        self._address = route_of(url, "/v1/embeddings")
         self._model = model
         self._headers = {"Content-Type": "application/json"}
         if key:
@@ -144,22 +163,36 @@ class RemoteEmbedder:
         """See :class:`galley.cache.semantic.Embedder`."""
         from galley.cache.semantic import Embedded
 
-        vector = await asyncio.to_thread(self._embed, text[:_CUT_CHARACTERS] if cut else text)
-        return None if vector is None else Embedded(self._identity, vector)
+        text = text[:_CUT_CHARACTERS] if cut else text
+        found = await asyncio.to_thread(self.vectors, [text], _REMOTE_SECONDS)
+        return None if found is None else Embedded(self._identity, found[0])
 
-    def _embed(self, text: str) -> bytes | None:
-        body = json.dumps({"model": self._model, "input": [text], "encoding_format": "float"})
-        request = urllib.request.Request(self._address, body.encode(), self._headers)  # noqa: S310
+    def vectors(self, texts: Sequence[str], seconds: float) -> list[bytes] | None:
+        """Return the vector of each text, as float32; None if the server does not take one of them.
+
+        Raises:
+            StoreError: the server cannot be used, or has not answered after so many seconds.
+        """
+        body = {"model": self._model, "input": list(texts), "encoding_format": "float"}
+        request = urllib.request.Request(  # noqa: S310 - the scheme is checked above
+            self._address, json.dumps(body).encode(), self._headers
+        )
         try:
-            with urllib.request.urlopen(request, timeout=_REMOTE_SECONDS) as answer:  # noqa: S310
-                numbers = json.load(answer)["data"][0]["embedding"]
-            return array("f", numbers).tobytes()
+            answer = exchange(request, timeout=seconds, most=_VECTOR_BYTES * len(texts))
+            data = msgspec.json.decode(answer, type=_Embeddings).data
         except urllib.error.HTTPError as error:
             if error.code in _NOT_TAKEN:
                 return None
             raise StoreError(f"{self._address} answered {error.code}") from error
-        except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise StoreError(f"{self._address}: {error}") from error
+        if len(data) != len(texts):
+            raise StoreError(f"{self._address}: {len(data)} vectors for {len(texts)} texts")
+        return [array("f", one.embedding).tobytes() for one in sorted(data, key=_index)]
+
+
+def _index(one: _Embedding) -> int:
+    return one.index
 
 
 def semantic_cache(
@@ -183,8 +216,6 @@ def semantic_cache(
             f"semantic_cache_model is {name!r}, but there is no semantic_cache_threshold: galley cache "
             "tune finds the one that suits the model and your questions"
         )
-    if url and not url.startswith(("http://", "https://")):
-        raise SettingsError(f"semantic_cache_url: {url!r} is not a URL such as http://HOST:PORT/v1")
     ranker = settings.semantic_cache_reranker
     if bool(ranker) != (settings.semantic_cache_reranker_threshold is not None):
         raise SettingsError(
@@ -201,4 +232,4 @@ def semantic_cache(
         entries=settings.semantic_cache_entries,
     )
     embedder = RemoteEmbedder(url, name, settings.semantic_cache_api_key) if url else served
-    return Semantic(cache.get, cache.store, embedder, served if ranker else None, limits)
+    return Semantic(cache.read, cache.store, embedder, served if ranker else None, limits)

@@ -147,6 +147,7 @@ class Generation:
         """Yield the output of the choices as it arrives, until all have finished.
 
         Raises:
+            RequestError: the engine does not do what the request says.
             EngineError: the engine gave up a sequence.
             Draining: the server stopped before the end.
         """
@@ -261,7 +262,8 @@ class _Choice:
                             "The server stopped before the answer was complete",
                             retry_after=RETRY_SECONDS,
                         )
-                    raise EngineError(output.error or "The engine gave up the request")
+                    error = output.error or "The engine gave up the request"
+                    raise RequestError(error) if output.refused else EngineError(error)
                 delta = self.text.feed(output)
                 events = self._events(delta)
                 finish = self._finish(delta)

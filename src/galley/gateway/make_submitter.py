@@ -5,6 +5,7 @@ from typing import Any, Protocol
 from galley.cluster.share import fleet_of, share_of_machine
 from galley.gateway.submitter import Submitter
 from galley.service.client import EngineClient
+from galley.service.kv_events import kv_events
 from galley.settings.cluster import ClusterSettings
 from galley.settings.engine import EngineSettings
 
@@ -24,9 +25,12 @@ def make_submitter(
     """Create the client of a model's engines; see :class:`EngineClient` for the arguments.
 
     Raises:
-        SettingsError: replicas on other machines cannot be used with these settings.
+        SettingsError: replicas on other machines or ``kv_events`` cannot be used with these settings.
     """
     if isinstance(settings, ClusterSettings):
         hooks |= fleet_of(settings)
+        if settings.kv_events:
+            events = kv_events(settings.kv_events, settings.kv_events_topic)
+            hooks |= {"on_blocks": events.changed, "publishes_tokens": True}
         settings = share_of_machine(settings, settings.replicas)
     return EngineClient(settings, folder, max_queue=max_queue, **hooks)

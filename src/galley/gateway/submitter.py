@@ -62,7 +62,7 @@ class Submitter(Protocol):
         """Start all requests of one caller or none; each stream's ``cancel`` aborts its request.
 
         Args:
-            requests: from :func:`galley.service.requests.expand`.
+            requests: made and checked by a module such as :mod:`galley.service.requests`.
             deadline: on the monotonic clock, in seconds: streams that have not ended by then raise
                 DeadlineExceeded.
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from prometheus_client import Counter
+
 from galley.errors import RateLimited, RequestError, SettingsError
 from galley.gateway.key_file import (
     KeyTable,
@@ -124,6 +126,14 @@ class Account:
         """Charge tokens in addition to a reservation; a negative number returns part of a reservation."""
         if self.tokens is not None and tokens:
             self.tokens.spend(tokens, self._clock())
+
+    def use(self, tokens: int) -> None:
+        """Count tokens of the last minute."""
+        self.recent_tokens.add(tokens)
+
+    def count(self, counter: Counter, amount: float) -> None:
+        """Count usage in one of the tenant's metrics."""
+        counter.inc(amount)
 
     @property
     def _whose(self) -> str:

@@ -1,0 +1,1 @@
+"""Models as lists of ops: the op table, tracing, passes and the layout of memory."""

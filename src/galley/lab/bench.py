@@ -19,8 +19,9 @@ from galley.engine.read_model import Model, read_model
 from galley.formats.source import resolve_model
 from galley.llm.llm import LLM
 from galley.plan.hardware import Machine
-from galley.plan.predict import Load, Prediction, predict
+from galley.plan.predict import Prediction, predict
 from galley.plan.sizes import ModelSizes
+from galley.plan.steps import Load
 from galley.quality.texts import Window, own_texts
 from galley.settings.engine import EngineSettings
 
@@ -50,7 +51,12 @@ class Lab:
         Args:
             changes: settings by the names of their fields.
         """
-        plain: dict[str, Any] = {"prefix_cache": False, "speculation": "off", "draft_model": None}
+        plain: dict[str, Any] = {
+            "prefix_cache": False,
+            "prefix_cache_dir": "",
+            "speculation": "off",
+            "draft_model": None,
+        }
         return dataclasses.replace(self.settings, **(plain | changes))
 
     def bench(self, **changes: Any) -> EngineBench:

@@ -146,4 +146,4 @@ def verdict(claim: Claim, figure: Figure) -> str:
         "undecided": "Undecided: the measurements vary too much; measure on an idle machine.",
         "contradicted": "Contradicted here.",
     }[judged]
-    return f"{head} {found}; claimed: {claim.range}."
+    return f"{head} {found}; confirmed by {claim.range}."

@@ -1,5 +1,6 @@
 """The findings as one self-contained HTML file: no scripts, no network."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Final
@@ -57,19 +58,19 @@ def page(experiments: Sequence[Experiment], results: Results) -> str:
         ),
     }
     head = table(
-        ("experiment", "claimed", "predicted", "measured", "verdict"),
+        ("experiment", "confirmed by", "predicted", "measured", "verdict"),
         summary(experiments, results.outcomes),
     )
-    parts = [_part(one, results.outcomes.get(one.name)) for one in experiments]
+    parts = [_part(one, results.outcomes.get(one.name), results.conditions) for one in experiments]
     return document("galley lab", f"{facts(known)}<h2>Summary</h2>{head}{''.join(parts)}")
 
 
-def _part(experiment: Experiment, outcome: Outcome | None) -> str:
+def _part(experiment: Experiment, outcome: Outcome | None, conditions: Mapping[str, str]) -> str:
     said = {
         "claim": experiment.statement,
         "source": experiment.source,
         "prediction": experiment.prediction,
-        "command": f"galley lab {experiment.name}",
+        "command": _command(experiment.name, conditions),
     }
     head = f'<h2 id="{experiment.name}">{escape(experiment.title)}</h2>{facts(said)}'
     if outcome is None or outcome.finding is None:
@@ -87,6 +88,12 @@ def _part(experiment: Experiment, outcome: Outcome | None) -> str:
         f"{head}{verdicts}{table(finding.header, finding.rows)}"
         f'<div class="charts">{pictures}</div>{notes}'
     )
+
+
+def _command(name: str, conditions: Mapping[str, str]) -> str:
+    """Return the command that measures an experiment again."""
+    words = ["galley", "lab", name, "--again", "--model", conditions["model"]]
+    return shlex.join([*words, *(["--quick"] if conditions["run"] == "quick" else [])])
 
 
 def _prediction(predicted: float | None, unit: str) -> str:

@@ -1,5 +1,6 @@
 """Models of any shape with random weights: speed and memory do not depend on the values."""
 
+import gc
 import statistics
 import time
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from galley.bench.predicted import resident
 from galley.formats.values import bf16_bits
 from galley.formats.weights import DENSE_KINDS, DenseWeight, TensorInfo, Weights
 from galley.graph.program import Program
@@ -15,6 +17,7 @@ from galley.ops.batch import Batch
 from galley.ops.cpu import CpuExecutor
 from galley.ops.executor import ExecutorOptions
 from galley.ops.sampling import SamplingBatch
+from galley.types import BLOCK_TOKENS
 
 _MOST_SEQUENCES: Final = 16
 _BLOCKS: Final = 8
@@ -47,14 +50,22 @@ class RandomWeights(Weights):
 
 
 class RandomExecutor:
-    """A random model whose steps are timed, without an engine."""
+    """A random model whose steps are timed, without an engine.
+
+    Attributes:
+        bytes: by which the process grew with the packed weights.
+    """
 
     def __init__(self, program: Program, weights: str, threads: int) -> None:
-        """Pack the weights as this type."""
+        """Pack the weights as this type, and measure the memory that this takes."""
+        gc.collect()
+        before = resident()
         options = ExecutorOptions(
             dtype="bfloat16", quantize=weights, kv_dtype="bfloat16", device="cpu", threads=threads
         )
         self._executor = CpuExecutor(program, RandomWeights(program), options)
+        gc.collect()
+        self.bytes: Final = max(1, resident() - before)
         self._executor.allocate_kv(_MOST_SEQUENCES * _BLOCKS, states=1)
         self._vocab = program.vocab_size
         self._random = np.random.default_rng(1)
@@ -76,6 +87,34 @@ class RandomExecutor:
         began = time.perf_counter()
         self._executor.execute(batch, SamplingBatch())
         return time.perf_counter() - began
+
+
+def kv_growth(program: Program, kv_dtype: str, tokens: int, step: int, threads: int) -> list[int]:
+    """Return by how many bytes the process grew after each step of a prompt's keys and values.
+
+    Args:
+        program: with weights of bfloat16, which are random.
+        kv_dtype: type of the keys and values.
+        tokens: of the prompt, a multiple of ``step``.
+        step: tokens of a step, a multiple of the block's.
+        threads: of the executor.
+    """
+    options = ExecutorOptions(
+        dtype="bfloat16", quantize="bf16", kv_dtype=kv_dtype, device="cpu", threads=threads
+    )
+    executor = CpuExecutor(program, RandomWeights(program), options)
+    executor.allocate_kv(tokens // BLOCK_TOKENS, states=1)
+    table = np.arange(tokens // BLOCK_TOKENS, dtype=np.int64)
+    before, grown = resident(), []
+    for first in range(0, tokens, step):
+        positions = np.arange(first, first + step, dtype=np.int64)
+        starts = np.array([0, step], dtype=np.int64)
+        batch = Batch(
+            positions % program.vocab_size, positions, starts, (table,), np.array([step - 1])
+        )
+        executor.execute(batch, SamplingBatch())
+        grown.append(resident() - before)
+    return grown
 
 
 def llama(

@@ -1,6 +1,8 @@
 """Runs experiments, each in a process of its own, and keeps what they found for the next run."""
 
+import dataclasses
 import importlib.util
+import math
 import multiprocessing
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +20,7 @@ from galley.errors import GalleyError
 from galley.lab.bench import Lab
 from galley.lab.experiment import Experiment, Finding
 from galley.lab.registry import experiment_of
+from galley.machine import give_memory_back
 from galley.settings.engine import EngineSettings
 
 VERSION: Final = 1
@@ -99,18 +102,31 @@ def _outcome(name: str, lab: Lab) -> Outcome:
     # A process of its own: memory is measured from a clean state, and a crash ends one experiment alone.
     context = multiprocessing.get_context("spawn")
     try:
-        with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
-            finding = pool.submit(_find, name, lab).result()
-    except (GalleyError, MemoryError) as error:
-        return Outcome(problem=str(error), seconds=time.monotonic() - began)
+        # As in a server's engine process, the process grows by what is held and not by what was freed.
+        with ProcessPoolExecutor(1, mp_context=context, initializer=give_memory_back) as pool:
+            outcome = pool.submit(find, name, lab).result()
     except BrokenProcessPool:
         problem = "its process ended, perhaps for lack of memory"
         return Outcome(problem=problem, seconds=time.monotonic() - began)
-    return Outcome(finding=finding, seconds=time.monotonic() - began)
+    return msgspec.structs.replace(outcome, seconds=time.monotonic() - began)
 
 
-def _find(name: str, lab: Lab) -> Finding:
-    return experiment_of(name).run(lab)
+def find(name: str, lab: Lab) -> Outcome:
+    """Run an experiment. Whatever is raised ends this one alone: the others may go on for minutes."""
+    try:
+        finding = experiment_of(name).run(lab)
+    except GalleyError as error:
+        return Outcome(problem=str(error))
+    except Exception as error:
+        return Outcome(problem=f"{type(error).__name__}: {error}")
+    unknown = [
+        claim.figure
+        for claim, figure in zip(experiment_of(name).claims, finding.figures, strict=True)
+        if not all(map(math.isfinite, dataclasses.astuple(figure.measured)))
+    ]
+    if unknown:
+        return Outcome(problem=f"nothing could be measured of: {', '.join(unknown)}")
+    return Outcome(finding=finding)
 
 
 def _missing(experiment: Experiment) -> str:

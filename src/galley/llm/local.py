@@ -77,7 +77,7 @@ class LocalEngine(Closable):
         return ", ".join(parts)
 
     def run(self, requests: Sequence[EngineRequest]) -> "Run":
-        """Start requests made by :func:`~galley.service.requests.expand`; iterate over the result."""
+        """Start requests, made by :mod:`galley.service.requests` and its like; iterate over the result."""
         return Run(self, requests)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Decoding parameters of a speech model's checkpoint, from ``generation_config.json``."""
+"""A speech model's decoding parameters (``generation_config.json``), its aligner, and shared encoders."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any, Final
 from galley.errors import CheckpointError
 from galley.graph.program import Program
 from galley.models.fields import GENERATION_FILE, Fields
-from galley.models.whisper import build_aligner, build_encoder, build_listener, read_config
+from galley.models.whisper import build_aligner, build_cross_kv, build_encoder, read_config
 from galley.types.audio import SpeechInfo
 
 _MOST_HEADS: Final = 80
@@ -91,10 +91,10 @@ def share_encoder(
 ) -> tuple[Program, Program]:
     """Return both programs, with the encoder of the first serving both."""
     encoder = build_encoder(Fields(giver_config), gives=True)
-    listener = build_listener(Fields(taker_config))
+    cross_kv = build_cross_kv(Fields(taker_config))
     return (
         dataclasses.replace(giver, encoder=encoder),
-        dataclasses.replace(taker, encoder=listener),
+        dataclasses.replace(taker, encoder=cross_kv),
     )
 
 

@@ -79,7 +79,7 @@ def build_encoder(config: Fields, *, gives: bool = False) -> Program:
     return trace_effect(lambda g: _encoder(g, c, gives), max_positions=2 * c.source_positions)
 
 
-def build_listener(config: Fields) -> Program:
+def build_cross_kv(config: Fields) -> Program:
     """Trace the rows of another model's encoder -> keys and values for the decoder.
 
     The program takes the place of an encoder that both models share.

@@ -232,7 +232,7 @@ class EngineCollector(Collector):
             for model, engine in self.models.items():
                 counter.add_metric([model], engine.total(field))
             yield counter
-        yield from self._guesses()
+        yield from self._draft_tokens()
         yield from self._states()
         yield from self._replicas()
         yield from self._blocks()
@@ -240,7 +240,7 @@ class EngineCollector(Collector):
         yield from self._models()
         yield from self._costs()
 
-    def _guesses(self) -> Iterator[Metric]:
+    def _draft_tokens(self) -> Iterator[Metric]:
         for kind, meaning in (
             ("proposed", "Draft tokens that were verified"),
             ("accepted", "Draft tokens that were accepted"),

@@ -37,16 +37,18 @@ class TenantMetrics:
         """Count a request of the tenant that begins."""
         self._running.labels(tenant).inc()
 
-    def ended(self, tenant: str, cost: float | None) -> None:
-        """Count the end of a request of the tenant; ``cost``: the cost on its receipt."""
+    def ended(self, tenant: str) -> None:
+        """Count the end of a request of the tenant."""
         self._running.labels(tenant).dec()
-        if cost is not None:
-            self._cost.labels(tenant).inc(cost)
+
+    def cost(self, tenant: str) -> Counter:
+        """Return the counter of the costs on receipts."""
+        return self._cost.labels(tenant)
 
     def counter(self, tenant: str, kind: TokenKind) -> Counter:
         """Return the counter of one kind of token; "cached" tokens are also counted as "prompt"."""
         return self._tokens.labels(tenant, kind)
 
-    def limited(self, tenant: str, limit: str) -> None:
-        """Count a request refused by a limit of "requests", "tokens" or "concurrency"."""
-        self._limited.labels(tenant, limit).inc()
+    def limited(self, tenant: str, limit: str) -> Counter:
+        """Return the counter of requests refused by a limit of "requests", "tokens" or "concurrency"."""
+        return self._limited.labels(tenant, limit)

@@ -1,0 +1,1 @@
+"""Executors, which compute the rows of a batch: one file or package each, and sampling."""

@@ -148,7 +148,7 @@ def compare(
     workload: Workload,
     facts: dict[str, str],
     on_work: OnWork = lambda name, position: None,
-    said: "Sequence[ManifestEntry]" = (),
+    recordings: "Sequence[ManifestEntry]" = (),
 ) -> Comparison:
     """Serve each entry in turn, and measure it.
 
@@ -160,7 +160,7 @@ def compare(
         workload: the requests.
         facts: the workload in words.
         on_work: called as the work advances, up to ``len(entries)`` times the plan's size.
-        said: the recordings of the workload, and what is said in them.
+        recordings: the recordings of the workload, and what is said in them.
 
     Returns:
         The figures; a contender that fails has its reason instead.
@@ -183,7 +183,7 @@ def compare(
             on_work(f"{entry.engine}, {name}", done * size + position)
 
         try:
-            contenders.append(_measured(entry, plan, workload, truth, report, said))
+            contenders.append(_measured(entry, plan, workload, truth, report, recordings))
         except GalleyError as error:
             contenders.append(_contender(entry, error=str(error)))
         on_work(entry.engine, (number + 1) * size)
@@ -210,7 +210,7 @@ def _measured(
     workload: Workload,
     truth: _Truth | None,
     report: OnWork,
-    said: "Sequence[ManifestEntry]",
+    recordings: "Sequence[ManifestEntry]",
 ) -> Contender:
     began = time.monotonic()
     report("start", 0)
@@ -233,7 +233,7 @@ def _measured(
             [kind, detail], *_ = failed.details.items()
             raise EngineError(f"{failed.name}: every request failed: {kind}: {detail}")
         loss, unsupported = asyncio.run(_loss(url, truth))
-        wer = asyncio.run(_word_errors(url, workload, said)) if said else None
+        wer = asyncio.run(_word_errors(url, workload, recordings)) if recordings else None
         return _contender(
             entry,
             start_s=start_s,
@@ -245,11 +245,13 @@ def _measured(
         )
 
 
-async def _word_errors(url: str, workload: Workload, said: "Sequence[ManifestEntry]") -> float:
+async def _word_errors(
+    url: str, workload: Workload, recordings: "Sequence[ManifestEntry]"
+) -> float:
     from galley.quality.word_errors import word_errors  # needs the extra speech
 
     with _client(url) as client:
-        return await word_errors(client, workload, said)
+        return await word_errors(client, workload, recordings)
 
 
 def _with_server(

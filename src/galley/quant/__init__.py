@@ -1,0 +1,1 @@
+"""Rounding of weights: to nearest, with clip search, GPTQ and AWQ."""

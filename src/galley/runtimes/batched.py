@@ -39,6 +39,7 @@ class Job(Generic[Writing]):
         key: jobs with equal keys may be in one batch.
         length: tokens of its prompt, those already delivered included.
         stop_ids: tokens that end it.
+        kv_bytes: the most bytes that its keys and values take.
         cancelled: set by the engine's thread, and read by the worker's.
         begun: whether anything was reported to the engine.
         arrival: the time of its arrival, on the monotonic clock.
@@ -49,6 +50,7 @@ class Job(Generic[Writing]):
     key: Hashable
     length: int
     stop_ids: Collection[int]
+    kv_bytes: int
     cancelled: bool = False
     begun: bool = False
     arrival: float = field(default_factory=time.monotonic)
@@ -82,16 +84,20 @@ class _Ended(Generic[Writing]):
 class BatchedRuntime(ABC, Generic[Writing]):
     """Forms batches and collects results; see :class:`galley.runtimes.text_runtime.TextRuntime`."""
 
-    def __init__(self, *, workers: int, most: int, spread: int | None = None) -> None:
+    def __init__(
+        self, *, workers: int, most: int, kv_bytes: int | None, spread: int | None = None
+    ) -> None:
         """Create the runtime.
 
         Args:
             workers: the most batches at a time.
             most: the most jobs of a batch.
+            kv_bytes: the most bytes of a batch's keys and values, unless it has only one job; None: any
+                number.
             spread: the most tokens by which prompts of one batch differ in length; None: any number.
         """
         self._free = workers
-        self._most = most
+        self._most, self._kv_bytes = most, kv_bytes
         self._spread = spread
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="batch")
         self._waiting: deque[Job[Writing]] = deque()
@@ -131,9 +137,11 @@ class BatchedRuntime(ABC, Generic[Writing]):
     def step(self) -> list[Advance]:
         """Start batches, and wait briefly for their news."""
         self._start()
+        gathers = self._free and self._waiting
         found: list[News[Writing]] = []
         try:
-            self._take(self._news.get(timeout=_POLL_SECONDS), found)
+            wait = _GATHER_SECONDS if gathers else _POLL_SECONDS
+            self._take(self._news.get(timeout=wait), found)
             while True:
                 self._take(self._news.get_nowait(), found)
         except Empty:
@@ -159,12 +167,17 @@ class BatchedRuntime(ABC, Generic[Writing]):
         first = self._waiting[0]
         batch: list[Job[Writing]] = []
         least = greatest = first.length
+        largest = first.kv_bytes
         for job in self._waiting:
             low, high = min(least, job.length), max(greatest, job.length)
+            size = max(largest, job.kv_bytes)
             if job.key != first.key or (self._spread is not None and high - low > self._spread):
                 continue
+            # The library makes room for each as for the largest.
+            if batch and self._kv_bytes is not None and (len(batch) + 1) * size > self._kv_bytes:
+                continue
             batch.append(job)
-            least, greatest = low, high
+            least, greatest, largest = low, high, size
             if len(batch) == self._most:
                 break
         taken = set(map(id, batch))

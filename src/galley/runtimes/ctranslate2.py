@@ -15,7 +15,7 @@ from galley.engine.loading import StartPhases
 from galley.errors import CheckpointError, SettingsError, UnsupportedModel
 from galley.formats.ctranslate2 import WHISPER_SPEC
 from galley.formats.ctranslate2_file import MODEL_FILE, is_ctranslate2, read_ctranslate2
-from galley.machine import available_cores
+from galley.machine import available_cores, available_memory
 from galley.runtimes.batched import BatchedRuntime
 from galley.runtimes.ctranslate2_text import DECODER_SPEC, CTranslate2Texts, text_info
 from galley.runtimes.ctranslate2_whisper import CTranslate2Whisper, whisper_info
@@ -27,8 +27,9 @@ from galley.settings.engine_choice import CTRANSLATE2_ENGINE
 from galley.types import Generate, OnPhase, Transcribe
 from galley.types.model_info import ModelInfo, OnLedger
 
-_NOT_ITS_OWN: Final = {"kv_cache_tokens": None, "kv_memory_fraction": 0.5, "max_batch_tokens": 512}
-"""Settings of KV caches and of steps, which CTranslate2 does not have -> the values if left out."""
+_NOT_ITS_OWN: Final = {"kv_cache_tokens": None, "max_batch_tokens": 512}
+_NOT_ON_GPUS: Final = {**_NOT_ITS_OWN, "kv_memory_fraction": 0.5}
+"""Settings of KV caches and of steps that CTranslate2 does not have -> the values if left out."""
 
 
 class CTranslate2Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -63,21 +64,30 @@ def load(
     refuse_settings(
         settings,
         "is run by CTranslate2, which has no such setting: leave it out; engine_options has its own",
-        _NOT_ITS_OWN,
+        _NOT_ITS_OWN if options.device == "cpu" else _NOT_ON_GPUS,
     )
     clock = StartPhases(on_phase)
     library = import_library("ctranslate2", CTRANSLATE2_ENGINE, "ctranslate2")
     spec = _spec(folder)
-    limits = {"workers": options.workers, "most": settings.running_limit}
     if spec == WHISPER_SPEC:
         info = whisper_info(settings, folder)
         model = _open(library.models.Whisper, folder, options, settings)
         clock.end("load")
+        limits = _limits(settings, options)
         return _engine(CTranslate2Whisper(library, model, info, **limits), info, settings, clock)
     info, vocabulary = text_info(settings, folder)
     model = _open(library.Generator, folder, options, settings)
     clock.end("load")
-    return _engine(CTranslate2Texts(model, vocabulary, **limits), info, settings, clock)
+    limits = _limits(settings, options)
+    return _engine(CTranslate2Texts(model, folder, vocabulary, **limits), info, settings, clock)
+
+
+def _limits(settings: EngineSettings, options: CTranslate2Options) -> dict[str, Any]:
+    """Return the limits of batches; of a GPU's memory, the library reports nothing."""
+    kv_bytes = None
+    if options.device == "cpu":
+        kv_bytes = int(settings.kv_memory_fraction * available_memory()) // options.workers
+    return {"workers": options.workers, "most": settings.running_limit, "kv_bytes": kv_bytes}
 
 
 def _spec(folder: Path) -> str:

@@ -10,6 +10,8 @@ from galley.formats.ctranslate2 import read_vocabulary
 from galley.formats.ctranslate2_file import MODEL_FILE, CTranslate2File, read_ctranslate2
 from galley.formats.json_file import read_json
 from galley.runtimes.batched import BatchedRuntime, Job, News
+from galley.runtimes.ctranslate2_sizes import kv_bytes_per_token, matrix_shape
+from galley.runtimes.drawing import Drawing, drawing
 from galley.settings.engine import EngineSettings
 from galley.types import FinishReason, Generate, SamplingDefaults, SamplingParams
 from galley.types.model_info import ModelInfo, TextInfo
@@ -50,9 +52,7 @@ class _Key(NamedTuple):
         prefix: tokens of the prompts that count as chosen ones, if that matters for ``least``.
     """
 
-    temperature: float
-    top_k: int
-    top_p: float
+    drawing: Drawing
     repetition_penalty: float
     least: int
     prefix: int
@@ -62,24 +62,37 @@ class _Key(NamedTuple):
 class CTranslate2Texts(BatchedRuntime[Generate]):
     """Continues texts with a ``ctranslate2.Generator``."""
 
-    def __init__(self, model: Any, vocabulary: list[str], *, workers: int, most: int) -> None:
+    def __init__(
+        self,
+        model: Any,
+        folder: Path,
+        vocabulary: list[str],
+        *,
+        workers: int,
+        most: int,
+        kv_bytes: int | None,
+    ) -> None:
         """Create the runtime.
 
         Args:
             model: the library's model.
+            folder: its folder.
             vocabulary: its tokens by id, which is how the library names them.
-            workers, most: as for :class:`BatchedRuntime`.
+            workers, most, kv_bytes: as for :class:`BatchedRuntime`.
         """
-        super().__init__(workers=workers, most=most, spread=_SPREAD)
+        super().__init__(workers=workers, most=most, kv_bytes=kv_bytes, spread=_SPREAD)
         self._model = model
+        self._token_bytes = kv_bytes_per_token(read_ctranslate2(folder / MODEL_FILE))
         self._vocabulary = vocabulary
 
     def job(self, request_id: str, payload: Generate, stop_ids: Collection[int]) -> Job[Generate]:
         """Return the job of a request."""
         length = len(payload.prompt) + len(payload.output)
         least = max(0, payload.sampling.min_tokens - len(payload.output))
-        key = _key(payload.sampling, least, length, stop_ids)
-        return Job(request_id, payload, key, length, frozenset(stop_ids))
+        drawn = drawing(payload.sampling, len(self._vocabulary))
+        key = _key(payload.sampling, drawn, least, length, stop_ids)
+        size = (len(payload.prompt) + payload.writes) * self._token_bytes
+        return Job(request_id, payload, key, length, frozenset(stop_ids), size)
 
     def compute(self, batch: list[Job[Generate]]) -> None:
         """Continue the texts of a batch, and report each token."""
@@ -97,9 +110,9 @@ class CTranslate2Texts(BatchedRuntime[Generate]):
             min_length=key.least + key.prefix,
             end_token=list(key.stop_ids),
             repetition_penalty=key.repetition_penalty,
-            sampling_topk=key.top_k,
-            sampling_topp=key.top_p,
-            sampling_temperature=key.temperature,
+            sampling_topk=key.drawing.top_k,
+            sampling_topp=key.drawing.top_p,
+            sampling_temperature=key.drawing.temperature,
             callback=_on_token(batch, skips, self.report),
         )
 
@@ -130,16 +143,12 @@ def _on_token(
     return on_token
 
 
-def _key(sampling: SamplingParams, least: int, length: int, stop_ids: Collection[int]) -> _Key:
-    temperature, top_p = sampling.temperature, sampling.top_p
-    top_k = max(0, sampling.top_k or 0)
-    if not temperature or top_p == 0:
-        temperature, top_k, top_p = 1.0, 1, 1.0
+def _key(
+    sampling: SamplingParams, drawn: Drawing, least: int, length: int, stop_ids: Collection[int]
+) -> _Key:
     penalty = sampling.repetition_penalty or 1.0
     return _Key(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=1.0 if top_p is None else top_p,
+        drawing=drawn,
         repetition_penalty=penalty,
         least=least,
         prefix=length - 1 if least and penalty != 1 else 0,
@@ -158,7 +167,7 @@ def text_info(settings: EngineSettings, folder: Path) -> tuple[ModelInfo, list[s
     file = read_ctranslate2(folder / MODEL_FILE)
     vocabulary = read_vocabulary(folder)
     ids = {token: number for number, token in enumerate(vocabulary)}
-    rows = file.get("decoder/embeddings/weight").shape[0]
+    rows, _ = matrix_shape(file, "decoder/embeddings/weight")
     if len(ids) < len(vocabulary) or len(vocabulary) > rows:
         raise CheckpointError(
             f"the vocabulary has {len(vocabulary)} tokens, {len(ids)} different ones; the model has {rows}",
@@ -215,9 +224,9 @@ def _context(settings: EngineSettings, folder: Path, file: CTranslate2File) -> i
 
 
 def _trained_context(folder: Path, file: CTranslate2File) -> int | None:
-    learned = file.variables.get("decoder/position_encodings/encodings")
-    if learned is not None:
-        return learned.shape[0]
+    learned = "decoder/position_encodings/encodings"
+    if learned in file.variables:
+        return matrix_shape(file, learned)[0]
     path = folder / "tokenizer_config.json"
     most = read_json(path).get("model_max_length") if path.exists() else None
     return most if isinstance(most, int) and 0 < most < _MOST_CONTEXT else None

@@ -8,10 +8,13 @@ import msgspec
 import numpy as np
 
 from galley.errors import CheckpointError, RequestError, SettingsError
+from galley.formats.ctranslate2_file import MODEL_FILE, read_ctranslate2
 from galley.formats.reader import open_checkpoint
 from galley.models.registry import build_program
 from galley.models.speech import read_speech
 from galley.runtimes.batched import BatchedRuntime, Job, News
+from galley.runtimes.ctranslate2_sizes import kv_bytes_per_row, kv_bytes_per_token
+from galley.runtimes.drawing import Drawing, drawing
 from galley.settings.engine import EngineSettings
 from galley.types import Transcribe
 from galley.types.audio import SpeechRules
@@ -52,8 +55,7 @@ class _Key(NamedTuple):
     max_length: int
     beam_size: int
     length_penalty: float
-    temperature: float
-    top_k: int
+    drawing: Drawing
     repetition_penalty: float
     max_initial: int
     suppress_blank: bool
@@ -64,7 +66,14 @@ class CTranslate2Whisper(BatchedRuntime[Transcribe]):
     """Transcribes with a ``ctranslate2.models.Whisper``. A transcript is reported as a whole."""
 
     def __init__(
-        self, library: Any, model: Any, info: ModelInfo, *, workers: int, most: int
+        self,
+        library: Any,
+        model: Any,
+        info: ModelInfo,
+        *,
+        workers: int,
+        most: int,
+        kv_bytes: int | None,
     ) -> None:
         """Create the runtime.
 
@@ -72,10 +81,13 @@ class CTranslate2Whisper(BatchedRuntime[Transcribe]):
             library: the module ``ctranslate2``.
             model: its model.
             info: description of the model.
-            workers, most: as for :class:`BatchedRuntime`.
+            workers, most, kv_bytes: as for :class:`BatchedRuntime`.
         """
-        super().__init__(workers=workers, most=most)
+        super().__init__(workers=workers, most=most, kv_bytes=kv_bytes)
         assert info.speech is not None
+        self._vocab_size = info.require_text().vocab_size
+        file = read_ctranslate2(Path(info.path) / MODEL_FILE)
+        self._token_bytes, self._row_bytes = kv_bytes_per_token(file), kv_bytes_per_row(file)
         self._library = library
         self._model = model
         self._speech = info.speech
@@ -87,13 +99,14 @@ class CTranslate2Whisper(BatchedRuntime[Transcribe]):
         """Return the job of a request. Raises RequestError for rules that the library does not have."""
         key = self._key(payload)
         rows = self._speech.rows_of(payload.encoder_input.frames)
-        return Job(request_id, payload, key, rows + len(payload.prompt), frozenset(stop_ids))
+        size = rows * self._row_bytes
+        size += key.beam_size * (len(payload.prompt) + payload.writes) * self._token_bytes
+        return Job(request_id, payload, key, rows + len(payload.prompt), frozenset(stop_ids), size)
 
     def _key(self, payload: Transcribe) -> _Key:
         sampling, rules, speech = payload.sampling, payload.rules, self._speech
         starts = payload.prompt.index(speech.start_token)
         self._check(rules, starts)
-        temperature = sampling.temperature or 0.0
         length, most = len(payload.prompt), payload.writes
         initial = None if rules.timestamps is None else rules.timestamps.max_initial
         return _Key(
@@ -104,8 +117,7 @@ class CTranslate2Whisper(BatchedRuntime[Transcribe]):
             max_length=max(2 * most, length + most - 1),
             beam_size=sampling.num_beams,
             length_penalty=sampling.length_penalty,
-            temperature=temperature or 1.0,
-            top_k=max(0, sampling.top_k or 0) if temperature else 1,
+            drawing=drawing(sampling, self._vocab_size),
             repetition_penalty=sampling.repetition_penalty or 1.0,
             max_initial=speech.max_rows if initial is None else initial,
             suppress_blank=bool(rules.begin_suppress_tokens),
@@ -160,8 +172,8 @@ class CTranslate2Whisper(BatchedRuntime[Transcribe]):
             max_initial_timestamp_index=key.max_initial,
             suppress_blank=key.suppress_blank,
             suppress_tokens=list(key.suppress_tokens),
-            sampling_topk=key.top_k,
-            sampling_temperature=key.temperature,
+            sampling_topk=key.drawing.top_k,
+            sampling_temperature=key.drawing.temperature,
         )
         for job, result in zip(batch, results, strict=True):
             self.report(self._transcript(job, result, key.length_penalty))

@@ -13,11 +13,12 @@ import msgspec
 import numpy as np
 
 from galley.engine.loading import StartPhases
-from galley.errors import CheckpointError, RequestError, SettingsError, UnsupportedModel
+from galley.errors import CheckpointError, EngineError, SettingsError
 from galley.formats.checkpoint import sampling_defaults
-from galley.formats.json_file import read_json
-from galley.machine import available_cores
+from galley.machine import available_cores, available_memory
 from galley.models.fields import Fields
+from galley.runtimes.drawing import LIKELIEST, drawing
+from galley.runtimes.genai_config import has_own_batches, most_texts, read_genai_config
 from galley.runtimes.library import import_library, refuse_settings, step_meter
 from galley.runtimes.text_build import first_line
 from galley.runtimes.text_engine import TextEngine
@@ -47,7 +48,8 @@ The library has seeds, least lengths and grammars, but not with our meaning: onl
 only one end token is held back, and its grammars are in notations of its own.
 """
 
-_NOT_ITS_OWN: Final = {"kv_cache_tokens": None, "kv_memory_fraction": 0.5, "max_batch_tokens": 512}
+_NOT_ITS_OWN: Final = {"kv_cache_tokens": None, "max_batch_tokens": 512}
+_NOT_OF_OWN_BATCHES: Final = {**_NOT_ITS_OWN, "kv_memory_fraction": 0.5}
 """Settings of KV caches and of steps, which the folder has itself -> the values if left out."""
 
 
@@ -84,19 +86,22 @@ class _Text:
 class OnnxGenAIRuntime:
     """The library's engine and its texts; see :class:`galley.runtimes.text_runtime.TextRuntime`."""
 
-    def __init__(self, library: Any, model: Any, end_token: int, *, running: int) -> None:
+    def __init__(
+        self, library: Any, model: Any, end_token: int, vocab_size: int, *, running: int
+    ) -> None:
         """Create the runtime.
 
         Args:
             library: the module ``onnxruntime_genai``.
             model: its model.
             end_token: the only end token that it knows.
+            vocab_size: number of token ids.
             running: the most texts at a time.
         """
         self._library = library
         self._engine = library.Engine(model)
         self._events = self._engine.create_event_buffer(4 * running)
-        self._end_token = end_token
+        self._end_token, self._vocab_size = end_token, vocab_size
         self._texts: dict[int, _Text] = {}
 
     @property
@@ -105,13 +110,13 @@ class OnnxGenAIRuntime:
         return Cache(used=0, total=0)
 
     def begin(self, request_id: str, payload: Generate, stop_ids: Collection[int]) -> None:
-        """Add a text. Raises RequestError if the library cannot take it."""
+        """Add a text. Raises EngineError if the library cannot take it."""
         tokens = [*payload.prompt, *payload.output]
         left = payload.writes - len(payload.output)
         self._start(_Text(request_id, None, payload.sampling, stop_ids, tokens, left))
 
     def _start(self, text: _Text) -> None:
-        """Open a session that reads all tokens of a text and continues it. Raises RequestError."""
+        """Open a session that reads all tokens of a text and continues it. Raises EngineError."""
         sampling = text.sampling
         text.request = self._engine.create_request()
         text.rows = len(text.tokens)
@@ -119,18 +124,17 @@ class OnnxGenAIRuntime:
         options = self._library.TurnOptions(text.request)
         options.set_max_generated_tokens(text.left)
         options.set_repetition_penalty(sampling.repetition_penalty or 1.0)
-        temperature, top_p, top_k = sampling.temperature, sampling.top_p, sampling.top_k
-        draws = bool(temperature) and top_p != 0 and top_k != 1
-        options.set_do_sample(draws)
-        if draws:
-            options.set_temperature(temperature)
-            options.set_top_k(max(0, top_k or 0))
-            options.set_top_p(1.0 if top_p is None else top_p)
+        drawn = drawing(sampling, self._vocab_size)
+        options.set_do_sample(drawn != LIKELIEST)
+        if drawn != LIKELIEST:
+            options.set_temperature(drawn.temperature)
+            options.set_top_k(drawn.top_k)
+            options.set_top_p(drawn.top_p)
         try:
             text.request.begin_turn(np.array(text.tokens, np.int32), options)
         except RuntimeError as error:
             self._forget(text)
-            raise RequestError(f"ONNX Runtime GenAI: {first_line(error)}") from error
+            raise EngineError(f"ONNX Runtime GenAI: {first_line(error)}") from error
 
     def end(self, request_id: str) -> None:
         """Drop a text."""
@@ -173,7 +177,7 @@ class OnnxGenAIRuntime:
             self._forget(text)
             try:
                 self._start(text)
-            except RequestError as failure:
+            except EngineError as failure:
                 return Advance(text.id, [token], rows, finish_reason="error", error=str(failure))
         return Advance(text.id, [token], rows, finish_reason=reason)
 
@@ -196,19 +200,15 @@ def load(
         ModelError, SettingsError: the model or the settings cannot be used.
     """
     options = settings.options_as(OnnxGenAIOptions)
+    clock = StartPhases(on_phase)
+    library = import_library("onnxruntime_genai", ONNX_GENAI_ENGINE, "onnxruntime-genai")
+    config = read_genai_config(folder)
+    own_batches = bool(options.provider) or has_own_batches(config, folder)
     refuse_settings(
         settings,
         "is run by ONNX Runtime GenAI, which has no such setting: leave it out; engine_options has its own",
-        _NOT_ITS_OWN,
+        _NOT_OF_OWN_BATCHES if own_batches else _NOT_ITS_OWN,
     )
-    clock = StartPhases(on_phase)
-    library = import_library("onnxruntime_genai", ONNX_GENAI_ENGINE, "onnxruntime-genai")
-    if not (folder / ONNX_GENAI_FILE).is_file():
-        raise UnsupportedModel(
-            f"{folder} has no {ONNX_GENAI_FILE}: convert the checkpoint with python -m "
-            "onnxruntime_genai.models.builder"
-        )
-    config = read_json(folder / ONNX_GENAI_FILE)
     info = _info(settings, folder, config)
     runtime = _runtime(library, settings, options, folder, config, info)
     clock.end("load")
@@ -229,13 +229,20 @@ def _runtime(
     config: dict[str, Any],
     info: ModelInfo,
 ) -> OnnxGenAIRuntime:
-    end_token, *_ = info.require_text().eos_token_ids
+    text = info.require_text()
+    end_token, *_ = text.eos_token_ids
     threads = {"intra_op_num_threads": settings.threads or available_cores()}
     changes: dict[str, Any] = {
-        "model": {"eos_token_id": end_token, "decoder": {"session_options": threads}}
+        "model": {"eos_token_id": end_token, "decoder": {"session_options": threads}},
+        "search": {"max_length": text.max_model_len},
     }
     if "engine" not in config:
-        changes["engine"] = {"static_batching": {"max_batch_size": settings.running_limit}}
+        most = settings.running_limit
+        if not options.provider and not has_own_batches(config, folder):
+            files = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+            room = int(settings.kv_memory_fraction * max(0, available_memory() - files))
+            most = min(most, most_texts(config, folder, text.max_model_len, room))
+        changes["engine"] = {"static_batching": {"max_batch_size": most}}
     try:
         chosen = library.Config(str(folder))
         if options.provider:
@@ -243,7 +250,9 @@ def _runtime(
             chosen.append_provider(options.provider)
         chosen.overlay(msgspec.json.encode(changes).decode())
         model = library.Model(chosen)
-        return OnnxGenAIRuntime(library, model, end_token, running=settings.running_limit)
+        return OnnxGenAIRuntime(
+            library, model, end_token, text.vocab_size, running=settings.running_limit
+        )
     except (RuntimeError, ValueError) as error:
         if options.provider:
             raise SettingsError(

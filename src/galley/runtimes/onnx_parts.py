@@ -73,7 +73,7 @@ class Graph:
         del graph.node[:]
         graph.node.extend(nodes)
         own = {"table": table, "count": len(table), "zero": 0, "one": 1}
-        own |= {f"offset_{n}": n * (len(table) // 2) for n in range(drawn)}
+        own |= {f"offset_{n}": n * len(table) // drawn for n in range(drawn)}
         for key, value in own.items():
             array = np.asarray(value, np.float32 if key == "table" else np.int64)
             graph.initializer.append(onnx.numpy_helper.from_array(array, _PREFIX + key))

@@ -13,8 +13,9 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from galley.errors import CheckpointError, RequestError, SettingsError, UnsupportedModel
+from galley.errors import CheckpointError, EngineError, SettingsError, UnsupportedModel
 from galley.formats.gguf_file import is_gguf
+from galley.runtimes.drawing import LIKELIEST, drawing
 from galley.runtimes.library import import_library
 from galley.runtimes.text_build import TextLoader, TextSizes, first_line
 from galley.runtimes.text_runtime import Advance, Cache
@@ -80,6 +81,7 @@ class OpenVINORuntime:
         self._genai = import_library("openvino_genai", OPENVINO_ENGINE, "openvino")
         _check_device(self._openvino, options.device)
         self._blocks = max(1, sizes.kv_tokens // _BLOCK_TOKENS)
+        self._vocab_size = sizes.vocabulary
         self._pipeline = self._load(path, options, sizes)
         self._texts: dict[str, _Text] = {}
         self._numbers = 0
@@ -117,11 +119,11 @@ class OpenVINORuntime:
         """Add a text to the pipeline.
 
         Raises:
-            RequestError: the text had begun in another process, and its penalties depend on its output.
+            EngineError: the text had begun in another process, and its penalties depend on its output.
         """
         sampling = payload.sampling
         if payload.output and (sampling.presence_penalty or sampling.frequency_penalty):
-            raise RequestError(
+            raise EngineError(
                 "the engine died, and OpenVINO cannot continue a text with presence_penalty or "
                 "frequency_penalty: repeat the request"
             )
@@ -146,16 +148,13 @@ class OpenVINORuntime:
         config.repetition_penalty = sampling.repetition_penalty or 1.0
         config.presence_penalty = sampling.presence_penalty
         config.frequency_penalty = sampling.frequency_penalty
-        temperature, top_p = sampling.temperature, sampling.top_p
-        min_p = sampling.min_p or 0.0
-        if not temperature or top_p == 0 or sampling.top_k == 1 or min_p == 1:
+        drawn, min_p = drawing(sampling, self._vocab_size), sampling.min_p or 0.0
+        if drawn == LIKELIEST or min_p == 1:
             return config
         config.do_sample = True
-        config.temperature = temperature
-        config.top_p = 1.0 if top_p is None else top_p
-        config.min_p = min_p
-        if sampling.top_k and sampling.top_k > 0:
-            config.top_k = sampling.top_k
+        config.temperature, config.top_p, config.min_p = drawn.temperature, drawn.top_p, min_p
+        if drawn.top_k:
+            config.top_k = drawn.top_k
         assert sampling.seed is not None
         # Other draws after a restart than those of the tokens that were delivered before.
         config.rng_seed = (sampling.seed + done) % 2**32

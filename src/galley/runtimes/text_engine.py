@@ -11,7 +11,7 @@ from typing import Final, Generic, cast
 
 from galley.engine.fair_queue import FairQueue, Queued
 from galley.engine.step_meter import StepMeter
-from galley.errors import RequestError
+from galley.errors import EngineError, RequestError
 from galley.runtimes.text_runtime import Advance, TextRuntime, Writing
 from galley.types import EngineRequest, FinishReason, Output, Timing, Tokens
 from galley.types.model_info import EngineStats, ModelInfo
@@ -124,9 +124,10 @@ class TextEngine(Generic[Writing]):
             sampling = work.payload.sampling
             try:
                 self._runtime.begin(work.request.id, work.payload, self._stop_ids(work.payload))
-            except RequestError as error:
+            except (RequestError, EngineError) as error:
                 self._waiting.finish([work])
-                self._ended.append(_ended(work.request, "error", str(error)))
+                refused = isinstance(error, RequestError)
+                self._ended.append(_ended(work.request, "error", str(error), refused=refused))
                 continue
             self._texts[work.request.id] = _Text(work, time.monotonic(), bool(sampling.stop))
 
@@ -211,5 +212,13 @@ def _reports(advance: Advance) -> bool:
     return bool(advance.tokens) or advance.finish_reason is not None
 
 
-def _ended(request: EngineRequest, reason: FinishReason, error: str | None = None) -> Output:
-    return Output(request_id=request.id, finish_reason=reason, error=error, timing=Timing())
+def _ended(
+    request: EngineRequest,
+    reason: FinishReason,
+    error: str | None = None,
+    *,
+    refused: bool = False,
+) -> Output:
+    return Output(
+        request_id=request.id, finish_reason=reason, error=error, refused=refused, timing=Timing()
+    )

@@ -62,7 +62,8 @@ class TextRuntime(Protocol[_Writing_contra]):
             stop_ids: tokens that end the text.
 
         Raises:
-            RequestError: the text cannot be continued.
+            RequestError: the library does not do what the request says.
+            EngineError: it failed.
         """
 
     def end(self, request_id: str) -> None:

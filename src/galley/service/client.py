@@ -178,7 +178,7 @@ class EngineClient:
     def submit_all(
         self, requests: Sequence[EngineRequest], deadline: float = math.inf
     ) -> list[OutputStream]:
-        """Start all of the requests or none. They come from :func:`galley.service.requests.expand`.
+        """Start all of the requests or none. Modules such as ``requests.py`` make and check them.
 
         While no engine is ready because one is being restarted, requests are accepted and wait.
 

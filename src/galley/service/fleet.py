@@ -52,6 +52,7 @@ class FleetPlan:
         on_ledger: called with the memory plan of each engine that starts.
         on_step: called with the status of an engine after each of its steps.
         on_blocks: called with each change of what the prefix caches hold.
+        publishes_tokens: whether these changes have the tokens of blocks.
     """
 
     folder: str
@@ -67,6 +68,7 @@ class FleetPlan:
     on_ledger: OnLedger | None = None
     on_step: Callable[[ReplicaStatus], None] | None = None
     on_blocks: Callable[[Blocks], None] | None = None
+    publishes_tokens: bool = False
 
 
 class Fleet:
@@ -315,6 +317,7 @@ class Fleet:
             self._plan.folder,
             self._plan.promised(),
             publishes=self._plan.router is not None or self._plan.on_blocks is not None,
+            publishes_tokens=self._plan.publishes_tokens,
         )
 
     def _launch_others(self) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from galley.settings.engine import EngineSettings
 from galley.types import Adapter, EngineRequest, Output, Tensors
 from galley.types.audio import Alignment
+from galley.types.block_hashes import BlockContent
 from galley.types.model_info import EngineStats, Ledger, ModelInfo
 
 MAX_FRAME_BYTES: Final = 256 * 1024 * 1024
@@ -28,6 +29,7 @@ class Start(msgspec.Struct, tag="start", frozen=True):
         spawned_at: when the process was started, on the monotonic clock that both processes share.
         promised: bytes of memory that other engines of the server have yet to allocate.
         publishes: whether the engine sends :class:`Blocks`.
+        publishes_tokens: whether these have the tokens of blocks.
     """
 
     settings: EngineSettings
@@ -35,6 +37,7 @@ class Start(msgspec.Struct, tag="start", frozen=True):
     spawned_at: float
     promised: int = 0
     publishes: bool = False
+    publishes_tokens: bool = False
 
 
 class Submit(msgspec.Struct, tag="submit", frozen=True):
@@ -126,10 +129,14 @@ class Step(msgspec.Struct, tag="step", frozen=True):
 
 
 class Blocks(msgspec.Struct, tag="blocks", frozen=True):
-    """Changes of what the prefix cache holds, as keys of blocks; ``removed`` applies first."""
+    """Changes of what the prefix cache holds, as keys of blocks; ``removed`` applies first.
+
+    ``contents``: of stored blocks, if asked for (:class:`Start`) and known.
+    """
 
     stored: list[bytes]
     removed: list[bytes]
+    contents: list[BlockContent] = []
 
 
 ToEngine = Start | Submit | Abort | LoadAdapter | UnloadAdapter

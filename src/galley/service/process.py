@@ -52,10 +52,11 @@ class EngineProcess:
         promised: int = 0,
         *,
         publishes: bool = False,
+        publishes_tokens: bool = False,
     ) -> "EngineProcess":
         """Have the process load ``folder``; its first frames report the progress.
 
-        ``promised``, ``publishes``: see :class:`galley.service.frames.Start`.
+        ``promised``, ``publishes``, ``publishes_tokens``: see :class:`galley.service.frames.Start`.
         """
         try:
             reader, writer = await asyncio.open_connection(sock=spawned.connection)
@@ -64,7 +65,7 @@ class EngineProcess:
             await asyncio.to_thread(spawned.child.wait)
             raise
         process = cls(spawned.child, reader, writer)
-        process.send(Start(settings, folder, spawned.at, promised, publishes))
+        process.send(Start(settings, folder, spawned.at, promised, publishes, publishes_tokens))
         return process
 
     @property

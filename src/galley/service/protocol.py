@@ -27,6 +27,7 @@ from galley.settings.engine_choice import (
     XGBOOST_ENGINE,
 )
 from galley.types import Adapter, EngineRequest, OnPhase, Output
+from galley.types.block_hashes import BlockContent
 from galley.types.model_info import EngineStats, ModelInfo, OnLedger
 
 ENTRY_POINTS: Final = "galley.engines"
@@ -132,6 +133,15 @@ class PublishingEngine(Engine, Protocol):
 
         The first call returns all that can be found, and begins the record. Keys are those of
         :mod:`galley.types.block_hashes`.
+        """
+
+    def record_block_contents(self) -> None:
+        """Record the contents of blocks from now on."""
+
+    def take_block_contents(self) -> dict[bytes, BlockContent]:
+        """Return the contents of blocks that were found since the last call, by key.
+
+        Blocks with a tenant's salt or an adapter, which their tokens do not identify, have none.
         """
 
 

@@ -58,6 +58,7 @@ from galley.service.protocol import (
     find_loader,
 )
 from galley.service.watchdog import SIGN_OF_LIFE_SECONDS
+from galley.types.block_hashes import BlockContent
 
 Frame: TypeAlias = Submit | Abort | LoadAdapter | UnloadAdapter
 Inbox: TypeAlias = queue.SimpleQueue[Frame | None]
@@ -131,6 +132,12 @@ def main() -> None:
         loaded.set()
         gc.freeze()  # loaded objects stay; collections during a stream need not scan them
         publisher = engine if start.publishes and isinstance(engine, PublishingEngine) else None
+        if start.publishes_tokens:
+            if publisher is None:
+                raise SettingsError(
+                    f"engine {engine_name} does not report what its prefix cache holds; leave out kv_events"
+                )
+            publisher.record_block_contents()
         _loop(engine, connection, inbox, cores, publisher)
     except GalleyError as error:
         connection.send(StartFailed(_kind(error), str(error)))
@@ -244,15 +251,16 @@ def _loop(
         outputs = engine.step() if engine.has_work else []
         signs.step_ends()
         if publisher is not None and (changes := publisher.take_block_changes()):
-            connection.send(_blocks(changes))
+            connection.send(_blocks(changes, publisher.take_block_contents()))
         for step in steps_of(outputs, engine.stats, seen):
             connection.send(step)
 
 
-def _blocks(changes: dict[bytes, bool]) -> Blocks:
+def _blocks(changes: dict[bytes, bool], contents: dict[bytes, BlockContent]) -> Blocks:
     return Blocks(
         stored=[key for key, found in changes.items() if found],
         removed=[key for key, found in changes.items() if not found],
+        contents=[content for key, content in contents.items() if changes.get(key)],
     )
 
 

@@ -15,6 +15,9 @@ MOST_REPLICAS: Final = 256
 
 _OBJECTIVE = re.compile(r"[A-Za-z0-9][\w.-]{0,252}=-?(100|\d{1,2})", re.ASCII)
 
+_ENDPOINT = re.compile(r"tcp://\S+:(?P<port>\d{1,5})|ipc://\S+", re.ASCII)
+_LAST_PORT: Final = 65_535
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSettings(CacheSettings):
@@ -55,9 +58,20 @@ class ClusterSettings(CacheSettings):
         "priority of an objective that a gateway names, NAME=PRIORITY, lower is sooner; repeat for several",
     )
 
+    kv_events: str = setting(
+        "",
+        "Cluster",
+        "ZeroMQ endpoint (tcp://*:5557) at which changes of the prefix cache are published in the form of "
+        "vLLM's KV events, tokens included, for routers outside; needs the extra kv-events",
+    )
+    kv_events_topic: str = setting(
+        "", "Cluster", "topic of kv_events; llm-d's routers expect kv@IP@MODEL"
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_objectives()
+        self._check_kv_events()
 
     @property
     def objectives(self) -> dict[str, int] | None:
@@ -66,6 +80,22 @@ class ClusterSettings(CacheSettings):
             return None
         pairs = (text.partition("=") for text in self.objective)
         return {name: int(priority) for name, _, priority in pairs}
+
+    def _check_kv_events(self) -> None:
+        match = _ENDPOINT.fullmatch(self.kv_events)
+        if self.kv_events and (match is None or int(match["port"] or 0) > _LAST_PORT):
+            raise SettingsError(
+                f"kv_events is {self.kv_events!r}; expected tcp://HOST:PORT (tcp://*:5557) or ipc://FILE"
+            )
+        if self.kv_events_topic and not self.kv_events:
+            raise SettingsError("kv_events_topic is given, but kv_events is not; give both")
+        if self.kv_events and not self.prefix_cache:
+            raise SettingsError("kv_events is given, but prefix_cache is off; turn it on")
+        if self.kv_events and (self.replicas != 1 or self.replica):
+            raise SettingsError(
+                "kv_events is for servers with one engine, among which a router outside chooses: leave out "
+                "kv_events, or replicas and replica"
+            )
 
     def _check_objectives(self) -> None:
         for text in self.objective:

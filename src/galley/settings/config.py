@@ -318,6 +318,10 @@ class Settings(ClusterSettings):
                 "replica: a server with replicas on other machines serves one model"
             )
         several = self.most_loaded > 1 or bool(self.model_repository or self.models_dir)
+        if self.kv_events and several:
+            raise SettingsError(
+                "kv_events is for a server of one model; serve each with its own server"
+            )
         if self.replicas > 1 and several and self.take_turns:
             raise SettingsError(
                 f"replicas is {self.replicas}, but several models take turns on the cores, and so would "
@@ -459,8 +463,13 @@ def _from_file(cls: type[Settings], file: Path | None) -> dict[str, Any]:
     return convert(cls, {str(k).replace("-", "_"): v for k, v in content.items()}, source=str(path))
 
 
+def variables(cls: type[Settings]) -> dict[str, str]:
+    """Return a mapping from the environment variable of each setting to a name of the setting."""
+    return {f"GALLEY_{name.upper()}": name for name in field_names(cls)}
+
+
 def _from_environ(cls: type[Settings], environ: Mapping[str, str]) -> dict[str, Any]:
-    known = {f"GALLEY_{name.upper()}": name for name in field_names(cls)}
+    known = variables(cls)
     given = {
         variable: text
         for variable, text in environ.items()

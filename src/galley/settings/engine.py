@@ -45,7 +45,7 @@ Experts = Literal["memory", "disk"]
 Batching = Literal["continuous", "dynamic", "static"]
 Speculation = Literal["auto", "off", "prompt", "recent", "grammar", "draft"]
 
-_GUESSED_ROWS = 32
+_DRAFT_ROWS = 32
 """Maximum rows of a step with few running sequences, draft tokens included."""
 
 MOST_THREADS = 1024
@@ -374,7 +374,7 @@ class EngineSettings:
         """Rows of a step whose logits are sampled, draft tokens included, unless logprobs are requested."""
         if self.speculation == "off":
             return self.running_limit
-        return max(self.running_limit, min(_GUESSED_ROWS, self.max_batch_tokens))
+        return max(self.running_limit, min(_DRAFT_ROWS, self.max_batch_tokens))
 
 
 def _respell(settings: EngineSettings) -> None:
@@ -409,6 +409,15 @@ def setting_types(cls: type[EngineSettings]) -> dict[str, Any]:
 def public_name(declared: Field[Any]) -> str:
     """Return the name of a setting in flags, files and variables."""
     return declared.metadata["name"] or declared.name
+
+
+def changed_settings(settings: EngineSettings) -> dict[str, Any]:
+    """Return the engine's settings that differ from their defaults, by public name, as a file has them."""
+    return {
+        public_name(declared): list(value) if isinstance(value, tuple) else value
+        for declared in fields(EngineSettings)
+        if (value := getattr(settings, declared.name)) != declared.default
+    }
 
 
 def field_names(cls: type[EngineSettings]) -> dict[str, str]:

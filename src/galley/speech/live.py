@@ -8,7 +8,6 @@ Silence is never decoded.
 """
 
 import dataclasses
-import itertools
 from collections import deque
 from typing import Final
 
@@ -16,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from galley.errors import RequestError
-from galley.speech.agreement import LocalAgreement, align_head, separator, split
+from galley.speech.agreement import LocalAgreement, align_head, split
 from galley.speech.audio_buffer import AudioBuffer
 from galley.speech.endpoint import Boundary, Endpointer, Onset
 from galley.speech.fallback import choose
@@ -25,17 +24,17 @@ from galley.speech.live_decoder import LiveDecoder
 from galley.speech.live_events import (
     Committed,
     Completed,
-    Delta,
     Failed,
-    Interim,
     LiveEvent,
     Paused,
     Resumed,
     SpeechStarted,
     SpeechStopped,
 )
+from galley.speech.live_frames import LiveFrames
+from galley.speech.live_text import LiveText
 from galley.speech.options import LiveOptions
-from galley.speech.segmenter import SAMPLES_PER_MS, VAD_FRAME, VadStream, longest_pause
+from galley.speech.segmenter import SAMPLES_PER_MS, VadStream
 from galley.speech.tokens import SpeechTokens
 from galley.speech.utterance import Decoding, Turn, Utterance
 from galley.types import EngineRequest, Output
@@ -81,8 +80,8 @@ class LiveSession:
         self._decoder = LiveDecoder(tokens, features, request_id, cache_salt)
         self._endpointer = Endpointer(options.turns)  # see configure
         self._audio = AudioBuffer()
-        self._probabilities: deque[float] = deque()
-        """Speech probabilities of the latest frames, up to the endpointer's position."""
+        self._frames = LiveFrames()
+        """The latest frames, up to the endpointer's position."""
         self._turn = Turn(0, 0)
         self._turns: deque[Turn] = deque([self._turn])
         self._utterances: deque[Utterance] = deque()
@@ -90,11 +89,7 @@ class LiveSession:
         """The last utterance, while it is still being spoken."""
         self._paused = False
         """Whether the last Paused event stands."""
-        self._context: list[int] = []
-        """Tokens of final text that condition the next decoding."""
-        self._interim = ""
-        """The text of the last Interim event."""
-        self._events: list[LiveEvent] = []
+        self._text = LiveText(self._decoder.encode, tokens.info.require_text().max_model_len)
         self._options = options
         self.language = self._language_of(options)
         """The spoken language as a code; None until it is detected."""
@@ -113,6 +108,7 @@ class LiveSession:
         # Callers that commit turns pause within them, so only a long silence is left out of an utterance.
         held = dataclasses.replace(options.turns, silence_duration_ms=_HELD_MS)
         self._endpointer.options = options.turns if options.commit_turns else held
+        self._endpointer.enough_ms = None  # it was judged by the options before
         prompt = options.prompt.strip()
         self._prompt = self._decoder.encode(" " + prompt if prompt else "")
 
@@ -123,6 +119,11 @@ class LiveSession:
     def turn(self) -> int:
         """The number of the turn that is not committed yet."""
         return self._turn.number
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether that turn has enough audio for :meth:`commit`."""
+        return self._audio.end - self._turn.start >= _MIN_COMMIT
 
     @property
     def has_room(self) -> bool:
@@ -146,7 +147,7 @@ class LiveSession:
         """Feed the stream's next samples, mono float32 ``[samples]`` at 16 kHz."""
         self._audio.append(samples)
         for probability in self._detector.feed(samples).tolist():
-            self._probabilities.append(probability)
+            self._frames.add(probability)
             boundary = self._endpointer.feed(probability)
             if boundary is not None:
                 self._start_or_end_speech(boundary)
@@ -161,7 +162,7 @@ class LiveSession:
             turn: the number of the turn. Without a pause in it, nothing happens.
             silence_ms: length of the silence in milliseconds.
         """
-        if self._paused and self._turn.number == turn:
+        if self._paused and self._options.pauses and self._turn.number == turn:
             self._endpointer.enough_ms = silence_ms
             boundary = self._endpointer.boundary()
             if boundary is not None:
@@ -174,7 +175,7 @@ class LiveSession:
             RequestError: the turn has less than 100 ms of audio.
         """
         now = self._audio.end
-        if now - self._turn.start < _MIN_COMMIT:
+        if not self.has_turn:
             raise RequestError(
                 f"only {(now - self._turn.start) // SAMPLES_PER_MS} ms of audio since the last "
                 f"turn; a turn needs at least {_MIN_COMMIT // SAMPLES_PER_MS} ms",
@@ -203,7 +204,7 @@ class LiveSession:
         if decoding.purpose == "partial":
             decoding.utterance.decoded_to = decoding.end
         samples = self._audio.read(decoding.start, decoding.end)
-        previous = self._prompt + self._text_before(decoding.utterance)
+        previous = self._prompt + self._text.before(decoding.utterance, self._options)
         return self._decoder.start(decoding, samples, self.language or "", previous, self._options)
 
     def take(self, output: Output) -> None:
@@ -224,8 +225,7 @@ class LiveSession:
     def events(self) -> list[LiveEvent]:
         """Return the events since the last call, in order."""
         self._complete()
-        events, self._events = self._events, []
-        return events
+        return self._text.events()
 
     # Starts and ends of turns and utterances.
 
@@ -239,13 +239,13 @@ class LiveSession:
             if self._options.commit_turns:
                 self._turn.start = boundary.at
                 started = SpeechStarted(self._turn.number, boundary.at // SAMPLES_PER_MS)
-                self._events.append(started)
+                self._text.add(started)
         elif self._open is not None:
             end = min(now, boundary.at + self._open.settle)
             self._close(self._open, speech_end=boundary.at, end=end)
             if self._options.commit_turns:
                 at_ms, spoken_to_ms = now // SAMPLES_PER_MS, boundary.at // SAMPLES_PER_MS
-                self._events.append(SpeechStopped(self._turn.number, at_ms, spoken_to_ms))
+                self._text.add(SpeechStopped(self._turn.number, at_ms, spoken_to_ms))
                 self._end_turn(now)
 
     def _close(self, utterance: Utterance, *, speech_end: int, end: int) -> None:
@@ -254,11 +254,11 @@ class LiveSession:
 
     def _resume(self) -> None:
         self._paused = False
-        self._events.append(Resumed(self._turn.number))
+        self._text.add(Resumed(self._turn.number))
 
     def _end_turn(self, at: int) -> None:
         self._turn.end = at
-        self._events.append(Committed(self._turn.number))
+        self._text.add(Committed(self._turn.number))
         self._begin_turn(at)
 
     def _begin_turn(self, at: int) -> None:
@@ -267,14 +267,14 @@ class LiveSession:
 
     def _drop(self, turn: Turn) -> None:
         if self._utterances and self._utterances[0].turn is turn:
-            self._tell_interim(turn, "")
+            self._text.set_interim(turn, "")
         self._utterances = deque(one for one in self._utterances if one.turn is not turn)
 
     def _fail(self, turn: Turn, message: str) -> None:
         if turn in self._turns:
             turn.failed = True
             self._drop(turn)
-            self._events.append(Failed(turn.number, message))
+            self._text.add(Failed(turn.number, message))
 
     def _complete(self) -> None:
         """Complete the utterances that need no further decoding, then the turns without open utterances."""
@@ -292,7 +292,7 @@ class LiveSession:
             self._turns.popleft()
             if not turn.failed:
                 seconds = (turn.end - turn.start) / SAMPLE_RATE
-                self._events.append(Completed(turn.number, turn.text, seconds))
+                self._text.add(Completed(turn.number, turn.text, seconds))
 
     def _drop_audio(self) -> None:
         """Drop the audio and the probabilities that no utterance needs any more."""
@@ -300,11 +300,7 @@ class LiveSession:
         if self._utterances:
             needed = min(needed, self._utterances[0].start)
         self._audio.drop_before(needed)
-        while (
-            self._probabilities
-            and self._endpointer.position - (len(self._probabilities) - 1) * VAD_FRAME <= needed
-        ):
-            self._probabilities.popleft()
+        self._frames.drop_before(needed, self._endpointer.position)
 
     # Choice of the next decoding.
 
@@ -348,23 +344,10 @@ class LiveSession:
         )
 
     def _cut_point(self, start: int, end: int) -> int:
-        """Return the position at which to cut an utterance that is too long.
-
-        It lies in the longest pause in the second half of the audio that fits the encoder or, without a
-        pause, in the frame with the lowest speech probability there.
-        """
+        """Return the position at which to cut an utterance that is too long for the encoder."""
         end = min(end, start + self._features.chunk_samples)
-        oldest = self._endpointer.position // VAD_FRAME - len(self._probabilities)
-        first = max(oldest, -(-(start + end) // (2 * VAD_FRAME)))
-        frames = list(
-            itertools.islice(self._probabilities, first - oldest, end // VAD_FRAME - oldest)
-        )
-        if not frames:
-            return end
-        pause = longest_pause(frames, self._options.turns.silence_below)
-        if pause is None:
-            pause = frames.index(min(frames)) * VAD_FRAME + VAD_FRAME // 2
-        return first * VAD_FRAME + pause
+        silence_below = self._options.turns.silence_below
+        return self._frames.cut_point(start, end, self._endpointer.position, silence_below)
 
     # Results of decodings.
 
@@ -396,9 +379,11 @@ class LiveSession:
         if text is None:
             agreement.reject()
         else:
-            self._tell_final(utterance, agreement.update(text, self.language or ""), first=first)
-        interim = self._spaced(utterance, agreement.interim, first=not agreement.final)
-        self._tell_interim(utterance.turn, interim)
+            self._add_final(utterance, agreement.update(text, self.language or ""), first=first)
+        interim = self._text.spaced(
+            utterance.turn, agreement.interim, self.language or "", first=not agreement.final
+        )
+        self._text.set_interim(utterance.turn, interim)
         self._tell_pause(
             utterance, "" if text is None else (utterance.turn.text + interim).rstrip()
         )
@@ -411,14 +396,14 @@ class LiveSession:
         if not self._paused and utterance.decoded_to >= silence + utterance.settle:
             self._paused = True
             at_ms = silence // SAMPLES_PER_MS
-            self._events.append(Paused(utterance.turn.number, text, at_ms))
+            self._text.add(Paused(utterance.turn.number, text, at_ms))
 
     def _finish(self, utterance: Utterance, text: str) -> None:
         """Complete the first utterance with the final transcript of all its audio."""
         first = not utterance.agreement.final
-        self._tell_final(utterance, utterance.agreement.finish(text), first=first)
-        self._tell_interim(utterance.turn, "")
-        self._add_context(utterance.turn, utterance.agreement.final)
+        self._add_final(utterance, utterance.agreement.finish(text), first=first)
+        self._text.set_interim(utterance.turn, "")
+        self._text.add_context(utterance.turn, utterance.agreement.final)
         self._utterances.popleft()
 
     def _cut(self, utterance: Utterance, at: int, head: str) -> None:
@@ -430,50 +415,14 @@ class LiveSession:
         words, final = split(head, language), split(agreement.final, language)
         in_head, sent = align_head(words, final) if words else (len(final), 0)
         rest = "".join(final[in_head:])
-        self._tell_final(utterance, "".join(words[sent:]), first=not agreement.final)
-        self._add_context(utterance.turn, head)
+        self._add_final(utterance, "".join(words[sent:]), first=not agreement.final)
+        self._text.add_context(utterance.turn, head)
         if self._is_long(rest):
             rest = ""
         utterance.agreement = LocalAgreement(rest if head.startswith(" ") else rest.lstrip())
         utterance.start = utterance.decoded_to = at
         utterance.cut_at = utterance.partial = None
-        self._tell_interim(utterance.turn, "")
+        self._text.set_interim(utterance.turn, "")
 
-    def _tell_final(self, utterance: Utterance, text: str, *, first: bool) -> None:
-        text = self._spaced(utterance, text, first=first)
-        if text:
-            utterance.turn.text += text
-            self._events.append(Delta(utterance.turn.number, text))
-
-    def _tell_interim(self, turn: Turn, text: str) -> None:
-        if text != self._interim:
-            self._interim = text
-            self._events.append(Interim(turn.number, text))
-
-    def _spaced(self, utterance: Utterance, text: str, *, first: bool) -> str:
-        """Return ``text`` with the space that it needs after the turn's text.
-
-        Args:
-            first: whether no earlier text of the utterance's current audio is final.
-        """
-        if not utterance.turn.text:
-            return text.lstrip()
-        if not first or not text.strip():
-            return text
-        return separator(self.language or "") + text.lstrip()
-
-    def _text_before(self, utterance: Utterance) -> list[int]:
-        """Return the tokens of the text that conditions an utterance's transcript.
-
-        With ``condition_on_previous_text`` that is all earlier text. Otherwise it is the same turn's text
-        if only the caller commits turns, and nothing if silence ends turns.
-        """
-        if self._options.rules.condition_on_previous_text:
-            return self._context
-        return [] if self._options.commit_turns else utterance.turn.context
-
-    def _add_context(self, turn: Turn, text: str) -> None:
-        tokens = self._decoder.encode(text)
-        for context in (self._context, turn.context):
-            context += tokens
-            del context[: -self._tokens.info.require_text().max_model_len]
+    def _add_final(self, utterance: Utterance, text: str, *, first: bool) -> None:
+        self._text.add_final(utterance.turn, text, self.language or "", first=first)

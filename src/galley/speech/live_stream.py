@@ -103,6 +103,11 @@ class LiveStream:
         """The number of the turn that is not committed yet."""
         return self._session.turn
 
+    @property
+    def has_turn(self) -> bool:
+        """Whether that turn has enough audio for :meth:`commit`."""
+        return self._session.has_turn
+
     async def clear(self) -> None:
         """Discard the turn that is not committed yet."""
         async with self._session_lock:

@@ -137,11 +137,13 @@ class Session:
         """Process one engine output. An output with an alignment takes about 50 ms of CPU time.
 
         Raises:
+            RequestError: the engine does not do what the request says.
             EngineError: the engine aborted the request.
         """
         job, part = self._running[output.request_id]
         if output.finish_reason in ("error", "abort"):
-            raise EngineError(output.error or "the engine gave up the request")
+            error = output.error or "the engine gave up the request"
+            raise RequestError(error) if output.refused else EngineError(error)
         answer = part.answers[output.request_id]
         answer.add(output)
         if output.finish_reason is None:

@@ -15,6 +15,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from galley.text.template_calls import RawJson
 
+CLOCK: Final = "strftime_now"
+"""Function of templates that write the date or the time."""
+
 
 class _GenerationBlock(Extension):
     """``{% generation %}`` marks the assistant's words for training; only its body is rendered."""
@@ -67,7 +70,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         )
         self.filters["tojson"] = _to_json
         self.globals["raise_exception"] = _raise_exception
-        self.globals["strftime_now"] = _strftime_now
+        self.globals[CLOCK] = _strftime_now
 
 
 @jinja2.pass_eval_context

@@ -1,11 +1,13 @@
 """Selection of the format in which a model writes calls, from its chat template or a setting."""
 
 from collections.abc import Callable, Collection, Iterable
+from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from galley.settings.engine import ReasoningParser, ToolParser, VolatileLines
+from galley.text.sandbox import CLOCK
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
 from galley.tools import deepseek, granite, harmony, hermes, llama, mistral, phi, pythonic, qwen_xml
@@ -74,6 +76,10 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
     variables: frozenset[str] = frozenset()
     writes_tools: bool = False
     volatile_lines: VolatileLines = "keep"
+
+    def day_of(self, now: datetime) -> str:
+        """Return the date if the template may write it into prompts, else ""."""
+        return now.date().isoformat() if CLOCK in self.variables else ""
 
     def marker_tokens(self, tokenizer: Tokenizer, parser: Parser) -> frozenset[int]:
         """Return the tokens that are markers of ``parser``, which needs their texts and positions."""

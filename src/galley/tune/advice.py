@@ -4,12 +4,13 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from galley.bench.report import Machine as Peaks
 from galley.engine.read_model import Model
 from galley.ops.triton.supported import has_kernels
 from galley.plan.hardware import read_machines
+from galley.settings.engine import EngineSettings, changed_settings
 from galley.tune.forecast import Forecast, Forecaster, Traffic, slower
 from galley.tune.goal import Limit
 from galley.tune.search import Tuning
@@ -37,24 +38,51 @@ class Prices:
         return f"${self.per_hour / self.cores / 3600 * cost * 1000:.3g} per million tokens"
 
 
+def other_settings(settings: EngineSettings) -> dict[str, Any]:
+    """Return the engine's settings that are neither tuned nor their defaults, except for the model."""
+    known = (*TUNED, "model")
+    return {name: v for name, v in changed_settings(settings).items() if name not in known}
+
+
 def settings_file(
-    model: str, tuning: Tuning, best: Trial, goal: Sequence[Limit], prices: Prices
+    settings: EngineSettings, tuning: Tuning, best: Trial, goal: Sequence[Limit], prices: Prices
 ) -> str:
-    """Return the text of a ``galley.yaml`` with the settings of the best trial."""
+    """Return the text of a ``galley.yaml`` with the settings of the best trial.
+
+    Args:
+        settings: that were tuned.
+        tuning: all trials.
+        best: the chosen one.
+        goal: limits of latencies.
+        prices: of CPU time.
+    """
+    conditions = ", ".join(f"{name} {value}" for name, value in tuning.conditions.items())
     head = [
-        f"# galley tune: {', '.join(f'{name} {value}' for name, value in tuning.conditions.items())}",
+        f"# galley tune: {_line(conditions)}",
         f"# Measured: {figures(best, goal)}, {prices.text(best.cost)}.",
     ]
     if best.factor(goal) > 1:
         head.append(
             "# The goal is NOT met; these settings come nearest of those that were measured."
         )
-    lines = [f"model: {json.dumps(model)}"] if model else []
+    lines = [f"model: {_yaml(settings.model)}"] if settings.model else []
     lines += [
-        f"{name}: {value}  # {_reason(name, tuning, best, goal, prices)}"
+        f"{name}: {value}  # {_line(_reason(name, tuning, best, goal, prices))}"
         for name, value in best.candidate.values.items()
     ]
+    lines += [
+        f"{name}: {_yaml(value)}  # not tuned" for name, value in other_settings(settings).items()
+    ]
     return "\n".join([*head, *lines]) + "\n"
+
+
+def _line(text: str) -> str:
+    """Return a text as a comment can have it: in one line."""
+    return " ".join(text.split())
+
+
+def _yaml(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def figures(trial: Trial, goal: Sequence[Limit]) -> str:
@@ -132,8 +160,10 @@ def what_it_takes(
     said = [f"Nearest: {best.candidate}: {figures(best, goal)}."]
     forecaster = Forecaster(model, peaks)
     own = forecaster.forecast(best.candidate, traffic)
-    if own is None or best.problem:
+    if own is None:
         return said
+    if any(best.latencies.get(limit.name) is None for limit in goal):
+        return [*said, "More servers are not predicted: too many requests had no answer."]
     servers = next(
         (
             n
@@ -148,9 +178,7 @@ def what_it_takes(
             "meet it (replicas)."
         )
     else:
-        said.append(
-            "No number of such servers is predicted to meet it: one request takes too long."
-        )
+        said.append(f"Not even {_MOST_SERVERS} such servers are predicted to meet it.")
     said.append(_machine(best, goal, model, peaks, traffic, own))
     return said
 

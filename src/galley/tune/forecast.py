@@ -12,8 +12,9 @@ from galley.bench.predicted import machine_for
 from galley.bench.report import Machine as Peaks
 from galley.engine.read_model import Model
 from galley.plan.hardware import Machine
-from galley.plan.predict import Load, Prediction, predict
+from galley.plan.predict import Prediction, predict
 from galley.plan.sizes import ModelSizes
+from galley.plan.steps import Load
 from galley.traffic.trace import Turn
 from galley.tune.space import Candidate
 from galley.types.weight_dtypes import WEIGHT_DTYPES
@@ -41,7 +42,7 @@ class Traffic:
         seconds = max(turns[-1].due / speed, 1e-3)
         lines = [turn.line for turn in turns]
         return cls(
-            len(turns) / seconds,
+            (len(turns) - 1) / seconds,  # the first is due at 0
             max(1, round(sum(line.input_length for line in lines) / len(turns))),
             max(1, round(sum(line.output_length for line in lines) / len(turns))),
         )

@@ -38,9 +38,9 @@ class Limit:
         return f"{self.name} < {1e3 * self.seconds:g}ms"
 
     def of(self, samples: Sequence[Sample]) -> float:
-        """Return the quantile in seconds; infinite if a request failed or none has the metric.
+        """Return the quantile in seconds; infinite if no request has the metric.
 
-        A request without an answer is one that its caller waits for without end.
+        The time of a failed request counts as infinite.
         """
         values = [getattr(sample, self.metric) for sample in samples if not sample.error]
         known = [value for value in values if value is not None]

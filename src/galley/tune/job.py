@@ -1,9 +1,13 @@
 """A tuning from its settings to its best trial."""
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
+
+import msgspec
 
 from galley.bench.kept import keep, read_kept
 from galley.bench.machine import measure_machine
@@ -21,7 +25,7 @@ from galley.quality.texts import Texts, own_texts, read_texts
 from galley.settings.engine import EngineSettings
 from galley.settings.quality_gate import QualityGate
 from galley.traffic.trace import Turn
-from galley.tune.advice import loss_key
+from galley.tune.advice import loss_key, other_settings
 from galley.tune.forecast import Forecaster, Traffic
 from galley.tune.goal import Limit
 from galley.tune.search import VERSION, Considered, Tuning, ranked, rounds, search
@@ -48,7 +52,6 @@ class Wanted:
         gate: candidates whose types lose more are left out.
         data: texts for the losses; None: the model's own.
         recorded: the prompts of the turns; None: synthetic ones.
-        config: the settings file that the settings are from, for the servers that are measured.
     """
 
     settings: EngineSettings
@@ -60,7 +63,6 @@ class Wanted:
     gate: QualityGate
     data: Path | None = None
     recorded: RecordedTexts | None = None
-    config: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -98,10 +100,7 @@ class Job:
         settings = wanted.settings
         folder = resolve_model(settings.model, revision=settings.revision)
         model = read_model(settings, folder)
-        if model.program.encoder is not None or model.head is not None:
-            raise SettingsError(
-                f"{settings.model} does not generate text; galley tune is for models that do"
-            )
+        _check(wanted, model)
         quantized = _is_quantized(model)
         space = parse_space(default_space(available_cores(), quantized=quantized), wanted.tried)
         conditions = _conditions(wanted, space)
@@ -122,13 +121,11 @@ class Job:
             tuning.considered = ranked(considered, wanted.goal)
             keep(file, tuning)
         bench = Bench(
-            settings.model,
-            settings.revision,
+            settings,
             wanted.turns,
             wanted.speed,
             wanted.goal,
             recorded=wanted.recorded,
-            config=wanted.config,
         )
         return cls(wanted, model, bench, tuning, file)
 
@@ -164,6 +161,20 @@ class Job:
         )
 
 
+def _check(wanted: Wanted, model: Model) -> None:
+    """Raise SettingsError if the model writes no text, or the trace has nothing to measure for a limit."""
+    if model.program.encoder is not None or model.head is not None:
+        raise SettingsError(
+            f"{wanted.settings.model} does not generate text; galley tune is for models that do"
+        )
+    for limit in wanted.goal:
+        if limit.metric == "tpot" and all(turn.line.output_length < 2 for turn in wanted.turns):
+            raise SettingsError(
+                f"--slo: {limit}: no request of {wanted.trace} has a second token, so there is no tpot; "
+                "leave the limit out"
+            )
+
+
 def _is_quantized(model: Model) -> bool:
     info = model.weights.info
     return not all(info(name).kind.is_dense for name in model.program.matrices)
@@ -174,9 +185,17 @@ def _space_text(space: Mapping[str, Sequence[Value]]) -> str:
 
 
 def _conditions(wanted: Wanted, space: Mapping[str, Sequence[Value]]) -> dict[str, str]:
+    turns = msgspec.json.encode(
+        [(turn.due, turn.after, turn.pause, turn.line) for turn in wanted.turns]
+    )
+    digest = hashlib.sha256(turns).hexdigest()[:12]
+    other = other_settings(wanted.settings)
     return {
         "model": wanted.settings.model or "galley-demo",
-        "trace": f"{wanted.trace}, {len(wanted.turns)} requests, {wanted.speed:g} times as fast",
+        "other settings": json.dumps(other) if other else "defaults",
+        "trace": f"{wanted.trace} ({digest}), {len(wanted.turns)} requests, {wanted.speed:g} times as "
+        f"fast, {'recorded' if wanted.recorded else 'synthetic'} prompts",
+        "texts of the losses": str(wanted.data) if wanted.data else "the model's own",
         "goal": ", ".join(map(str, wanted.goal)),
         "space": _space_text(space),
         "quality gate": str(wanted.gate) or "none",

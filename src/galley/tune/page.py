@@ -9,7 +9,6 @@ from galley.bench.serve.html import document, facts, table
 from galley.tune.advice import Prices, candidate_header, candidate_row
 from galley.tune.goal import Limit
 from galley.tune.search import Tuning, pareto
-from galley.tune.space import Candidate
 from galley.tune.trials import Trial
 
 
@@ -21,7 +20,7 @@ def page(
     file: str,
     takes: Sequence[str],
 ) -> str:
-    """Render the chosen settings, the Pareto front, and every trial, predicted beside measured."""
+    """Render the chosen settings, the Pareto front, and every trial with its prediction."""
     known = {**tuning.conditions, "galley": tuning.galley}
     forecasts = {one.candidate: one.forecast for one in tuning.considered}
     trials = table(
@@ -89,9 +88,5 @@ def _line(name: str, trials: Sequence[Trial], goal: Sequence[Limit], colour: int
         [trial.cost for trial in trials],
         colour,
         dots=True,
-        labels=[_label(trial.candidate) for trial in trials],
+        labels=[str(trial.candidate) for trial in trials],
     )
-
-
-def _label(candidate: Candidate) -> str:
-    return str(candidate)

@@ -38,15 +38,6 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, order=True):
         """Setting -> value."""
         return {name: getattr(self, name) for name in TUNED}
 
-    @property
-    def flags(self) -> list[str]:
-        """Flags of ``galley serve``."""
-        return [
-            part
-            for name, value in self.values.items()
-            for part in (f"--{name.replace('_', '-')}", str(value))
-        ]
-
     def settings(self, base: EngineSettings) -> EngineSettings:
         """Return the engine's settings. Raises SettingsError if they contradict each other."""
         changes: dict[str, Any] = dict(self.values)

@@ -4,16 +4,16 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import msgspec
 
-from galley.bench.serve.client import Client
+from galley.bench.serve.client import CallFailed, Client
 from galley.bench.serve.replay import RecordedTexts, replay
 from galley.bench.serve.server import started
 from galley.errors import EngineError
 from galley.machine import cpu_seconds
+from galley.settings.engine import EngineSettings
 from galley.traffic.trace import Turn
 from galley.tune.goal import Limit
 from galley.tune.space import Candidate
@@ -64,24 +64,20 @@ class Bench:
     """Measures candidates on a trace.
 
     Attributes:
-        model: as given to ``galley serve``.
-        revision: of a hub id.
+        settings: of the engine, which candidates change.
         turns: the whole trace.
         speed: how many times as fast as recorded.
         goal: latencies to measure.
         seed: of synthetic texts.
         recorded: the prompts of all turns; None: synthetic ones.
-        config: a settings file for everything that is not tuned.
     """
 
-    model: str
-    revision: str
+    settings: EngineSettings
     turns: Sequence[Turn]
     speed: float
     goal: Sequence[Limit]
     seed: int = 0
     recorded: RecordedTexts | None = None
-    config: Path | None = None
 
     def measure(
         self, candidate: Candidate, turns: int, on_end: Callable[[], None] = lambda: None
@@ -93,13 +89,12 @@ class Bench:
             turns: how many.
             on_end: called at the end of each request.
         """
-        arguments = [self.model or "galley-demo", "--revision", self.revision, *candidate.flags]
-        if self.config is not None:
-            arguments += ["--config", str(self.config)]
+        # Blocks on disk would be computed by the first trial alone.
+        settings = replace(candidate.settings(self.settings), prefix_cache_dir="")
         try:
-            with started(*arguments, quiet=True) as (url, pid):
+            with started(quiet=True, settings=settings) as (url, pid):
                 return asyncio.run(self._replayed(url, pid, candidate, turns, on_end))
-        except EngineError as error:
+        except (EngineError, CallFailed) as error:
             return Trial(candidate=candidate, turns=turns, problem=str(error))
 
     async def _replayed(

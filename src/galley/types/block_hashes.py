@@ -10,7 +10,23 @@ from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 
+import msgspec
+
 from galley.types.sizes import BLOCK_TOKENS
+
+
+class BlockContent(msgspec.Struct, frozen=True, array_like=True):
+    """The tokens of a full block.
+
+    Attributes:
+        key: hash of the block.
+        parent: of the block before it; None: it is the first.
+        tokens: as many as a block has.
+    """
+
+    key: bytes
+    parent: bytes | None
+    tokens: list[int]
 
 
 def salt_hash(salt: str) -> bytes:

@@ -39,11 +39,37 @@ def test_figures_are_read_back_and_a_missed_target_is_reported(tmp_path: Path) -
     assert any("A GPU" in text for text in pages(machines).values())
 
 
-@pytest.mark.parametrize("quantize", ["bf16", "int4", "int8"])
-def test_random_weights_are_those_of_the_shape(quantize: str) -> None:
+def test_a_file_says_which_shape_and_how_many_layers_were_measured() -> None:
+    figure = {"kind": "bf16", "size": 1, "held": True, "share": 71.0, "tokens/s": 3.0}
+    figures = [{**figure, "phase": phase} for phase in ("prefill", "decode")]
+    made = machine(figures, "A GPU", 4e12, 7e14, "qwen3-30b-a3b", 12)
+    assert "Qwen3 30B-A3B's shape with 12 of its 48 layers" in made["description"]
+    assert {one["command"] for one in made["figures"]} == {
+        "python -m scripts.gpu_check --shape qwen3-30b-a3b --layers 12"
+    }
+
+
+def test_mxfp4_needs_experts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["gpu_check", "--kinds", "mxfp4"])
+    with pytest.raises(SystemExit):
+        gpu_check.main()
+    assert "--shape gpt-oss-20b" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("shape", "quantize"),
+    [*(("llama-8b", kind) for kind in ("bf16", "int4", "int8")), ("gpt-oss-20b", "mxfp4")],
+)
+def test_random_weights_are_those_of_the_shape(shape: str, quantize: str) -> None:
     small = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 1, "vocab_size": 64}
-    program = build_program({**gpu_check.SHAPES["llama-8b"].config, **small})
+    config = {**gpu_check.SHAPES[shape].config, **small}
+    program = build_program(
+        config | ({"num_local_experts": 4} if "num_local_experts" in config else {})
+    )
     weights = RandomWeights(program, quantize)
+    assert any(weights.info(name).kind.name == quantize for name in weights)
     for name in weights:
         assert weights[name].shape == program.shapes[name]
         assert weights[name].kind == weights.info(name).kind

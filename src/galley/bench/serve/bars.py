@@ -8,7 +8,10 @@ from typing import Final
 from galley.bench.serve.chart import COLOURS, ticks
 
 _WIDTH: Final = 460
-_NAMES, _RIGHT, _TOP, _BOTTOM = 130, 46, 6, 40
+_LEAST_NAMES, _MOST_NAMES, _RIGHT, _TOP, _BOTTOM = 130, 250, 46, 6, 40
+_LETTER: Final = 6.2
+"""Width of a letter of the names, about."""
+
 _BAR: Final = 13
 _GAP: Final = 9
 
@@ -27,7 +30,8 @@ def bars(title: str, unit: str, names: Sequence[str], series: Sequence[Series]) 
     if not drawn:
         return ""
     marks = ticks(max(drawn))
-    scale = (_WIDTH - _NAMES - _RIGHT) / marks[-1]
+    left = min(max(_LEAST_NAMES, _LETTER * max(map(len, names)) + 6), _MOST_NAMES)
+    scale = (_WIDTH - left - _RIGHT) / marks[-1]
     group = _BAR * len(series) + _GAP
     height = _TOP + group * len(names) + _BOTTOM
     parts = [
@@ -35,17 +39,22 @@ def bars(title: str, unit: str, names: Sequence[str], series: Sequence[Series]) 
         f'role="img" aria-label="{escape(f"{title}: {unit} by name")}">'
     ]
     for mark in marks:
-        x = _NAMES + mark * scale
+        x = left + mark * scale
         parts.append(f'<path class="grid" d="M{x:.1f} {_TOP}V{height - _BOTTOM}"/>')
         parts.append(_text(x, height - _BOTTOM + 15, f"{mark:g}", "middle"))
-    parts.append(_text((_NAMES + _WIDTH - _RIGHT) / 2, height - 8, unit, "middle"))
+    parts.append(_text((left + _WIDTH - _RIGHT) / 2, height - 8, unit, "middle"))
     for row, name in enumerate(names):
         top = _TOP + row * group + _GAP / 2
-        parts.append(_text(_NAMES - 6, top + (group - _GAP) / 2 + 4, name, "end"))
+        parts.append(_text(left - 6, top + (group - _GAP) / 2 + 4, name, "end"))
         for number, one in enumerate(series):
             value = one.values[row]
             if value is not None:
-                parts.append(_bar(one.name, name, value, number, top + number * _BAR, scale))
+                said = f"{one.name}: {name}: {value:.4g}"
+                width = max(0.5, value * scale)
+                parts.append(_bar(said, number, left, top + number * _BAR, width))
+                parts.append(
+                    _text(left + width + 4, top + number * _BAR + _BAR - 4, f"{value:.3g}", "start")
+                )
     legend = "".join(
         f'<li><svg class="key" viewBox="0 0 24 8" aria-hidden="true"><g class="line c{n % COLOURS}">'
         f'<path d="M0 4H24"/></g></svg>{escape(one.name)}</li>'
@@ -54,13 +63,10 @@ def bars(title: str, unit: str, names: Sequence[str], series: Sequence[Series]) 
     return "".join(parts) + f"</svg><ul>{legend}</ul></figure>"
 
 
-def _bar(series: str, name: str, value: float, number: int, top: float, scale: float) -> str:
-    width = max(0.5, value * scale)
-    said = escape(f"{series}: {name}: {value:.4g}")
+def _bar(said: str, number: int, left: float, top: float, width: float) -> str:
     return (
-        f'<g class="bar c{number % COLOURS}"><rect x="{_NAMES}" y="{top:.1f}" width="{width:.1f}" '
-        f'height="{_BAR - 2}"><title>{said}</title></rect></g>'
-        + _text(_NAMES + width + 4, top + _BAR - 4, f"{value:.3g}", "start")
+        f'<g class="bar c{number % COLOURS}"><rect x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" '
+        f'height="{_BAR - 2}"><title>{escape(said)}</title></rect></g>'
     )
 
 

@@ -5,6 +5,7 @@ Both read the recorded prompts and answers and return the alternatives of each t
 """
 
 import asyncio
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -117,12 +118,16 @@ async def _read(client: Client, model: str, prompt: list[int], answer: list[int]
     except (msgspec.ValidationError, IndexError) as error:
         raise EngineError(f"the server's log-probabilities cannot be read: {error}") from error
     places = range(len(prompt), len(prompt) + len(answer))
-    if logprobs is None or len(logprobs.top_logprobs) < places.stop:
+    if logprobs is None:
         raise EngineError("the server does not return log-probabilities of a prompt (echo)")
-    return [
-        (logprobs.token_logprobs[place] or 0.0, logprobs.top_logprobs[place] or {})
-        for place in places
-    ]
+    pairs = zip(logprobs.token_logprobs, logprobs.top_logprobs, strict=False)
+    own = itertools.islice(pairs, places.start, places.stop)
+    found: list[_Token] = [(one, top) for one, top in own if one is not None and top]
+    if len(found) < len(places):
+        raise EngineError(
+            f"the server returns log-probabilities of {len(found)} tokens of an answer of {len(places)}"
+        )
+    return found
 
 
 def _first(alternatives: Mapping[str, float]) -> str | None:

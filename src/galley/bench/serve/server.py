@@ -1,24 +1,33 @@
 """A Galley server to measure, run as a process."""
 
 import contextlib
+import json
+import os
 import re
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import IO
 
 from galley.errors import EngineError
+from galley.settings.config import Settings, variables
+from galley.settings.engine import EngineSettings, changed_settings
 
 
 @contextlib.contextmanager
-def started(*arguments: str, quiet: bool = False) -> Iterator[tuple[str, int]]:
+def started(
+    *arguments: str, quiet: bool = False, settings: EngineSettings | None = None
+) -> Iterator[tuple[str, int]]:
     """Start ``galley serve`` on a free port, and stop it at the end of the ``with``.
 
     Args:
         arguments: the model and further flags of ``galley serve``.
         quiet: keep the server's messages; an error has the last of them.
+        settings: of the engine, the model included. The server then reads no variables and no other
+            settings file: what it records, stores or requires (keys, TLS) would change what is measured.
 
     Yields:
         URL and process id, once every model is ready.
@@ -28,14 +37,32 @@ def started(*arguments: str, quiet: bool = False) -> Iterator[tuple[str, int]]:
     """
     command = [sys.executable, "-m", "galley", "serve", *arguments]
     command += ["--port", "0", "--log-level", "warning"]
-    with tempfile.TemporaryFile("w+") if quiet else contextlib.nullcontext() as messages:
-        yield from _run(command, arguments, messages)
+    environ = dict(os.environ)
+    with contextlib.ExitStack() as stack:
+        messages = stack.enter_context(tempfile.TemporaryFile("w+")) if quiet else None
+        if settings is not None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            command += ["--config", str(_settings_file(settings, folder))]
+            environ = {k: v for k, v in environ.items() if k not in variables(Settings)}
+        yield from _run(command, arguments, messages, environ)
+
+
+def _settings_file(settings: EngineSettings, folder: Path) -> Path:
+    file = folder / "galley.yaml"
+    chosen = {"model": "galley-demo"} | changed_settings(settings)
+    file.write_text(json.dumps(chosen, ensure_ascii=False), encoding="utf-8")  # JSON is YAML
+    return file
 
 
 def _run(
-    command: Sequence[str], arguments: Sequence[str], messages: IO[str] | None
+    command: Sequence[str],
+    arguments: Sequence[str],
+    messages: IO[str] | None,
+    environ: Mapping[str, str],
 ) -> Iterator[tuple[str, int]]:
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=messages, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=messages, text=True, env=environ
+    )
     try:
         assert process.stdout is not None
         url = _wait(process.stdout)

@@ -11,11 +11,10 @@ from galley.lab.experiment import Bars, Claim, Experiment, Figure, Finding
 
 
 def _run(lab: Lab) -> Finding:
-    model = lab.settings.model or "galley-demo"
     totals = []
     for _ in range(2 if lab.quick else 5):
         began = time.monotonic()
-        with started(model, "--revision", lab.settings.revision, quiet=True):
+        with started(quiet=True, settings=lab.with_()):
             totals.append(time.monotonic() - began)
     engine = lab.engine()
     phases = {name: s for name, s in engine.info.phases.items() if name != "ready"}

@@ -55,7 +55,7 @@ EXPERIMENT: Final = Experiment(
     title="Instruction sets of the CPU",
     statement="Instructions for dot products of 8 bits (VNNI, AMX) make int8 models more than twice as "
     "fast as AVX2.",
-    source="Intel, Deep Learning Boost (VNNI: up to 4 times the int8 operations of a cycle)",
+    source="Intel, Introduction to Deep Learning Boost, 2019 (one VNNI instruction replaces three)",
     prediction="The ratio of the measured peaks of int8 products.",
     claims=(Claim(figure="prefill on the best set to that on the least", unit="times", low=2),),
     run=_run,

@@ -88,8 +88,8 @@ EXPERIMENT: Final = Experiment(
     source="PagedAttention, arXiv:2309.06180, figure 2",
     prediction="Half a block of each sequence is free on average.",
     claims=(
-        Claim(figure="used of contiguous memory", unit="%", high=40),
-        Claim(figure="used of paged memory", unit="%", low=90),
+        Claim(figure="used of contiguous memory", unit="%", low=20, high=40),
+        Claim(figure="used of paged memory", unit="%", low=96),
     ),
     run=_run,
 )

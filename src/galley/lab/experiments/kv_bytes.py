@@ -2,18 +2,10 @@
 
 from typing import Final
 
-import numpy as np
-
-from galley.bench.predicted import resident
 from galley.bench.serve.chart import Line
 from galley.lab.bench import Lab
 from galley.lab.experiment import Claim, Curves, Experiment, Figure, Finding
-from galley.lab.random_model import RandomWeights, llama
-from galley.ops.batch import Batch
-from galley.ops.cpu import CpuExecutor
-from galley.ops.executor import ExecutorOptions
-from galley.ops.sampling import SamplingBatch
-from galley.types import BLOCK_TOKENS
+from galley.lab.random_model import kv_growth, llama
 
 _STEP: Final = 64
 _MIB: Final = 1 << 20
@@ -22,25 +14,9 @@ _MIB: Final = 1 << 20
 def _run(lab: Lab) -> Finding:
     # Keys and values of Llama 2 7B: 32 layers, 32 heads of 128. The other sizes do not matter to them.
     program = llama(layers=32, heads=32, kv_heads=32, head_dim=128, hidden=64, inner=64, vocab=256)
-    options = ExecutorOptions(
-        dtype="bfloat16",
-        quantize="bf16",
-        kv_dtype="bfloat16",
-        device="cpu",
-        threads=lab.peaks.threads,
-    )
-    executor = CpuExecutor(program, RandomWeights(program), options)
     tokens = 256 if lab.quick else 1024
-    executor.allocate_kv(tokens // BLOCK_TOKENS, states=1)
-    table = np.arange(tokens // BLOCK_TOKENS, dtype=np.int64)
-    before, held = resident(), []
-    for first in range(0, tokens, _STEP):
-        positions = np.arange(first, first + _STEP, dtype=np.int64)
-        starts = np.array([0, _STEP], dtype=np.int64)
-        batch = Batch(positions % 256, positions, starts, (table,), np.array([_STEP - 1]))
-        executor.execute(batch, SamplingBatch())
-        held.append(resident())
-    a_token = (held[-1] - before) / tokens
+    grown = kv_growth(program, "bfloat16", tokens, _STEP, lab.peaks.threads)
+    a_token = grown[-1] / tokens
     predicted = 2 * 32 * 32 * 128 * 2
     counts = list(range(_STEP, tokens + 1, _STEP))
     own = lab.sizes("bf16").kv_per_token
@@ -63,7 +39,7 @@ def _run(lab: Lab) -> Finding:
                 x="tokens",
                 y="MiB",
                 lines=[
-                    Line("measured", counts, [(h - before) / _MIB for h in held], 1, dots=True),
+                    Line("measured", counts, [size / _MIB for size in grown], 1, dots=True),
                     Line("predicted", counts, [predicted * n / _MIB for n in counts], 0),
                 ],
             )

@@ -8,7 +8,10 @@ from galley.bench.report import PEAK_KIND, Point
 from galley.bench.serve.chart import Line
 from galley.lab.bench import Lab
 from galley.lab.experiment import Claim, Curves, Experiment, Figure, Finding
+from galley.plan.steps import Shares
 from galley.types.model_info import StepCosts
+
+_ASSUMED: Final = Shares()
 
 
 def _run(lab: Lab) -> Finding:
@@ -33,8 +36,11 @@ def _run(lab: Lab) -> Finding:
     turn = peak / rate
     return Finding(
         figures=[
-            Figure(measured=decode.read_share, predicted=0.8),
-            Figure.exact(prefill.operation_share, 0.6),
+            Figure(measured=decode.read_share, predicted=_ASSUMED.bandwidth),
+            Figure(
+                measured=prefill.operations_per_s.scaled(1 / peak),
+                predicted=_ASSUMED.arithmetic_of(prompt),
+            ),
         ],
         header=["work", "operations a byte", "GOPS", "GB/s", "of the peak", "of the bandwidth"],
         rows=[
@@ -93,7 +99,8 @@ EXPERIMENT: Final = Experiment(
     statement="A prompt computes many tokens with each weight that is read, so arithmetic limits it; a "
     "decode step reads all weights for a single token, so memory bandwidth limits it.",
     source="Roofline, Williams, Waterman and Patterson 2009; LLM Inference Unveiled, arXiv:2402.16363",
-    prediction="The shares that galley plan assumes: 80 % of the bandwidth, 60 % of the peak.",
+    prediction=f"The shares that galley plan assumes: {_ASSUMED.bandwidth:.0%} of the bandwidth, "
+    f"{_ASSUMED.arithmetic_of(1):.0%} of the peak.",
     claims=(
         Claim(figure="share of the bandwidth that decode reaches", unit="of 1", low=0.5, high=1.2),
         Claim(

@@ -4,6 +4,7 @@ import statistics
 from typing import Final
 
 from galley.bench.serve.chart import Line
+from galley.errors import UnsupportedModel
 from galley.lab.bench import Lab
 from galley.lab.experiment import Claim, Curves, Experiment, Figure, Finding
 from galley.machine import available_cores
@@ -11,6 +12,8 @@ from galley.machine import available_cores
 
 def _run(lab: Lab) -> Finding:
     cores = available_cores()
+    if cores == 1:
+        raise UnsupportedModel("this process may use a single core: nothing to compare")
     counts = sorted({1, cores, 2 * cores, *(n for n in (2, 4, 8, 16, 32, 64) if n < cores)})
     benches = {n: lab.bench(quantize="int8", threads=n, kv_cache_tokens=1024) for n in counts}
     prompt = lab.prompts([min(256, lab.context // 2)])[0]

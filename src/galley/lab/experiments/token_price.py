@@ -2,13 +2,13 @@
 
 from typing import Final
 
-from galley.bench.report import Spread
 from galley.bench.serve.bars import Series
 from galley.lab.bench import Lab
 from galley.lab.drive import drive, greedy
 from galley.lab.experiment import Bars, Claim, Experiment, Figure, Finding
 from galley.plan.hardware import read_machines
-from galley.plan.predict import Load, predict
+from galley.plan.predict import predict
+from galley.plan.steps import Load
 
 _AT_ONCE: Final = 8
 _PROMPT, _OUTPUT = 128, 64
@@ -34,9 +34,8 @@ def _run(lab: Lab) -> Finding:
         and prediction.executor is not None
     ]
     found.sort(key=lambda one: one[1].cost or 0.0)
-    off = Spread(*(value / own.tokens_per_second for value in _values(measured)))
     return Finding(
-        figures=[Figure(measured=off, predicted=1.0)],
+        figures=[Figure(measured=measured.scaled(1 / own.tokens_per_second), predicted=1.0)],
         header=["machine", "$ an hour", "tokens/s", "$ per million tokens"],
         rows=[
             ["this machine, measured", "", f"{measured.median:.0f}", ""],
@@ -61,16 +60,13 @@ def _run(lab: Lab) -> Finding:
     )
 
 
-def _values(spread: Spread) -> tuple[float, float, float]:
-    return spread.median, spread.low, spread.high
-
-
 EXPERIMENT: Final = Experiment(
     name="token-price",
     title="The price of a token by machine",
     statement="A roofline predicts the throughput of a machine, and so its price of a token, within a "
     "factor of two.",
-    source="LLM Inference Unveiled: Roofline Model Insights, arXiv:2402.16363",
+    source="LLM Inference Unveiled: Roofline Model Insights, arXiv:2402.16363 (the method; the factor is "
+    "Galley's own claim)",
     prediction="galley plan with the measured rates of this machine.",
     claims=(Claim(figure="measured to predicted throughput", unit="times", low=0.5, high=2),),
     run=_run,

@@ -77,7 +77,7 @@ EXPERIMENT: Final = Experiment(
     title="Weights of fewer bits: speed and loss",
     statement="Weights of 4 bits decode up to about 3 times as fast as those of 16 bits; 8 bits lose "
     "hardly anything, and 4 bits little.",
-    source="GPTQ, arXiv:2210.17323 (3.25 times on an A100); LLM.int8(), arXiv:2208.07339",
+    source="GPTQ, arXiv:2210.17323 (3.25 times on an A100, with 3 bits); LLM.int8(), arXiv:2208.07339",
     prediction="A roofline of the decode step.",
     claims=(
         Claim(figure="decoding with int4 to 16 bits", unit="times", low=2, high=4),

@@ -1,16 +1,11 @@
 """Memory of the weights by type."""
 
-import gc
 from typing import Final
 
-from galley.bench.predicted import resident
 from galley.bench.serve.bars import Series
-from galley.graph.program import Program
 from galley.lab.bench import Lab
 from galley.lab.experiment import Bars, Claim, Experiment, Figure, Finding
-from galley.lab.random_model import RandomWeights, llama
-from galley.ops.cpu import CpuExecutor
-from galley.ops.executor import ExecutorOptions
+from galley.lab.random_model import RandomExecutor, llama
 from galley.plan.sizes import ModelSizes
 from galley.types.weight_dtypes import WEIGHT_DTYPES
 
@@ -22,8 +17,8 @@ def _run(lab: Lab) -> Finding:
         layers=4, heads=8, kv_heads=8, head_dim=128, hidden=1024, inner=4096, vocab=1024
     )
     sizes = {kind: ModelSizes.of(program, kind, "bfloat16") for kind in KINDS}
-    _held(program, "bf16", lab.peaks.threads)  # what is allocated once is not the weights'
-    measured = {kind: _held(program, kind, lab.peaks.threads) for kind in KINDS}
+    RandomExecutor(program, "bf16", lab.peaks.threads)  # what is allocated once is not the weights'
+    measured = {kind: RandomExecutor(program, kind, lab.peaks.threads).bytes for kind in KINDS}
     parameters = sizes["bf16"].parameters
     rows = [
         [
@@ -52,20 +47,6 @@ def _run(lab: Lab) -> Finding:
             "parameters. int4 has a scale for each group of weights, and norms stay floats."
         ],
     )
-
-
-def _held(program: Program, kind: str, threads: int) -> int:
-    """Return the bytes by which the process grows with the model."""
-    gc.collect()
-    before = resident()
-    options = ExecutorOptions(
-        dtype="bfloat16", quantize=kind, kv_dtype="bfloat16", device="cpu", threads=threads
-    )
-    executor = CpuExecutor(program, RandomWeights(program), options)
-    gc.collect()
-    after = resident()
-    del executor
-    return max(1, after - before)
 
 
 EXPERIMENT: Final = Experiment(

@@ -129,12 +129,7 @@ class Attention:
             for many in (True, False)
         )
         launched = long if shape.tiles else short
-        positions, table, width = batch.positions, batch.tables[group], shape.width
-        stretches = shape.stretches
-        if self._cross:
-            assert batch.cross is not None
-            positions, table = batch.cross.last, batch.cross.table
-            width, stretches = shape.cross_width, shape.cross_stretches
+        positions, table, width, stretches = self._seen(batch, group)
         stretches = stretches if shape.single else 1
         parts = self._room(shape.single, stretches, short.rows, q.device)
         attention_kernel[(shape.tiles + shape.single * stretches, self._programs)](
@@ -170,6 +165,14 @@ class Attention:
             num_stages=launched.stages,
             **self._constants,
         )
+
+    def _seen(self, batch: StepBatch, group: int) -> tuple[torch.Tensor, torch.Tensor, int, int]:
+        """Return each row's last key, the blocks of keys, their number for a sequence, and stretches."""
+        shape = batch.shape
+        if not self._cross:
+            return batch.positions, batch.tables[group], shape.width, shape.stretches
+        assert batch.cross is not None
+        return batch.cross.last, batch.cross.table, shape.cross_width, shape.cross_stretches
 
     def _room(
         self, tiles: int, stretches: int, rows: int, device: torch.device

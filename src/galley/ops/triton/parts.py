@@ -82,7 +82,7 @@ class Parts:
             layer: g for g, group in enumerate(program.kv_groups) for layer in group.layers
         }
 
-    def beside(self, program: Program) -> "Parts":
+    def sharing(self, program: Program) -> "Parts":
         """Return the parts of another program of the same model, with these caches and matrices."""
         made = Parts(
             program,

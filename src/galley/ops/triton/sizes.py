@@ -75,11 +75,12 @@ def scratch_bytes(program: Program, dtype: torch.dtype) -> int:
     """Return the bytes of the largest quantized matrix when dequantized, as in steps of many rows."""
     return max(
         (
-            sum(math.prod(program.shapes[name]) for name in op.weights["weight"]) * dtype.itemsize
-            for op in program.ops
+            sum(math.prod(one.shapes[name]) for name in op.weights["weight"]) * dtype.itemsize
+            for one in programs_of(program)
+            for op in one.ops
             if op.signature.multiplies
             and not op.signature.routed
-            and not program.kind_of(op).is_dense
+            and not one.kind_of(op).is_dense
             and dtype != torch.float32
         ),
         default=0,

@@ -29,11 +29,11 @@ class Speech:
         """
         assert program.encoder is not None
         self._device, self._most_rows = decoder.device, program.encoder.max_rows
-        self._encoder = Steps(decoder.beside(program.encoder))
+        self._encoder = Steps(decoder.sharing(program.encoder))
         self._windows: dict[int, _Window] = {}
         self._aligner = None
         if program.aligner is not None:
-            self._aligner = Steps(decoder.beside(program.aligner))
+            self._aligner = Steps(decoder.sharing(program.aligner))
             self._heads = program.aligner.aligned_heads
 
     def encode(self, inputs: EncoderBatch, blocks: int) -> EncoderRows | None:

@@ -29,7 +29,7 @@ def features(parts: Parts, op: Op) -> Step:
 
 
 def im2col(parts: Parts, op: Op) -> Step:
-    """Put the rows around a row side by side; the step's rows become those behind the convolution."""
+    """Put the rows around a row side by side; the step's rows become those of the convolution's result."""
     a = op.attrs
     block = min(1024, power(op.width))
 

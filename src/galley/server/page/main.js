@@ -92,7 +92,7 @@ async function loadModels() {
       chat.ready(which("generate"));
       transcript.ready(which("transcribe"));
       offer(byId("voice-model"), which("generate"));
-      voice.ready(which("generate"), { hears: which("transcribe").length > 0 });
+      voice.ready(which("generate"), { transcribes: which("transcribe").length > 0 });
       return;
     } catch {
       // Loading or unreachable, which the state next to the tabs shows.

@@ -96,6 +96,7 @@ export class Talk {
         onTiming(event.response_id, event);
         break;
       case "conversation.item.truncated":
+        this.player.stop(); // parts sent while the server took note of the interruption
         onCut();
         break;
       case "response.done":

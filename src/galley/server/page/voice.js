@@ -18,8 +18,8 @@ export function setUp() {
 }
 
 /** Called once the models that converse are known. */
-export function ready(models, { hears }) {
-  const can = models.length > 0 && hears;
+export function ready(models, { transcribes }) {
+  const can = models.length > 0 && transcribes;
   byId("voice-none").hidden = can;
   byId("talk").disabled = !can || !navigator.mediaDevices;
   byId("voice-microphone-none").hidden = Boolean(navigator.mediaDevices);

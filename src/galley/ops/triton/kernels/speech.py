@@ -49,7 +49,7 @@ def _scores(
     q, first, count, key_ptr, scale_ptr, table_ptr, head, kv_heads, scale, KEY: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_KV: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
-    """[BLOCK_KV] scores of keys from ``first`` on, in units of log 2; minus infinity behind ``count``."""
+    """[BLOCK_KV] scores of keys from ``first`` on, in units of log 2; minus infinity from ``count`` on."""
     d, at = tl.arange(0, BLOCK_D), first + tl.arange(0, BLOCK_KV)
     there = at < count
     block = tl.load(table_ptr + at // BLOCK_TOKENS, mask=there, other=0)

@@ -4,11 +4,14 @@ import asyncio
 import dataclasses
 import itertools
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from galley.errors import RequestError
 from galley.gateway.caller import Caller
+from galley.gateway.draft import Draft
+from galley.gateway.tenants import Account
 from galley.observe.tracing import Trace
 from galley.protocols.openai.realtime.conversation_schemas import (
     Answers,
@@ -23,8 +26,10 @@ from galley.protocols.openai.realtime.conversation_schemas import (
 )
 from galley.protocols.openai.realtime.items import Item, Items
 from galley.protocols.openai.realtime.outbox import Outbox, Send
+from galley.protocols.openai.realtime.prepared import Prepared
 from galley.protocols.openai.realtime.response import Models, Reason, Response
 from galley.protocols.openai.realtime.schemas import Event
+from galley.protocols.openai.realtime.silence import Silence
 from galley.protocols.openai.realtime.turn_ends import TurnEnds, report
 from galley.protocols.openai.realtime.turn_times import TurnTimes
 from galley.service.voice_requests import voice_of
@@ -38,35 +43,21 @@ BUSY: Final = "conversation_already_has_active_response"
 """OpenAI's code of an error: a response is created while there is one."""
 
 
-class Ears(Protocol):
+class CallerAudio(Protocol):
     """What a conversation needs of the live stream of its caller's audio."""
 
     async def end_after(self, turn: int, silence_ms: int) -> None:
         """End a turn that has paused once its silence has lasted this long."""
 
-    def heard_at(self, milliseconds: int) -> float:
+    def received_at(self, milliseconds: int) -> float:
         """Return when some audio of the stream arrived, on the monotonic clock."""
 
-    async def give_up(self) -> bool:
-        """End a turn in which nobody has spoken; return whether there was audio."""
+    async def end_silence(self, wanted: Callable[[], bool]) -> bool:
+        """End a turn in which nobody has spoken; return whether it is ended.
 
-
-class _Prepared(NamedTuple):
-    """A response that begins before it is certain that the turn is over.
-
-    Attributes:
-        text: the turn's transcript, if it is over.
-        item_id: id of the turn's item.
-        settings: those of the session when it began.
-        items: the conversation with that item, and what the response adds.
-    """
-
-    text: str
-    item_id: str
-    settings: ConversationSettings
-    items: Items
-    response: Response
-    task: asyncio.Task[None]
+        Args:
+            wanted: says whether it still is to be ended.
+        """
 
 
 class Conversation:
@@ -82,7 +73,7 @@ class Conversation:
         models: Models,
         caller: Caller,
         voice: ModelInfo | None,
-        ears: Ears,
+        audio: CallerAudio,
         *,
         send: Send,
     ) -> None:
@@ -93,29 +84,31 @@ class Conversation:
             models: the models that answer and speak.
             caller: who is connected.
             voice: describes the model that speaks, if there is one.
-            ears: the live stream of the caller's audio.
+            audio: the live stream of the caller's audio.
             send: sends an event to the client.
         """
         self.settings = settings
         self._models, self._caller, self._voice = models, caller, voice
-        self._send, self._ears = send, ears
+        self._send, self._audio = send, audio
         self._items = Items()
         self._numbers = itertools.count(1)
         self._response: Response | None = None
         self._task: asyncio.Task[None] | None = None
-        self._prepared: _Prepared | None = None
+        self._prepared: Prepared | None = None
         self._turn_ends = TurnEnds(
             models.language,
-            lambda part: self._part(f"{caller.request_id}_{part}"),
-            ears.end_after,
+            # Readings are never charged: they only make answers sooner.
+            lambda part: self._part(f"{caller.request_id}_{part}", Draft(caller.account)),
+            audio.end_after,
         )
-        self._said = ""
-        """Final words of the turn that is being spoken."""
+        self._turn, self._said = -1, ""
+        """The turn that is being spoken, and its final words."""
         self._speaking = False
+        self._owed = False
+        """Whether the last turn is not answered, since the caller spoke on before its transcript came."""
         self._times: TurnTimes | None = None
         """Of the turn that has paused last."""
-        self._idle: asyncio.TimerHandle | None = None
-        self._idling: asyncio.Task[None] | None = None
+        self._silence = Silence(self._prompt_caller)
 
     async def handle(self, event: Event) -> None:
         """Honour a client's event, other than those of the audio buffer and the session.
@@ -123,7 +116,7 @@ class Conversation:
         Raises:
             RequestError: it cannot be honoured.
         """
-        await self._drop_prepared()  # it would not know of the change
+        self._drop_prepared()  # it would not know of the change
         match event:
             case ItemCreate():
                 item = Item.of(event.item, f"item_{self._caller.request_id}_c{next(self._numbers)}")
@@ -173,25 +166,25 @@ class Conversation:
 
         match event:
             case live.SpeechStarted():
-                self._stop_idling()
+                self._silence.stop()
                 self._speaking = True
                 if self.settings.interrupt:
                     await self._interrupt()
-                self._said, self._times = "", None
+                self._turn, self._said, self._times = event.turn, "", None
                 self._read_ahead()
-            case live.Delta():
+            case live.Delta() if event.turn == self._turn:  # the turn before may not be complete
                 self._said += event.text
                 self._read_ahead()
             case live.Paused():
-                await self._pause(event.turn, event.at_ms, event.text.strip(), item_id)
+                self._pause(event.turn, event.at_ms, event.text.strip(), item_id)
             case live.SpeechStopped():
                 ended = event.spoken_to_ms
-                self._times = self._times or TurnTimes(ended, self._ears.heard_at(ended))
+                self._times = self._times or TurnTimes(ended, self._audio.received_at(ended))
                 self._times.endpoint = time.monotonic()
             case live.Resumed() | live.Failed():
                 self._times = None
                 self._turn_ends.resume()
-                await self._drop_prepared()
+                self._drop_prepared()
             case live.Committed():
                 self._speaking = False
                 self._items.add(Item(item_id, role="user", spoken=True, waits=True))
@@ -221,42 +214,54 @@ class Conversation:
         if self._answers_turns:
             self._turn_ends.warm(self._with(self._said.strip()))
 
-    async def _pause(self, turn: int, at_ms: int, text: str, item_id: str) -> None:
+    def _pause(self, turn: int, at_ms: int, text: str, item_id: str) -> None:
         """Prepare the answer to a turn that may be over, and judge whether it is."""
-        await self._drop_prepared()
-        self._times = TurnTimes(at_ms, self._ears.heard_at(at_ms), time.monotonic())
+        self._drop_prepared()
+        self._times = TurnTimes(at_ms, self._audio.received_at(at_ms), time.monotonic())
         eagerness = self.settings.source.eagerness
         if eagerness is not None and text:
             self._turn_ends.judge(turn, self._with(text), eagerness)
         if not text or not self._answers_turns:
             return
         items = self._items.fork(Item(item_id, role="user", spoken=True, text=text))
-        response, task = self._begin(ResponseFields(), items, held=True, times=self._times)
-        self._prepared = _Prepared(text, item_id, self.settings, items, response, task)
+        draft = Draft(self._caller.account)
+        response, task = self._begin(ResponseFields(), items, draft=draft, times=self._times)
+        self._prepared = Prepared(text, item_id, self.settings, items, draft, response, task)
 
     async def _answer(self, item: Item) -> None:
         """Answer a turn that is over, with the prepared answer if it is to the same words."""
         prepared = self._prepared
-        if not item.text or not self._answers_turns:
-            await self._drop_prepared()
-        elif prepared is None or prepared[:3] != (item.text, item.id, self.settings):
-            await self._drop_prepared()
-            await self._respond(ResponseFields(), self._times)
+        if not (item.text or self._owed) or not self._answers_turns:
+            self._drop_prepared()
+        elif self._speaking and self.settings.interrupt:  # the next turn is answered with this one
+            self._owed = True
+            self._drop_prepared()
+        elif prepared is None or not prepared.accepted(item, self.settings):
+            self._drop_prepared()
+            times = self._times.of_another_answer() if self._times is not None else None
+            await self._respond(ResponseFields(), times)
         else:
-            self._prepared = None
+            self._prepared, self._owed = None, False
             self._response, self._task = prepared.response, prepared.task
             self._items.join(prepared.items, item.id)
             await prepared.response.release(self._items)
             if prepared.task.done():
                 self._wait_for_speech(prepared.task)
 
-    async def _drop_prepared(self) -> None:
+    def _drop_prepared(self) -> None:
         prepared, self._prepared = self._prepared, None
         if prepared is not None:
             prepared.task.cancel()
-            await asyncio.gather(prepared.task, return_exceptions=True)
 
     # Silence.
+
+    async def cleared(self) -> None:
+        """Forget the turn that the client has discarded: nobody is speaking."""
+        spoke, self._speaking = self._speaking, False
+        if self._owed and self._answers_turns:
+            await self._respond(ResponseFields())
+        elif spoke and self._task is not None and self._task.done():
+            self._wait_for_speech(self._task)
 
     def _wait_for_speech(self, task: "asyncio.Task[None]") -> None:
         """Begin to wait for the caller, who has heard a response to its end."""
@@ -265,25 +270,16 @@ class Conversation:
             return
         if response.stopped or self._speaking:
             return
-        self._stop_idling()
         plays = max(0.0, response.plays_until - time.monotonic())
-        loop = asyncio.get_running_loop()
-        self._idle = loop.call_later(plays + milliseconds / 1000, self._time_out)
-
-    def _stop_idling(self) -> None:
-        if self._idle is not None:
-            self._idle.cancel()
-            self._idle = None
-
-    def _time_out(self) -> None:
-        self._idling = asyncio.create_task(self._prompt_caller())
-        self._idling.add_done_callback(report)
+        self._silence.wait(plays + milliseconds / 1000)
 
     async def _prompt_caller(self) -> None:
         """Respond to silence."""
-        if self._speaking or self._active is not None or not self.settings.create:
-            return
-        if await self._ears.give_up():
+
+        def silent() -> bool:
+            return not self._speaking and self._active is None and self.settings.create
+
+        if await self._audio.end_silence(silent) and self._active is None:
             await self._respond(ResponseFields())
 
     @property
@@ -294,26 +290,33 @@ class Conversation:
     def close(self) -> None:
         """End the response, if there is one; nothing more is sent."""
         self._turn_ends.close()
-        self._stop_idling()
-        prepared = self._prepared.task if self._prepared is not None else None
-        for task in (self._task, prepared, self._idling):
-            if task is not None:
-                task.cancel()
+        self._silence.close()
+        self._drop_prepared()
+        task, self._task = self._task, None  # nothing waits for the caller when it has ended
+        if task is not None:
+            task.cancel()
 
     @property
     def _active(self) -> Response | None:
         return None if self._task is None or self._task.done() else self._response
 
     async def _respond(self, fields: ResponseFields, times: TurnTimes | None = None) -> None:
-        self._response, self._task = self._begin(fields, self._items, held=False, times=times)
+        self._owed = False
+        self._response, self._task = self._begin(fields, self._items, times=times)
         # It has to begin: a task that is cancelled before it begins sends no last event.
         await asyncio.sleep(0)
 
     def _begin(
-        self, fields: ResponseFields, items: Items, *, held: bool, times: TurnTimes | None
+        self,
+        fields: ResponseFields,
+        items: Items,
+        *,
+        draft: Draft | None = None,
+        times: TurnTimes | None,
     ) -> "tuple[Response, asyncio.Task[None]]":
-        """Begin a response to some items. ``held``: nothing is sent until it is released."""
-        self._stop_idling()
+        """Begin a response to some items. With a ``draft``, nothing is sent until it is released."""
+        self._silence.stop()
+        account = draft or self._caller.account
         answers = self.settings.answers.updated(
             fields, fields.audio.output if fields.audio else None
         )
@@ -322,10 +325,10 @@ class Conversation:
         response = Response(
             f"resp_{name}",
             self._models,
-            lambda part: self._part(f"{name}-{part}"),
+            lambda part: self._part(f"{name}-{part}", account),
             items,
             answers,
-            Outbox(self._send, held=held),
+            Outbox(self._send, held=draft is not None),
             metadata=fields.metadata,
             keeps=fields.conversation == "auto",
             times=times if self.settings.source.timing else None,
@@ -377,11 +380,12 @@ class Conversation:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    def _part(self, request_id: str) -> Caller:
+    def _part(self, request_id: str, account: Account) -> Caller:
         """Return the caller of a part of a response, with a record and times of its own."""
         return dataclasses.replace(
             self._caller,
             request_id=request_id,
+            account=account,
             record={},
             headers={},
             arrived=time.monotonic(),

@@ -51,6 +51,7 @@ class Response:
     Attributes:
         message: the message, once its first words are there.
         first_audio: when its first audio was sent, on the monotonic clock.
+        failed: whether it ended with an error.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Response:
         self.id = response_id
         self.message: Item | None = None
         self.first_audio: float | None = None
+        self.failed = False
         self.milliseconds = 0
         self._models, self._caller = models, caller
         self._items, self._answers = items, answers
@@ -130,6 +132,7 @@ class Response:
         except Exception as error:  # the client waits for the last event, whatever failed
             if not isinstance(error, GalleyError):
                 log.exception("response %s failed", self.id)
+            self.failed = True
             status, details = "failed", {"error": envelope(error)["error"]}
         ended: Ended = "completed" if status == "completed" else "incomplete"
         if self.message is not None:
@@ -303,10 +306,10 @@ class Response:
                 await self._audio(self.message, encoder.finish())
             speaking.whole()
         finally:
-            self._guess_last_part()
+            self._estimate_last_part()
             speaking.close()
 
-    def _guess_last_part(self) -> None:
+    def _estimate_last_part(self) -> None:
         """Estimate when text ends whose audio was not made to its end."""
         item = self.message
         if item is None:

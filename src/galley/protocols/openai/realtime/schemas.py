@@ -42,7 +42,6 @@ Include: TypeAlias = Annotated[
     Meta(max_length=8),
 ]
 
-
 _FLAT_FORMATS: Final[dict[str, Literal["audio/pcm", "audio/pcmu", "audio/pcma"]]] = {
     "pcm16": "audio/pcm",
     "g711_ulaw": "audio/pcmu",
@@ -305,7 +304,6 @@ class Settings:
         """Return ``session`` of the server's events."""
         transcription = {"model": self.model, "language": self.language, "prompt": self.prompt}
         wanted = [name for name, on in ((INTERIM, self.interim), (TIMING, self.timing)) if on]
-        include = wanted or None
         warned = {"warnings": list(self.warnings)} if self.warnings else {}
         if self.flat:
             names: dict[str, str] = {value: key for key, value in _FLAT_FORMATS.items()}
@@ -317,7 +315,7 @@ class Settings:
                 "input_audio_transcription": transcription,
                 "input_audio_noise_reduction": None,
                 "turn_detection": self._shown_turns(),
-                "include": include,
+                "include": wanted or None,
             }
         return {
             **warned,
@@ -332,7 +330,7 @@ class Settings:
                     "turn_detection": self._shown_turns(),
                 }
             },
-            "include": include,
+            "include": wanted or None,
         }
 
     def _shown_turns(self) -> dict[str, Any] | None:

@@ -1,5 +1,6 @@
 """When the parts of an answer to a spoken turn were ready: Galley's own event ``response.timing``."""
 
+import dataclasses
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,10 @@ class TurnTimes:
     first_words: float | None = None
     first_audio: float | None = None
     sent: bool = False
+
+    def of_another_answer(self) -> "TurnTimes":
+        """Return the times of the turn without those of an answer that was dropped."""
+        return dataclasses.replace(self, first_words=None, first_audio=None, sent=False)
 
     def event(self, response_id: str) -> dict[str, Any]:
         """Return the event; the audio is sent right before it."""

@@ -1,0 +1,105 @@
+"""The report of simulated replicas as one self-contained HTML file: no scripts, no network."""
+
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+
+from galley.bench.serve.chart import Line, chart
+from galley.bench.serve.html import document, facts, table
+from galley.plan.cluster.compare import Answer, Asked, sentences
+from galley.plan.cluster.simulate import QUANTILES, Outcome
+
+
+def page(answers: Sequence[Answer], asked: Asked, known: Mapping[str, str]) -> str:
+    """Render the answers.
+
+    Args:
+        answers: of each machine and router.
+        asked: the goal and the counts.
+        known: what was simulated, in words.
+    """
+    said = "".join(f"<p>{escape(line)}</p>" for line in sentences(answers, asked))
+    quantile = asked.target.quantile
+    charts = "".join(
+        (
+            _by_replicas("Time to first token", "s", answers, lambda o: o.ttft_s[quantile], asked),
+            _by_replicas(
+                "Time per output token", "ms", answers, lambda o: 1e3 * o.tpot_s[quantile], asked
+            ),
+            _by_replicas(
+                "From the prefix cache", "% of prompts", answers, lambda o: 100 * o.cached_share
+            ),
+            _distribution(answers),
+        )
+    )
+    return document(
+        "galley plan cluster",
+        f'{facts(known)}{said}<div class="charts">{charts}</div>{_table(answers, asked)}',
+    )
+
+
+def _by_replicas(
+    title: str,
+    unit: str,
+    answers: Sequence[Answer],
+    value: Callable[[Outcome], float],
+    asked: Asked | None = None,
+) -> str:
+    """Return a chart of what was simulated, by count; with ``asked``, the quantile is in its title."""
+    named = f"{title}, {asked.target.quantile.upper()}" if asked is not None else title
+    lines = [
+        Line(
+            f"{one.machine}, {one.router}",
+            [outcome.replicas for outcome in one.tried],
+            [value(outcome) for outcome in one.tried],
+            colour=number,
+            dots=True,
+        )
+        for number, one in enumerate(answers)
+    ]
+    return chart(named, "replicas", unit, lines)
+
+
+def _distribution(answers: Sequence[Answer]) -> str:
+    """Return a chart of the quantiles of TTFT of each answer."""
+    percents = [int(name[1:]) for name in QUANTILES]
+    lines = [
+        Line(
+            f"{one.machine}, {one.router}, {one.chosen.replicas} replicas",
+            percents,
+            [one.chosen.ttft_s[name] for name in QUANTILES],
+            colour=number,
+            dots=True,
+        )
+        for number, one in enumerate(answers)
+        if one.chosen is not None
+    ]
+    return chart("Time to first token of the answers", "% of requests", "s", lines)
+
+
+def _table(answers: Sequence[Answer], asked: Asked) -> str:
+    header = ["machine, router", "replicas", "lost", "moved", "refused"]
+    header += [f"TTFT {name.upper()} s" for name in QUANTILES]
+    header += [f"TPOT {name.upper()} ms" for name in QUANTILES]
+    header += ["cached", "output tokens/s", "$/h", "goal"]
+    outcomes = [
+        outcome
+        for one in answers
+        for outcome in (one.undisturbed, *one.tried)
+        if outcome is not None
+    ]
+    return table(header, [_row(outcome, asked) for outcome in outcomes])
+
+
+def _row(outcome: Outcome, asked: Asked) -> list[str]:
+    counts = (outcome.replicas, outcome.lost, outcome.moved, outcome.refused)
+    price = outcome.price_per_hour
+    return [
+        f"{outcome.machine}, {outcome.router}",
+        *map(str, counts),
+        *(f"{outcome.ttft_s[name]:.3f}" for name in QUANTILES),
+        *(f"{1e3 * outcome.tpot_s[name]:.1f}" for name in QUANTILES),
+        f"{outcome.cached_share:.0%}",
+        f"{outcome.output_tokens_per_s:.0f}",
+        "" if price is None else f"{price:.2f}",
+        asked.target.verdict(outcome),
+    ]

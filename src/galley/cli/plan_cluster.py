@@ -1,0 +1,325 @@
+"""``galley plan cluster``: how many replicas some traffic needs, by simulation."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from galley.cli.options import MODEL_HELP, Choice, Command, Flags, with_flags
+from galley.cli.planned import kv_dtype_of, read_program
+from galley.cli.report import check_folders, write_json, write_text
+from galley.cli.terminal import table
+from galley.errors import SettingsError
+from galley.types.weight_dtypes import SPELLINGS, WEIGHT_DTYPES
+
+if TYPE_CHECKING:
+    from galley.plan.cluster.answer import Target
+    from galley.plan.cluster.compare import Answer, Asked
+    from galley.plan.cluster.engine import Engine
+    from galley.plan.cluster.simulate import Outcome
+    from galley.plan.cluster.traffic import Traffic
+    from galley.settings.config import Settings
+
+_COUNT: Final = click.IntRange(min=1)
+_ABOVE_ZERO: Final = click.FloatRange(min=0, min_open=True)
+_PATH: Final = click.Path(path_type=Path)
+_QUANTILES: Final = ("p50", "p90", "p95", "p99")
+_ROUTERS: Final = ("galley", "round-robin", "power-of-two", "affinity")
+_DRAWN: Final = ("rate", "seconds", "prompt", "output", "prefixes", "prefix_tokens", "seed")
+_LENGTHS: Final = "512, 64-256, normal:512,128 (mean, deviation) or lognormal:256,0.8"
+
+
+@click.command(
+    "cluster",
+    cls=Command,
+    examples=(
+        "galley plan cluster org/name --machine L4 --rate 20 --ttft 1 --tpot 0.05",
+        "galley plan cluster org/name --machine L4 --machine H100 --trace record --ttft 1 --lose 2",
+        "galley plan cluster org/name --machine L4 --rate 9 --prefixes 8 --prefix-tokens 900 --replicas 6",
+    ),
+)
+@with_flags(("revision", "kv_dtype", "max_running", "max_batch_tokens"))
+@click.argument("model", required=False, help=f"{MODEL_HELP}. A config.json is enough")
+@click.option(
+    "--machine",
+    "names",
+    metavar="NAME",
+    multiple=True,
+    required=True,
+    help="machine of each replica, such as L4; repeat to compare several",
+)
+@click.option(
+    "--gpus",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="GPUs of each replica that share each matrix (tensor parallelism)",
+)
+@click.option("--hardware", metavar="FILE", type=_PATH, help="another table of machines")
+@click.option(
+    "--weight-dtype",
+    "precision",
+    type=Choice(tuple(WEIGHT_DTYPES), SPELLINGS),
+    default="bf16",
+    show_default=True,
+    help="weight type",
+)
+@click.option(
+    "--measured",
+    metavar="FILE",
+    type=_PATH,
+    help="calibrate on one replica: the JSON of galley bench serve --concurrency, on that --machine",
+)
+@click.option(
+    "--trace",
+    type=click.Path(exists=True, path_type=Path),
+    help="traffic: the folder of galley serve --record, or a JSONL file of Mooncake, AIPerf or GuideLLM",
+)
+@click.option("--speed", type=_ABOVE_ZERO, help="of the trace, times as fast as recorded")
+@click.option(
+    "--unit",
+    type=click.Choice(["auto", "ms", "s"]),
+    help="of the trace's times; auto, the default: ms if it has hash_ids or session_id, else s",
+)
+@click.option("--rate", type=_ABOVE_ZERO, help="traffic: requests a second, Poisson arrivals")
+@click.option("--seconds", type=_ABOVE_ZERO, help="with --rate: how long; default: 300")
+@click.option("--prompt", metavar="LENGTHS", help=f"with --rate: {_LENGTHS}; default: 512")
+@click.option("--output", metavar="LENGTHS", help="with --rate: as --prompt; default: 128")
+@click.option("--prefixes", type=_COUNT, help="with --rate: different shared prefixes of prompts")
+@click.option(
+    "--prefix-tokens", type=_COUNT, help="with --prefixes: tokens of each, in front of --prompt"
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), help="with --rate: of what is drawn; default: 0"
+)
+@click.option("--ttft", type=_ABOVE_ZERO, help="goal: seconds to the first token")
+@click.option("--tpot", type=_ABOVE_ZERO, help="goal: seconds between tokens")
+@click.option(
+    "--quantile",
+    type=click.Choice(_QUANTILES),
+    default="p95",
+    show_default=True,
+    help="of all requests, which the goal is for",
+)
+@click.option(
+    "--replicas", type=click.IntRange(1, 1000), help="how many; default: the fewest for the goal"
+)
+@click.option(
+    "--router",
+    "routers",
+    type=click.Choice(_ROUTERS),
+    multiple=True,
+    help="galley is the one of galley serve; repeat for several; default: all",
+)
+@click.option(
+    "--lose",
+    type=click.IntRange(1, 999),
+    help="replicas (of a node or a zone) that are lost in the middle; the goal has to be met with this",
+)
+@click.option("--json", "json_file", metavar="FILE", type=_PATH, help="also write all figures")
+@click.option("--html", "html_file", metavar="FILE", type=_PATH, help="write a report with charts")
+def plan_cluster(flags: Flags, model: str | None, **options: Any) -> None:
+    """Simulate replicas of a model, and find how many some traffic needs.
+
+    Replicas are simulated request by request, with the router of galley serve and three others. Times of
+    steps are those of galley plan: a roofline of the machine, or of a measured replica (--measured). The
+    traffic is a trace, or drawn from distributions (--rate).
+    """
+    json_file, html_file = options["json_file"], options["html_file"]
+    check_folders(json=json_file, html=html_file)
+    settings = flags.settings(model=model)
+    from galley.bench.cluster_page import page
+    from galley.plan.cluster.compare import answer
+
+    asked = _asked(options)
+    engines = _engines(settings, options)
+    traffic = _trace(options) if options["trace"] is not None else _drawn(options)
+    answers = []
+    for engine in engines:
+        for router in options["routers"] or _ROUTERS:
+            click.echo(f"simulating {engine.machine.name}, {router}", err=True)
+            answers.append(answer(engine, router, traffic, asked))
+    facts = _facts(settings, options, traffic)
+    _print_answers(answers, asked)
+    write_json(json_file, {"traffic": facts, "goal": asked.target, "answers": answers})
+    write_text(html_file, page(answers, asked, facts) if html_file is not None else "")
+
+
+def _asked(options: dict[str, Any]) -> "Asked":
+    """Return the goal and the counts.
+
+    Raises:
+        SettingsError: there is neither a goal nor a count, or all replicas would be lost.
+    """
+    from galley.plan.cluster.answer import Target
+    from galley.plan.cluster.compare import Asked
+
+    limits = {name: options[name] for name in ("ttft", "tpot") if options[name] is not None}
+    replicas, lose = options["replicas"], options["lose"] or 0
+    if replicas is None and not limits:
+        raise SettingsError(
+            "how many replicas is open: give a goal (--ttft, --tpot), or --replicas"
+        )
+    if replicas is not None and lose >= replicas:
+        raise SettingsError(f"--lose {lose} of --replicas {replicas} leaves none; lose fewer")
+    return Asked(Target(**limits, quantile=options["quantile"]), replicas, lose)
+
+
+def _engines(settings: "Settings", options: dict[str, Any]) -> "list[Engine]":
+    from galley.formats.gguf_file import is_gguf
+    from galley.models.vector_models import is_vector_model
+    from galley.plan.cluster.engine import Engine
+    from galley.plan.hardware import TABLE, choose_machines, read_machines
+    from galley.plan.sizes import ModelSizes
+
+    machines = read_machines(options["hardware"] or TABLE)
+    machines = choose_machines(machines, options["names"], options["gpus"])
+    config, fields, program = read_program(settings)
+    vectors = not is_gguf(config) and is_vector_model(fields, config.parent)
+    if program.encoder is not None or not program.kv or vectors:
+        raise SettingsError(f"{config}: galley plan cluster is for models that generate text")
+    sizes = ModelSizes.of(program, options["precision"], kv_dtype_of(settings))
+    for machine in machines:
+        if machine.executor(gpu=sizes.gpu_kernels) is None:
+            click.echo(f"{machine.name}: Galley has no executor for it yet", err=True)
+    seats, tokens = settings.running_limit, settings.max_batch_tokens
+    engines = [Engine.of(sizes, machine, seats, tokens) for machine in machines]
+    if options["measured"] is not None:
+        engines = [_calibrated(engines, options["measured"])]
+    return engines
+
+
+def _calibrated(engines: "Sequence[Engine]", file: Path) -> "Engine":
+    """Return the engine with the times of a measured replica.
+
+    Raises:
+        SettingsError: there are several machines, or the file has no use for this.
+    """
+    from galley.bench.cluster_measured import measured_points
+    from galley.plan.cluster.calibrate import calibrate
+
+    if len(engines) > 1:
+        raise SettingsError("--measured is for the machine that was measured; give one --machine")
+    engine = calibrate(engines[0], measured_points(file))
+    click.echo(
+        f"measured: decoding takes {engine.decode_factor:.2f} times as long as by the roofline, prompts "
+        f"{engine.prompt_factor:.2f} times",
+        err=True,
+    )
+    return engine
+
+
+def _trace(options: dict[str, Any]) -> "Traffic":
+    """Read the trace.
+
+    Raises:
+        SettingsError: options of drawn traffic are given, too, or the trace is wrong.
+    """
+    import dataclasses
+
+    from galley.plan.cluster.traffic import Traffic
+    from galley.traffic.trace import read_trace
+
+    _refuse(options, _DRAWN, "--trace has requests of its own; leave out")
+    speed = options["speed"] or 1.0
+    turns = read_trace(options["trace"], options["unit"] or "auto")
+    return Traffic(
+        [dataclasses.replace(t, due=t.due / speed, pause=t.pause / speed) for t in turns]
+    )
+
+
+def _drawn(options: dict[str, Any]) -> "Traffic":
+    """Draw the traffic.
+
+    Raises:
+        SettingsError: there is no rate, options of traces are given, or a distribution is wrong.
+    """
+    import numpy as np
+
+    from galley.bench.serve.arrivals import poisson
+    from galley.bench.serve.lengths import Lengths
+    from galley.plan.cluster.traffic import MOST_REQUESTS, synthetic
+
+    _refuse(options, ("speed", "unit"), "there is no --trace; leave out")
+    rate, seconds, prefixes = options["rate"], options["seconds"] or 300.0, options["prefixes"]
+    if rate is None:
+        raise SettingsError("there is no traffic: give --trace or --rate")
+    if rate * seconds > MOST_REQUESTS:
+        raise SettingsError(
+            f"--rate {rate:g} for {seconds:g} s is {rate * seconds:,.0f} requests; a simulation takes "
+            f"{MOST_REQUESTS:,} at most"
+        )
+    if (prefixes is None) != (options["prefix_tokens"] is None):
+        raise SettingsError("--prefixes and --prefix-tokens are given together, or neither")
+    prompt = Lengths.parse(options["prompt"] or "512", "--prompt")
+    output = Lengths.parse(options["output"] or "128", "--output")
+    seed = options["seed"] or 0
+    random = np.random.default_rng(seed)
+    return synthetic(
+        poisson(rate, seed=seed, seconds=seconds),
+        lambda: prompt.draw(random),
+        lambda: output.draw(random),
+        prefix=None if prefixes is None else lambda: int(random.integers(prefixes)),
+        prefix_tokens=options["prefix_tokens"] or 0,
+    )
+
+
+def _refuse(options: dict[str, Any], names: Sequence[str], why: str) -> None:
+    for name in names:
+        if options[name] is not None:
+            raise SettingsError(f"{why} --{name.replace('_', '-')}")
+
+
+def _facts(settings: "Settings", options: dict[str, Any], traffic: "Traffic") -> dict[str, str]:
+    """Return what was simulated, in words."""
+    turns = traffic.turns
+    prompt = sum(turn.line.input_length for turn in turns) / len(turns)
+    source = (
+        options["trace"] or f"{options['rate']:g} requests a second, seed {options['seed'] or 0}"
+    )
+    return {
+        "model": f"{settings.model}, {options['precision']} weights",
+        "traffic": f"{source}: {len(turns):,} requests",
+        "tokens": f"prompts of {prompt:.0f} and answers of {traffic.mean_output:.0f} on average",
+    }
+
+
+def _print_answers(answers: "Sequence[Answer]", asked: "Asked") -> None:
+    rows = [
+        _row(outcome, asked.target)
+        for answer in answers
+        for outcome in (answer.undisturbed, answer.chosen)
+        if outcome is not None
+    ]
+    header = (
+        *("machine", "router", "replicas", "lost"),
+        *(f"TTFT {name.upper()}" for name in _QUANTILES),
+        *(f"TPOT {name.upper()}" for name in _QUANTILES),
+        *("cached", "tokens/s", "refused", "moved", "$/h", "goal"),
+    )
+    if rows:
+        click.echo(table(header, rows, left=(0, 1, len(header) - 1)))
+        click.echo("TTFT in s, TPOT in ms, over all requests")
+    from galley.plan.cluster.compare import sentences
+
+    for line in sentences(answers, asked):
+        click.echo(line)
+
+
+def _row(outcome: "Outcome", target: "Target") -> tuple[str, ...]:
+    price = outcome.price_per_hour
+    return (
+        outcome.machine,
+        outcome.router,
+        str(outcome.replicas),
+        str(outcome.lost),
+        *(f"{outcome.ttft_s[name]:.3f}" for name in _QUANTILES),
+        *(f"{1e3 * outcome.tpot_s[name]:.1f}" for name in _QUANTILES),
+        f"{outcome.cached_share:.0%}",
+        f"{outcome.output_tokens_per_s:.0f}",
+        str(outcome.refused),
+        str(outcome.moved),
+        "" if price is None else f"{price:.2f}",
+        target.verdict(outcome),
+    )

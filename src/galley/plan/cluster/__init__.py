@@ -1,0 +1,1 @@
+"""Predicts how several replicas of a model serve some traffic, by simulation."""

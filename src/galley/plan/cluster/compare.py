@@ -1,0 +1,94 @@
+"""The answers for each machine and router, and the cheapest."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from galley.plan.cluster.answer import MOST_REPLICAS, Target, fewest
+from galley.plan.cluster.engine import Engine
+from galley.plan.cluster.simulate import Loss, Outcome, simulate
+from galley.plan.cluster.traffic import Traffic
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a plan is asked.
+
+    Attributes:
+        target: the goal.
+        replicas: how many; None: the fewest that meet the goal.
+        lose: replicas that are lost in the middle of the traffic.
+    """
+
+    target: Target
+    replicas: int | None = None
+    lose: int = 0
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found for a machine and a router.
+
+    Attributes:
+        machine, router: which.
+        chosen: with the count that was asked for, or the fewest that meet the goal; None: none do.
+        undisturbed: as ``chosen``, without the loss; None if nothing was to be lost.
+        tried: all that was simulated with the loss, by the count of replicas.
+    """
+
+    machine: str
+    router: str
+    chosen: Outcome | None
+    undisturbed: Outcome | None
+    tried: list[Outcome]
+
+
+def answer(engine: Engine, router: str, traffic: Traffic, asked: Asked) -> Answer:
+    """Simulate a machine with a router."""
+    loss = Loss(asked.lose, traffic.turns[-1].due / 2) if asked.lose else None
+    tried: dict[int, Outcome] = {}
+
+    def outcome_of(replicas: int) -> Outcome:
+        tried[replicas] = simulate(engine, replicas, router, traffic, loss)
+        return tried[replicas]
+
+    if asked.replicas is not None:
+        chosen: Outcome | None = outcome_of(asked.replicas)
+    else:
+        chosen = fewest(outcome_of, asked.target, asked.lose + 1)
+    calm = None
+    if chosen is not None and loss is not None:
+        calm = simulate(engine, chosen.replicas, router, traffic)
+    return Answer(
+        machine=engine.machine.name,
+        router=router,
+        chosen=chosen,
+        undisturbed=calm,
+        tried=[tried[count] for count in sorted(tried)],
+    )
+
+
+def sentences(answers: Sequence[Answer], asked: Asked) -> Iterator[str]:
+    """Yield the answer in words: what is the cheapest that meets the goal, and what does not meet it."""
+    if asked.replicas is not None:
+        return
+    for one in answers:
+        if one.chosen is None:
+            missed = asked.target.missed(one.tried[-1])
+            yield f"{one.machine}, {one.router}: not met by {MOST_REPLICAS} replicas: {missed}"
+    found = [one.chosen for one in answers if one.chosen is not None]
+    if not found:
+        return
+    best = min(found, key=_cost)
+    price = best.price_per_hour
+    cost = "" if price is None else f", ${price:.2f} an hour"
+    kept = f", also with {asked.lose} lost" if asked.lose else ""
+    yield (
+        f"The goal needs {best.replicas} replicas on {best.machine} with router {best.router}{cost}{kept}"
+    )
+
+
+def _cost(outcome: Outcome) -> tuple[float, int]:
+    """Return what is compared: the price, then the count; of equals the first is taken."""
+    price = outcome.price_per_hour
+    return float("inf") if price is None else price, outcome.replicas

@@ -1,0 +1,108 @@
+"""The routers that a simulation compares: that of production, and three that are usual elsewhere."""
+
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from galley.cluster.router import PrefixRouter
+from galley.service.routing import Candidate, Router
+from galley.types import BLOCK_TOKENS, EngineRequest, Generate
+from galley.types.block_hashes import HashChain, salt_hash
+
+_REMEMBERED: Final = 8192
+"""Most blocks of each replica that prefix affinity remembers."""
+
+_MATCH: Final = 0.1
+"""Share of a prompt from which prefix affinity follows the prefix, as in Ray."""
+
+
+class RoundRobin:
+    """Takes the replicas in turn."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def choose(self, request: EngineRequest, candidates: Sequence[Candidate]) -> int:
+        """See :class:`galley.service.routing.Router`."""
+        self._next += 1
+        return (self._next - 1) % len(candidates)
+
+    def forget(self, name: str) -> None:
+        """See :class:`galley.service.routing.Router`."""
+
+
+class PowerOfTwo:
+    """Takes the one of two random replicas that owes less (Mitzenmacher 2001)."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def choose(self, request: EngineRequest, candidates: Sequence[Candidate]) -> int:
+        """See :class:`galley.service.routing.Router`."""
+        return self.of(range(len(candidates)), candidates)
+
+    def of(self, indexes: Sequence[int], candidates: Sequence[Candidate]) -> int:
+        """Return the choice among the candidates with these indexes."""
+        pair = self._random.sample(indexes, min(2, len(indexes)))
+        return min(pair, key=lambda index: candidates[index].owed)
+
+    def forget(self, name: str) -> None:
+        """See :class:`galley.service.routing.Router`."""
+
+
+class Affinity:
+    """Follows the longest prefix that it has sent to a replica, as Ray's PrefixCacheAffinityRouter does.
+
+    If the best match is a tenth of the prompt or more, a replica with that match gets the request; else one
+    of those with the fewest remembered prefixes. Between several, two random ones are compared.
+    As by default in Ray, no difference of loads overrides this. Ray compares characters; this, blocks.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._two = PowerOfTwo(seed)
+        self._sent: dict[str, OrderedDict[bytes, None]] = {}
+
+    def choose(self, request: EngineRequest, candidates: Sequence[Candidate]) -> int:
+        """See :class:`galley.service.routing.Router`."""
+        assert isinstance(request.payload, Generate)
+        prompt = request.payload.prompt
+        count = len(prompt) // BLOCK_TOKENS
+        chain = HashChain(salt_hash(request.cache_salt)).upto(prompt, count)
+        sent = [self._sent.setdefault(one.name, OrderedDict()) for one in candidates]
+        matches = [leading(chain, known) for known in sent]
+        best = max(matches)
+        if best and best * BLOCK_TOKENS >= _MATCH * len(prompt):
+            among = [index for index, match in enumerate(matches) if match == best]
+        else:
+            fewest = min(map(len, sent))
+            among = [index for index, known in enumerate(sent) if len(known) == fewest]
+        chosen = self._two.of(among, candidates)
+        known = sent[chosen]
+        for link in chain:
+            known[link] = None
+            known.move_to_end(link)
+        while len(known) > _REMEMBERED:
+            known.popitem(last=False)
+        return chosen
+
+    def forget(self, name: str) -> None:
+        """See :class:`galley.service.routing.Router`."""
+        self._sent.pop(name, None)
+
+
+def leading(chain: Sequence[bytes], known: Mapping[bytes, None]) -> int:
+    """Return how many blocks at the start of a chain are known."""
+    for count, link in enumerate(chain):
+        if link not in known:
+            return count
+    return len(chain)
+
+
+ROUTERS: Final[Mapping[str, Callable[[int], Router]]] = {
+    "galley": PrefixRouter,
+    "round-robin": lambda seed: RoundRobin(),
+    "power-of-two": PowerOfTwo,
+    "affinity": Affinity,
+}
+"""Name -> what makes the router from the seed of its random choices."""
