@@ -286,6 +286,15 @@ def test_a_folder_that_cannot_be_written_costs_time_alone(tmp_path: Path, folder
     assert load(file).run(x_inputs(), ["y"])[0].shape == (7, 3)
 
 
+def test_nothing_is_compared_without_the_memory_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = onnx_files.perceptron(tmp_path / "m.onnx")
+    monkeypatch.setattr(optimized_graphs, "available_memory", lambda: 6 * file.stat().st_size - 1)
+    load(file)
+    assert stored() == []
+
+
 def test_graphs_of_an_earlier_file_are_removed_after_a_day(tmp_path: Path, folder: Path) -> None:
     file = onnx_files.perceptron(tmp_path / "m.onnx")
     other = onnx_files.perceptron(tmp_path / "other.onnx", hidden=16)

@@ -302,7 +302,7 @@ KEY = (("authorization", "Bearer k1"),)
 @pytest.fixture(scope="module")
 def narrow(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Return a server with a key, which receives two messages at a time."""
-    limits = {
+    limits: dict[str, Any] = {
         "max_body_bytes": BODY,
         "max_unfinished_body_bytes": 2 * BODY,
         "body_timeout": 1.0,
@@ -332,6 +332,17 @@ def test_no_message_is_awaited_without_a_key(narrow: Server, method: str) -> Non
         infer = channel.unary_unary(INFER)
         with pytest.raises(grpc.RpcError, match="not a ModelInferRequest"):
             infer(b"\xff", metadata=KEY)
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+def test_probes_do_not_wait(narrow: Server, key: Any) -> None:
+    silent = Silent()
+    with grpc.insecure_channel(address(narrow)) as channel:
+        for name in ("ServerLive", "ServerReady"):
+            call = channel.stream_unary(f"/inference.GRPCInferenceService/{name}")
+            answer = call(iter(silent), metadata=key, timeout=20)
+            assert answer == b"\x08\x01"  # true
+        silent.closed.set()
 
 
 def test_large_messages_without_a_key_are_refused(narrow: Server) -> None:

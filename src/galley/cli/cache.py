@@ -167,7 +167,11 @@ def _prune_graphs(everything: bool, older_than: float | None, room: int | None) 
         gone = not Path(graph.source).exists()
         old = older_than is not None and days > older_than
         if everything or gone or old or (room is not None and kept + graph.size > room):
-            graph.path.unlink(missing_ok=True)
+            try:
+                graph.path.unlink(missing_ok=True)
+            except OSError as error:
+                click.echo(f"{graph.path} cannot be removed: {error.strerror}", err=True)
+                continue
             click.echo(f"removed the optimized graph of {graph.source} ({in_bytes(graph.size)})")
             freed += graph.size
         else:

@@ -92,7 +92,26 @@ class TensorLoader(Generic[Options]):
         if on_phase is not None:
             on_phase("load", loaded - began)
             on_phase("warm-up", time.monotonic() - loaded)
-        info = ModelInfo(
+        compute = Compute(instances, batched=trial.batched, fixed_rows=fixed, padding=padding)
+        return TensorEngine(
+            compute,
+            self._info(name, folder, model, options, trial, ledger),
+            options,
+            priority_steps=settings.priority_steps,
+            padding=padding,
+            meter=step_meter(pause),
+        )
+
+    def _info(
+        self,
+        name: str,
+        folder: Path,
+        model: TensorModel,
+        options: Options,
+        trial: Trial,
+        ledger: Ledger,
+    ) -> ModelInfo:
+        return ModelInfo(
             name=name,
             path=str(folder),
             family=self.platform,
@@ -106,15 +125,6 @@ class TensorLoader(Generic[Options]):
                 max_batch_size=options.max_batch_size if options.limit_rows else 0,
                 platform=self.platform,
             ),
-        )
-        compute = Compute(instances, batched=trial.batched, fixed_rows=fixed, padding=padding)
-        return TensorEngine(
-            compute,
-            info,
-            options,
-            priority_steps=settings.priority_steps,
-            padding=padding,
-            meter=step_meter(pause),
         )
 
     def _expected(self, file: Path, options: Options, threads: int) -> Ledger:

@@ -195,7 +195,7 @@ def _from_cache(sessions: _Sessions) -> OnnxModel | None:
     try:
         kept = OptimizedGraph(file, sessions.key)
     except (OSError, ValueError, GalleyError) as error:
-        log.info("the optimized graph of %s is not kept: %s", file, error)
+        log.debug("the optimized graph of %s is not kept: %s", file, error)
         return None
 
     def load(graph: bytes) -> OnnxModel:

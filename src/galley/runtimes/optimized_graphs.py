@@ -22,7 +22,7 @@ import msgspec
 
 from galley.files import PARTIAL
 from galley.formats.digests import content_hash
-from galley.machine import bytes_text, cpu_features, cpu_name
+from galley.machine import available_memory, bytes_text, cpu_features, cpu_name
 from galley.ops.packed_files import MEASURED_SUFFIX, packed_folder, tidy, write_atomically
 from galley.runtimes.tensor_model import TensorModel
 from galley.runtimes.trial import same_bits
@@ -38,6 +38,8 @@ _LENGTH_BYTES: Final = 4
 _MOST_HEADER: Final = 1 << 16
 _MOST_BYTES: Final = 1 << 30
 """Bytes of a model with its external data, or of a graph, above which the graph is not kept."""
+_COPIES: Final = 6
+"""How often the model is in memory at most: twice loaded, each from a parsed file, and two files."""
 _TOO_LARGE: Final = f"it has more than {bytes_text(_MOST_BYTES)}"
 _SUPERSEDED_SECONDS: Final = 86_400.0
 """Seconds after their last use for which graphs of the same file are kept; see ``ops/weight_cache.py``."""
@@ -98,8 +100,11 @@ class OptimizedGraph:
                 "an earlier start found that this saves no time, or changes the outputs"
             )
         self._files = [file, *external_files(file)]
-        if sum(one.stat().st_size for one in self._files) > _MOST_BYTES:
+        size = sum(one.stat().st_size for one in self._files)
+        if size > _MOST_BYTES:
             raise ValueError(_TOO_LARGE)
+        if _COPIES * size > available_memory():
+            raise ValueError("too little memory is free for a comparison")
         self._state = _state(self._files)
         known = [_VERSION, content_hash(self._files), options, machine]
         self._key = _digest(known)

@@ -19,7 +19,7 @@ from galley.errors import RequestError, SettingsError, pip_install
 from galley.gateway.tenants import Tenants
 from galley.protocols.common.errors import ApiError, naming_message
 from galley.protocols.http.body import in_thread_if_large
-from galley.server.auth import knows
+from galley.server.auth import OPEN_PATHS, knows
 from galley.server.grpc_messages import MessageReader
 from galley.settings.config import MOST_TIMEOUT, Settings
 
@@ -135,19 +135,26 @@ class GrpcDoor:
         # Messages are parsed by the calls: an error in one is the client's, and not an exception to log.
         one = self._grpc.stream_unary_rpc_method_handler
         handlers = {
-            name: one(partial(self._answer, call)) for name, call in self._calls.CALLS.items()
+            name: one(partial(self._answer, call, call.to_http(call.request())))
+            for name, call in self._calls.CALLS.items()
         }
         handlers |= {name: one(partial(self._refuse, name)) for name in self._calls.UNSERVED}
         handlers["ModelStreamInfer"] = self._grpc.stream_stream_rpc_method_handler(self._stream)
         return handlers
 
-    async def _answer(self, call: Any, _: AsyncIterator[bytes], context: Any) -> bytes:
-        """Answer a call with one request and one response."""
+    async def _answer(self, call: Any, empty: Any, _: AsyncIterator[bytes], context: Any) -> bytes:
+        """Answer a call with one request and one response.
+
+        Args:
+            call: the call.
+            empty: the request of an empty message, which stands for one that is not read.
+            context: the call's context, by which its message is read.
+        """
+        request = empty
         try:
-            if self._is_known(context):
+            # Probes do not wait for a place, and their message has no fields.
+            if empty.path not in OPEN_PATHS and self._is_known(context):
                 request = await self._http_request(call, await self._messages.one(context))
-            else:
-                request = call.to_http(call.request())
         except ApiError as error:
             await context.abort(self._code(error.status), str(error))
         except RequestError as error:

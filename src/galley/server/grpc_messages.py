@@ -42,7 +42,8 @@ class MessageReader:
         """
         settings = self._settings
         try:
-            await asyncio.wait_for(self._places.acquire(), settings.body_timeout)
+            async with asyncio.timeout(settings.body_timeout):
+                await self._places.acquire()
         except TimeoutError:
             raise ApiError(
                 503,
@@ -54,7 +55,8 @@ class MessageReader:
             ) from None
         longest = settings.body_timeout + settings.max_body_bytes / settings.min_body_rate
         try:
-            data = await asyncio.wait_for(context.read(), longest)
+            async with asyncio.timeout(longest):
+                data = await context.read()
         except TimeoutError:
             raise ApiError(
                 408,
