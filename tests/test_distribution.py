@@ -135,6 +135,8 @@ def test_the_wheel_leaves_out_what_is_there_and_what_can_be_had_elsewhere() -> N
     assert BUILD["wheel"]["exclude"] == [
         "galley/demo/draft/model.safetensors",
         "galley/demo/draft/tokenizer.json",
+        "galley/demo/embed/model.safetensors",
+        "galley/demo/embed/tokenizer.json",
         "galley/demo/speech/model/model.safetensors",
         "galley/demo/speech/model/tokenizer.json",
         "galley/speech/diarize/models/encoder.onnx",
