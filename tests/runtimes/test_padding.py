@@ -9,7 +9,7 @@ import pytest
 
 from galley.errors import SettingsError
 from tests.runtimes import onnx_files
-from tests.runtimes.test_onnx import add, arrays_of, engine_of, steps
+from tests.runtimes.onnx_engines import add, arrays_of, engine_of, steps
 
 MASK = '{"padding": {"mask": "mask"}}'
 
