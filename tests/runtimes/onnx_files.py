@@ -137,3 +137,10 @@ def a_sequence(path: Path) -> Path:
     node = helper.make_node("SequenceConstruct", ["x"], ["all"])
     out = helper.make_tensor_sequence_value_info("all", TensorProto.FLOAT, None)
     return _save(path, [node], [_value("x", ["batch", 2])], [out])
+
+
+def with_external_data(file: Path) -> Path:
+    """Write a perceptron whose weights are in another file, ``m.data``."""
+    model = onnx.load(perceptron(file, hidden=256))
+    onnx.save(model, file, save_as_external_data=True, location="m.data", size_threshold=0)
+    return file

@@ -49,12 +49,6 @@ def load(file: Path, *, threads: int = 1, weight_cache: bool = True, **options: 
     return load_model(file, OnnxOptions(**options), LoadSettings(threads, weight_cache))
 
 
-def with_external_data(file: Path) -> Path:
-    model = onnx.load(onnx_files.perceptron(file, hidden=256))
-    onnx.save(model, file, save_as_external_data=True, location="m.data", size_threshold=0)
-    return file
-
-
 def silero_inputs() -> dict[str, Any]:
     rng = np.random.default_rng(0)
     shapes = {"input": (5, 576), "h": (1, 1, 128), "c": (1, 1, 128)}
@@ -70,7 +64,7 @@ def x_inputs() -> dict[str, Any]:
     ("make", "inputs"),
     [
         (lambda path: onnx_files.perceptron(path, hidden=256), x_inputs),
-        (with_external_data, x_inputs),
+        (onnx_files.with_external_data, x_inputs),
         (lambda _: SILERO, silero_inputs),
     ],
 )
@@ -110,7 +104,7 @@ def changed_weights(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def changed_data(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_external_data(file)
+    onnx_files.with_external_data(file)
     load(file)
     data = bytearray((file.parent / "m.data").read_bytes())
     data[0] ^= 1
@@ -257,7 +251,7 @@ def test_a_file_that_changes_meanwhile_is_not_kept(tmp_path: Path) -> None:
 
 def test_data_outside_of_the_folder_are_in_doubt(tmp_path: Path, optimized: list[str]) -> None:
     (tmp_path / "inner").mkdir()
-    file = with_external_data(tmp_path / "inner" / "m.onnx")
+    file = onnx_files.with_external_data(tmp_path / "inner" / "m.onnx")
     (tmp_path / "m.data").write_bytes((file.parent / "m.data").read_bytes())
     model = onnx.load(file, load_external_data=False)
     for tensor in model.graph.initializer:

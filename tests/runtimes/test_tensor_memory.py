@@ -13,7 +13,6 @@ from galley.server.ledger import ledger_lines
 from galley.settings.engine import EngineSettings
 from galley.types.model_info import Ledger
 from tests.runtimes import onnx_files
-from tests.runtimes.test_optimized_graphs import with_external_data
 
 MIB = 2**20
 
@@ -78,7 +77,7 @@ def test_what_is_measured_has_to_fit(large: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_external_data_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = with_external_data(tmp_path / "m.onnx")
+    file = onnx_files.with_external_data(tmp_path / "m.onnx")
     size = file.stat().st_size + (tmp_path / "m.data").stat().st_size
     assert engine.load.least_bytes(file) == size
     monkeypatch.setattr(tensor_memory, "available_memory", lambda: RESERVE_BYTES + size - 1)
