@@ -56,8 +56,11 @@ def test_a_text_is_that_of_a_completion(server: Server, text: str) -> None:
     assert ask(server, stop).json()["text_output"] == text[:4]
 
 
-def test_a_stream_has_the_parts_of_the_text(server: Server, text: str) -> None:
-    body = {"text_input": PROMPT, "id": "s", "parameters": {"stream": True, **GREEDY}}
+def test_a_stream_has_the_parts_of_the_text(server: Server) -> None:
+    # Long enough not to be complete before its first part is written.
+    long = GREEDY | {"max_tokens": 300, "ignore_eos": True}
+    text = ask(server, {"text_input": PROMPT, "parameters": long}).json()["text_output"]
+    body = {"text_input": PROMPT, "id": "s", "parameters": {"stream": True, **long}}
     response = ask(server, body, "chat/generate_stream")
     assert response.headers["content-type"].startswith("text/event-stream")
     parts = events(response)

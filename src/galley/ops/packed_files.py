@@ -23,7 +23,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from galley import _native
 from galley.machine import cache_folder
 
 Bytes = npt.NDArray[np.uint8]
@@ -298,6 +297,9 @@ def _read_header(file: BinaryIO) -> tuple[Header, int]:
         header = msgspec.json.decode(text, type=Header)
     except msgspec.DecodeError as error:
         raise UnusablePackedFile("was written by another version") from error
+    # Imported here: others keep files in this folder where there are no native kernels.
+    from galley import _native
+
     if header.layout_version != _native.LAYOUT_VERSION:
         raise UnusablePackedFile("was written by another version")
     if start + sum(entry.size for entry in header.entries) != size:
