@@ -473,7 +473,7 @@ def _from_environ(cls: type[Settings], environ: Mapping[str, str]) -> dict[str, 
     given = {
         variable: text
         for variable, text in environ.items()
-        if variable in known and not _SERVICE_LINK.match(text)
+        if variable in known and not (variable.endswith("PORT") and _SERVICE_LINK.match(text))
     }
     by_field(cls, {known[variable]: text for variable, text in given.items()}, source="variables")
     found: dict[str, Any] = {}
