@@ -6,22 +6,12 @@ from pathlib import Path
 import pytest
 
 from galley.bench.engine import EngineBench, Workload, bench_engine
-from galley.bench.report import Machine, Spread
 from galley.errors import EngineError, RequestError, SettingsError
 from galley.settings.engine import EngineSettings
 from tests.checkpoints import SHAPE, make_checkpoint
+from tests.peaks import peaks_of
 
-ONE = Spread(1.0, 1.0, 1.0)
-MACHINE = Machine(
-    cpu="",
-    isa="",
-    cores=1,
-    threads=1,
-    caches=(),
-    read_huge=ONE,
-    read_small=ONE,
-    operations={"int8": ONE, "bf16": ONE, "float32": ONE},
-)
+MACHINE = peaks_of(1.0)
 
 
 @pytest.fixture(scope="module")

@@ -1,22 +1,12 @@
 """Findings that were made up, to test what becomes of them."""
 
-from galley.bench.report import Machine, Spread
 from galley.bench.serve.bars import Series
 from galley.bench.serve.chart import Line
 from galley.lab.experiment import Bars, Claim, Curves, Figure, Finding
 from galley.lab.run import Outcome, Results
+from tests.peaks import peaks_of
 
-RATE = Spread(1e9, 1e9, 1e9)
-PEAKS = Machine(
-    cpu="<a CPU>",
-    isa="avx2",
-    cores=2,
-    threads=2,
-    caches=(),
-    read_huge=RATE,
-    read_small=RATE,
-    operations={"int8": RATE, "bf16": RATE, "float32": RATE},
-)
+PEAKS = peaks_of(1e9, cpu="<a CPU>")
 CONDITIONS = {"model": "<m&m>", "run": "quick"}
 TWICE = Claim(figure="gain", unit="times", low=2, high=5)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from galley.errors import CheckpointError, RequestError
 from galley.formats.checkpoint import Checkpoint
@@ -35,7 +34,7 @@ from tests.models.whisper import (
     answers,
     ask,
     ask_alignment,
-    encoded,
+    check_alignment,
     executor_of,
     random_features,
     random_ids,
@@ -89,19 +88,7 @@ def test_alignment_heads_look_where_those_of_transformers_do(
     got = run(executor, windows, prompts, call=partial(align, executor))
     heads = ALIGNMENT_HEADS[variant]
     assert got.shape == (53, len(heads), longest // 2)
-    for window, ids, rows in zip(windows, prompts, np.split(got, [20]), strict=True):
-        states = encoded(model, window)
-        with torch.inference_mode():
-            out = model(
-                encoder_outputs=(states,),
-                decoder_input_ids=torch.tensor([ids]),
-                output_attentions=True,
-            )
-        heard = states.shape[1]
-        for place, (layer, head) in enumerate(heads):
-            expected = out.cross_attentions[layer][0, head].numpy()
-            assert np.abs(rows[:, place, :heard] - expected).max() <= 1e-4
-        assert not rows[:, :, heard:].any()
+    check_alignment(model, windows, prompts, got, heads)
 
 
 @pytest.mark.parametrize("name", EXECUTORS)

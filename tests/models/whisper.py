@@ -1,7 +1,7 @@
 """Requests to the tiny Whisper checkpoints, and the answers of transformers' Whisper, for several tests."""
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -214,3 +214,35 @@ def greedy(model: Any, features: Features, prompt: list[int], count: int) -> lis
 def speech_info(engine: LocalEngine) -> SpeechInfo:
     assert engine.info.speech is not None
     return engine.info.speech
+
+
+def check_alignment(
+    model: Any,
+    windows: Sequence[Any],
+    prompts: Sequence[list[int]],
+    got: npt.NDArray[np.float32],
+    heads: Sequence[Sequence[int]],
+) -> None:
+    """Assert that heads look where those of transformers do.
+
+    Args:
+        model: of transformers.
+        windows: features of each window.
+        prompts: tokens for each window.
+        got: [tokens of all prompts, heads, rows] weights.
+        heads: layer and number of each.
+    """
+    ends = np.cumsum([len(ids) for ids in prompts])[:-1]
+    for window, ids, rows in zip(windows, prompts, np.split(got, ends), strict=True):
+        states = encoded(model, window)
+        with torch.inference_mode():
+            out = model(
+                encoder_outputs=(states,),
+                decoder_input_ids=torch.tensor([ids]),
+                output_attentions=True,
+            )
+        length = states.shape[1]
+        for place, (layer, head) in enumerate(heads):
+            expected = out.cross_attentions[layer][0, head].numpy()
+            assert np.abs(rows[:, place, :length] - expected).max() <= 1e-4
+        assert not rows[:, :, length:].any()

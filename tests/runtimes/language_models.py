@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from galley.errors import RequestError
 from galley.service.requests import expand
 from galley.types import Output, SamplingParams
 from tests.checkpoints import make_checkpoint
@@ -74,6 +75,29 @@ def resume(engine: Any, params: SamplingParams, delivered: list[int]) -> list[Ou
     resumed = request.payload.resumed(delivered, answered=True)
     engine.add(type(request)(id="a-0", payload=resumed))
     return run(engine)["a-0"]
+
+
+def check_continues(engine: Any, params: SamplingParams = GREEDY) -> None:
+    """Assert that a text goes on after its first tokens as if one engine had generated all of it."""
+    [plain] = generate(engine, PROMPTS[:1], params)
+    assert tokens_of(resume(engine, params, plain[:10])) == plain[10:]
+
+
+def check_aborts(engine: Any) -> None:
+    """Assert that aborted texts leave the others as they were, and nothing behind."""
+    expected = generate(engine, PROMPTS, GREEDY)
+    texts = generate_half(engine)
+    assert texts[1::2] == expected[1::2]
+    assert all(len(text) <= 1 for text in texts[::2])
+    assert engine.stats.running == engine.stats.kv_used_blocks == 0
+
+
+def check_refused(engine: Any, name: str, params: Mapping[str, Any]) -> None:
+    """Assert that a request with one parameter is refused with an error that names the engine and it."""
+    [param] = params
+    with pytest.raises(RequestError, match=f"engine {name} does not support {param}") as error:
+        expand(PROMPTS[0], SamplingParams(**params), engine.info, request_id="a")
+    assert error.value.param == param
 
 
 def run(engine: Any) -> dict[str, list[Output]]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from galley.errors import CheckpointError, RequestError, SettingsError, UnsupportedModel
+from galley.errors import CheckpointError, SettingsError, UnsupportedModel
 from galley.runtimes import ctranslate2
 from galley.runtimes.batched import Job
 from galley.runtimes.ctranslate2_text import CTranslate2Texts
@@ -25,8 +25,10 @@ from tests.runtimes.language_models import (
     GREEDY,
     ONE_TOKEN,
     PROMPTS,
+    check_aborts,
+    check_continues,
+    check_refused,
     generate,
-    generate_half,
     random_ids,
     resume,
     run,
@@ -123,16 +125,11 @@ def test_draws_follow_the_parameters(engine: TextEngine[Generate]) -> None:
 
 
 def test_a_text_continues_after_its_output(engine: TextEngine[Generate]) -> None:
-    [plain] = generate(engine, PROMPTS[:1], GREEDY)
-    assert tokens_of(resume(engine, GREEDY, plain[:10])) == plain[10:]
+    check_continues(engine)
 
 
 def test_aborted_texts_leave_the_others_alone(engine: TextEngine[Generate]) -> None:
-    expected = generate(engine, PROMPTS, GREEDY)
-    texts = generate_half(engine)
-    assert texts[1::2] == expected[1::2]
-    assert all(len(text) <= 1 for text in texts[::2])
-    assert engine.stats.running == 0
+    check_aborts(engine)
 
 
 def test_batches_fit_into_their_share_of_the_memory(
@@ -202,10 +199,7 @@ def test_what_fails_in_the_library_is_the_requests_error(path: Path) -> None:
 def test_what_it_does_not_do_is_refused_and_named(
     engine: TextEngine[Generate], params: Any
 ) -> None:
-    [name] = params
-    with pytest.raises(RequestError, match=f"engine ctranslate2 does not support {name}") as error:
-        expand(PROMPTS[0], SamplingParams(**params), engine.info, request_id="a")
-    assert error.value.param == name
+    check_refused(engine, "ctranslate2", params)
 
 
 def test_values_without_effect_are_honoured(engine: TextEngine[Generate]) -> None:

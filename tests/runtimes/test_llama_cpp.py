@@ -20,12 +20,12 @@ from tests.runtimes.language_models import (
     CONTEXT,
     GREEDY,
     PROMPTS,
+    check_aborts,
+    check_continues,
     generate,
-    generate_half,
     llama_cpp_alone,
     make_gguf,
     random_ids,
-    resume,
     run,
     tokens_of,
 )
@@ -119,15 +119,11 @@ def test_draws_and_log_probabilities_are_those_of_galley(engine: Engine, path: P
 
 def test_a_text_continues_after_its_output_with_its_draws(engine: Engine) -> None:
     params = SamplingParams(temperature=1, seed=3, max_tokens=24, ignore_eos=True)
-    [plain] = generate(engine, PROMPTS[:1], params)
-    assert tokens_of(resume(engine, params, plain[:10])) == plain[10:]
+    check_continues(engine, params)
 
 
 def test_aborted_texts_leave_the_others_alone(engine: Engine) -> None:
-    expected = generate(engine, PROMPTS, GREEDY)
-    texts = generate_half(engine)
-    assert texts[1::2] == expected[1::2]
-    assert engine.stats.kv_used_blocks == 0
+    check_aborts(engine)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from galley.errors import CheckpointError, RequestError, SettingsError, UnsupportedModel
+from galley.errors import CheckpointError, SettingsError, UnsupportedModel
 from galley.runtimes import onnx_genai
 from galley.runtimes.onnx_genai import load
 from galley.runtimes.text_engine import TextEngine
@@ -23,10 +23,11 @@ from tests.runtimes.language_models import (
     GREEDY,
     ONE_TOKEN,
     PROMPTS,
+    check_aborts,
+    check_continues,
+    check_refused,
     generate,
-    generate_half,
     random_ids,
-    resume,
     run,
     tokens_of,
 )
@@ -138,16 +139,11 @@ def test_draws_follow_the_parameters(engine: TextEngine[Generate]) -> None:
 
 
 def test_a_text_continues_after_its_output(engine: TextEngine[Generate]) -> None:
-    [plain] = generate(engine, PROMPTS[:1], GREEDY)
-    assert tokens_of(resume(engine, GREEDY, plain[:10])) == plain[10:]
+    check_continues(engine)
 
 
 def test_aborted_texts_leave_the_others_alone(engine: TextEngine[Generate]) -> None:
-    expected = generate(engine, PROMPTS, GREEDY)
-    texts = generate_half(engine)
-    assert texts[1::2] == expected[1::2]
-    assert all(len(text) <= 1 for text in texts[::2])
-    assert engine.stats.running == 0
+    check_aborts(engine)
 
 
 def test_its_folder_is_recognized_and_the_default_is_greedy(
@@ -165,11 +161,7 @@ def test_its_folder_is_recognized_and_the_default_is_greedy(
 def test_what_it_does_not_do_is_refused_and_named(
     engine: TextEngine[Generate], params: Any
 ) -> None:
-    [name] = params
-    says = f"engine onnxruntime-genai does not support {name}"
-    with pytest.raises(RequestError, match=says) as error:
-        expand(PROMPTS[0], SamplingParams(**params), engine.info, request_id="a")
-    assert error.value.param == name
+    check_refused(engine, "onnxruntime-genai", params)
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,10 @@ from tests.runtimes.language_models import (
     GREEDY,
     ONE_TOKEN,
     PROMPTS,
+    check_aborts,
+    check_continues,
+    check_refused,
     generate,
-    generate_half,
     make_gguf,
     openvino_alone,
     random_ids,
@@ -126,8 +128,7 @@ def test_draws_follow_the_parameters(engine: TextEngine[Generate]) -> None:
 
 
 def test_a_text_continues_after_its_output(engine: TextEngine[Generate]) -> None:
-    [plain] = generate(engine, PROMPTS[:1], GREEDY)
-    assert tokens_of(resume(engine, GREEDY, plain[:10])) == plain[10:]
+    check_continues(engine)
 
 
 def test_a_penalty_of_the_output_is_not_continued(engine: TextEngine[Generate]) -> None:
@@ -139,11 +140,7 @@ def test_a_penalty_of_the_output_is_not_continued(engine: TextEngine[Generate]) 
 
 
 def test_aborted_texts_leave_the_others_alone(engine: TextEngine[Generate]) -> None:
-    expected = generate(engine, PROMPTS, GREEDY)
-    texts = generate_half(engine)
-    assert texts[1::2] == expected[1::2]
-    assert all(len(text) <= 1 for text in texts[::2])
-    assert engine.stats.running == engine.stats.kv_used_blocks == 0
+    check_aborts(engine)
 
 
 def test_no_more_than_max_running_run_and_no_tokens_are_no_work(path: Path) -> None:
@@ -174,10 +171,7 @@ def test_no_more_than_max_running_run_and_no_tokens_are_no_work(path: Path) -> N
 def test_what_it_does_not_do_is_refused_and_named(
     engine: TextEngine[Generate], params: Any
 ) -> None:
-    [name] = params
-    with pytest.raises(RequestError, match=f"engine openvino does not support {name}") as error:
-        expand(PROMPTS[0], SamplingParams(**params), engine.info, request_id="a")
-    assert error.value.param == name
+    check_refused(engine, "openvino", params)
 
 
 def test_a_salt_is_refused_only_where_prefixes_are_cached(

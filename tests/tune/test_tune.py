@@ -10,7 +10,6 @@ import msgspec
 import pytest
 import yaml
 
-from galley.bench.report import Machine, Spread
 from galley.bench.serve.samples import Sample
 from galley.engine.read_model import read_model
 from galley.errors import SettingsError
@@ -28,18 +27,9 @@ from galley.tune.search import Considered, Tuning, pareto, ranked, rounds, searc
 from galley.tune.space import Candidate, candidates, default_space, parse_space
 from galley.tune.trials import Trial
 from tests.cli.command import galley
+from tests.peaks import peaks_of
 
-RATE = Spread(1e10, 1e10, 1e10)
-PEAKS = Machine(
-    cpu="a CPU",
-    isa="avx2",
-    cores=2,
-    threads=2,
-    caches=(),
-    read_huge=RATE,
-    read_small=RATE,
-    operations={"int8": RATE, "bf16": RATE, "float32": RATE},
-)
+PEAKS = peaks_of(1e10)
 GOAL = parse_goal("ttft p95 < 500ms, tpot p95 < 60ms")
 TURNS = 90
 

@@ -1,6 +1,6 @@
 """What an experiment is, and what it finds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -9,6 +9,7 @@ import msgspec
 from galley.bench.report import Spread
 from galley.bench.serve.bars import Series
 from galley.bench.serve.chart import Line
+from galley.calibration.measures import Loss
 from galley.lab.bench import Lab
 
 
@@ -117,6 +118,16 @@ class Experiment:
 
 
 Judgement: TypeAlias = Literal["confirmed", "undecided", "contradicted"]
+
+
+def loss_bars(found: Mapping[str, Loss], title: str = "Loss") -> Bars:
+    """Return the picture of losses, by name."""
+    return Bars(
+        title=title,
+        unit="mean KL, thousandths of a nat",
+        names=[*found],
+        series=[Series("measured", [1e3 * loss.kl for loss in found.values()])],
+    )
 
 
 def judge(claim: Claim, figure: Figure) -> Judgement:

@@ -5,7 +5,7 @@ from typing import Final
 
 from galley.bench.serve.bars import Series
 from galley.lab.bench import Lab
-from galley.lab.experiment import Bars, Claim, Experiment, Figure, Finding
+from galley.lab.experiment import Bars, Claim, Experiment, Figure, Finding, loss_bars
 from galley.lab.random_model import kv_growth, llama
 from galley.plan.sizes import ModelSizes
 from galley.quality.compare import unrounded
@@ -60,12 +60,7 @@ def _run(lab: Lab) -> Finding:
                     Series("measured", [held[kind] for kind in KINDS]),
                 ],
             ),
-            Bars(
-                title="Loss",
-                unit="mean KL, thousandths of a nat",
-                names=[*KINDS],
-                series=[Series("measured", [1e3 * found[kind].kl for kind in KINDS])],
-            ),
+            loss_bars(found),
         ],
         notes=[
             "Memory: by how much the process grew with a prompt of a random model with 16 layers of 16 "

@@ -5,14 +5,13 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from galley.bench.serve.bars import Series
 from galley.calibration.held_out import held_apart
 from galley.calibration.matrices import linear_weights
 from galley.calibration.measures import Loss
 from galley.calibration.quantize import Method, Plan, Quantizer
 from galley.engine.read_model import read_model
 from galley.lab.bench import Lab
-from galley.lab.experiment import Bars, Claim, Experiment, Figure, Finding
+from galley.lab.experiment import Claim, Experiment, Figure, Finding, loss_bars
 from galley.ops.choice import choose_executor
 from galley.quant.grid import Scheme
 
@@ -47,14 +46,7 @@ def _run(lab: Lab) -> Finding:
             ]
             for method, loss in found.items()
         ],
-        pictures=[
-            Bars(
-                title="Loss of int4 by method",
-                unit="mean KL, thousandths of a nat",
-                names=[*METHODS],
-                series=[Series("measured", [1e3 * found[method].kl for method in METHODS])],
-            )
-        ],
+        pictures=[loss_bars(found, "Loss of int4 by method")],
         notes=[
             f"Groups of 128, on {found['rtn'].tokens} tokens that the model generated and that were held "
             f"out of calibration. The best method here: {calibrated}."

@@ -5,7 +5,7 @@ from typing import Final
 
 from galley.bench.serve.bars import Series
 from galley.lab.bench import Lab
-from galley.lab.experiment import Bars, Claim, Experiment, Figure, Finding
+from galley.lab.experiment import Bars, Claim, Experiment, Figure, Finding, loss_bars
 from galley.quality.compare import unrounded
 from galley.quality.losses import losses
 
@@ -59,12 +59,7 @@ def _run(lab: Lab) -> Finding:
                     Series("measured", [rates[kind][1] for kind in KINDS]),
                 ],
             ),
-            Bars(
-                title="Loss",
-                unit="mean KL, thousandths of a nat",
-                names=[*KINDS],
-                series=[Series("measured", [1e3 * found[kind].kl for kind in KINDS])],
-            ),
+            loss_bars(found),
         ],
         notes=[
             "Integers are rounded to nearest, and so are the inputs of their layers, to 8 bits."
