@@ -3,8 +3,19 @@
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
 
 from galley.engine.kept_blocks import KeptBlocks
+
+
+class _Keeping(NamedTuple):
+    """Until when a block is evicted only after others, and for which tenant."""
+
+    until: float
+    tenant: str
+
+
+_NOT_KEPT: Final = _Keeping(0.0, "")
 
 
 class BlockPool:
@@ -31,10 +42,8 @@ class BlockPool:
         self._key_of: dict[int, bytes] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._kept = KeptBlocks()
-        self._until: dict[int, float] = {}
-        """Block with a key -> time until which it is kept whenever it has no references."""
-        self._kept_for: dict[int, str] = {}
-        """Block in ``_until`` -> the tenant for which it is kept."""
+        self._keeping: dict[int, _Keeping] = {}
+        """Block with a key -> until when and for whom it is kept, whenever it has no references."""
         self._on_evict: Callable[[bytes, int], None] | None = None
         self._changes: dict[bytes, bool] | None = None
 
@@ -88,7 +97,7 @@ class BlockPool:
             block = self._least_wanted()
             key = self._key_of.pop(block)
             del self._block_of[key]
-            self._keep_no_longer(block)
+            self._keeping.pop(block, None)
             if self._on_evict is not None:
                 self._on_evict(key, block)
             self._note(key, False)
@@ -110,27 +119,22 @@ class BlockPool:
         until = self._clock() + seconds
         for key in keys:
             block = self._block_of.get(key)
-            if block is not None and until > self._until.get(block, 0.0):
-                self._until[block] = until
-                self._kept_for[block] = tenant
+            if block is not None and until > self._keeping.get(block, _NOT_KEPT).until:
+                self._keeping[block] = _Keeping(until, tenant)
                 if not self._references[block]:
                     self._cached.pop(block, None)
                     self._cache(block)
 
     def _cache(self, block: int) -> None:
         """Put a block without references among those that others can find."""
-        until = self._until.get(block, 0.0)
-        if until <= self._clock():
+        keeping = self._keeping.get(block, _NOT_KEPT)
+        if keeping.until <= self._clock():
             self._cached[block] = None
             return
-        self._kept.add(block, until, self._kept_for[block])
+        self._kept.add(block, *keeping)
         if len(self._kept) > self.total // 2 and (over := self._kept.pop_of_largest()) is not None:
-            self._keep_no_longer(over)
+            del self._keeping[over]
             self._cached[over] = None
-
-    def _keep_no_longer(self, block: int) -> None:
-        self._until.pop(block, None)
-        self._kept_for.pop(block, None)
 
     def share(self, block: int) -> None:
         """Add a reference to a used or cached block."""
@@ -178,7 +182,7 @@ class BlockPool:
             if block is not None and not self._references[block]:
                 self._cached.pop(block, None)
                 self._kept.discard(block)
-                self._keep_no_longer(block)
+                self._keeping.pop(block, None)
                 del self._block_of[key], self._key_of[block]
                 self._free.append(block)
                 self._note(key, False)
@@ -189,8 +193,7 @@ class BlockPool:
         for key in self._block_of:
             self._note(key, False)
         self._cached.clear()
-        self._until.clear()
-        self._kept_for.clear()
+        self._keeping.clear()
         self._block_of.clear()
         self._key_of.clear()
 
@@ -202,4 +205,4 @@ class BlockPool:
             assert cached + (block in held) <= 1, block
         assert self.used == len(held)
         assert self.free + self.cached + self.used == self.total
-        assert set(self._cached) | self._until.keys() <= self._key_of.keys()
+        assert set(self._cached) | self._keeping.keys() <= self._key_of.keys()
