@@ -86,7 +86,9 @@ def test_each_engine_is_served_and_a_failure_is_a_row(
 def test_a_settings_file_among_the_flags_is_that_of_the_servers(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("threads: none\n")
-    unmeasured = started("galley-demo", "--config", str(file), quiet=True, settings=EngineSettings())
+    unmeasured = started(
+        "galley-demo", "--config", str(file), quiet=True, settings=EngineSettings()
+    )
     with pytest.raises(EngineError, match=r"mine\.yaml.*threads"), unmeasured:
         pass
 
@@ -186,7 +188,10 @@ def test_arguments_are_checked_before_the_work(tmp_path: Path) -> None:
         (("--concurrency", "a"), "--concurrency is 'a'"),
         (("--json", str(tmp_path / "no/x.json")), "does not exist"),
         (("--data", str(said), "--against", "galley-demo"), "--data has recordings"),
-        (("--data", str(said), "--body", '{"response_format": "srt"}'), "--body has response_format"),
+        (
+            ("--data", str(said), "--body", '{"response_format": "srt"}'),
+            "--body has response_format",
+        ),
         (("--data", str(said), "--body", '{"stream": true}'), "--body has stream"),
     ):
         result = CliRunner().invoke(app, ["compare", "galley-demo", *arguments])
