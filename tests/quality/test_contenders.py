@@ -14,10 +14,12 @@ from click.testing import CliRunner
 
 from galley import QualityRules, TranscribeOptions, Transcriber
 from galley.bench.serve.results import Point, Quantiles
+from galley.bench.serve.server import started
 from galley.cli.main import app
-from galley.errors import SettingsError
+from galley.errors import EngineError, SettingsError
 from galley.quality.contenders import Comparison, Contender, Loss, divergence
 from galley.quality.contenders_page import advice, notes, page, rows
+from galley.settings.engine import EngineSettings
 from tests.checkpoints import make_checkpoint
 from tests.formats.gguf_files import WIDE, write_gguf
 from tests.runtimes.ctranslate2_folders import make_whisper
@@ -33,7 +35,14 @@ def compare(*arguments: str) -> str:
 
 
 @pytest.mark.xdist_group("compare")
-def test_each_engine_is_served_and_a_failure_is_a_row(tmp_path: Path) -> None:
+def test_each_engine_is_served_and_a_failure_is_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The servers use none of these: keys would refuse the requests, and a record would grow.
+    record = tmp_path / "record"
+    (tmp_path / "galley.yaml").write_text(f"record: {record}\nadmin_key: [admin]\n")
+    monkeypatch.setenv("GALLEY_API_KEY", "secret")
+    monkeypatch.chdir(tmp_path)
     model = make_checkpoint(tmp_path / "tiny", "llama", **WIDE)
     rounded = write_gguf(tmp_path / "rounded.gguf", model, "Q4_0")
     json_file, html_file = tmp_path / "all.json", tmp_path / "all.html"
@@ -71,6 +80,17 @@ def test_each_engine_is_served_and_a_failure_is_a_row(tmp_path: Path) -> None:
     assert "<script" not in html
     assert "http://" not in html.replace("http://www.w3.org", "")
     assert html.count("<figure>") == 3
+    assert not record.exists()
+
+
+def test_a_settings_file_among_the_flags_is_that_of_the_servers(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("threads: none\n")
+    unmeasured = started(
+        "galley-demo", "--config", str(file), quiet=True, settings=EngineSettings()
+    )
+    with pytest.raises(EngineError, match=r"mine\.yaml.*threads"), unmeasured:
+        pass
 
 
 def test_the_advice_on_speech_weighs_word_errors() -> None:
@@ -168,6 +188,11 @@ def test_arguments_are_checked_before_the_work(tmp_path: Path) -> None:
         (("--concurrency", "a"), "--concurrency is 'a'"),
         (("--json", str(tmp_path / "no/x.json")), "does not exist"),
         (("--data", str(said), "--against", "galley-demo"), "--data has recordings"),
+        (
+            ("--data", str(said), "--body", '{"response_format": "srt"}'),
+            "--body has response_format",
+        ),
+        (("--data", str(said), "--body", '{"stream": true}'), "--body has stream"),
     ):
         result = CliRunner().invoke(app, ["compare", "galley-demo", *arguments])
         assert isinstance(result.exception, SettingsError), result.output

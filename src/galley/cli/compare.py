@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _PATH: Final = click.Path(path_type=Path)
 _FIRST_LINE: Final = 1 << 16
 """Bytes by which the kind of a file of data is found."""
+_OF_TRANSCRIPTS: Final = frozenset({"response_format", "stream"})
+"""Fields of requests that decide whether an answer has the words and the length of a recording."""
 
 
 @click.command(
@@ -199,6 +201,12 @@ def _workload(
     from galley.bench.serve.lengths import Lengths
     from galley.bench.serve.workload import Workload, read_lines
 
+    fields = json_object("--body", body)
+    if recordings and (own := _OF_TRANSCRIPTS & fields.keys()):
+        raise SettingsError(
+            f"--body has {', '.join(sorted(own))}, but recordings are always transcribed as verbose_json, "
+            "which has the words and the length: leave it out"
+        )
     lines = () if data is None or recordings else read_lines(data)
     endpoint: Endpoint = "chat" if any(line.messages for line in lines) else "completions"
     return Workload(
@@ -206,7 +214,7 @@ def _workload(
         recordings=[entry.audio for entry in recordings],
         prompt_tokens=Lengths.parse(prompt_tokens, "--prompt-tokens"),
         output_tokens=Lengths.parse(output_tokens, "--output-tokens"),
-        body=json_object("--body", body),
+        body=fields,
         lines=lines,
         seed=seed,
     )

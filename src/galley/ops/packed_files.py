@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from galley.files import PARTIAL
 from galley.machine import cache_folder
 
 Bytes = npt.NDArray[np.uint8]
@@ -32,7 +33,6 @@ Names = tuple[str, ...]
 ALIGNMENT: Final = 64
 """Alignment of matrices in bytes, required by the kernels."""
 _SUFFIX: Final = ".packed"
-_PARTIAL_SUFFIX: Final = ".partial"
 _USE_SUFFIX: Final = ".use"
 MEASURED_SUFFIX: Final = ".measured"
 _MEASURED_SECONDS: Final = 90 * 86_400.0
@@ -233,7 +233,7 @@ def _look_at(path: Path) -> Iterator[CachedFile]:
 
 def tidy(folder: Path) -> None:
     """Remove files left by killed processes, uses whose file is gone, and old measurements."""
-    for suffix, most in ((_PARTIAL_SUFFIX, _PARTIAL_SECONDS), (MEASURED_SUFFIX, _MEASURED_SECONDS)):
+    for suffix, most in ((PARTIAL, _PARTIAL_SECONDS), (MEASURED_SUFFIX, _MEASURED_SECONDS)):
         for path in folder.glob(f"*{suffix}"):
             with suppress(OSError):
                 if time.time() - path.stat().st_mtime > most:
@@ -366,7 +366,7 @@ def write_atomically(path: Path, parts: list[memoryview]) -> None:
 @contextmanager
 def _written(path: Path, size: int) -> Iterator[int]:
     """Yield a descriptor of a new file, which is renamed to ``path`` if the block raises no error."""
-    partial = path.with_name(f".{secrets.token_hex(8)}{_PARTIAL_SUFFIX}")
+    partial = path.with_name(f".{secrets.token_hex(8)}{PARTIAL}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         # Reserve the space first, so that a full disk fails before anything is written.

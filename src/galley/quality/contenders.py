@@ -10,7 +10,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +25,7 @@ from galley.bench.serve.words import Words
 from galley.bench.serve.workload import Workload
 from galley.errors import EngineError, GalleyError
 from galley.machine import cpu_and_cores, peak_memory
+from galley.settings.engine import EngineSettings
 
 if TYPE_CHECKING:
     from galley.speech.evaluate import ManifestEntry
@@ -42,7 +43,7 @@ _LEAST: Final = 1e-12
 """Lower bound of a probability."""
 
 REFERENCE_FLAGS: Final = (
-    "--engine", "native", "--dtype", "float32", "--activations", "float32", "--kv-dtype", "float32",
+    "--dtype", "float32", "--activations", "float32", "--kv-dtype", "float32",
 )  # fmt: skip
 """Flags with which Galley's own engine computes everything but the checkpoint's integers in float32."""
 
@@ -214,7 +215,7 @@ def _measured(
 ) -> Contender:
     began = time.monotonic()
     report("start", 0)
-    with started(entry.model, "--engine", entry.engine, *entry.flags, quiet=True) as (url, pid):
+    with _served(entry) as (url, pid):
         start_s = time.monotonic() - began
         result = asyncio.run(
             run_all(
@@ -263,8 +264,16 @@ def _with_server(
         with _client(url) as client:
             return await work(client, await first_model(client), workload)
 
-    with started(entry.model, *entry.flags, quiet=True) as (url, _):
+    with _served(entry) as (url, _):
         return asyncio.run(run(url))
+
+
+def _served(entry: Entry) -> AbstractContextManager[tuple[str, int]]:
+    return started(
+        *(entry.model, "--engine", entry.engine, *entry.flags),
+        quiet=True,
+        settings=EngineSettings(),
+    )
 
 
 @contextmanager

@@ -7,6 +7,7 @@ Weights in external data are not copied: the graph refers to the model's own fil
 
 import hashlib
 import logging
+import mmap
 import os
 import platform
 import re
@@ -41,6 +42,7 @@ _MOST_BYTES: Final = 1 << 30
 _COPIES: Final = 6
 """How often the model is in memory at most: twice loaded, each from a parsed file, and two files."""
 _TOO_LARGE: Final = f"it has more than {bytes_text(_MOST_BYTES)}"
+_IN_DOUBT: Final = "it may have external data that are not in its folder"
 _SUPERSEDED_SECONDS: Final = 86_400.0
 """Seconds after their last use for which graphs of the same file are kept; see ``ops/weight_cache.py``."""
 
@@ -235,21 +237,25 @@ def external_files(model: Path) -> list[Path]:
     """
     if model.stat().st_size > _MOST_BYTES:
         raise ValueError(_TOO_LARGE)
-    data, names, certain = model.read_bytes(), set(), True
+    # Mapped, not read: the memory that a model needs is not known to be free yet.
+    with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        names = set(_external_names(data))
+    files = sorted(model.parent / name for name in names)
+    if not all(one.is_file() and ".." not in one.parts for one in files):
+        raise ValueError(_IN_DOUBT)
+    return files
+
+
+def _external_names(data: mmap.mmap) -> Iterator[str]:
     place = data.find(_LOCATION)
     while place >= 0:
         found = _EXTERNAL.match(data, max(0, place - 2))
         if found is None:
-            certain = False
-            break
+            raise ValueError(_IN_DOUBT)
         low, *high = found[1]
         length = (low & 0x7F) | (high[0] << 7 if high else 0)
-        names.add(data[found.end() : found.end() + length].decode())
+        yield data[found.end() : found.end() + length].decode()
         place = data.find(_LOCATION, found.end())
-    files = sorted(model.parent / name for name in names)
-    if not certain or not all(one.is_file() and ".." not in one.parts for one in files):
-        raise ValueError("it may have external data that are not in its folder")
-    return files
 
 
 def _state(files: Sequence[Path]) -> list[tuple[int, ...]]:

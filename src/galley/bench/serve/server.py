@@ -28,6 +28,7 @@ def started(
         quiet: keep the server's messages; an error has the last of them.
         settings: of the engine, the model included. The server then reads no variables and no other
             settings file: what it records, stores or requires (keys, TLS) would change what is measured.
+            A flag of ``arguments`` has precedence, ``--config`` included.
 
     Yields:
         URL and process id, once every model is ready.
@@ -35,8 +36,7 @@ def started(
     Raises:
         EngineError: the server exited before that; the reason is on its stderr, or in the error.
     """
-    command = [sys.executable, "-m", "galley", "serve", *arguments]
-    command += ["--port", "0", "--log-level", "warning"]
+    command = [sys.executable, "-m", "galley", "serve"]
     environ = dict(os.environ)
     with contextlib.ExitStack() as stack:
         messages = stack.enter_context(tempfile.TemporaryFile("w+")) if quiet else None
@@ -44,6 +44,7 @@ def started(
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             command += ["--config", str(_settings_file(settings, folder))]
             environ = {k: v for k, v in environ.items() if k not in variables(Settings)}
+        command += [*arguments, "--port", "0", "--log-level", "warning"]
         yield from _run(command, arguments, messages, environ)
 
 
