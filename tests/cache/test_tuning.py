@@ -121,6 +121,20 @@ def test_a_settings_file_that_only_its_owner_reads_stays_so(tmp_path: Path) -> N
     assert sorted(tmp_path.iterdir()) == [link, written]
 
 
+def test_a_setting_that_is_written_with_hyphens_is_replaced(tmp_path: Path) -> None:
+    written = tmp_path / "galley.yaml"
+    written.write_text("semantic-cache-threshold: 0.1\nport: 1\n")
+    set_in(written, {"semantic_cache_threshold": "0.9"})
+    assert written.read_text() == "semantic_cache_threshold: 0.9\nport: 1\n"
+
+
+def test_a_pair_after_texts_of_several_lines_is_named_by_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.csv"
+    path.write_text('a,b,same\n"one\ntwo",three,1\nfour,five,maybe\n')
+    with pytest.raises(SettingsError, match="line 4: same is 'maybe'"):
+        read_pairs(path)
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [

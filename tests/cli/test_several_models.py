@@ -75,6 +75,8 @@ def test_settings_hold_for_all_models_but_those_with_their_own(tmp_path: Path) -
         (["=a/b"], r"'' is no name for a model"),
         (["./runs=3/model"], r"'./runs' is no name for a model"),
         (["my model=a/b"], r"'my model' is no name"),
+        (["chat="], r"the model of chat is empty; .*galley-demo"),
+        (["chat=a/b", "chat.model="], r"the model of chat is empty"),
         (
             ["chat=a/b", "chat.quantise=int4"],
             r"chat: unknown setting 'quantise'; known: .*weight_dtype",
@@ -96,12 +98,19 @@ def test_what_is_no_pair_is_refused(arguments: list[str], message: str) -> None:
         ("models: {chat: 3}", "models: chat: expected a model or a mapping of settings, got 3"),
         ("models: {chat: {modle: x}}", "models: chat: unknown setting 'modle'"),
         ("models: {'a b': x}", "'a b' is no name"),
+        ("models: {chat: ''}", "the model of chat is empty"),
+        ("models: {chat: {model: ''}}", "the model of chat is empty"),
         ("models: {chat: x}\nserved_model_name: y", "served_model_name is 'y', but .* chat"),
     ],
 )
 def test_wrong_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         load(text, tmp_path)
+
+
+def test_an_empty_argument_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="MODEL is empty"):
+        load("", tmp_path, "")
 
 
 def test_the_command_line_says_what_is_wrong_in_one_line() -> None:

@@ -153,8 +153,9 @@ def _of_threshold(scored: Sequence[Scored], ranking: float | None, same: int) ->
 
 def chosen(found: Sequence[Result], budget: float) -> Result | None:
     """Return the result with the most hits that keeps the budget; None if none does."""
-    keeping = [one for one in found if one.keeps(budget)]
-    return max(keeping, key=lambda one: (one.hit_rate, one.threshold), default=None)
+    # The test of a budget takes long with many pairs: no result needs it after the first that passes.
+    best_first = sorted(found, key=lambda one: (one.hit_rate, one.threshold), reverse=True)
+    return next((one for one in best_first if one.keeps(budget)), None)
 
 
 def at_hit_rate(found: Sequence[Result], hit_rate: float) -> Result | None:
@@ -195,9 +196,9 @@ def read_pairs(path: Path) -> list[Pair]:
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         if path.suffix in (".csv", ".tsv"):
-            yield from enumerate(
-                csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","), 2
-            )
+            table = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+            for fields in table:
+                yield table.line_num, fields
             return
         for number, line in enumerate(file, 1):
             if not line.strip():

@@ -229,7 +229,8 @@ def set_in(path: Path, lines: dict[str, str]) -> None:
     try:
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         for name, value in lines.items():
-            pattern = re.compile(rf"^{name}[ \t]*:.*$", re.MULTILINE)
+            spelled = name.replace("_", "[_-]")
+            pattern = re.compile(rf"^{spelled}[ \t]*:.*$", re.MULTILINE)
             line = f"{name}: {value}"
             if pattern.search(text):
                 text = pattern.sub(line, text)

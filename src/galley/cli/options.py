@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 import click
 from click.core import ParameterSource
 
+from galley.errors import SettingsError
 from galley.settings.config import Settings
 from galley.settings.engine import EngineSettings, setting_types
 from galley.settings.named_models import named_models
@@ -73,6 +74,10 @@ class Flags:
         """
         if not models:
             return self._merged({})
+        if models == ("",):
+            raise SettingsError(
+                "the argument MODEL is empty; for the demo model, write galley-demo or leave it out"
+            )
         if len(models) == 1 and "=" not in models[0]:
             return self.settings(model=models[0])
         return self._merged({"models": named_models(models)})

@@ -45,7 +45,17 @@ def named_models(arguments: Sequence[str]) -> tuple[NamedModel, ...]:
             raise SettingsError(f"two models have the name {left!r}")
         else:
             models[left] = {"model": value}
+    for name, own in models.items():
+        _check_given(name, own)
     return _named(models, source="command line")
+
+
+def _check_given(name: str, own: Mapping[str, object]) -> None:
+    """Raise SettingsError if the model is an empty text, which an unset shell variable leaves."""
+    if own.get("model") == "":
+        raise SettingsError(
+            f"models: the model of {name} is empty; for the demo model, write galley-demo"
+        )
 
 
 def _named(models: Mapping[str, Mapping[str, object]], *, source: str) -> tuple[NamedModel, ...]:
@@ -69,13 +79,17 @@ def _models(value: object, *, source: str) -> tuple[NamedModel, ...]:
         raise SettingsError(f"{source}: models must map names to models, got {value!r}")
     models: dict[str, dict[str, object]] = {}
     for name, own in value.items():
-        if own is None or isinstance(own, str):
-            own = {"model": own or ""}
+        if own is None:
+            models[str(name)] = {"model": ""}
+            continue
+        if isinstance(own, str):
+            own = {"model": own}
         if not isinstance(own, dict):
             raise SettingsError(
                 f"{source}: models: {name}: expected a model or a mapping of settings, got {own!r}"
             )
         models[str(name)] = {str(k).replace("-", "_"): v for k, v in own.items()}
+        _check_given(str(name), models[str(name)])
     return _named(models, source=source)
 
 
