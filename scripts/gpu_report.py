@@ -61,12 +61,18 @@ _TYPES: Final = {
 class Launch:
     """A kernel with everything needed to compile it."""
 
-    name: str
+    function: JITFunction[Any]
     about: str
     signature: tuple[tuple[str, str], ...]
     constants: tuple[tuple[str, Any], ...]
     divisible: tuple[int, ...]
     options: tuple[tuple[str, Any], ...]
+
+    @property
+    def name(self) -> str:
+        """Return the name of the kernel."""
+        name: str = self.function.__name__
+        return name
 
 
 @dataclass(frozen=True)
@@ -132,14 +138,13 @@ def _launch(function: Any, args: Sequence[Any], kwargs: dict[str, Any], about: s
             if value % 16 == 0 and param.name not in fixed:
                 divisible.append(i)
     made = (tuple(signature), tuple(constants), tuple(divisible), tuple(sorted(options.items())))
-    return Launch(function.__name__, about, *made)
+    return Launch(function, about, *made)
 
 
 def compiled(launch: Launch, target: str) -> Compiled:
     """Compile a launch; raises whatever the compiler raises."""
-    function = _functions()[launch.name]
     attrs = {(i,): [["tt.divisibility", 16]] for i in launch.divisible}
-    source = ASTSource(function, dict(launch.signature), dict(launch.constants), attrs)
+    source = ASTSource(launch.function, dict(launch.signature), dict(launch.constants), attrs)
     kernel = triton.compile(source, target=TARGETS[target], options=dict(launch.options))
     warps = dict(launch.options).get("num_warps", 4)
     if target == "gfx942":
@@ -166,35 +171,6 @@ def _cubin_resources(cubin: bytes) -> tuple[int, int]:
     assert found is not None, said
     registers, stack, local = map(int, found.groups())
     return registers, stack + local
-
-
-def _functions() -> dict[str, Any]:
-    from galley.ops.triton.kernels import (
-        attention,
-        elementwise,
-        encoder_attention,
-        experts,
-        linear,
-        norm,
-        rope,
-        rows,
-        sample,
-        speech,
-    )
-
-    modules = (
-        attention,
-        elementwise,
-        encoder_attention,
-        experts,
-        linear,
-        norm,
-        rope,
-        rows,
-        sample,
-        speech,
-    )
-    return {name: f for m in modules for name, f in vars(m).items() if isinstance(f, JITFunction)}
 
 
 def report(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from galley.cli.options import MODEL_HELP, Choice, CommandWithOthers, Flags, with_flags
-from galley.cli.planned import kv_dtype_of, read_program
+from galley.cli.planned import is_of_whole_texts, kv_dtype_of, limits, plan_options, read_program
 from galley.cli.report import check_folders, write_json
 from galley.cli.terminal import progress, table
 from galley.errors import SettingsError
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from galley.plan.steps import Load
 
 _COUNT: Final = click.IntRange(min=1)
-_SECONDS: Final = click.FloatRange(min=0, min_open=True)
 _PATH: Final = click.Path(path_type=Path)
 _READ_BYTES: Final = 256 << 20
 """Bytes read at a time when the memory's bandwidth is measured."""
@@ -53,8 +52,6 @@ _READ_BYTES: Final = 256 << 20
     type=Choice(tuple(WEIGHT_DTYPES), SPELLINGS),
     help="weight type; repeat for several; default: bf16, int8 and int4",
 )
-@click.option("--ttft", type=_SECONDS, help="goal: seconds to the first token")
-@click.option("--tpot", type=_SECONDS, help="goal: seconds between tokens")
 @click.option(
     "--machine",
     "names",
@@ -62,14 +59,7 @@ _READ_BYTES: Final = 256 << 20
     multiple=True,
     help="machine of the table, such as L4; repeat for several; default: all",
 )
-@click.option(
-    "--gpus",
-    type=click.IntRange(1, 64),
-    default=1,
-    show_default=True,
-    help="GPUs of one machine that share each matrix (tensor parallelism)",
-)
-@click.option("--hardware", metavar="FILE", type=_PATH, help="another table of machines")
+@plan_options
 @click.option(
     "--measure",
     is_flag=True,
@@ -100,15 +90,13 @@ def plan(
     """
     check_folders(json=json_file)
     settings = flags.settings(model=model)
-    from galley.formats.gguf_file import is_gguf
-    from galley.models.vector_models import is_vector_model
     from galley.models.whole_texts import over_whole_texts
     from galley.plan.hardware import TABLE, choose_machines, read_machines
     from galley.plan.predict import Goal
 
     machines = choose_machines(read_machines(hardware or TABLE), names, gpus)
     config, fields, program = read_program(settings)
-    whole_texts = not is_gguf(config) and is_vector_model(fields, config.parent)
+    whole_texts = is_of_whole_texts(config, fields)
     if whole_texts:
         _check_whole_texts(settings, measure, load_options)
         program = over_whole_texts(program, program.shapes, all_rows=True)
@@ -125,13 +113,10 @@ def plan(
             )
         _measure(settings, program, chosen, load_options, json_file)
         return
-    limits = {
-        name: load_options[name] for name in ("ttft", "tpot") if load_options[name] is not None
-    }
     output, prompt = (0, min(512, program.max_positions)) if whole_texts else (128, 512)
     load = _load(program, load_options, prompt=prompt, output=output, concurrency=8)
     load = dataclasses.replace(load, expert_cache_bytes=settings.expert_cache_bytes)
-    _plan(program, chosen, settings, load, machines, Goal(**limits), json_file)
+    _plan(program, chosen, settings, load, machines, Goal(**limits(load_options)), json_file)
 
 
 def _check_measurable(precisions: Sequence[str], names: Sequence[str], gpus: int) -> None:
@@ -424,5 +409,5 @@ def _write_predictions(
         }
         for p in predictions
     ]
-    limits = {k: v for k, v in dataclasses.asdict(goal).items() if v < float("inf")}
-    write_json(json_file, {"goal": limits, "predictions": rows})
+    goals = {k: v for k, v in dataclasses.asdict(goal).items() if v < float("inf")}
+    write_json(json_file, {"goal": goals, "predictions": rows})

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from galley.cli.options import MODEL_HELP, Choice, Command, Flags, with_flags
-from galley.cli.planned import kv_dtype_of, read_program
+from galley.cli.planned import (
+    ABOVE_ZERO,
+    is_of_whole_texts,
+    kv_dtype_of,
+    limits,
+    plan_options,
+    read_program,
+)
 from galley.cli.report import check_folders, write_json, write_text
 from galley.cli.terminal import table
 from galley.errors import SettingsError
@@ -22,7 +29,6 @@ if TYPE_CHECKING:
     from galley.settings.config import Settings
 
 _COUNT: Final = click.IntRange(min=1)
-_ABOVE_ZERO: Final = click.FloatRange(min=0, min_open=True)
 _PATH: Final = click.Path(path_type=Path)
 _QUANTILES: Final = ("p50", "p90", "p95", "p99")
 _ROUTERS: Final = ("galley", "round-robin", "power-of-two", "affinity")
@@ -49,14 +55,7 @@ _LENGTHS: Final = "512, 64-256, normal:512,128 (mean, deviation) or lognormal:25
     required=True,
     help="machine of each replica, such as L4; repeat to compare several",
 )
-@click.option(
-    "--gpus",
-    type=click.IntRange(1, 64),
-    default=1,
-    show_default=True,
-    help="GPUs of each replica that share each matrix (tensor parallelism)",
-)
-@click.option("--hardware", metavar="FILE", type=_PATH, help="another table of machines")
+@plan_options
 @click.option(
     "--weight-dtype",
     "precision",
@@ -76,14 +75,14 @@ _LENGTHS: Final = "512, 64-256, normal:512,128 (mean, deviation) or lognormal:25
     type=click.Path(exists=True, path_type=Path),
     help="traffic: the folder of galley serve --record, or a JSONL file of Mooncake, AIPerf or GuideLLM",
 )
-@click.option("--speed", type=_ABOVE_ZERO, help="of the trace, times as fast as recorded")
+@click.option("--speed", type=ABOVE_ZERO, help="of the trace, times as fast as recorded")
 @click.option(
     "--unit",
     type=click.Choice(["auto", "ms", "s"]),
     help="of the trace's times; auto, the default: ms if it has hash_ids or session_id, else s",
 )
-@click.option("--rate", type=_ABOVE_ZERO, help="traffic: requests a second, Poisson arrivals")
-@click.option("--seconds", type=_ABOVE_ZERO, help="with --rate: how long; default: 300")
+@click.option("--rate", type=ABOVE_ZERO, help="traffic: requests a second, Poisson arrivals")
+@click.option("--seconds", type=ABOVE_ZERO, help="with --rate: how long; default: 300")
 @click.option("--prompt", metavar="LENGTHS", help=f"with --rate: {_LENGTHS}; default: 512")
 @click.option("--output", metavar="LENGTHS", help="with --rate: as --prompt; default: 128")
 @click.option("--prefixes", type=_COUNT, help="with --rate: different shared prefixes of prompts")
@@ -93,8 +92,6 @@ _LENGTHS: Final = "512, 64-256, normal:512,128 (mean, deviation) or lognormal:25
 @click.option(
     "--seed", type=click.IntRange(min=0), help="with --rate: of what is drawn; default: 0"
 )
-@click.option("--ttft", type=_ABOVE_ZERO, help="goal: seconds to the first token")
-@click.option("--tpot", type=_ABOVE_ZERO, help="goal: seconds between tokens")
 @click.option(
     "--quantile",
     type=click.Choice(_QUANTILES),
@@ -155,20 +152,18 @@ def _query(options: dict[str, Any]) -> "Query":
     from galley.plan.cluster.answer import Target
     from galley.plan.cluster.compare import Query
 
-    limits = {name: options[name] for name in ("ttft", "tpot") if options[name] is not None}
+    goal = limits(options)
     replicas, lose = options["replicas"], options["lose"] or 0
-    if replicas is None and not limits:
+    if replicas is None and not goal:
         raise SettingsError(
             "how many replicas is open: give a goal (--ttft, --tpot), or --replicas"
         )
     if replicas is not None and lose >= replicas:
         raise SettingsError(f"--lose {lose} of --replicas {replicas} leaves none; lose fewer")
-    return Query(Target(**limits, quantile=options["quantile"]), replicas, lose)
+    return Query(Target(**goal, quantile=options["quantile"]), replicas, lose)
 
 
 def _engines(settings: "Settings", options: dict[str, Any]) -> "list[Engine]":
-    from galley.formats.gguf_file import is_gguf
-    from galley.models.vector_models import is_vector_model
     from galley.plan.cluster.engine import Engine
     from galley.plan.hardware import TABLE, choose_machines, read_machines
     from galley.plan.sizes import ModelSizes
@@ -176,8 +171,8 @@ def _engines(settings: "Settings", options: dict[str, Any]) -> "list[Engine]":
     machines = read_machines(options["hardware"] or TABLE)
     machines = choose_machines(machines, options["names"], options["gpus"])
     config, fields, program = read_program(settings)
-    vectors = not is_gguf(config) and is_vector_model(fields, config.parent)
-    if program.encoder is not None or not program.kv or vectors:
+    whole_texts = is_of_whole_texts(config, fields)
+    if program.encoder is not None or not program.kv or whole_texts:
         raise SettingsError(f"{config}: galley plan cluster is for models that generate text")
     sizes = ModelSizes.of(program, options["precision"], kv_dtype_of(settings))
     for machine in machines:

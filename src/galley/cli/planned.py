@@ -1,14 +1,59 @@
-"""The model that a plan is for."""
+"""What the commands that plan share: options, the model, and the goal."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+import click
 
 from galley.settings.config import Settings
 from galley.settings.engine import KVType
 
 if TYPE_CHECKING:
     from galley.graph.program import Program
+
+ABOVE_ZERO: Final = click.FloatRange(min=0, min_open=True)
+
+_GOALS: Final = {"ttft": "seconds to the first token", "tpot": "seconds between tokens"}
+
+
+def plan_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add ``--gpus``, ``--hardware`` and the goal to a command."""
+    options = (
+        click.option(
+            "--gpus",
+            type=click.IntRange(1, 64),
+            default=1,
+            show_default=True,
+            help="GPUs of a machine that share each matrix (tensor parallelism)",
+        ),
+        click.option(
+            "--hardware",
+            metavar="FILE",
+            type=click.Path(path_type=Path),
+            help="another table of machines",
+        ),
+        *(
+            click.option(f"--{name}", type=ABOVE_ZERO, help=f"goal: {meaning}")
+            for name, meaning in _GOALS.items()
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def limits(options: Mapping[str, Any]) -> dict[str, float]:
+    """Return the limits that the goal has."""
+    return {name: options[name] for name in _GOALS if options[name] is not None}
+
+
+def is_of_whole_texts(config: Path, fields: Mapping[str, Any]) -> bool:
+    """Return whether a model returns vectors or scores of whole texts; see :func:`read_program`."""
+    from galley.formats.gguf_file import is_gguf
+    from galley.models.vector_models import is_vector_model
+
+    return not is_gguf(config) and is_vector_model(fields, config.parent)
 
 
 def read_program(settings: Settings) -> "tuple[Path, Mapping[str, Any], Program]":
