@@ -111,6 +111,9 @@ def test_wrong_files_are_refused(tmp_path: Path, text: str, message: str) -> Non
 def test_an_empty_argument_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="MODEL is empty"):
         load("", tmp_path, "")
+    done = galley("serve", "")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("galley: the argument MODEL is empty")
 
 
 def test_the_command_line_says_what_is_wrong_in_one_line() -> None:

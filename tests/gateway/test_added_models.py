@@ -21,6 +21,16 @@ def test_a_model_that_caches_answers_needs_a_store(tmp_path: Path) -> None:
     assert models.add(NamedModel("second", {"model": str(tmp_path)})).name == "second"
 
 
+def test_a_model_that_compares_questions_needs_an_embedding_model(tmp_path: Path) -> None:
+    first = NamedModel("first", {"model": str(tmp_path)})
+    store = str(tmp_path / "answers.sqlite")
+    models = Registry(Settings(models=(first,), response_cache_store=store))
+    own = {"model": str(tmp_path), "response_cache": "semantic"}
+    with pytest.raises(SettingsError, match=r"response_cache of second is semantic.*compares no"):
+        models.add(NamedModel("second", own))
+    assert models.names == ["first"]
+
+
 def test_a_model_that_is_not_loaded_yet_does_not_make_requests_wait(tmp_path: Path) -> None:
     first = NamedModel("first", {"model": str(tmp_path)})
     models = Registry(Settings(models=(first,), load_on_request=True))

@@ -363,3 +363,9 @@ def test_settings_that_cannot_be_used_are_named(
                 **settings,
             )
         )
+
+
+def test_the_server_refuses_settings_that_nothing_uses() -> None:
+    done = galley("serve", "--port", "0", "--semantic-cache-turns", "2")
+    assert done.returncode == 2
+    assert "no response cache uses semantic_cache_turns" in done.stderr

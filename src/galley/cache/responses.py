@@ -12,10 +12,11 @@ from galley.cache.flight import Engine, Flight, Follower, Replay
 from galley.cache.keys import is_cacheable, is_greedy, question_scope, request_key
 from galley.cache.question import Placed, Question
 from galley.cache.response_cache import ResponseCache
-from galley.cache.wish import Mode, Outcome, Wish
+from galley.cache.wish import Outcome, Wish
 from galley.errors import NotStored
 from galley.service.streams import Outputs
 from galley.service.unread import UnreadBudget, as_one
+from galley.settings.cache import CacheMode
 from galley.types import EngineRequest, Generate, Output
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class ModelResponses:
         engine: Engine,
         identity: bytes,
         *,
-        mode: Mode,
+        mode: CacheMode,
         folder: str,
         counts: Counts,
         checks: "HitChecks | None" = None,
@@ -106,7 +107,7 @@ class ModelResponses:
         self._flights: dict[bytes, Flight] = {}
         self._budget = UnreadBudget()
 
-    async def submit(self, ask: Ask, mode: Mode) -> list[Outputs]:
+    async def submit(self, ask: Ask, mode: CacheMode) -> list[Outputs]:
         """Answer requests from the store, by joining equal ones that run, or by the engine; all or none.
 
         Args:
@@ -142,7 +143,7 @@ class ModelResponses:
             raise
         return [stream for stream in streams if stream is not None]
 
-    def _key(self, request: EngineRequest, ask: Ask, mode: Mode) -> bytes | None:
+    def _key(self, request: EngineRequest, ask: Ask, mode: CacheMode) -> bytes | None:
         """Return the request's key; None if it is not to be cached."""
         if mode == "off" or not is_cacheable(request):
             return None
@@ -160,7 +161,7 @@ class ModelResponses:
     async def _search(
         self,
         ask: Ask,
-        mode: Mode,
+        mode: CacheMode,
         keys: Sequence[bytes | None],
         stored: Mapping[bytes, Entry | None],
     ) -> _Search:

@@ -4,11 +4,10 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, get_args
 
 from galley.errors import RequestError, shown
-
-Mode = Literal["off", "exact", "semantic"]
+from galley.settings.cache import CacheMode
 
 CONTROL_HEADER: Final = "cache-control"
 MODE_HEADER: Final = "x-galley-cache"
@@ -17,7 +16,7 @@ TAG_HEADER: Final = "x-galley-cache-tag"
 AGE_HEADER: Final = "x-galley-cache-age"
 KEY_HEADER: Final = "x-galley-cache-key"
 
-_MODES: Final[tuple[Mode, ...]] = ("off", "exact", "semantic")
+_MODES: Final[tuple[CacheMode, ...]] = get_args(CacheMode)
 _SECONDS: Final = re.compile(r"[0-9]{1,10}", re.ASCII)
 _TAG: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}", re.ASCII)
 _MOST_KEYS: Final = 16
@@ -37,7 +36,7 @@ class Wish:
         tag: a label by which the stored answer can be listed and removed.
     """
 
-    mode: Mode | None = None
+    mode: CacheMode | None = None
     reads: bool = True
     writes: bool = True
     only_stored: bool = False

@@ -74,7 +74,7 @@ class Flags:
         """
         if not models:
             return self._merged({})
-        if models == ("",):
+        if list(models) == [""]:
             raise SettingsError(
                 "the argument MODEL is empty; for the demo model, write galley-demo or leave it out"
             )

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from galley.cache.question import Question
 from galley.cache.responses import Ask
-from galley.cache.wish import MODE_HEADER, Mode, Outcome
+from galley.cache.wish import MODE_HEADER, Outcome
 from galley.errors import Draining, EngineError, RateLimited, RequestError
 from galley.gateway.caller import Caller
 from galley.gateway.lifecycle import RETRY_SECONDS
@@ -17,6 +17,7 @@ from galley.gateway.served import ServedModel
 from galley.observe.tenants import TokenKind
 from galley.service.streams import LONGEST_WAIT, Outputs
 from galley.service.text_pool import TextWork
+from galley.settings.cache import CacheMode
 from galley.traffic.recorder import Recorded
 from galley.types import EngineRequest, Output, SamplingParams, Tensors, Timing, Vector
 from galley.types.model_info import ModelInfo
@@ -156,7 +157,7 @@ class Call:
         return self._counted(streams)
 
     @property
-    def cache_mode(self) -> Mode:
+    def cache_mode(self) -> CacheMode:
         """Whether the response cache is used, as request, tenant or model say, in this order.
 
         Raises:
@@ -173,10 +174,9 @@ class Call:
             return "off"
         mode = wish.mode or self.caller.tenant.response_cache or responses.mode
         if mode == "semantic" and responses.cache.semantic is None:
-            where = MODE_HEADER if wish.mode else "response_cache"
             raise RequestError(
-                f"{where} is 'semantic', but this server compares no questions: it is started without "
-                "--semantic-cache-model",
+                f"{MODE_HEADER} is 'semantic', but this server compares no questions: it is started "
+                "without --semantic-cache-model",
                 param=MODE_HEADER,
             )
         return mode

@@ -6,12 +6,13 @@ import os
 import re
 import stat
 from collections.abc import Iterable
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from galley.errors import SettingsError
+from galley.settings.cache import CacheMode
 
 LOWEST_PRIORITY: Final = 100
 """The lowest priority of tenants and of requests for text; the highest is its negative."""
@@ -51,7 +52,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tokens_per_minute: _Count | None = None
     concurrency: _Count | None = None
     max_context: _Count | None = None
-    response_cache: Literal["off", "exact", "semantic"] | None = None
+    response_cache: CacheMode | None = None
     admin: bool = False
 
 

@@ -30,6 +30,7 @@ from galley.gateway.on_request import OnRequest
 from galley.gateway.served import ServedModel
 from galley.observe.metrics import Metrics
 from galley.service.spawn import Spawner
+from galley.settings.cache import check_mode
 from galley.settings.config import Settings
 from galley.settings.named_models import NamedModel
 from galley.traffic.recorder import Recorder
@@ -86,8 +87,8 @@ class Registry:
         self.lifecycle = Lifecycle(self._state)
         self._plans = MemoryPlans()
         each = settings.each_model()
-        stores = settings.stores_responses or any(own.stores_responses for own in each)
-        self.responses = ResponseCache.open(settings) if stores else None
+        self._cache_modes = settings.cache_modes
+        self.responses = ResponseCache.open(settings) if "exact" in self._cache_modes else None
         self.recorder = None
         if settings.record:
             key = settings.record_texts
@@ -98,7 +99,8 @@ class Registry:
             self.responses.semantic = semantic_cache(settings, self.responses, self)
         models = [self._described(own) for own in each]
         self._models = {model.name: model for model in models}
-        self._check_comparers()
+        if self.responses is not None:
+            self._check_comparers()
         self.derived: dict[str, Derived] = {}
         self._on_request = OnRequest(
             [model for model in models if model.on_request],
@@ -142,11 +144,7 @@ class Registry:
         if self.knows(model.name) or any(model.name in other.adapters for other in self):
             raise Conflict(f"{model.name!r} is the name of a served model or adapter")
         own = self.settings.of(model)
-        if own.response_cache != "off" and self.responses is None:
-            raise SettingsError(
-                f"response_cache of {model.name} is {own.response_cache}, but this server has no store: "
-                "start it with --response-cache-store"
-            )
+        check_mode(own.response_cache, self._cache_modes, f"response_cache of {model.name}")
         served = self._described(own)
         served.on_request = False
         served.withdrawn = "not loaded yet"

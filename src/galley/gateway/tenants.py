@@ -4,8 +4,8 @@ import hmac
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Collection, Iterable
+from typing import Final, get_args
 
 from prometheus_client import Counter
 
@@ -18,6 +18,7 @@ from galley.gateway.key_file import (
     read_key_file,
 )
 from galley.gateway.rates import Bucket, LastMinute
+from galley.settings.cache import CacheMode, check_mode
 from galley.settings.config import Settings
 
 log = logging.getLogger("galley.tenants")
@@ -147,9 +148,24 @@ class Tenants:
     key, everybody may use the server, on one account.
     """
 
-    def __init__(self, given: KeyTable, *, file: str = "", admin_keys: Iterable[str] = ()) -> None:
-        """Create the table as :meth:`load` does; ``given`` are keys in addition to those in ``file``."""
+    def __init__(
+        self,
+        given: KeyTable,
+        *,
+        file: str = "",
+        admin_keys: Iterable[str] = (),
+        cache_modes: Collection[CacheMode] = get_args(CacheMode),
+    ) -> None:
+        """Create the table as :meth:`load` does.
+
+        Args:
+            given: keys in addition to those in ``file``.
+            file: the key file; "": there is none.
+            admin_keys: keys of the admin routes.
+            cache_modes: the modes of the response cache that a tenant may have.
+        """
         self._given = given
+        self._cache_modes = cache_modes
         self._file = file
         self._admin = tuple(digest(key) for key in admin_keys)
         self._accounts: dict[str, Account] = {}
@@ -163,13 +179,15 @@ class Tenants:
         """Create the table from the settings ``api_key``, ``api_key_file`` and ``admin_key``.
 
         Raises:
-            SettingsError: the file cannot be read or has an invalid line, or a key could not be sent.
+            SettingsError: the file cannot be read or has an invalid line, a key could not be sent, or a
+                tenant's response cache is one that the server does not have.
         """
         plain_table(settings.admin_key, "admin_key")
         return cls(
             plain_table(settings.api_key, "api_key"),
             file=settings.api_key_file,
             admin_keys=settings.admin_key,
+            cache_modes=settings.cache_modes,
         )
 
     def __bool__(self) -> bool:
@@ -238,6 +256,9 @@ class Tenants:
         table = dict(self._given)
         if self._file:
             for key, tenant in read_key_file(self._file).items():
+                if tenant.response_cache is not None:
+                    where = f"api_key_file {self._file}: response_cache of tenant {tenant.name!r}"
+                    check_mode(tenant.response_cache, self._cache_modes, where)
                 name = table.setdefault(key, tenant).name
                 if name != tenant.name:
                     raise SettingsError(

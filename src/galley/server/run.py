@@ -32,6 +32,7 @@ from galley.server.http_protocol import HttpProtocol
 from galley.server.ledger import ledger_lines
 from galley.server.reread import changes
 from galley.service.spawn import Spawner
+from galley.settings.cache import check_used
 from galley.settings.config import LOOPBACK_HOSTS, Settings
 from galley.types.model_info import Ledger
 
@@ -72,8 +73,8 @@ def serve(
         cut the drain short.
 
     Raises:
-        SettingsError: a public bind without a key, an unreadable key, key file or certificate, or too
-            few files that may be open.
+        SettingsError: a public bind without a key, an unreadable key, key file or certificate, settings
+            of the response cache that nothing uses, or too few files that may be open.
     """
     _configure_logging(settings)
     give_memory_back()
@@ -81,6 +82,7 @@ def serve(
     # delays all streams. If it ran even less often, closed connections, which are cycles in asyncio,
     # would pile up.
     gc.set_threshold(10_000, 20, 100)
+    check_used(settings, settings.cache_modes)
     tenants = Tenants.load(settings)
     check_exposure(settings, tenants)
     encryption = tls.context(settings)

@@ -2,20 +2,24 @@
 
 # ruff: noqa: RUF009  (setting is dataclasses.field, called the same way)
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from collections.abc import Collection
+from dataclasses import dataclass, fields
+from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
+from galley.errors import SettingsError
 from galley.settings.engine import EngineSettings, setting
 from galley.settings.values import Count, Seconds
+
+CacheMode: TypeAlias = Literal["off", "exact", "semantic"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings(EngineSettings):
     """The settings that each of several served models may have for itself."""
 
-    response_cache: Literal["off", "exact", "semantic"] = setting(
+    response_cache: CacheMode = setting(
         "off",
         "Cache",
         "answer requests that are equal to earlier ones from a store; exact: greedy or seeded requests; "
@@ -103,7 +107,44 @@ class CacheSettings(ModelSettings):
         1024 * 1024 * 1024, "Cache", "size of the record; the oldest files make room"
     )
 
-    @property
-    def stores_responses(self) -> bool:
-        """Whether a store of answers is opened: a model uses it, or requests may ask for it."""
-        return self.response_cache != "off" or bool(self.response_cache_store)
+
+def check_mode(mode: CacheMode, modes: Collection[CacheMode], where: str) -> None:
+    """Raise SettingsError, which begins with ``where``, if ``mode`` is not one of a server's ``modes``."""
+    if mode in modes:
+        return
+    if "exact" not in modes:
+        raise SettingsError(
+            f"{where} is {mode}, but this server has no store: start it with --response-cache-store"
+        )
+    raise SettingsError(
+        f"{where} is {mode}, but this server compares no questions: start it with "
+        "--semantic-cache-model"
+    )
+
+
+def check_used(settings: CacheSettings, modes: Collection[CacheMode]) -> None:
+    """Raise SettingsError if settings of the semantic cache are given that a server would not use.
+
+    Args:
+        settings: the server's.
+        modes: the modes that its response cache has.
+    """
+    given = [
+        one.name
+        for one in fields(CacheSettings)
+        if one.name.startswith("semantic_cache_") and getattr(settings, one.name) != one.default
+    ]
+    if given and "exact" not in modes:
+        raise SettingsError(
+            f"no response cache uses {', '.join(given)}: set response_cache of a model, or "
+            "response_cache_store"
+        )
+    if given and "semantic" not in modes:
+        raise SettingsError(
+            f"nothing uses {', '.join(given)} without semantic_cache_model, the embedding model that "
+            "compares questions"
+        )
+    if settings.semantic_cache_api_key and not settings.semantic_cache_url:
+        raise SettingsError(
+            "semantic_cache_api_key is given, but no semantic_cache_url to send it to"
+        )

@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from galley.errors import SettingsError
 from galley.redact.spans import KINDS
+from galley.settings.cache import CacheMode
 from galley.settings.cluster import ClusterSettings
 from galley.settings.engine import (
     DEFAULT_ADAPTERS,
@@ -399,6 +400,14 @@ class Settings(ClusterSettings):
             return 1
         on_request = sum(self.load_on_request or model.on_request for model in self.models)
         return len(self.models) - on_request + min(on_request, self.max_loaded_models)
+
+    @property
+    def cache_modes(self) -> tuple[CacheMode, ...]:
+        """The modes of the response cache that models, tenants and requests of the server may have."""
+        models = (self, *self.each_model())
+        if not self.response_cache_store and all(own.response_cache == "off" for own in models):
+            return ("off",)
+        return ("off", "exact", "semantic") if self.semantic_cache_model else ("off", "exact")
 
     def of(self, model: NamedModel) -> Self:
         """Return the settings of one of several models. Raises SettingsError if they cannot be used."""
