@@ -112,7 +112,7 @@ _LENGTHS: Final = "512, 64-256, normal:512,128 (mean, deviation) or lognormal:25
 @click.option(
     "--lose",
     type=click.IntRange(1, 999),
-    help="replicas (of a node or a zone) that are lost in the middle; the goal has to be met with this",
+    help="replicas (of a node or a zone) lost after half of the requests; the goal has to be met even so",
 )
 @click.option("--json", "json_file", metavar="FILE", type=_PATH, help="also write all figures")
 @click.option("--html", "html_file", metavar="FILE", type=_PATH, help="write a report with charts")
