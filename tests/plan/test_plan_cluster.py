@@ -386,6 +386,13 @@ def test_what_cannot_be_simulated_is_refused_by_name(
     assert error in str(done.exception)
 
 
+@pytest.mark.parametrize("option", ["--rate", "--seconds", "--ttft", "--tpot", "--speed"])
+def test_what_is_not_a_number_is_refused(tmp_path: Path, option: str) -> None:
+    done = planned(tmp_path, "--machine", "L4", "--rate", "1", "--ttft", "1", option, "nan")
+    assert done.exit_code == 2
+    assert f"'{option}': 'nan' is not a number" in done.output
+
+
 def bench_report(file: Path, *runs: Measured, cached: float = 0.0) -> Path:
     """Write what ``galley bench serve --json`` writes."""
 

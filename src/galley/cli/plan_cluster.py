@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from galley.cli.options import MODEL_HELP, Choice, Command, Flags, with_flags
+from galley.cli.options import ABOVE_ZERO, MODEL_HELP, Choice, Command, Flags, with_flags
 from galley.cli.planned import (
-    ABOVE_ZERO,
     is_of_whole_texts,
     kv_dtype_of,
     limits,
