@@ -83,8 +83,9 @@ def sentences(answers: Sequence[Answer], query: Query) -> Iterator[str]:
     price = best.price_per_hour
     cost = "" if price is None else f", ${price:.2f} an hour"
     kept = f", also with {query.lose} lost" if query.lose else ""
+    noun = "replica" if best.replicas == 1 else "replicas"
     yield (
-        f"The goal needs {best.replicas} replicas on {best.machine} with router {best.router}{cost}{kept}"
+        f"The goal needs {best.replicas} {noun} on {best.machine} with router {best.router}{cost}{kept}"
     )
 
 
