@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.moe import batch_of, seconds_of
 from galley.graph.program import Program
 from galley.graph.trace import Buffer, Tracer, trace
-from galley.lab.random_model import RandomWeights
+from galley.lab.random_weights import RandomWeights
 from galley.machine import available_cores
 from galley.models.latent import Latent, describe_latent
 from galley.models.rope import Rope

@@ -30,7 +30,7 @@ from benchmarks.peers.checkpoint import SHAPES as SHAPES_OF_PEERS
 from benchmarks.peers.contest import Terms, contest, figures, show
 from benchmarks.results_file import machine_file, put
 from galley.graph.program import Program
-from galley.lab.random_model import RandomWeights
+from galley.lab.random_weights import RandomWeights
 from galley.machine import available_cores
 from galley.models.registry import build_program
 from galley.ops.batch import Batch

@@ -16,26 +16,16 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 
-from galley.formats.weights import (
-    MXFP4_GROUP,
-    MXFP4_KIND,
-    DenseWeight,
-    IntWeight,
-    Mxfp4Weight,
-    TensorInfo,
-    Weight,
-    WeightKind,
-    Weights,
-    mxfp4_kind,
-)
+from galley.formats.weights import WeightKind, mxfp4_kind
 from galley.graph.program import Program
+from galley.lab.random_weights import RandomWeights
 from galley.models.registry import build_program
 from galley.ops.batch import Batch
 from galley.ops.draws import GREEDY
@@ -124,59 +114,15 @@ READ_TARGET: Final = 80.0
 PREFILL_TARGET: Final = 70.0
 
 
-class RandomWeights(Weights):
-    """Tensors of a program, cut from one pool of random bytes: their values do not affect the speed.
-
-    Matrices are bfloat16, or random codes, since quantizing would take minutes.
-    """
-
-    def __init__(self, program: Program, quantize: str) -> None:
-        self._program, self._quantize = program, quantize
-        random = np.random.default_rng(0)
-        pool = random.standard_normal(1 << 24, dtype=np.float32) * np.float32(0.02)
-        self._floats = torch.from_numpy(pool).bfloat16().view(torch.uint8).numpy()
-        self._bytes = random.integers(0, 256, 1 << 24, dtype=np.uint8)
-
-    def info(self, name: str) -> TensorInfo:
-        """See :class:`galley.formats.weights.Weights`."""
-        return TensorInfo(self._program.shapes[name], self._kind(name))
-
-    def __getitem__(self, name: str) -> Weight:
-        shape = self._program.shapes[name]
-        count = int(np.prod(shape))
-        if self._kind(name).name == MXFP4_KIND:
-            codes = np.resize(self._bytes & 15, count).reshape(shape)
-            scales = np.full((shape[0], -(-shape[1] // MXFP4_GROUP)), 2.0**-6, np.float32)
-            return Mxfp4Weight(name, codes, MXFP4_GROUP, scales)
-        if self._kind(name).is_integer:
-            outputs, depth = shape
-            group = self._kind(name).group
-            q = np.resize(self._bytes, count).reshape(shape)
-            bits = 4 if self._quantize == "int4" else 8
-            codes = (q & 15) if bits == 4 else q.view(np.int8)
-            scales = np.full((outputs, -(-depth // group)), 0.001, np.float32)
-            scales = torch.from_numpy(scales).bfloat16().float().numpy()
-            return IntWeight(name, bits, codes, group, scales, None, "BF16")
-        return DenseWeight(name, "BF16", shape, np.resize(self._floats, 2 * count))
-
-    def _kind(self, name: str) -> WeightKind:
-        rounded = name in self._program.matrices - self._program.routers and "embed" not in name
-        if rounded and self._quantize in ("int4", "int8"):
-            return WeightKind(self._quantize, 128, "BF16")
-        if (
-            rounded
-            and self._quantize == "mxfp4"
-            and ".experts." in name
-            and len(self._program.shapes[name]) == 2
-        ):
-            return mxfp4_kind(self._program.shapes[name][1])
-        return WeightKind("bf16")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._program.shapes)
-
-    def __len__(self) -> int:
-        return len(self._program.shapes)
+def kinds_of(program: Program, quantize: str) -> dict[str, WeightKind]:
+    """Return the kinds of the tensors that are read as integers or MXFP4: quantizing would take minutes."""
+    rounded = {n: program.shapes[n] for n in program.matrices - program.routers if "embed" not in n}
+    if quantize in ("int4", "int8"):
+        return dict.fromkeys(rounded, WeightKind(quantize, 128, "BF16"))
+    if quantize == "mxfp4":
+        experts = {n: s for n, s in rounded.items() if ".experts." in n and len(s) == 2}
+        return {name: mxfp4_kind(depth) for name, (_, depth) in experts.items()}
+    return {}
 
 
 def timed(launch: Callable[[], object], repeats: int) -> float:
@@ -214,8 +160,9 @@ class Bench:
             threads=1,
             kinds={"model.embed_tokens.weight": "bf16"},
         )
+        weights = RandomWeights(self.program, kinds_of(self.program, quantize))
         began = time.perf_counter()
-        self.executor = TritonExecutor(self.program, RandomWeights(self.program, quantize), options)
+        self.executor = TritonExecutor(self.program, weights, options)
         torch.cuda.synchronize()
         self.load_seconds = time.perf_counter() - began
         self.blocks = blocks_for(CONTEXT + 2 * STEPS + BLOCK_TOKENS)

@@ -1,28 +1,16 @@
 """Steps of a few shapes on torch's ``meta`` device, whose launches ``gpu_report`` compiles."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 
-from galley.formats.weights import (
-    MXFP4_GROUP,
-    MXFP4_KIND,
-    DenseWeight,
-    IntWeight,
-    Mxfp4Weight,
-    TensorInfo,
-    Weight,
-    WeightKind,
-    Weights,
-    flat,
-    mxfp4_kind,
-)
+from galley.formats.weights import MXFP4_KIND, FlatWeights, WeightKind, mxfp4_kind
 from galley.graph.adapters import with_adapters
 from galley.graph.passes import run_passes
 from galley.graph.program import Op, Program
+from galley.lab.random_weights import RandomWeights
 from galley.models.registry import build_program
 from galley.ops.batch import Batch, CrossContext, EncoderBatch
 from galley.ops.triton import speech_steps
@@ -120,37 +108,6 @@ class Work(NamedTuple):
         return " + ".join(filter(None, (decoding, prompt))) + kv
 
 
-class _Zeros(Weights):
-    """Tensors of the shape, of a kind; they are never copied to a device."""
-
-    def __init__(self, program: Program, kind: WeightKind) -> None:
-        self._program, self._kind = program, kind
-
-    def info(self, name: str) -> TensorInfo:
-        """See :class:`galley.formats.weights.Weights`."""
-        return TensorInfo(self._program.all_shapes[name], WeightKind("bf16"))
-
-    def __getitem__(self, name: str) -> Weight:
-        shape, kind = flat(self._program.all_shapes[name]), self._kind
-        coded = name in self._program.matrices and "embed" not in name
-        if kind.name == MXFP4_KIND and coded:
-            scales = np.ones((shape[0], -(-shape[1] // MXFP4_GROUP)), np.float32)
-            return Mxfp4Weight(name, np.zeros(shape, np.uint8), MXFP4_GROUP, scales)
-        if kind.is_integer and coded:
-            bits, group = (4 if kind.name == "int4" else 8), kind.group
-            q: Any = np.zeros(shape, np.uint8 if bits == 4 else np.int8)
-            scales = np.zeros((shape[0], -(-shape[1] // group)), np.float32)
-            assert kind.scale_type is not None
-            return IntWeight(name, bits, q, group, scales, None, kind.scale_type)
-        return DenseWeight(name, "BF16", shape, np.zeros(2 * int(np.prod(shape)), np.uint8))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._program.all_shapes)
-
-    def __len__(self) -> int:
-        return len(self._program.all_shapes)
-
-
 def run_step(
     kind: str, work: Work, capability: int, layers: int, shape: str, context: int = 1000
 ) -> None:
@@ -167,7 +124,8 @@ def run_step(
         program = replace(program, encoder=run_passes(program.encoder))
     device = Device("meta", capability)
     adapters = Adapters(program, 4, 16, torch.bfloat16, device) if adapted else None
-    weights = _Zeros(program, wanted)
+    coded = kinds if wanted.is_integer or wanted.name == MXFP4_KIND else {}
+    weights = FlatWeights(RandomWeights(program, coded), tuple(program.all_shapes))
     bits = KV_BITS.get(work.kv_dtype, 0)
     parts = Parts(program, weights, torch.bfloat16, device, kv_bits=bits, adapters=adapters)
     steps = Steps(parts)

@@ -194,7 +194,7 @@ def test_calibration_refuses_times_that_no_factors_give() -> None:
 def test_lost_replicas_lose_no_request() -> None:
     traffic = prefixed(200, rate=40.0, prefixes=4, tokens=160)
     calm = simulate(engine(), 4, "galley", traffic)
-    loss = Loss(2, traffic.turns[100].due)
+    loss = Loss(2, 100)
     hit = simulate(engine(), 4, "galley", traffic, loss)
     assert hit == simulate(engine(), 4, "galley", traffic, loss)
     assert calm.requests == hit.requests == 200
@@ -202,6 +202,36 @@ def test_lost_replicas_lose_no_request() -> None:
     assert calm.moved == 0
     # What was delivered is not computed again, but read again.
     assert hit.tpot_s["p99"] > calm.tpot_s["p99"]
+
+
+def test_replicas_are_lost_in_the_middle_of_sessions_that_begin_together() -> None:
+    """Later turns have no time of their own, so half of the last time would be before the first answer."""
+    sessions, count = 4, 10
+    traffic = Traffic(
+        [
+            Turn(
+                0.0,
+                number - sessions if number >= sessions else None,
+                1.0,
+                TraceLine(
+                    timestamp=0.0,
+                    input_length=64 * (number // sessions + 1),
+                    output_length=8,
+                    hash_ids=[
+                        1000 * (number % sessions) + k for k in range(number // sessions + 1)
+                    ],
+                    block_size=64,
+                ),
+            )
+            for number in range(sessions * count)
+        ]
+    )
+    found = answer(engine(), "galley", traffic, Query(Target(), replicas=2, lose=1))
+    assert found.chosen is not None
+    assert found.undisturbed is not None
+    # Blocks were lost that later turns would have found.
+    assert found.chosen.cached_share < found.undisturbed.cached_share
+    assert found.chosen.requests == sessions * count
 
 
 def test_the_router_of_galley_has_the_hits_of_one_big_cache() -> None:
@@ -354,6 +384,13 @@ def test_what_cannot_be_simulated_is_refused_by_name(
     done = planned(tmp_path, "--machine", "L4", *arguments)
     assert isinstance(done.exception, SettingsError)
     assert error in str(done.exception)
+
+
+@pytest.mark.parametrize("option", ["--rate", "--seconds", "--ttft", "--tpot", "--speed"])
+def test_what_is_not_a_number_is_refused(tmp_path: Path, option: str) -> None:
+    done = planned(tmp_path, "--machine", "L4", "--rate", "1", "--ttft", "1", option, "nan")
+    assert done.exit_code == 2
+    assert f"'{option}': 'nan' is not a number" in done.output
 
 
 def bench_report(file: Path, *runs: Measured, cached: float = 0.0) -> Path:

@@ -182,6 +182,27 @@ def test_runs_are_one_event_and_what_cannot_be_placed_is_left_out() -> None:
     ]
 
 
+def test_an_engine_without_a_prefix_cache_is_refused_before_it_is_ready(
+    endpoint: str, tmp_path: Path
+) -> None:
+    # Imported late, as in ``checkpoint``.
+    from tests.embedding.checkpoints import make_model
+
+    folder = make_model(tmp_path / "model", "bert", pooling="cls_token")
+    settings = Settings(model=str(folder), threads=1, kv_events=endpoint)
+
+    async def run() -> None:
+        client: Any = make_submitter(settings, str(folder), max_queue=8)
+        client.launch()
+        try:
+            with pytest.raises(SettingsError, match="leave out kv_events"):
+                await client.ready()
+        finally:
+            await client.close()
+
+    asyncio.run(run())
+
+
 def test_an_address_in_use_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
 
-from galley.cli.options import Command
+from galley.cli.options import ABOVE_ZERO, Command
 from galley.cli.report import check_folders, write_json, write_text
 from galley.cli.terminal import named_progress, table
 from galley.errors import SettingsError
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _PATH: Final = click.Path(path_type=Path)
 _FILE: Final = click.Path(path_type=Path, exists=True)
-_SECONDS: Final = click.FloatRange(min=0, min_open=True)
 _REQUESTS: Final = 100
 _CONCURRENCY: Final = "1,4,16"
 _LATE: Final = 0.05  # of the median latency: a client that lags more than this distorts its results
@@ -57,7 +56,7 @@ _load_options = _options(
     ),
     click.option(
         "--seconds",
-        type=_SECONDS,
+        type=ABOVE_ZERO,
         help="start requests for this many seconds, instead of --requests",
     ),
     click.option(
@@ -124,7 +123,7 @@ _request_options = _options(
     ),
     click.option(
         "--timeout",
-        type=_SECONDS,
+        type=ABOVE_ZERO,
         default=600.0,
         show_default=True,
         help="time limit of a request in seconds",
@@ -138,7 +137,7 @@ _report_options = _options(
     ),
     click.option(
         "--price-per-hour",
-        type=_SECONDS,
+        type=ABOVE_ZERO,
         help="price of the server's machine in US dollars, to compute the cost per token",
     ),
     click.option(

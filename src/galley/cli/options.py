@@ -7,6 +7,7 @@ given on the command line; environment variables, the settings file and defaults
 import dataclasses
 import functools
 import logging
+import math
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -156,6 +157,26 @@ class Choice(click.Choice[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """See :class:`click.Choice`."""
         return super().convert(self._spellings.get(value, value), param, ctx)
+
+
+class _AboveZero(click.FloatRange):
+    """A number above zero; click's ranges take NaN, which compares with nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0, min_open=True)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """See :class:`click.FloatRange`."""
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return number
+
+
+ABOVE_ZERO: Final = _AboveZero()
+"""The type of rates, seconds and prices."""
 
 
 class Command(click.Command):

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from galley.cli.options import MODEL_HELP, Choice, Command, Flags, with_flags
+from galley.cli.options import ABOVE_ZERO, MODEL_HELP, Choice, Command, Flags, with_flags
 from galley.cli.planned import (
-    ABOVE_ZERO,
     is_of_whole_texts,
     kv_dtype_of,
     limits,
@@ -112,7 +111,7 @@ _LENGTHS: Final = "512, 64-256, normal:512,128 (mean, deviation) or lognormal:25
 @click.option(
     "--lose",
     type=click.IntRange(1, 999),
-    help="replicas (of a node or a zone) that are lost in the middle; the goal has to be met with this",
+    help="replicas (of a node or a zone) lost after half of the requests; the goal has to be met even so",
 )
 @click.option("--json", "json_file", metavar="FILE", type=_PATH, help="also write all figures")
 @click.option("--html", "html_file", metavar="FILE", type=_PATH, help="write a report with charts")

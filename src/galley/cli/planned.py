@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from galley.cli.options import ABOVE_ZERO
 from galley.settings.config import Settings
 from galley.settings.engine import KVType
 
 if TYPE_CHECKING:
     from galley.graph.program import Program
-
-ABOVE_ZERO: Final = click.FloatRange(min=0, min_open=True)
 
 _GOALS: Final = {"ttft": "seconds to the first token", "tpot": "seconds between tokens"}
 

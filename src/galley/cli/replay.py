@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from galley import __version__
-from galley.cli.options import Command
+from galley.cli.options import ABOVE_ZERO, Command
 from galley.cli.report import check_folders, write_json, write_text
 from galley.cli.terminal import progress, table
 from galley.errors import EngineError, SettingsError
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from galley.bench.serve.results import Report
     from galley.traffic.trace import Turn
 
-_ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
 _PATH = click.Path(path_type=Path)
 _COMPARED_TEXTS = 64
 """Most recorded answers on which two servers are compared."""
@@ -38,7 +37,7 @@ _COMPARED_TEXTS = 64
 @click.argument("trace", type=click.Path(exists=True, path_type=Path))
 @click.argument("url", required=False)
 @click.option(
-    "--speed", type=_ABOVE_ZERO, default=1.0, show_default=True, help="times as fast as recorded"
+    "--speed", type=ABOVE_ZERO, default=1.0, show_default=True, help="times as fast as recorded"
 )
 @click.option(
     "--against",
@@ -49,7 +48,7 @@ _COMPARED_TEXTS = 64
 @click.option("--model", help="served model; default: the first of /v1/models")
 @click.option("--api-key", envvar="GALLEY_API_KEY", show_envvar=True, help="sent as bearer token")
 @click.option(
-    "--timeout", type=_ABOVE_ZERO, default=600.0, show_default=True, help="seconds for one request"
+    "--timeout", type=ABOVE_ZERO, default=600.0, show_default=True, help="seconds for one request"
 )
 @click.option("--requests", type=click.IntRange(min=1), help="only the first so many")
 @click.option(
@@ -67,7 +66,7 @@ _COMPARED_TEXTS = 64
     help="send the recorded prompts, which record_texts encrypted with this key; default: synthetic ones",
 )
 @click.option("--slo", metavar="M=T,...", default="", help="for goodput: ttft=1s,tpot=50ms")
-@click.option("--price-per-hour", type=_ABOVE_ZERO, help="of the server's machine: for the cost")
+@click.option("--price-per-hour", type=ABOVE_ZERO, help="of the server's machine: for the cost")
 @click.option("--json", "json_file", type=_PATH, metavar="FILE", help="also write all figures")
 @click.option("--html", "html_file", type=_PATH, metavar="FILE", help="write a report with curves")
 @click.option("--write", "write_file", type=_PATH, metavar="FILE", help="write Mooncake's form")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from galley.cli.options import ABOVE_ZERO
 from galley.cli.texts import texts_for
 from galley.errors import SettingsError, pip_install
 from galley.settings.config import Settings
@@ -48,7 +49,7 @@ _OPTIONS: Final = (
     ),
     click.option(
         "--temperature",
-        type=click.FloatRange(min=0, min_open=True),
+        type=ABOVE_ZERO,
         default=1.0,
         show_default=True,
         help="divides the logits of teacher and student; above 1, unlikely tokens count more",
@@ -90,7 +91,7 @@ def training_options(
     """Decorate a command with the training options; the default of the learning rate is per command."""
     rate = click.option(
         "--learning-rate",
-        type=click.FloatRange(min=0, min_open=True),
+        type=ABOVE_ZERO,
         default=learning_rate,
         show_default=True,
         help="peak learning rate, reached after a twentieth of the steps; it then decays to zero",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from galley.cli.cpu_only import require_cpu
-from galley.cli.options import MODEL_HELP, Command, Flags, start_logging, with_flags
+from galley.cli.options import ABOVE_ZERO, MODEL_HELP, Command, Flags, start_logging, with_flags
 from galley.cli.report import check_folders, write_text
 from galley.cli.terminal import progress, table
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from galley.tune.trials import Trial
 
 _PATH: Final = click.Path(path_type=Path)
-_ABOVE_ZERO: Final = click.FloatRange(min=0, min_open=True)
 
 
 @click.command(
@@ -39,7 +38,7 @@ _ABOVE_ZERO: Final = click.FloatRange(min=0, min_open=True)
     help="the folder of galley serve --record, or a JSONL file that galley replay reads",
 )
 @click.option(
-    "--speed", type=_ABOVE_ZERO, default=1.0, show_default=True, help="times as fast as recorded"
+    "--speed", type=ABOVE_ZERO, default=1.0, show_default=True, help="times as fast as recorded"
 )
 @click.option("--requests", type=click.IntRange(min=1), help="only the first so many of the trace")
 @click.option(
@@ -71,7 +70,7 @@ _ABOVE_ZERO: Final = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--data", type=_PATH, metavar="FILE", help="texts for the loss; default: the model's own"
 )
-@click.option("--price-per-hour", type=_ABOVE_ZERO, help="of the machine, for the cost in dollars")
+@click.option("--price-per-hour", type=ABOVE_ZERO, help="of the machine, for the cost in dollars")
 @click.option(
     "--results",
     "results_file",

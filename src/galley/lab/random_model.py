@@ -1,17 +1,15 @@
-"""Models of any shape with random weights: speed and memory do not depend on the values."""
+"""Models of any shape with random weights, of which speed and memory are measured."""
 
 import gc
 import statistics
 import time
-from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 
 from galley.bench.predicted import resident
-from galley.formats.values import bf16_bits
-from galley.formats.weights import DENSE_KINDS, DenseWeight, TensorInfo, Weights
 from galley.graph.program import Program
+from galley.lab.random_weights import RandomWeights
 from galley.models.registry import build_program
 from galley.ops.batch import Batch
 from galley.ops.cpu import CpuExecutor
@@ -22,31 +20,6 @@ from galley.types import BLOCK_TOKENS
 _MOST_SEQUENCES: Final = 16
 _BLOCKS: Final = 8
 """Blocks of keys and values of a sequence."""
-
-
-class RandomWeights(Weights):
-    """Tensors of a program, bfloat16: each is a slice of the same noise, which is generated once."""
-
-    def __init__(self, program: Program) -> None:
-        self._shapes = dict(program.shapes)
-        rng = np.random.default_rng(0)
-        largest = max(int(np.prod(shape)) for shape in self._shapes.values())
-        noise = rng.standard_normal(largest, dtype=np.float32) / np.float32(32)
-        self._noise = bf16_bits(noise).view(np.uint8)
-
-    def info(self, name: str) -> TensorInfo:
-        """See :class:`Weights`."""
-        return TensorInfo(self._shapes[name], DENSE_KINDS["BF16"])
-
-    def __getitem__(self, name: str) -> DenseWeight:
-        shape = self._shapes[name]
-        return DenseWeight(name, "BF16", shape, self._noise[: 2 * int(np.prod(shape))])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._shapes)
-
-    def __len__(self) -> int:
-        return len(self._shapes)
 
 
 class RandomExecutor:

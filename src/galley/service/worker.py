@@ -129,15 +129,10 @@ def main() -> None:
     threading.Thread(target=_read, args=(connection, inbox, loaded), daemon=True).start()
     try:
         engine = _load(loader, start, connection, cores)
+        publisher = _publisher(engine, start)
+        connection.send(Ready(engine.info, engine.stats, start.settings.running_limit))
         loaded.set()
         gc.freeze()  # loaded objects stay; collections during a stream need not scan them
-        publisher = engine if start.publishes and isinstance(engine, PublishingEngine) else None
-        if start.publishes_tokens:
-            if publisher is None:
-                raise SettingsError(
-                    f"engine {engine_name} does not report what its prefix cache holds; leave out kv_events"
-                )
-            publisher.record_block_contents()
         _loop(engine, connection, inbox, cores, publisher)
     except GalleyError as error:
         connection.send(StartFailed(_kind(error), str(error)))
@@ -157,15 +152,29 @@ def _load(
     connection.send(Phase("spawn", time.monotonic() - start.spawned_at))
     if isinstance(loader, SettingsError):
         raise loader
-    engine = loader(
+    return loader(
         start.settings,
         Path(start.folder),
         on_phase=lambda name, seconds: connection.send(Phase(name, seconds)),
         pause=None if cores is None else cores.pause,
         on_ledger=lambda ledger: connection.send(Planned(ledger)),
     )
-    connection.send(Ready(engine.info, engine.stats, start.settings.running_limit))
-    return engine
+
+
+def _publisher(engine: Engine, start: Start) -> PublishingEngine | None:
+    """Return the engine if the changes of its prefix cache are to be sent.
+
+    Raises:
+        SettingsError: their tokens, too, and it does not report them.
+    """
+    publisher = engine if start.publishes and isinstance(engine, PublishingEngine) else None
+    if start.publishes_tokens:
+        if publisher is None:
+            raise SettingsError(
+                "this model's engine does not report what its prefix cache holds; leave out kv_events"
+            )
+        publisher.record_block_contents()
+    return publisher
 
 
 def _kind(error: GalleyError) -> Literal["model", "settings", "memory", "engine"]:

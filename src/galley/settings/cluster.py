@@ -57,7 +57,6 @@ class ClusterSettings(CacheSettings):
         "Cluster",
         "priority of an objective that a gateway names, NAME=PRIORITY, lower is sooner; repeat for several",
     )
-
     kv_events: str = setting(
         "",
         "Cluster",

@@ -8,8 +8,9 @@ import pytest
 pytest.importorskip("triton", reason="triton is not installed: pip install 'galley-inference[gpu]'")
 
 from scripts.benchmarks_page import pages, read_results
-from scripts.gpu_check import RandomWeights, machine
+from scripts.gpu_check import kinds_of, machine
 
+from galley.lab.random_weights import RandomWeights
 from galley.models.registry import build_program
 from scripts import gpu_check
 
@@ -68,7 +69,7 @@ def test_random_weights_are_those_of_the_shape(shape: str, quantize: str) -> Non
     program = build_program(
         config | ({"num_local_experts": 4} if "num_local_experts" in config else {})
     )
-    weights = RandomWeights(program, quantize)
+    weights = RandomWeights(program, kinds_of(program, quantize))
     assert any(weights.info(name).kind.name == quantize for name in weights)
     for name in weights:
         assert weights[name].shape == program.shapes[name]

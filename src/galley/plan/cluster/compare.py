@@ -18,7 +18,7 @@ class Query:
     Attributes:
         target: the goal.
         replicas: how many; None: the fewest that meet the goal.
-        lose: replicas that are lost in the middle of the traffic.
+        lose: replicas that are lost once half of the requests have been sent.
     """
 
     target: Target
@@ -45,7 +45,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 def answer(engine: Engine, router: str, traffic: Traffic, query: Query) -> Answer:
     """Simulate a machine with a router."""
-    loss = Loss(query.lose, traffic.turns[-1].due / 2) if query.lose else None
+    loss = Loss(query.lose, (len(traffic) + 1) // 2) if query.lose else None
     tried: dict[int, Outcome] = {}
 
     def outcome_of(replicas: int) -> Outcome:
@@ -83,8 +83,9 @@ def sentences(answers: Sequence[Answer], query: Query) -> Iterator[str]:
     price = best.price_per_hour
     cost = "" if price is None else f", ${price:.2f} an hour"
     kept = f", also with {query.lose} lost" if query.lose else ""
+    noun = "replica" if best.replicas == 1 else "replicas"
     yield (
-        f"The goal needs {best.replicas} replicas on {best.machine} with router {best.router}{cost}{kept}"
+        f"The goal needs {best.replicas} {noun} on {best.machine} with router {best.router}{cost}{kept}"
     )
 
 

@@ -17,7 +17,6 @@ _REMEMBERED: Final = 8192
 _MATCH: Final = 0.1
 """Share of a prompt from which prefix affinity follows the prefix, as in Ray."""
 
-
 _IMBALANCE: Final = 10
 """Difference of requests above which prefix affinity ignores prefixes, as in Ray."""
 

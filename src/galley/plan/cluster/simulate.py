@@ -20,10 +20,10 @@ QUANTILES: Final = ("p50", "p90", "p95", "p99")
 
 
 class Loss(NamedTuple):
-    """So many replicas end at a time, in seconds, and do not come back."""
+    """So many replicas end once ``after`` requests have been sent, and do not come back."""
 
     replicas: int
-    time: float
+    after: int
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +76,7 @@ def simulate(
 
 @dataclass(order=True, slots=True)
 class _Event:
-    """Something that happens: a request is sent, the steps of a replica end, or replicas are lost."""
+    """Something that happens: a request is sent, or the steps of a replica end."""
 
     time: float
     number: int
@@ -108,18 +108,18 @@ class _Run:
 
     def work(self, loss: Loss | None) -> None:
         """Go through all events."""
-        if loss is not None:
-            self._schedule(loss.time)
+        sent = 0
         while self._events:
             event = heapq.heappop(self._events)
+            replica = event.replica
             if event.request is not None:
                 self._send(event.request, event.time)
-            elif event.replica is not None:
-                # Steps may have been cut short, or lost, since the event was scheduled.
-                if event.time == event.replica.due and event.replica not in self._lost:
-                    self._finish(event.replica, event.time)
-            elif loss is not None:
-                self._lose(loss)
+                sent += 1
+                if loss is not None and sent == loss.after:
+                    self._lose(loss.replicas, event.time)
+            # Steps may have been cut short, or lost, since the event was scheduled.
+            elif replica is not None and event.time == replica.due and replica not in self._lost:
+                self._finish(replica, event.time)
 
     def outcome(self, router: str, replicas: int, lost: int) -> Outcome:
         """Return the figures."""
@@ -213,16 +213,16 @@ class _Run:
         if chain[: len(job.chain)] == job.chain:
             replica.keep(chain)
 
-    def _lose(self, loss: Loss) -> None:
-        lost = self._replicas[: loss.replicas]
-        del self._replicas[: loss.replicas]
+    def _lose(self, count: int, now: float) -> None:
+        lost = self._replicas[:count]
+        del self._replicas[:count]
         self._lost.update(lost)
         for replica in lost:
             self._router.forget(replica.name)
         for replica in lost:
-            for job in replica.lost(loss.time):
+            for job in replica.lost(now):
                 self._moved += 1
-                self._route(job, loss.time)
+                self._route(job, now)
 
 
 def _quantiles(values: Sequence[float]) -> dict[str, float]:
