@@ -1,11 +1,14 @@
 """What the settings say of a model's replicas: how many, where, and what each gets of this machine."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any, TypeVar
 
 from galley.cluster.access import read_access
+from galley.cluster.members import following, read_members
 from galley.cluster.remote import remote_source
 from galley.cluster.router import PrefixRouter
+from galley.errors import SettingsError
 from galley.machine import available_cores
 from galley.settings.cluster import ClusterSettings
 from galley.settings.engine import EngineSettings
@@ -13,12 +16,17 @@ from galley.settings.engine import EngineSettings
 AnySettings = TypeVar("AnySettings", bound=EngineSettings)
 
 
-def fleet_of(settings: ClusterSettings) -> dict[str, Any]:
+def fleet_of(settings: ClusterSettings, model: str = "") -> dict[str, Any]:
     """Return the attributes of a :class:`galley.service.fleet.FleetPlan` that the settings determine.
 
+    ``model``: its name in the API, by which ``replica_file`` lists its replicas.
+
     Raises:
-        SettingsError: the token or a certificate cannot be read, or an address has another form.
+        SettingsError: the token, a certificate or the list of replicas cannot be read, or an address has
+            another form.
     """
+    if settings.replica_file:
+        return _followed(settings, model)
     remotes = []
     if settings.replica:
         access, seats = read_access(settings), settings.running_limit
@@ -26,6 +34,15 @@ def fleet_of(settings: ClusterSettings) -> dict[str, Any]:
     several = settings.replicas + len(remotes) > 1
     router = PrefixRouter() if several else None
     return {"replicas": settings.replicas, "remotes": remotes, "router": router}
+
+
+def _followed(settings: ClusterSettings, model: str) -> dict[str, Any]:
+    path = Path(settings.replica_file)
+    if model not in (listed := read_members(path)):
+        names = ", ".join(listed) or "none"
+        raise SettingsError(f"replica_file {path} lacks the model {model}; it has: {names}")
+    members = following(path, model, read_access(settings), settings.running_limit)
+    return {"replicas": 0, "members": members, "router": PrefixRouter()}
 
 
 def share_of_machine(settings: AnySettings, replicas: int) -> AnySettings:

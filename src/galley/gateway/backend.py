@@ -28,7 +28,13 @@ from galley.settings.config import Settings
 from galley.settings.engine_choice import NATIVE_ENGINE
 from galley.speech import require_installed
 from galley.types import OnPhase
-from galley.types.model_info import Ledger, ModelInfo, OnLedger, ReplicaStatus
+from galley.types.model_info import (
+    Ledger,
+    ModelInfo,
+    OnLedger,
+    OnReleaseFinished,
+    ReplicaStatus,
+)
 
 if TYPE_CHECKING:
     from galley.cache.hit_checks import HitChecks
@@ -121,6 +127,7 @@ class BackendLoading:
         cache: the server's response cache.
         cache_counts: counts the cache's hits and misses of this model.
         on_phase, on_ledger, on_step: called after each phase, with the memory plan, and after each step.
+        on_finished: called with the figures of each sequence that a release has finished.
     """
 
     settings: Settings
@@ -135,6 +142,7 @@ class BackendLoading:
     on_phase: OnPhase
     on_ledger: OnLedger
     on_step: Callable[[ReplicaStatus], None]
+    on_finished: OnReleaseFinished
 
     async def load(self) -> Backend:
         """Start the model's processes, and return it once it is ready.
@@ -198,12 +206,14 @@ class BackendLoading:
             self.settings,
             str(self.folder),
             max_queue=self.settings.max_queue,
+            name=self.name,
             contents=contents.hex(),
             on_phase=self.on_phase,
             on_ledger=planned,
             begin=lambda: self.spawner.spawn(self.settings),
             watchdog=lambda: Watchdog(self.settings.stall_seconds, self.settings.step_timeout),
             on_step=self.on_step,
+            on_finished=self.on_finished,
             promised=lambda: self.plans.others_take(self.name),
         )
         return engine

@@ -41,6 +41,7 @@ class Caller:
         objective: priority of the request's objective, added to that of the tenant.
         first_token_by: time by which the first token has to be expected for the request to be admitted.
         derived: the derived model by whose name the request names its model, if it does.
+        release: the release of the model that has to answer; empty: any.
     """
 
     request_id: str
@@ -58,6 +59,7 @@ class Caller:
     flow: str = ""
     objective: int = 0
     first_token_by: float = math.inf
+    release: str = ""
 
     @property
     def tenant(self) -> Tenant:
@@ -91,6 +93,7 @@ class Caller:
                 priority=self.priority(request.priority),
                 adapter=self.adapter,
                 keep_seconds=self.keep_seconds,
+                release=self.release,
             )
             for request in requests
         ]

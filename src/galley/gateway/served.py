@@ -35,6 +35,7 @@ from galley.types.model_info import (
     Ledger,
     ModelInfo,
     OnLedger,
+    ReleaseStatus,
     ReplicaStatus,
 )
 
@@ -299,6 +300,7 @@ class ServedModel:
             on_phase=phase_ended,
             on_ledger=planned,
             on_step=self._step_ended,
+            on_finished=self.metrics.release_finished,
         )
         backend = await loading.load()
         self.tasks = backend.engine.info.tasks
@@ -402,6 +404,11 @@ class ServedModel:
     def replicas(self) -> Sequence[ReplicaStatus]:
         """The status of each engine that serves the model; empty if it is not loaded."""
         return () if self._backend is None else self._backend.engine.replicas
+
+    @property
+    def releases(self) -> Sequence[ReleaseStatus]:
+        """What each release of the model has to do; empty without releases."""
+        return () if self._backend is None else self._backend.engine.releases
 
     @property
     def restarts(self) -> int:

@@ -6,7 +6,13 @@ from typing import Protocol
 from galley.service.streams import Outputs
 from galley.service.turns import Share
 from galley.types import Adapter, EngineRequest
-from galley.types.model_info import EngineState, EngineStats, ModelInfo, ReplicaStatus
+from galley.types.model_info import (
+    EngineState,
+    EngineStats,
+    ModelInfo,
+    ReleaseStatus,
+    ReplicaStatus,
+)
 
 
 class Submitter(Protocol):
@@ -35,6 +41,10 @@ class Submitter(Protocol):
     @property
     def replicas(self) -> Sequence[ReplicaStatus]:
         """The status of each engine that serves the model."""
+
+    @property
+    def releases(self) -> Sequence[ReleaseStatus]:
+        """What each release of the model has to do; empty without releases."""
 
     @property
     def engine_pids(self) -> Sequence[int]:

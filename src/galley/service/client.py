@@ -20,7 +20,13 @@ from galley.service.turns import Share
 from galley.service.watchdog import Watchdog
 from galley.settings.engine import EngineSettings
 from galley.types import Adapter, EngineRequest, OnPhase
-from galley.types.model_info import EngineState, EngineStats, ModelInfo, ReplicaStatus
+from galley.types.model_info import (
+    EngineState,
+    EngineStats,
+    ModelInfo,
+    ReleaseStatus,
+    ReplicaStatus,
+)
 
 STALL_SECONDS: Final = 10.0
 STEP_TIMEOUT: Final = 600.0
@@ -142,6 +148,11 @@ class EngineClient:
         return self.fleet.statuses
 
     @property
+    def releases(self) -> Sequence[ReleaseStatus]:
+        """What each release of the model has to do; empty without releases."""
+        return self.fleet.release_statuses
+
+    @property
     def engine_pids(self) -> Sequence[int]:
         """The process ids of the engines that run on this machine."""
         return self.fleet.engine_pids
@@ -193,9 +204,10 @@ class EngineClient:
             DeadlineExceeded: the deadline has passed.
             EngineNotReady: the engine has not been ready yet, or is closed.
             EngineFailed: the engine has given up.
+            RequestError: the requests name a release that there is not.
         """
         self._check_state()
-        return self._book.take(requests, deadline)
+        return self._book.take(self.fleet.releases.pinned(requests), deadline)
 
     async def submit_patiently(
         self, requests: Sequence[EngineRequest], deadline: float = math.inf

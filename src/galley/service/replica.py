@@ -111,6 +111,7 @@ class Replica:
         pace: its measured throughput.
         blocks: keys of the blocks that its prefix cache holds.
         draining: whether it gets no new requests.
+        retiring: whether it is to be removed, and gets no new requests.
         seats: sequences that run at the same time.
         heard: when the last frame arrived, on the monotonic clock.
     """
@@ -143,6 +144,7 @@ class Replica:
         self.pace = Pace()
         self.blocks: set[bytes] = set()
         self.draining = False
+        self.retiring = False
         self.heard = 0.0
         self.seats = source.seats
         self._events = events
@@ -172,7 +174,7 @@ class Replica:
     @property
     def accepts(self) -> bool:
         """Whether new requests may be sent to it now."""
-        return self.state == "ready" and not self.draining
+        return self.state == "ready" and not (self.draining or self.retiring)
 
     @property
     def pid(self) -> int | None:
@@ -190,6 +192,7 @@ class Replica:
             pid=self.pid,
             version=self.version,
             remote=self.source.remote,
+            release=self.source.release,
         )
 
     def send(self, frame: ToEngine) -> None:

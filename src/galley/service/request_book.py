@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from galley.errors import DeadlineExceeded
@@ -32,6 +32,7 @@ class RequestBook:
         admission: Admission,
         choose: Callable[[EngineRequest, str | None], Replica | None],
         spare: Callable[[], Replica],
+        on_finished: Callable[[Unfinished, Output], None] = lambda unfinished, output: None,
     ) -> None:
         """Create an empty book.
 
@@ -40,16 +41,22 @@ class RequestBook:
             choose: returns the ready replica for a request, given the version that has to continue it;
                 None: there is none.
             spare: returns a replica where a request can wait until one is ready.
+            on_finished: called with each request that an engine has finished, and its last Output.
         """
         self._admission = admission
         self._choose = choose
         self._spare = spare
+        self._on_finished = on_finished
         self._unread = UnreadBudget()
         self._unfinished: dict[str, Unfinished] = {}
 
     def __len__(self) -> int:
         """Return the number of unfinished sequences."""
         return len(self._unfinished)
+
+    def __iter__(self) -> Iterator[Unfinished]:
+        """Return the unfinished sequences."""
+        return iter(self._unfinished.values())
 
     def check_place(self, share: Share, deadline: float) -> None:
         """Raise the errors of :meth:`take` that are certain before a tenant's request is known."""
@@ -116,6 +123,7 @@ class RequestBook:
             replica.requests.progressed(output.request_id)
             return worked
         self._end(output.request_id, finished=True)
+        self._on_finished(unfinished, output)
         replica.requests.finished(output.request_id)
         return worked
 
@@ -129,12 +137,15 @@ class RequestBook:
             if unfinished.replica is replica:
                 unfinished.resumed = True
 
-    def move(self, replica: Replica) -> None:
-        """Have other replicas continue those of a replica's requests that they can."""
+    def move(self, replica: Replica, rest: Replica | None = None) -> None:
+        """Have other replicas continue those of a replica's requests that they can.
+
+        ``rest``: gets the requests that no replica can continue now; None: they stay.
+        """
         targets: dict[str, Replica] = {}
         for request_id, unfinished in self._unfinished.items():
             if unfinished.replica is replica:
-                target = self._choose(unfinished.request, unfinished.version)
+                target = self._choose(unfinished.request, unfinished.version) or rest
                 if target is not None and target is not replica:
                     targets[request_id] = unfinished.replica = target
                     unfinished.resumed = True

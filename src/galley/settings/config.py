@@ -310,9 +310,10 @@ class Settings(ClusterSettings):
             self.of(model)
 
     def _check_replicas(self) -> None:
-        if not self.replicas and not self.replica:
+        if not (self.replicas or self.replica or self.replica_file):
             raise SettingsError(
-                "replicas is 0, so at least one replica on another machine is needed: --replica HOST:PORT"
+                "replicas is 0, so at least one replica on another machine is needed: --replica HOST:PORT, "
+                "or --replica-file"
             )
         if self.replica and self.models:
             raise SettingsError(

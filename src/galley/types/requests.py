@@ -246,6 +246,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         tenant_priority: of the tenant among tenants, lower is sooner; ``priority`` orders a tenant's own.
         adapter: LoRA adapter that is added to the model; None: the model alone.
         keep_seconds: how long its blocks stay in the prefix cache while others are evicted first.
+        release: the release of the model that has to answer; empty: any.
     """
 
     id: str
@@ -257,3 +258,4 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     tenant_priority: int = 0
     adapter: Adapter | None = None
     keep_seconds: float = 0.0
+    release: str = ""
