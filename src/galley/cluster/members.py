@@ -40,11 +40,13 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         share: its share of the model's requests, in percent.
         replicas: HOST:PORT of each.
         sleeps: whether it may have none while there are no requests.
+        alias: a further name by which requests may choose it.
     """
 
     share: Annotated[float, msgspec.Meta(ge=0, le=100)] = 100.0
     replicas: list[str] = []
     sleeps: bool = False
+    alias: str = ""
 
 
 Members = dict[str, dict[Annotated[str, msgspec.Meta(pattern=_RELEASE)], Release]]
@@ -101,6 +103,7 @@ def following(
         ]
         fleet.releases.shares = {name: one.share for name, one in releases.items()}
         fleet.releases.sleeping = {name for name, one in releases.items() if one.sleeps}
+        fleet.releases.aliases = {one.alias: name for name, one in releases.items() if one.alias}
         fleet.follow(sources)
 
     async def follow(fleet: "Fleet") -> None:

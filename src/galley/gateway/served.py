@@ -24,6 +24,7 @@ from galley.gateway.memory_plans import MemoryPlans
 from galley.gateway.memory_watch import MemoryWatch
 from galley.gateway.model_files import fingerprint
 from galley.observe.metrics import Metrics
+from galley.service.releases import merged
 from galley.service.spawn import Spawner
 from galley.settings.config import Settings
 from galley.settings.engine_choice import is_file_of_engine
@@ -103,6 +104,7 @@ class ServedModel:
         self._backend: Backend | None = None
         self._loading = asyncio.Lock()
         self._retired: set[asyncio.Task[None]] = set()
+        self._retiring: list[Backend] = []
         self._earlier_restarts = 0
 
     async def start(
@@ -260,11 +262,13 @@ class ServedModel:
 
     async def _retire(self, backend: Backend) -> None:
         """End an engine that receives no new calls, after its last open call."""
+        self._retiring.append(backend)
         try:
             while backend.busy:  # noqa: ASYNC110 - a weak set cannot notify
                 await asyncio.sleep(_RETIRE_POLL_SECONDS)
         finally:
             await backend.close()
+            self._retiring.remove(backend)
 
     async def _resolve(self) -> Path:
         model, revision = self.settings.model, self.settings.revision
@@ -408,7 +412,8 @@ class ServedModel:
     @property
     def releases(self) -> Sequence[ReleaseStatus]:
         """What each release of the model has to do; empty without releases."""
-        return () if self._backend is None else self._backend.engine.releases
+        backends = [*self._retiring, *([] if self._backend is None else [self._backend])]
+        return merged([backend.engine.releases for backend in backends])
 
     @property
     def restarts(self) -> int:

@@ -162,6 +162,11 @@ class EngineClient:
         """The number of unfinished sequences."""
         return len(self._book)
 
+    @property
+    def backlog(self) -> float:
+        """The seconds until a newcomer would be scheduled; 0 also if that is unknown."""
+        return self._book.backlog
+
     def submit(self, request: EngineRequest) -> OutputStream:
         """Start one sequence; see :meth:`submit_all`."""
         return self.submit_all([request])[0]

@@ -25,11 +25,13 @@ class Releases:
     Attributes:
         shares: name of a release -> its share of the requests, in percent.
         sleeping: names of the releases that may have no replica while there are no requests.
+        aliases: further name of a release -> its name.
     """
 
     def __init__(self) -> None:
         self.shares: Mapping[str, float] = {}
         self.sleeping: Collection[str] = ()
+        self.aliases: Mapping[str, str] = {}
 
     def pinned(self, requests: Sequence[EngineRequest]) -> list[EngineRequest]:
         """Return the requests of one answer, all for the same release if there are several.
@@ -37,16 +39,17 @@ class Releases:
         Raises:
             RequestError: they name a release that there is not.
         """
-        wanted = requests[0].release if requests else ""
+        given = requests[0].release if requests else ""
+        wanted = self.aliases.get(given, given)
         if wanted and wanted not in self.shares:
-            names = ", ".join(sorted(self.shares)) or "none"
+            names = ", ".join(sorted({*self.shares, *self.aliases})) or "none"
             raise RequestError(
-                f"The header {RELEASE_HEADER} is {wanted[:100]!r}; this model's releases: {names}",
+                f"The header {RELEASE_HEADER} is {given[:100]!r}; this model's releases: {names}",
                 param=RELEASE_HEADER,
             )
-        if wanted or len(requests) < 2 or not self.shares:
+        if not self.shares or (not wanted and len(requests) < 2):
             return list(requests)
-        release = self.of(requests[0], self.shares)
+        release = wanted or self.of(requests[0], self.shares)
         return [msgspec.structs.replace(one, release=release) for one in requests]
 
     def of(self, request: EngineRequest, available: Iterable[str]) -> str:
@@ -94,3 +97,18 @@ class Releases:
             for name in sorted(requests)
             if name
         ]
+
+
+def merged(parts: Sequence[Sequence[ReleaseStatus]]) -> Sequence[ReleaseStatus]:
+    """Return what releases have to do for several clients; shares are those of the last."""
+    found: dict[str, ReleaseStatus] = {}
+    for one in (one for part in parts for one in part):
+        before = found.get(one.name)
+        found[one.name] = (
+            one
+            if before is None
+            else msgspec.structs.replace(
+                one, requests=one.requests + before.requests, waiting=one.waiting + before.waiting
+            )
+        )
+    return list(found.values())

@@ -76,6 +76,11 @@ class RequestBook:
         _check_deadline(deadline, now)
         self._admission.check(requests, deadline, now=now)
 
+    @property
+    def backlog(self) -> float:
+        """The seconds until a newcomer would be scheduled; 0 also if that is unknown."""
+        return self._admission.backlog(now=time.monotonic())
+
     def room(self, share: Share) -> int:
         """Return how many sequences the tenant may add at once."""
         return self._admission.room(share, now=time.monotonic())

@@ -1,0 +1,177 @@
+"""Clusters on Ray Serve, on several Ray nodes of this machine."""
+
+import asyncio
+import random
+import secrets
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.cluster.ray_nodes import OnRay, kill, leftovers, ray_nodes, with_children
+from tests.cluster.streams import answers, asks
+from tests.server.serving import Server, until
+from tests.thorough import long
+from tests.tools.checkpoint import make_calling
+
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("secrets") / "token"
+    path.write_text(secrets.token_hex(32))
+    return path
+
+
+@pytest.fixture(scope="module")
+def address(token: Path) -> Iterator[str]:
+    with ray_nodes(token) as address:
+        yield address
+
+
+@pytest.fixture
+def cluster(address: str, token: Path, tmp_path: Path) -> Iterator[OnRay]:
+    made = OnRay(tmp_path, address, token, 30_000 + secrets.randbelow(100) * 200)
+    try:
+        yield made
+    finally:
+        made.command("down", check=False)
+        until(lambda: not leftovers(), 60)
+
+
+@pytest.fixture(scope="module")
+def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Other weights with the same tokenizer."""
+    folder = tmp_path_factory.mktemp("newer") / "tiny"
+    return make_calling(folder, max_position_embeddings=4096, seed=1)
+
+
+def alone(folder: Path, log: Path, wanted: list[tuple[str, dict[str, object]]]) -> list[str]:
+    """Return the texts of a single engine."""
+    named = [f"tiny={folder}"]
+    with Server(named, log, max_adapters=4, threads=1, kv_cache_tokens=32768) as server:
+        return asyncio.run(answers(server.url, wanted))
+
+
+@long
+def test_streams_survive_replicas_that_are_killed_stopped_and_lost(
+    cluster: OnRay, folder: Path, tmp_path: Path
+) -> None:
+    wanted = asks(20, "tiny", "tiny")
+    texts = alone(folder, tmp_path / "one", wanted)
+    cluster.model("tiny", folder, replicas=3)
+    url = cluster.deploy()
+    until(lambda: len(cluster.engines) == 3, 60)
+    assert asyncio.run(answers(url, wanted)) == texts
+    total, written = sum(map(len, texts)), 0
+    actors, engines = cluster.actors, cluster.engines
+    faults: list[Callable[[], object]] = [
+        lambda: kill(actors[:1]),
+        lambda: kill(engines[1:2]),
+        lambda: kill(with_children(actors[2]), signal.SIGSTOP),
+    ]
+
+    async def on_piece(length: int) -> None:
+        nonlocal written
+        written += length
+        while faults and written > total * (4 - len(faults)) / 5:
+            faults.pop(0)()
+
+    assert asyncio.run(answers(url, wanted, on_piece)) == texts
+    assert not faults
+    until(lambda: len(cluster.engines) >= 3, 120)
+    assert asyncio.run(answers(url, wanted[:5])) == texts[:5]
+
+
+@long
+def test_an_update_rolls_without_mixing_releases(
+    cluster: OnRay, folder: Path, newer: Path, tmp_path: Path
+) -> None:
+    wanted = asks(10, "tiny", "tiny", tokens=400)
+    old = alone(folder, tmp_path / "old", wanted)
+    new = alone(newer, tmp_path / "new", wanted)
+    assert all(a != b for a, b in zip(old, new, strict=True) if not a.startswith("weather"))
+    cluster.model("tiny", folder, replicas=2)
+    url = cluster.deploy()
+    cluster.model("tiny", newer, replicas=2)
+
+    async def while_updated() -> int:
+        rounds = 0
+        update = asyncio.create_task(asyncio.to_thread(cluster.command, "deploy"))
+        while not update.done():
+            texts = await answers(url, wanted)
+            for text, a, b in zip(texts, old, new, strict=True):
+                assert text in (a, b)
+            rounds += 1
+        said = await update
+        assert said.count("chat") == 0
+        return rounds
+
+    assert asyncio.run(while_updated()) >= 1
+    assert asyncio.run(answers(url, wanted)) == new
+    assert cluster.command("status").count("RUNNING") == 2
+
+
+@long
+def test_a_canary_gets_its_share_and_its_own_metrics(
+    cluster: OnRay, folder: Path, newer: Path
+) -> None:
+    settings = {"kv_cache_tokens": 32768, "threads": 1, "max_adapters": 4, "speculation": "off"}
+    canary = {"model": str(newer), "settings": settings, "share": 25, "resources": {"cpus": 0.5}}
+    cluster.model("tiny", folder, canary=canary)
+    url = cluster.deploy()
+    body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 20, "temperature": 0}
+
+    def text(**headers: str) -> str:
+        answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["text"])
+
+    stable = text(**{"x-galley-release": "stable"})
+    other = text(**{"x-galley-release": "canary"})
+    assert stable != other
+    got = [text() for _ in range(80)]
+    assert set(got) == {stable, other}
+    assert 8 <= got.count(other) <= 32
+    page = httpx.get(f"{url}/metrics").text
+    counted = [
+        float(line.rpartition(" ")[2])
+        for line in page.splitlines()
+        if line.startswith("galley_release_sequences_total{")
+    ]
+    assert sorted(counted) == sorted([got.count(stable) + 1.0, got.count(other) + 1.0])
+    refused = httpx.post(
+        f"{url}/v1/completions", json=body, headers={"x-galley-release": "beta"}, timeout=60
+    )
+    assert refused.status_code == 400
+    # A release that cannot start changes nothing.
+    cluster.content["models"]["tiny"]["model"] = "/nowhere"
+    said = cluster.command("deploy", check=False)
+    assert "cannot be started" in said
+    assert text(**{"x-galley-release": "stable"}) == stable
+
+
+@long
+def test_a_model_sleeps_and_grows_with_its_load(
+    cluster: OnRay, folder: Path, tmp_path: Path
+) -> None:
+    scale = {"min": 0, "max": 2, "up_seconds": 1, "down_seconds": 5, "zero_seconds": 5}
+    cluster.model("tiny", folder, replicas=scale, slo={"load": 0.05})
+    url = cluster.deploy()
+    until(lambda: not cluster.engines, 60)
+    assert httpx.get(f"{url}/ready").status_code == 200
+    wanted = asks(20, "tiny", "tiny", tokens=1500)
+    texts = alone(folder, tmp_path / "one", wanted)
+    most = 0
+
+    async def on_piece(_: int) -> None:
+        nonlocal most
+        if most < 2 and random.random() < 0.005:
+            most = max(most, len(cluster.engines))
+
+    assert asyncio.run(answers(url, wanted, on_piece)) == texts
+    assert most == 2
+    until(lambda: not cluster.engines, 120)
