@@ -262,12 +262,12 @@ class ClusterConfig(_Part, frozen=True):
         for name, model in self.models.items():
             for where, release in _releases(name, model):
                 _settings_of(release, self.network, where)
-        wrong = [one for one in _canonical(self.gateways.settings) if one in _OF_CLUSTER]
+        wrong = [one for one in underscored(self.gateways.settings) if one in _OF_CLUSTER]
         if wrong:
             raise SettingsError(
                 f"gateways: settings: the cluster determines {', '.join(wrong)}; leave it out"
             )
-        secret = [one for one in _canonical(self.gateways.settings) if one in _SECRET]
+        secret = [one for one in underscored(self.gateways.settings) if one in _SECRET]
         if secret:
             raise SettingsError(
                 f"gateways: settings: {', '.join(secret)}: Ray shows these settings, so they must not have "
@@ -281,7 +281,7 @@ class ClusterConfig(_Part, frozen=True):
         Raises:
             SettingsError: they cannot be used.
         """
-        given = convert(Settings, self.gateways.settings, source="gateways: settings")
+        given = convert(Settings, underscored(self.gateways.settings), source="gateways: settings")
         given |= {"replicas": 0, "replica_file": "replicas.json", "host": self.gateways.host}
         given |= self.network.settings
         return Settings(**given)
@@ -330,7 +330,7 @@ def _releases(name: str, model: Model) -> Iterator[tuple[str, Release]]:
 
 
 def _settings_of(release: Release, network: Network, where: str) -> dict[str, Any]:
-    given = convert(EngineSettings, release.settings, source=f"{where}: settings")
+    given = convert(EngineSettings, underscored(release.settings), source=f"{where}: settings")
     if twice := [one for one in ("model", "revision") if one in given]:
         raise SettingsError(f"{where}: settings: {twice[0]} stands beside settings, not in them")
     given |= {"model": release.model, **network.settings}
@@ -345,5 +345,6 @@ def _settings_of(release: Release, network: Network, where: str) -> dict[str, An
     return given
 
 
-def _canonical(settings: Mapping[str, Any]) -> list[str]:
-    return [name.replace("-", "_") for name in settings]
+def underscored(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings whose names may have been spelled with hyphens."""
+    return {name.replace("-", "_"): value for name, value in settings.items()}

@@ -97,11 +97,11 @@ class Generate(Payload, frozen=True, kw_only=True, tag="generate"):
         return self.sampling.max_tokens or 0
 
     def resumed(self, tokens: list[int], *, answered: bool, samples: int = 0) -> Self:
-        """Return the payload with the delivered tokens as its output."""
+        """Return the payload with the delivered tokens added to its output."""
         sampling = self.sampling
         if answered:
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
-        return msgspec.structs.replace(self, output=tokens, sampling=sampling)
+        return msgspec.structs.replace(self, output=[*self.output, *tokens], sampling=sampling)
 
 
 class Transcribe(Payload, frozen=True, kw_only=True, tag="transcribe"):
@@ -131,12 +131,14 @@ class Transcribe(Payload, frozen=True, kw_only=True, tag="transcribe"):
         return self.sampling.max_tokens or 0
 
     def resumed(self, tokens: list[int], *, answered: bool, samples: int = 0) -> Self:
-        """Return the payload with the delivered tokens as its output."""
+        """Return the payload with the delivered tokens added to its output."""
         sampling, rules = self.sampling, self.rules
         if answered:
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
             rules = msgspec.structs.replace(rules, no_speech=None)
-        return msgspec.structs.replace(self, output=tokens, sampling=sampling, rules=rules)
+        return msgspec.structs.replace(
+            self, output=[*self.output, *tokens], sampling=sampling, rules=rules
+        )
 
 
 class Align(Payload, frozen=True, kw_only=True, tag="align"):
@@ -219,8 +221,8 @@ class Speak(Payload, frozen=True, kw_only=True, tag="speak"):
         return len(self.text)
 
     def resumed(self, tokens: list[int], *, answered: bool, samples: int = 0) -> Self:
-        """Return the payload with the samples to leave out."""
-        return msgspec.structs.replace(self, samples=samples)
+        """Return the payload with the samples to leave out, in addition to those of before."""
+        return msgspec.structs.replace(self, samples=self.samples + samples)
 
 
 Written: TypeAlias = Generate | Transcribe

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from galley.cluster.config import ClusterConfig, Model, Release
+from galley.cluster.config import ClusterConfig, Model, Release, underscored
 
 DEPLOYMENT: Final = "Replica"
 """Name of a release's deployment in an application of its own."""
@@ -78,7 +78,7 @@ def planned_model(model: Model, apps: Mapping[str, tuple[str, str]]) -> PlannedM
 def served_settings(release: Release) -> dict[str, Any]:
     """Return the settings with which gateways serve a model, as ``galley.yaml`` has them."""
     revision = {"revision": release.revision} if release.revision else {}
-    return {**release.settings, "model": release.model, **revision}
+    return {**underscored(release.settings), "model": release.model, **revision}
 
 
 def releases_of(config: ClusterConfig) -> list[tuple[str, Release]]:

@@ -4,9 +4,10 @@ Ray pickles this module by value, so it imports nothing of Galley's.
 """
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ray.serve.config import AutoscalingContext
+if TYPE_CHECKING:
+    from ray.serve.config import AutoscalingContext
 
 _ENOUGH = 0.5
 """Share of the goal below which fewer replicas would do."""
@@ -29,7 +30,7 @@ class ByFirstToken:
         self._goal = first_token_seconds
         self._load = load
 
-    def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+    def __call__(self, context: "AutoscalingContext") -> tuple[int, dict[str, Any]]:
         """Return the number of replicas; Ray applies the bounds and delays."""
         latest = _latest(context.raw_metrics or {})
         if not latest:

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import yaml
 
-from galley.cluster.config import Gateways
+from galley.cluster.config import Gateways, underscored
 
 log = logging.getLogger("galley.cluster")
 
@@ -58,7 +58,7 @@ class ServeProcess:
         self.log_path = self._folder / "log"
         self.failed_starts = 0
         self._gateways = gateways
-        self._own = {**gateways.settings, **network, "drain_seconds": drain_seconds}
+        self._own = {**underscored(gateways.settings), **network, "drain_seconds": drain_seconds}
         self._key = key
         self._drain_seconds = drain_seconds
         self._port = 0
