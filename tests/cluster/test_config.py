@@ -92,3 +92,8 @@ def test_mistakes_are_named(changes: dict[str, Any], message: str, tmp_path: Pat
 def test_a_missing_file_is_named() -> None:
     with pytest.raises(SettingsError, match=r"nowhere\.yaml is not a file"):
         read_config("nowhere.yaml")
+
+
+def test_the_example_is_valid() -> None:
+    config = read_config(Path(__file__).parents[2] / "deploy" / "ray" / "cluster.yaml")
+    assert config.models["chat"].scale.max == 4

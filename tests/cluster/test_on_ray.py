@@ -1,11 +1,14 @@
 """Clusters on Ray Serve, on several Ray nodes of this machine."""
 
 import asyncio
+import json
 import random
 import secrets
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -175,3 +178,56 @@ def test_a_model_sleeps_and_grows_with_its_load(
     assert asyncio.run(answers(url, wanted, on_piece)) == texts
     assert most == 2
     until(lambda: not cluster.engines, 120)
+
+
+@long
+def test_the_server_for_ray_llm_answers_the_calls_of_its_engines(
+    address: str, folder: Path
+) -> None:
+    """Through a plain deployment: ``ray.serve.llm`` cannot be imported without vLLM or SGLang."""
+    import ray
+    from ray import serve
+
+    from galley.cluster.ray_llm import GalleyServer
+
+    config = SimpleNamespace(
+        model_loading_config={"model_id": "org/tiny", "model_source": str(folder)},
+        engine_kwargs={"threads": 1, "kv_cache_tokens": 4096, "max_adapters": 2},
+        deployment_config={"num_replicas": 1},
+    )
+    ray.init(address=address, log_to_driver=False)
+    serve.start(proxy_location="Disabled")
+    deployment = serve.deployment(GalleyServer, **GalleyServer.get_deployment_options(config))
+    handle = serve.run(deployment.bind(llm_config=config), name="llm", route_prefix=None)
+
+    def call(method: str, request: object) -> list[Any]:
+        return list(handle.options(method_name=method, stream=True).remote(request))
+
+    chat = {"model": "org/tiny", "messages": [{"role": "user", "content": "a b"}], "max_tokens": 5}
+    chat |= {"temperature": 0, "ignore_eos": True}
+    [whole] = call("chat", chat)
+    assert whole["usage"]["completion_tokens"] == 5
+    events = call("chat", chat | {"stream": True})
+    assert all(one.startswith("data: ") and one.endswith("\n\n") for one in events)
+    assert events[-1] == "data: [DONE]\n\n"
+    pieces = [json.loads(one[6:])["choices"][0]["delta"] for one in events[:-1]]
+    said = "".join(piece.get("content") or "" for piece in pieces)
+    assert said == whole["choices"][0]["message"]["content"]
+    [text] = call("completions", {"model": "org/tiny", "prompt": [5, 6], "max_tokens": 2})
+    assert text["object"] == "text_completion"
+    [tokens] = call("tokenize", {"model": "org/tiny", "prompt": "a b"})
+    [back] = call("detokenize", {"model": "org/tiny", "tokens": tokens["tokens"]})
+    assert back["prompt"] == "a b"
+    [refused] = call("embeddings", {"model": "org/tiny", "input": "a"})
+    assert "embed" in refused["error"]["message"]
+    lora = SimpleNamespace(model_id="org/tiny:a", local_path=str(folder.parent / "adapter"))
+    for _ in range(2):
+        handle.resolve_lora.remote(lora).result()
+    [adapted] = call("completions", {"model": "a", "prompt": [5, 6], "max_tokens": 2})
+    assert adapted["model"] == "org/tiny:a"
+    handle.reset_prefix_cache.remote().result()
+    handle.check_health.remote().result()
+    assert handle.routing_stats.remote().result() == {"requests": 0}
+    serve.delete("llm")
+    ray.shutdown()
+    until(lambda: not leftovers(), 60)

@@ -145,6 +145,8 @@ def check_listed(a: Replica, folder: Path, token: Path, tmp_path: Path, texts: l
         with server.client(headers={"x-galley-release": "new"}) as client:
             error = error_of(client.post("/v1/completions", json=body), 400)
         assert "this model's releases: old" in error["message"]
+        with server.client(headers={"x-galley-release": "old"}) as client:
+            assert client.post("/v1/completions", json=body | {"n": 2}).status_code == 200
         metrics = server.metrics()
         assert metrics["galley_release_sequences_total{finish_reason=length,release=old}"] >= 3
         write_members(file, {"tiny": {"old": Release(100)}})

@@ -202,8 +202,9 @@ class _Caller:
             task.cancel()
 
     def _submit(self, request: EngineRequest) -> None:
-        # Ids of several servers may be equal.
-        unique = msgspec.structs.replace(request, id=f"{id(self):x}-{self._seen}-{request.id}")
+        # Ids of several servers may be equal. The server has chosen the release.
+        name = f"{id(self):x}-{self._seen}-{request.id}"
+        unique = msgspec.structs.replace(request, id=name, release="")
         try:
             stream = self._client.submit(unique)
         except GalleyError as error:

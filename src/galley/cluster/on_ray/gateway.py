@@ -6,14 +6,13 @@ is away, gateways go on with the replicas that they have.
 
 import asyncio
 import logging
-import secrets
 from typing import Any, Final
 
 import msgspec
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from galley.cluster.config import ClusterConfig, Gateways, Network
+from galley.cluster.config import ClusterConfig, Gateways, Network, underscored
 from galley.cluster.members import Members, Release, write_members
 from galley.cluster.on_ray import directory
 from galley.cluster.on_ray.plan import Plan, PlannedRelease
@@ -70,19 +69,23 @@ class Gateway:
         self._handles: dict[Key, DeploymentHandle] = {}
         self._waking: dict[Key, Any] = {}
         self._process = ServeProcess(
-            given.gateways,
-            given.network.settings,
-            drain_seconds=given.drain_seconds,
-            key=secrets.token_hex(16),
+            given.gateways.host, given.gateways.ports, drain_seconds=given.drain_seconds
         )
+        self._replica_file = self._process.folder / "replicas.json"
+        self._settings = {
+            **underscored(given.gateways.settings),
+            **given.network.settings,
+            "replicas": 0,
+            "replica_file": str(self._replica_file),
+        }
         self._tasks: list[asyncio.Task[None]] = []
 
     async def reconfigure(self, plan: dict[str, Any]) -> None:
         """Serve these models and releases from now on; see :class:`Plan`."""
         self._plan = msgspec.convert(plan, Plan)
         self._list_replicas()
-        settings = {name: model.settings for name, model in self._plan.models.items()}
-        await self._process.configure(settings)
+        models = {name: model.settings for name, model in self._plan.models.items()}
+        await self._process.configure({**self._settings, "models": models})
         if not self._tasks:
             loops = (self._follow(), self._connect(), self._watch(), self._process.supervise())
             self._tasks = [asyncio.create_task(one) for one in loops]
@@ -119,7 +122,7 @@ class Gateway:
             for name, model in self._plan.models.items()
         }
         if members != self._members:
-            write_members(self._process.replica_file, members)
+            write_members(self._replica_file, members)
             self._members = members
 
     def _release(self, planned: PlannedRelease) -> Release:

@@ -1,10 +1,11 @@
-"""The ``galley serve`` process of a gateway: its settings, its port, and its restarts."""
+"""A ``galley serve`` process under an actor of Ray's: its settings, its port, and its restarts."""
 
 import asyncio
 import ctypes
 import json
 import logging
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -18,8 +19,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
-
-from galley.cluster.config import Gateways, underscored
 
 log = logging.getLogger("galley.cluster")
 
@@ -37,29 +36,26 @@ class ServeProcess:
     """Supervises one ``galley serve``. For use in one event loop.
 
     Attributes:
-        replica_file: the file of replicas that the process follows.
+        folder: its files, which end with it.
+        key: an admin key of the process.
         log_path: where its output goes.
         failed_starts: consecutive starts after which it did not listen.
     """
 
-    def __init__(
-        self, gateways: Gateways, network: dict[str, str], *, drain_seconds: float, key: str
-    ) -> None:
+    def __init__(self, host: str, ports: tuple[int, int], *, drain_seconds: float) -> None:
         """Create it; :meth:`supervise` starts the process.
 
         Args:
-            gateways: how gateways are configured.
-            network: settings of the connections to replicas.
+            host: the address to bind.
+            ports: first and last port; the first that is free is taken.
             drain_seconds: how long requests have after the process was told to end.
-            key: an admin key of the process.
         """
-        self._folder = Path(tempfile.mkdtemp(prefix="galley-gateway-"))
-        self.replica_file = self._folder / "replicas.json"
-        self.log_path = self._folder / "log"
+        self.folder = Path(tempfile.mkdtemp(prefix="galley-gateway-"))
+        self.log_path = self.folder / "log"
         self.failed_starts = 0
-        self._gateways = gateways
-        self._own = {**underscored(gateways.settings), **network, "drain_seconds": drain_seconds}
-        self._key = key
+        self.key = secrets.token_hex(16)
+        self._host = host
+        self._ports = ports
         self._drain_seconds = drain_seconds
         self._port = 0
         self._process: asyncio.subprocess.Process | None = None
@@ -73,19 +69,32 @@ class ServeProcess:
         """Where clients reach it; empty before it listens."""
         if not self._port:
             return ""
-        host = self._gateways.host
-        scheme = "https" if "tls_cert" in self._own else "http"
+        host = self._host
+        scheme = "https" if self._settings.get("tls_cert") else "http"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._port}"
 
-    async def configure(self, models: dict[str, dict[str, Any]]) -> None:
-        """Serve these models; a running process reloads those that changed, and loses no stream."""
+    @property
+    def own_url(self) -> str:
+        """Where this process reaches it."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self._host)  # noqa: S104
+        return self.url if host is None else f"{self.url.partition('://')[0]}://{host}:{self._port}"
+
+    @property
+    def last_words(self) -> str:
+        """The last line of its output."""
+        try:
+            lines = self.log_path.read_text(errors="replace").strip().splitlines()
+        except OSError:
+            lines = []
+        return lines[-1] if lines else "it has said nothing"
+
+    async def configure(self, given: dict[str, Any]) -> None:
+        """Use these settings; a running process reloads models that changed, and loses no stream."""
         settings = {
-            **self._own,
-            "host": self._gateways.host,
+            **given,
+            "host": self._host,
             "port": self._port,
-            "replicas": 0,
-            "replica_file": str(self.replica_file),
-            "models": models,
+            "drain_seconds": self._drain_seconds,
         }
         if settings == self._settings:
             return
@@ -105,7 +114,7 @@ class ServeProcess:
             if self.failed_starts:
                 delay = _FIRST_RETRY_SECONDS * 2 ** min(self.failed_starts - 1, 8)
                 await asyncio.sleep(min(_LONGEST_RETRY_SECONDS, delay))
-            self._port = self._port or _free_port(self._gateways.host, self._gateways.ports)
+            self._port = self._port or _free_port(self._host, self._ports)
             self._settings = {**self._settings, "port": self._port}
             self._write()
             if await self._run():
@@ -116,9 +125,8 @@ class ServeProcess:
 
     def figures(self) -> dict[str, Any] | None:
         """Return model -> release -> what it has to do; None if the process does not answer. Blocks."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self._gateways.host)  # noqa: S104
-        url = self.url if host is None else f"{self.url.partition('://')[0]}://{host}:{self._port}"
-        headers = {"Authorization": f"Bearer {self._key}"}
+        url = self.own_url
+        headers = {"Authorization": f"Bearer {self.key}"}
         # It is this gateway's own process, so its certificate proves nothing.
         context = ssl._create_unverified_context() if url.startswith("https") else None  # noqa: S323
         try:
@@ -142,23 +150,23 @@ class ServeProcess:
                 await asyncio.wait_for(process.wait(), self._drain_seconds + _END_SECONDS)
             except TimeoutError:
                 process.kill()
-        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
 
     def _write(self) -> None:
-        new = self._folder / "galley.yaml.new"
+        new = self.folder / "galley.yaml.new"
         new.write_text(yaml.safe_dump(self._settings))
-        new.replace(self._folder / "galley.yaml")
+        new.replace(self.folder / "galley.yaml")
 
     async def _run(self) -> bool:
         """Run the process once; return whether it ever listened."""
-        keys = [self._key, *filter(None, os.environ.get("GALLEY_ADMIN_KEY", "").split(","))]
+        keys = [self.key, *filter(None, os.environ.get("GALLEY_ADMIN_KEY", "").split(","))]
         command = (
             sys.executable,
             "-m",
             "galley",
             "serve",
             "--config",
-            self._folder / "galley.yaml",
+            self.folder / "galley.yaml",
         )
         with self.log_path.open("ab") as output:
             self._process = process = await asyncio.create_subprocess_exec(
@@ -185,7 +193,7 @@ class ServeProcess:
             ended.cancel()
 
     def _answers(self) -> bool:
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._gateways.host, self._gateways.host)  # noqa: S104
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._host, self._host)  # noqa: S104
         try:
             with socket.create_connection((host, self._port), timeout=1):
                 return True
