@@ -14,6 +14,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.cluster.admin import ADMIN_KEY
 from tests.server.serving import until
 
 START_SECONDS = 120
@@ -24,6 +25,7 @@ def ray_nodes(token: Path, count: int = 3) -> Iterator[str]:
     """Run a Ray cluster of several nodes; yield its address. Skip the test if Ray is not installed."""
     # Ray reads them when it is imported.
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    os.environ["GALLEY_ADMIN_KEY"] = ADMIN_KEY
     pytest.importorskip("ray", reason="extra ray")
     from ray.cluster_utils import Cluster
 
@@ -106,6 +108,15 @@ class OnRay:
     def gateways(self) -> list[psutil.Process]:
         """The processes of gateways in Ray."""
         return [one for one in _named("ray::ServeReplica:") if ":Gateway" in _title(one)]
+
+    @property
+    def serving(self) -> list[psutil.Process]:
+        """The processes of replicas that have an engine."""
+        return [
+            one
+            for one in self.actors
+            if any("galley.service.worker" in _title(child) for child in _children(one))
+        ]
 
     @property
     def engines(self) -> list[psutil.Process]:

@@ -5,14 +5,17 @@ import json
 import random
 import secrets
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
+from tests.cluster.admin import ADMIN
 from tests.cluster.ray_nodes import OnRay, kill, leftovers, ray_nodes, with_children
 from tests.cluster.streams import answers, asks
 from tests.server.serving import Server, until
@@ -231,3 +234,81 @@ def test_the_server_for_ray_llm_answers_the_calls_of_its_engines(
     serve.delete("llm")
     ray.shutdown()
     until(lambda: not leftovers(), 60)
+
+
+@long
+def test_64_streams_survive_3_minutes_of_kills_and_an_update(
+    cluster: OnRay, folder: Path, newer: Path, tmp_path: Path
+) -> None:
+    """A random replica is killed every 5 s; one is drained, one stopped, and an update rolls."""
+    wanted = asks(64, "tiny", "tiny", tokens=400)
+    old = alone(folder, tmp_path / "old", wanted)
+    new = alone(newer, tmp_path / "new", wanted)
+    cluster.model("tiny", folder, replicas=3)
+    url = cluster.deploy()
+    chance = random.Random(7)
+    done = {"killed": 0, "stopped": 0, "drained": 0, "rounds": 0, "old": 0, "new": 0}
+
+    def drain() -> None:
+        [model] = httpx.get(f"{url}/admin/replicas", headers=ADMIN, timeout=60).json()["models"]
+        ready = [one["name"] for one in model["replicas"] if one["state"] == "ready"]
+        body = {"model": "tiny", "replica": ready[0] if ready else "none"}
+        answer = httpx.post(f"{url}/admin/drain", json=body, headers=ADMIN, timeout=200)
+        done["drained"] += answer.status_code == 200
+
+    async def break_things() -> None:
+        end = time.monotonic() + 180
+        stopped: list[psutil.Process] = []
+        others: list[asyncio.Task[Any]] = []
+        while time.monotonic() < end:
+            await asyncio.sleep(5)
+            serving = await asyncio.to_thread(lambda: cluster.serving)
+            serving = [one for one in serving if one not in stopped]
+            if not serving:
+                continue
+            one = chance.choice(serving)
+            if done["killed"] >= 4 and not done["stopped"]:
+                kill(with_children(one), signal.SIGSTOP)
+                stopped.append(one)
+                done["stopped"] += 1
+            else:
+                kill(with_children(one) if chance.random() < 0.5 else with_children(one)[:1])
+                done["killed"] += 1
+            if done["killed"] >= 8 and not done["drained"]:
+                others.append(asyncio.create_task(asyncio.to_thread(drain)))
+            if time.monotonic() > end - 120 and cluster.content["models"]["tiny"]["model"] != str(
+                newer
+            ):
+                cluster.model("tiny", newer, replicas=3)
+                others.append(asyncio.create_task(asyncio.to_thread(cluster.command, "deploy")))
+        await asyncio.gather(*others)
+
+    async def run() -> None:
+        breaking = asyncio.create_task(break_things())
+        while not breaking.done():
+            texts = await answers(url, wanted)
+            for text, a, b in zip(texts, old, new, strict=True):
+                assert text in (a, b)
+                done["old"] += text == a
+                done["new"] += text == b
+            done["rounds"] += 1
+        await breaking
+
+    asyncio.run(run())
+    print(done)
+    assert done["killed"] >= 15
+    assert done["stopped"] == 1
+    assert done["drained"] >= 1
+    assert done["new"]
+    until(lambda: len(cluster.serving) == 3, 120)
+    assert asyncio.run(answers(url, wanted)) == new
+
+    def free() -> bool:
+        [model] = httpx.get(f"{url}/admin/replicas", headers=ADMIN).json()["models"]
+        states = [(one["state"], one["kv_usage"], one["running"]) for one in model["replicas"]]
+        return states == [("ready", 0.0, 0)] * 3 and not any(
+            one["requests"] for one in model["releases"]
+        )
+
+    until(free, 60)
+    assert len(cluster.engines) == 3

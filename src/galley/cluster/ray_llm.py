@@ -90,35 +90,52 @@ class GalleyServer:
         """Return :meth:`routing_stats`, as Ray Serve calls it."""
         return self.routing_stats()
 
-    def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
+    async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         """Answer a chat completion."""
-        return self._answers("/v1/chat/completions", request, "ChatCompletionResponse")
+        async for one in self._answers("/v1/chat/completions", request, "ChatCompletionResponse"):
+            yield one
 
-    def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
+    async def completions(
+        self, request: Any, raw_request_info: Any = None
+    ) -> AsyncGenerator[Any, None]:
         """Answer a text completion."""
-        return self._answers("/v1/completions", request, "CompletionResponse")
+        async for one in self._answers("/v1/completions", request, "CompletionResponse"):
+            yield one
 
-    def embeddings(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
+    async def embeddings(
+        self, request: Any, raw_request_info: Any = None
+    ) -> AsyncGenerator[Any, None]:
         """Embed texts."""
-        return self._answers("/v1/embeddings", request, "EmbeddingResponse")
+        async for one in self._answers("/v1/embeddings", request, "EmbeddingResponse"):
+            yield one
 
-    def transcriptions(
+    async def transcriptions(
         self, request: Any, raw_request_info: Any = None
     ) -> AsyncGenerator[Any, None]:
         """Transcribe a recording."""
-        return self._answers("/v1/audio/transcriptions", request, "TranscriptionResponse")
+        async for one in self._answers(
+            "/v1/audio/transcriptions", request, "TranscriptionResponse"
+        ):
+            yield one
 
-    def score(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
+    async def score(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         """Score pairs of texts."""
-        return self._answers("/v1/score", request, "ScoreResponse")
+        async for one in self._answers("/v1/score", request, "ScoreResponse"):
+            yield one
 
-    def tokenize(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
+    async def tokenize(
+        self, request: Any, raw_request_info: Any = None
+    ) -> AsyncGenerator[Any, None]:
         """Tokenize a text or a conversation."""
-        return self._answers("/tokenize", request, "TokenizeResponse")
+        async for one in self._answers("/tokenize", request, "TokenizeResponse"):
+            yield one
 
-    def detokenize(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
+    async def detokenize(
+        self, request: Any, raw_request_info: Any = None
+    ) -> AsyncGenerator[Any, None]:
         """Return the text of token ids."""
-        return self._answers("/detokenize", request, "DetokenizeResponse")
+        async for one in self._answers("/detokenize", request, "DetokenizeResponse"):
+            yield one
 
     async def resolve_lora(self, lora_model: Any) -> None:
         """Load the LoRA adapter in the folder ``lora_model.local_path``, unless it is loaded.
