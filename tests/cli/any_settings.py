@@ -100,6 +100,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "stored_responses": st.integers(0, 10**6),
     "stored_response_bytes": st.integers(1, 1 << 40),
     "stored_response_seconds": st.integers(1, 10**9),
+    "stored_responses_at": st.sampled_from(["", "redis://localhost:6379/2"]),
     "max_body_bytes": st.integers(1, 10**9),
     "max_audio_bytes": st.integers(1, 10**12),
     "max_audio_seconds": st.floats(1, 1e6),

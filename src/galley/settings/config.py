@@ -43,6 +43,8 @@ ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*\Z"
 
 _ORIGIN = re.compile(r"https?://([\w.-]+|\[[\da-fA-F:.]+\])(:\d{1,5})?", re.ASCII)
 
+_REDIS = re.compile(r"(rediss?|unix)://")
+
 _URL = re.compile(r"https?://[^\s/]+(/\S*)?")
 
 # Kubernetes sets GALLEY_PORT=tcp://10.0.0.1:8000 in every pod of a namespace that has a Service "galley".
@@ -206,6 +208,13 @@ class Settings(ClusterSettings):
     stored_response_seconds: Count = setting(
         86_400, "Limits", "maximum age of stored responses, in seconds"
     )
+    stored_responses_at: str = setting(
+        "",
+        "Limits",
+        "URL of a Redis (redis://localhost:6379/0) that keeps stored responses for several servers; "
+        "default: this server's memory; needs the extra redis",
+        secret=True,
+    )
     drain_seconds: SecondsOrZero = setting(
         30.0, "Limits", "seconds for running requests to finish after SIGTERM"
     )
@@ -287,6 +296,11 @@ class Settings(ClusterSettings):
         self._check_observation()
         self._check_origins()
         self._check_redact()
+        if self.stored_responses_at and not _REDIS.match(self.stored_responses_at):
+            raise SettingsError(
+                "stored_responses_at must begin with redis://, rediss:// or unix://, such as "
+                "redis://localhost:6379/0"
+            )
         if self.record_texts and not self.record:
             raise SettingsError(
                 f"record_texts is {self.record_texts!r}, but there is no record; set record to its folder"
