@@ -1,12 +1,16 @@
 """The file that describes a cluster."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from galley.cli.cluster import cluster_group
 from galley.cluster.config import Release, read_config
+from galley.cluster.extra import ray_environment
 from galley.errors import SettingsError
 
 WHOLE = """\
@@ -97,3 +101,25 @@ def test_a_missing_file_is_named() -> None:
 def test_the_example_is_valid() -> None:
     config = read_config(Path(__file__).parents[2] / "deploy" / "ray" / "cluster.yaml")
     assert config.models["chat"].scale.max == 4
+
+
+@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
+@pytest.mark.parametrize("command", ["up", "deploy", "down", "status"])
+def test_commands_need_ray(command: str, tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(WHOLE)
+    result = CliRunner().invoke(cluster_group, [command, str(path)])
+    assert isinstance(result.exception, SettingsError)
+    assert "galley-inference[ray]" in str(result.exception)
+
+
+def test_rays_own_connections_need_the_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    token = tmp_path / "token"
+    with pytest.raises(SettingsError, match="is not a file"):
+        ray_environment(str(token))
+    token.write_text("secret")
+    given = ray_environment(str(token))
+    assert given == {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
