@@ -288,7 +288,9 @@ def test_affinity_follows_prefixes_of_a_tenth_and_more() -> None:
     chosen: dict[int, set[int]] = {}
     for index in range(len(traffic)):
         prefix = (traffic.turns[index].line.hash_ids or [0])[0]
-        chosen.setdefault(prefix, set()).add(router.choose(traffic.request(index), candidates))
+        chosen.setdefault(prefix, set()).add(
+            router.choose(traffic.request(index), candidates).candidate
+        )
     assert [len(replicas) for replicas in chosen.values()] == [1, 1]
     assert chosen[0] != chosen[1]
     # One that has over ten requests more than another gets none, whatever it has cached.
@@ -298,7 +300,7 @@ def test_affinity_follows_prefixes_of_a_tenth_and_more() -> None:
             dataclasses.replace(one, requests=5 + more * (index == busy))
             for index, one in enumerate(candidates)
         ]
-        taken = {router.choose(traffic.request(0), loaded) for _ in range(20)}
+        taken = {router.choose(traffic.request(0), loaded).candidate for _ in range(20)}
         assert (busy in taken) == (more == 10)
 
 

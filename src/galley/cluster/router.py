@@ -2,9 +2,9 @@
 
 The router has hashes of blocks (:mod:`galley.types.block_hashes`), which replicas publish; it keeps no
 prompts. A request goes to the replica that is expected to have worked off its own queue and the request's
-prompt first: the tokens that its requests still need and the part of the prompt that it has not cached,
-divided by its measured pace. So a cached prefix attracts requests until the queue there costs more time
-than computing the prefix elsewhere would.
+prompt first: the tokens that it still has to compute for its requests and the part of the prompt that it
+has not cached, divided by its measured pace. So a cached prefix attracts requests until the queue there
+costs more time than computing the prefix elsewhere would.
 """
 
 import random
@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence, Set
 from typing import Final
 
-from galley.service.routing import Candidate
+from galley.service.routing import Candidate, Choice
 from galley.types import BLOCK_TOKENS, EngineRequest, Generate
 from galley.types.block_hashes import adapter_hash, extend_hash, salt_hash
 
@@ -37,14 +37,14 @@ class PrefixRouter:
         self._random = random.Random(seed)
         self._expected: dict[str, OrderedDict[bytes, None]] = {}
 
-    def choose(self, request: EngineRequest, candidates: Sequence[Candidate]) -> int:
+    def choose(self, request: EngineRequest, candidates: Sequence[Candidate]) -> Choice:
         """See :class:`galley.service.routing.Router`."""
         held = [(one.blocks, self._expected_of(one.name).keys()) for one in candidates]
         chain = list(_hashes(request, held))
+        hits = [_hit_tokens(chain, *one) for one in held]
         if any(one.silent > SILENT_SECONDS for one in candidates):
             best = self._of_two(candidates)
         else:
-            hits = [_hit_tokens(chain, *one) for one in held]
             best = _soonest(request.payload.reads, candidates, hits)
         expected = self._expected_of(candidates[best].name)
         for link in chain:
@@ -52,7 +52,7 @@ class PrefixRouter:
             expected.move_to_end(link)
         while len(expected) > EXPECTED_BLOCKS:
             expected.popitem(last=False)
-        return best
+        return Choice(best, hits[best])
 
     def forget(self, name: str) -> None:
         """See :class:`galley.service.routing.Router`."""

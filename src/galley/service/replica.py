@@ -63,7 +63,7 @@ class ReplicaEvents(Protocol):
     """What the owner of a replica does with its events."""
 
     def deliver(self, replica: "Replica", output: Output) -> int:
-        """Pass on an Output; return the tokens of prompt and output that it stands for."""
+        """Pass on an Output; return the tokens of prompt and output that were computed for it."""
 
     def resumption(self, request_id: str) -> EngineRequest:
         """Return a request as it is to be sent now."""
@@ -385,8 +385,8 @@ class Replica:
 
     def _stepped(self, frame: Step) -> None:
         for output in frame.outputs:
-            worked = self._events.deliver(self, output)
-            self.pace.worked(worked, self.heard)
+            computed = self._events.deliver(self, output)
+            self.pace.worked(computed, self.heard)
         self.stats = frame.stats
         self._note_busy()
         self._events.stepped(self)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from galley.types import EngineRequest
 
@@ -13,8 +13,9 @@ class Candidate:
 
     Attributes:
         name: the replica's name.
-        owed: tokens that its unfinished requests still need, prompts included.
-        pace: its tokens per second with all seats taken; None: not measured yet.
+        owed: tokens that it still has to compute for its unfinished requests: parts of prompts that it has
+            not cached, and outputs.
+        pace: the tokens that it computes per second with all seats taken; None: not measured yet.
         blocks: keys of the blocks in its prefix cache.
         silent: seconds since it last reported, if it has work; else 0.
     """
@@ -26,11 +27,23 @@ class Candidate:
     silent: float
 
 
+class Choice(NamedTuple):
+    """The replica that gets a request.
+
+    Attributes:
+        candidate: its index among the candidates.
+        cached: leading tokens of the prompt that it is expected to have in its prefix cache.
+    """
+
+    candidate: int
+    cached: int = 0
+
+
 class Router(Protocol):
     """Chooses the replica for each request."""
 
-    def choose(self, request: EngineRequest, candidates: Sequence[Candidate]) -> int:
-        """Return the index of the candidate that gets the request. There is at least one candidate."""
+    def choose(self, request: EngineRequest, candidates: Sequence[Candidate]) -> Choice:
+        """Choose the candidate that gets the request. There is at least one candidate."""
 
     def forget(self, name: str) -> None:
         """Forget what is known of a replica whose engine has ended."""

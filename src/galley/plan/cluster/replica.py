@@ -32,6 +32,7 @@ class Job:
         reads: tokens to read before the next is generated: the prompt and what was delivered elsewhere.
         first: when the first token was delivered; None: not yet.
         cached: tokens of the prompt that were in the cache of the replica that began it.
+        expected: tokens of the prompt that the router expected there.
     """
 
     index: int
@@ -44,6 +45,7 @@ class Job:
     reads: int = 0
     first: float | None = None
     cached: int | None = None
+    expected: int = 0
 
 
 class Replica:
@@ -78,7 +80,7 @@ class Replica:
         return len(self._waiting) + len(self._reading) + len(self._writing)
 
     def owed(self, now: float) -> float:
-        """Return the tokens that its requests are expected to need, as the server's admission does."""
+        """Return the tokens that it has to compute for its requests, estimated as by admission."""
         waiting = len(self._waiting) + len(self._reading)
         writing, mean = len(self._writing), self._mean_output
         done = self._done / writing + self._passed(now) if writing else 0.0
@@ -89,7 +91,7 @@ class Replica:
         """Accept a request; :attr:`due` may change."""
         job.read, job.reads = 0, job.prompt + job.done
         self._waiting.append(job)
-        self._unread += job.reads
+        self._unread += max(0, job.reads - job.expected)
         if not self._steps:
             self._plan(now)
         elif not self._parts and self._can_admit(job):
@@ -141,7 +143,7 @@ class Replica:
 
     def _begin_writing(self, job: Job, now: float) -> bool:
         """Take a request whose prompt is read; return whether its first token was its last."""
-        self._unread -= job.reads
+        self._unread -= max(0, job.reads - job.expected)
         job.done += 1
         if job.first is None:
             job.first = now

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from galley.cluster.router import PrefixRouter
-from galley.service.routing import Candidate, Router
+from galley.service.routing import Candidate, Choice, Router
 from galley.types import BLOCK_TOKENS, EngineRequest, Generate
 from galley.types.block_hashes import HashChain, salt_hash
 
@@ -34,10 +34,10 @@ class RoundRobin:
     def __init__(self) -> None:
         self._next = 0
 
-    def choose(self, request: EngineRequest, candidates: Sequence[Candidate]) -> int:
+    def choose(self, request: EngineRequest, candidates: Sequence[Candidate]) -> Choice:
         """See :class:`galley.service.routing.Router`."""
         self._next += 1
-        return (self._next - 1) % len(candidates)
+        return Choice((self._next - 1) % len(candidates))
 
     def forget(self, name: str) -> None:
         """See :class:`galley.service.routing.Router`."""
@@ -49,10 +49,10 @@ class PowerOfTwo:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
-    def choose(self, request: EngineRequest, candidates: Sequence[Candidate]) -> int:
+    def choose(self, request: EngineRequest, candidates: Sequence[Candidate]) -> Choice:
         """See :class:`galley.service.routing.Router`."""
         pair = self._random.sample(range(len(candidates)), min(2, len(candidates)))
-        return min(pair, key=lambda index: candidates[index].owed)
+        return Choice(min(pair, key=lambda index: candidates[index].owed))
 
     def forget(self, name: str) -> None:
         """See :class:`galley.service.routing.Router`."""
@@ -71,7 +71,7 @@ class Affinity:
         self._random = random.Random(seed)
         self._sent: dict[str, OrderedDict[bytes, None]] = {}
 
-    def choose(self, request: EngineRequest, candidates: Sequence[Candidate]) -> int:
+    def choose(self, request: EngineRequest, candidates: Sequence[Candidate]) -> Choice:
         """See :class:`galley.service.routing.Router`."""
         assert isinstance(request.payload, Generate)
         prompt = request.payload.prompt
@@ -96,7 +96,7 @@ class Affinity:
             known.move_to_end(link)
         while len(known) > _REMEMBERED:
             known.popitem(last=False)
-        return chosen
+        return Choice(chosen, matches[chosen] * BLOCK_TOKENS)
 
     def forget(self, name: str) -> None:
         """See :class:`galley.service.routing.Router`."""

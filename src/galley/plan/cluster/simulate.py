@@ -170,7 +170,8 @@ class _Run:
             Seen(one.name, one.owed(now), None, one.cache.keys(), 0.0, one.requests)
             for one in self._replicas
         ]
-        replica = self._replicas[self._router.choose(request, candidates)]
+        choice = self._router.choose(request, candidates)
+        replica, job.expected = self._replicas[choice.candidate], choice.cached
         before = replica.due
         replica.add(job, now)
         if replica.due is not None and replica.due != before:
