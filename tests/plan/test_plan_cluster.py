@@ -185,6 +185,23 @@ def test_calibration_finds_the_times_of_the_measured_replica() -> None:
     assert measured(found, other).ttft == pytest.approx(measured(true, other).ttft, rel=0.02)
 
 
+def test_calibration_tells_the_overhead_of_a_request_from_short_and_long_prompts() -> None:
+    true = dataclasses.replace(engine(), decode_factor=1.3, prompt_factor=2.0, overhead=0.05)
+    loads = [(1, 64), (8, 64), (1, 1500), (8, 1500)]
+    runs = [
+        measured(
+            true,
+            Measured(concurrency=n, requests=40, prompt=prompt, output=40, ttft=0.0, tpot=0.0),
+        )
+        for n, prompt in loads
+    ]
+    found = calibrate(engine(), runs)
+    assert found.overhead == pytest.approx(0.05, rel=0.1)
+    assert found.prompt_factor == pytest.approx(2.0, rel=0.05)
+    # With prompts of one length, the factor has it all.
+    assert calibrate(engine(), runs[:2]).overhead == 0
+
+
 def test_calibration_refuses_times_that_no_factors_give() -> None:
     run = Measured(concurrency=4, requests=20, prompt=300, output=60, ttft=1e-6, tpot=1.0)
     with pytest.raises(SettingsError, match="no times of decoding and prompts"):

@@ -104,7 +104,7 @@ class _Run:
         self._ended = 0.0
         for index, turn in enumerate(traffic.turns):
             if turn.after is None:
-                self._schedule(turn.due, request=index)
+                self._schedule(turn.due + engine.overhead, request=index)
 
     def work(self, loss: Loss | None) -> None:
         """Go through all events."""
@@ -152,7 +152,8 @@ class _Run:
             self._send_next(index, now)
             return
         prompt = self._traffic.turns[index].line.input_length
-        self._route(Job(index, now, prompt, self._traffic.output(index), ()), now)
+        sent = now - self._engine.overhead
+        self._route(Job(index, sent, prompt, self._traffic.output(index), ()), now)
 
     def _is_too_long(self, index: int) -> bool:
         prompt = self._traffic.turns[index].line.input_length
@@ -202,7 +203,8 @@ class _Run:
         following = self._traffic.next_turn.get(index)
         if following is not None:
             turn = self._traffic.turns[following]
-            self._schedule(max(turn.due, now + turn.pause), request=following)
+            sent = max(turn.due, now + turn.pause)
+            self._schedule(sent + self._engine.overhead, request=following)
         return following
 
     def _keep_answer(self, job: Job, replica: Replica, following: int) -> None:
