@@ -10,7 +10,7 @@ from galley.errors import QueueFull
 from galley.service.admission import Admission, Claim
 from galley.service.turns import NOBODY
 from galley.types import EngineRequest, Generate, SamplingParams
-from galley.types.model_info import EngineStats
+from galley.types.engine_stats import EngineStats
 
 SEATS = 4
 TOKENS_PER_SECOND = 100.0

@@ -31,7 +31,8 @@ from galley.types import (
     Timing,
 )
 from galley.types.block_hashes import BlockContent
-from galley.types.model_info import EngineStats, ModelInfo
+from galley.types.engine_stats import EngineStats
+from galley.types.model_info import ModelInfo
 
 _GATHERING_SECONDS: Final = 0.002
 """How long a step sleeps while a static batch waits to fill, or all requests are being prepared."""

@@ -36,7 +36,8 @@ from galley.settings.named_models import NamedModel
 from galley.traffic.recorder import Recorder
 from galley.traffic.texts import TextCipher
 from galley.types import Task
-from galley.types.model_info import EngineState, Ledger
+from galley.types.engine_stats import EngineState
+from galley.types.model_info import Ledger
 
 OnModelPhase = Callable[[str, str, float], None]
 """Called with (model, phase, seconds) when a phase of a model's start has ended."""

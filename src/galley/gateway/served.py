@@ -29,14 +29,8 @@ from galley.settings.config import Settings
 from galley.settings.engine_choice import is_file_of_engine
 from galley.traffic.recorder import Recorder
 from galley.types import Adapter, OnPhase, Task
-from galley.types.model_info import (
-    EngineState,
-    EngineStats,
-    Ledger,
-    ModelInfo,
-    OnLedger,
-    ReplicaStatus,
-)
+from galley.types.engine_stats import EngineState, EngineStats, ReplicaStatus
+from galley.types.model_info import Ledger, ModelInfo, OnLedger
 
 log = logging.getLogger("galley.server")
 

@@ -4,7 +4,8 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 
 from galley.errors import Draining, EngineError, RequestError
-from galley.gateway.call import Call, CallStream
+from galley.gateway.call import Call
+from galley.gateway.call_stream import CallStream
 from galley.gateway.lifecycle import RETRY_SECONDS
 from galley.service.voice_requests import speak_request, voice_of
 from galley.tts.normalize import normalized

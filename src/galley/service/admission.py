@@ -17,7 +17,7 @@ from galley.service.pace import Pace
 from galley.service.places import Places
 from galley.service.turns import Share
 from galley.types import EngineRequest
-from galley.types.model_info import EngineStats
+from galley.types.engine_stats import EngineStats
 
 PREDICTED_SHARE: Final = 0.75
 """Fraction of the time until a deadline that a prediction may use; those that just fit are often late."""

@@ -28,7 +28,8 @@ from galley.settings.engine_choice import (
 )
 from galley.types import Adapter, EngineRequest, OnPhase, Output
 from galley.types.block_hashes import BlockContent
-from galley.types.model_info import EngineStats, ModelInfo, OnLedger
+from galley.types.engine_stats import EngineStats
+from galley.types.model_info import ModelInfo, OnLedger
 
 ENTRY_POINTS: Final = "galley.engines"
 """The entry-point group in which installed packages name their loaders."""

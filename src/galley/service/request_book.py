@@ -19,7 +19,7 @@ from galley.service.streams import OutputStream, Unfinished
 from galley.service.turns import Share
 from galley.service.unread import Unread, UnreadBudget
 from galley.types import EngineRequest, Output
-from galley.types.model_info import EngineStats
+from galley.types.engine_stats import EngineStats
 
 log = logging.getLogger("galley.service")
 
