@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from galley.cluster.router import SILENT_SECONDS, PrefixRouter
-from galley.service.routing import Candidate
+from galley.service.routing import ReplicaFigures
 from galley.types import Adapter, EngineRequest, Generate, SamplingParams
 from galley.types.block_hashes import HashChain, adapter_hash, salt_hash
 
@@ -23,8 +23,8 @@ def replica(
     pace: float | None = None,
     blocks: set[bytes] | None = None,
     silent: float = 0.0,
-) -> Candidate:
-    return Candidate(name, owed, pace, blocks or set(), silent)
+) -> ReplicaFigures:
+    return ReplicaFigures(name, owed, pace, blocks or set(), silent)
 
 
 def blocks_of(prompt: list[int], root: bytes, count: int) -> set[bytes]:

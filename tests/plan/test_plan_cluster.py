@@ -20,13 +20,14 @@ from galley.plan.cluster.answer import Target, fewest
 from galley.plan.cluster.calibrate import Measured, calibrate, closed_loop
 from galley.plan.cluster.compare import Query, answer
 from galley.plan.cluster.engine import Chunk, Engine
-from galley.plan.cluster.routers import ROUTERS, Affinity, Seen
+from galley.plan.cluster.routers import ROUTERS, Affinity
 from galley.plan.cluster.simulate import QUANTILES, Loss, simulate
 from galley.plan.cluster.traffic import Traffic, synthetic
 from galley.plan.hardware import choose_machines, read_machines
 from galley.plan.predict import predict
 from galley.plan.sizes import ModelSizes
 from galley.plan.steps import Load, Rates, Shares
+from galley.service.routing import ReplicaFigures
 from galley.traffic.trace import TraceLine, Turn
 from tests.plan.shapes import LLAMA_7B, MACHINE
 
@@ -36,6 +37,13 @@ SIZES = ModelSizes.of(build_program(LLAMA_7B), "bf16", "bfloat16")
 def engine(seats: int = 64, kv_tokens: int = 100_000, batch_tokens: int = 512) -> Engine:
     rates = Rates.of(SIZES, MACHINE, MACHINE.tflops["bfloat16"] * 1e12, Shares())
     return Engine(MACHINE, rates, seats, batch_tokens, kv_tokens)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CountedFigures(ReplicaFigures):
+    """Figures of a replica with ``requests`` unfinished ones."""
+
+    requests: int
 
 
 def turns(*requests: tuple[float, int, int]) -> Traffic:
@@ -301,7 +309,7 @@ def test_what_is_too_long_is_refused_and_counted() -> None:
 
 def test_affinity_follows_prefixes_of_a_tenth_and_more() -> None:
     router, traffic = Affinity(0), prefixed(40, rate=1.0, prefixes=2, tokens=320)
-    candidates = [Seen(name, 0.0, None, set(), 0.0, 5) for name in "abc"]
+    candidates = [CountedFigures(name, 0.0, None, set(), 0.0, 5) for name in "abc"]
     chosen: dict[int, set[int]] = {}
     for index in range(len(traffic)):
         prefix = (traffic.turns[index].line.hash_ids or [0])[0]

@@ -15,7 +15,7 @@ from galley.service.links import ReplicaSource
 from galley.service.process import EngineProcess
 from galley.service.replica import Replica
 from galley.service.request_book import RequestBook
-from galley.service.routing import Candidate
+from galley.service.routing import ReplicaFigures
 from galley.settings.engine import EngineSettings
 from galley.types import EngineRequest, Output
 from galley.types.engine_stats import EngineState, EngineStats, ReplicaStatus
@@ -309,7 +309,7 @@ class Fleet:
             return (ready[0], 0) if ready else None
         now = time.monotonic()
         candidates = [
-            Candidate(
+            ReplicaFigures(
                 name=one.name,
                 owed=self._admission.uncached_of(one.name),
                 pace=one.pace.tokens_per_second,

@@ -7,18 +7,36 @@ from typing import NamedTuple, Protocol
 from galley.types import EngineRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A replica that accepts requests.
+class Candidate(Protocol):
+    """A replica that accepts requests, as a router sees it."""
 
-    Attributes:
-        name: the replica's name.
-        owed: tokens that it still has to compute for its unfinished requests: parts of prompts that it has
-            not cached, and outputs.
-        pace: the tokens that it computes per second with all seats taken; None: not measured yet.
-        blocks: keys of the blocks in its prefix cache.
-        silent: seconds since it last reported, if it has work; else 0.
-    """
+    @property
+    def name(self) -> str:
+        """The replica's name."""
+
+    @property
+    def owed(self) -> float:
+        """The tokens that it still has to compute for its unfinished requests.
+
+        These are the parts of prompts that it has not cached, and outputs.
+        """
+
+    @property
+    def pace(self) -> float | None:
+        """The tokens that it computes per second with all seats taken; None: not measured yet."""
+
+    @property
+    def blocks(self) -> Set[bytes]:
+        """The keys of the blocks in its prefix cache."""
+
+    @property
+    def silent(self) -> float:
+        """The seconds since it last reported, if it has work; else 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaFigures:
+    """The figures of a :class:`Candidate` at one time."""
 
     name: str
     owed: float

@@ -48,12 +48,27 @@ class Job:
     expected: int = 0
 
 
-class Replica:
-    """A replica; ``mean_output`` is what it expects a request to generate."""
+class Clock:
+    """The time of a simulation in seconds."""
 
-    def __init__(self, name: str, engine: Engine, mean_output: float) -> None:
+    now: float = 0.0
+
+
+class Replica:
+    """A replica; ``mean_output`` is what it expects a request to generate.
+
+    Routers choose between replicas themselves: see :class:`galley.service.routing.Candidate`.
+    """
+
+    # All replicas are equally fast, and their figures are never old.
+    pace: None = None
+    silent = 0.0
+
+    def __init__(self, name: str, engine: Engine, mean_output: float, clock: Clock) -> None:
         self.name = name
         self.cache: OrderedDict[bytes, None] = OrderedDict()
+        self.blocks = self.cache.keys()
+        self._clock = clock
         self._engine = engine
         self._mean_output = mean_output
         self._waiting: deque[Job] = deque()
@@ -79,11 +94,14 @@ class Replica:
         """Requests that have not ended."""
         return len(self._waiting) + len(self._reading) + len(self._writing)
 
-    def owed(self, now: float) -> float:
-        """Return the tokens that it has to compute for its requests, estimated as by admission."""
+    @property
+    def owed(self) -> float:
+        """The tokens that it has to compute for its requests, estimated as by admission."""
+        if not self._steps:
+            return 0.0
         waiting = len(self._waiting) + len(self._reading)
         writing, mean = len(self._writing), self._mean_output
-        done = self._done / writing + self._passed(now) if writing else 0.0
+        done = self._done / writing + self._passed(self._clock.now) if writing else 0.0
         rest = max(mean - done, mean / 2)
         return self._unread + waiting * mean + writing * rest
 

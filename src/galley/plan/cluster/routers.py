@@ -3,8 +3,7 @@
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol, runtime_checkable
 
 from galley.cluster.router import PrefixRouter
 from galley.service.routing import Candidate, Choice, Router
@@ -21,11 +20,13 @@ _IMBALANCE: Final = 10
 """Difference of requests above which prefix affinity ignores prefixes, as in Ray."""
 
 
-@dataclass(frozen=True, slots=True)
-class Seen(Candidate):
-    """A replica as simulated routers see it; ``requests``: those that it has not finished."""
+@runtime_checkable
+class Counted(Protocol):
+    """A candidate whose unfinished requests are known, as in Ray."""
 
-    requests: int
+    @property
+    def requests(self) -> int:
+        """Requests that have not ended."""
 
 
 class RoundRobin:
@@ -78,7 +79,7 @@ class Affinity:
         count = len(prompt) // BLOCK_TOKENS
         chain = HashChain(salt_hash(request.cache_salt)).upto(prompt, count)
         sent = [self._sent.setdefault(one.name, OrderedDict()) for one in candidates]
-        requests = [one.requests for one in candidates if isinstance(one, Seen)]
+        requests = [one.requests for one in candidates if isinstance(one, Counted)]
         assert len(requests) == len(candidates)
         matches = [leading(chain, known) for known in sent]
         best, among = max(matches), range(len(candidates))

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from galley.plan.cluster.engine import Engine
-from galley.plan.cluster.replica import Job, Replica
-from galley.plan.cluster.routers import ROUTERS, Seen
+from galley.plan.cluster.replica import Clock, Job, Replica
+from galley.plan.cluster.routers import ROUTERS
 from galley.plan.cluster.traffic import Traffic
 from galley.service.routing import Router
 from galley.types import BLOCK_TOKENS, Generate
@@ -91,8 +91,10 @@ class _Run:
         self._engine = engine
         self._traffic = traffic
         self._router = router
+        self._clock = Clock()
         self._replicas = [
-            Replica(f"r{number}", engine, traffic.mean_output) for number in range(replicas)
+            Replica(f"r{number}", engine, traffic.mean_output, self._clock)
+            for number in range(replicas)
         ]
         self._lost: set[Replica] = set()
         self._events: list[_Event] = []
@@ -111,6 +113,7 @@ class _Run:
         sent = 0
         while self._events:
             event = heapq.heappop(self._events)
+            self._clock.now = event.time
             replica = event.replica
             if event.request is not None:
                 self._send(event.request, event.time)
@@ -166,12 +169,7 @@ class _Run:
             blocks = job.prompt // BLOCK_TOKENS
             chain = HashChain(salt_hash(request.cache_salt))
             job.chain = chain.upto(request.payload.prompt, blocks)
-        candidates = [
-            # All replicas are equally fast, and their figures are never old.
-            Seen(one.name, one.owed(now), None, one.cache.keys(), 0.0, one.requests)
-            for one in self._replicas
-        ]
-        choice = self._router.choose(request, candidates)
+        choice = self._router.choose(request, self._replicas)
         replica, job.expected = self._replicas[choice.candidate], choice.cached
         before = replica.due
         replica.add(job, now)
