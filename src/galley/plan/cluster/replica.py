@@ -82,6 +82,8 @@ class Replica:
         self._done = 0
         self._written = 0
         self._began, self._step_seconds, self._steps = 0.0, 0.0, 0
+        # Tokens owed when the steps began: by those that do not write yet, and by those that do.
+        self._owed = self._rest = self._least_rest = self._rest_per_s = 0.0
         self._parts: list[tuple[Job, int]] = []
 
     @property
@@ -99,11 +101,8 @@ class Replica:
         """The tokens that it has to compute for its requests, estimated as by admission."""
         if not self._steps:
             return 0.0
-        waiting = len(self._waiting) + len(self._reading)
-        writing, mean = len(self._writing), self._mean_output
-        done = self._done / writing + self._passed(self._clock.now) if writing else 0.0
-        rest = max(mean - done, mean / 2)
-        return self._unread + waiting * mean + writing * rest
+        written = self._rest - self._rest_per_s * (self._clock.now - self._began)
+        return self._owed + max(written, self._least_rest)
 
     def add(self, job: Job, now: float) -> None:
         """Accept a request; :attr:`due` may change."""
@@ -112,9 +111,11 @@ class Replica:
         self._unread += max(0, job.reads - job.expected)
         if not self._steps:
             self._plan(now)
-        elif not self._parts and self._can_admit(job):
+            return
+        if not self._parts and self._can_admit(job):
             # The newcomer is read from the end of the step that runs now.
             self._steps = min(self._steps, self._passed(now) + 1)
+        self._estimate()
 
     def finish(self) -> list[Job]:
         """Complete the steps begun, begin the next, and return the requests that have ended."""
@@ -218,3 +219,12 @@ class Replica:
         context = self._context / writing + self._steps / 2 if writing else 0.0
         self._began = now
         self._step_seconds = self._engine.seconds(writing, context, chunks)
+        self._estimate()
+
+    def _estimate(self) -> None:
+        """Estimate what is owed from the beginning of the steps on."""
+        waiting = len(self._waiting) + len(self._reading)
+        writing, mean = len(self._writing), self._mean_output
+        self._owed = self._unread + waiting * mean
+        self._rest, self._least_rest = writing * mean - self._done, writing * mean / 2
+        self._rest_per_s = writing / self._step_seconds
