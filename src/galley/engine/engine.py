@@ -9,9 +9,10 @@ import msgspec
 
 from galley.engine.adapters import AdapterPool
 from galley.engine.assemble import assemble
+from galley.engine.blocks import check_blocks
 from galley.engine.commit import commit
 from galley.engine.encoder_cache import MAX_FEATURE, EncoderCache, EncoderFeatures
-from galley.engine.kv import KVCache, check_blocks
+from galley.engine.kv import KVCache
 from galley.engine.prefix_tier import PrefixTier, TierStats
 from galley.engine.preparing import Prepared, Preparing
 from galley.engine.scheduler import Scheduler, Work
