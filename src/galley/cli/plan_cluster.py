@@ -67,7 +67,9 @@ _LENGTHS: Final = "512, 64-256, normal:512,128 (mean, deviation) or lognormal:25
     "--measured",
     metavar="FILE",
     type=_PATH,
-    help="calibrate on one replica: the JSON of galley bench serve --concurrency, on that --machine",
+    multiple=True,
+    help="calibrate on one replica: the JSON of galley bench serve --concurrency, on that --machine; "
+    "repeat with short and long prompts",
 )
 @click.option(
     "--trace",
@@ -179,26 +181,27 @@ def _engines(settings: "Settings", options: dict[str, Any]) -> "list[Engine]":
             click.echo(f"{machine.name}: Galley has no executor for it yet", err=True)
     seats, tokens = settings.running_limit, settings.max_batch_tokens
     engines = [Engine.of(sizes, machine, seats, tokens) for machine in machines]
-    if options["measured"] is not None:
+    if options["measured"]:
         engines = [_calibrated(engines, options["measured"])]
     return engines
 
 
-def _calibrated(engines: "Sequence[Engine]", file: Path) -> "Engine":
+def _calibrated(engines: "Sequence[Engine]", files: Sequence[Path]) -> "Engine":
     """Return the engine with the times of a measured replica.
 
     Raises:
-        SettingsError: there are several machines, or the file has no use for this.
+        SettingsError: there are several machines, or a file has no use for this.
     """
     from galley.bench.cluster_measured import measured_points
     from galley.plan.cluster.calibrate import calibrate
 
     if len(engines) > 1:
         raise SettingsError("--measured is for the machine that was measured; give one --machine")
-    engine = calibrate(engines[0], measured_points(file))
+    runs = [run for file in files for run in measured_points(file)]
+    engine = calibrate(engines[0], runs)
     click.echo(
         f"measured: decoding takes {engine.decode_factor:.2f} times as long as by the roofline, prompts "
-        f"{engine.prompt_factor:.2f} times",
+        f"{engine.prompt_factor:.2f} times; each request adds {1000 * engine.overhead:.1f} ms",
         err=True,
     )
     return engine

@@ -15,7 +15,7 @@ from galley.service.links import ReplicaSource
 from galley.service.process import EngineProcess
 from galley.service.replica import Replica
 from galley.service.request_book import RequestBook
-from galley.service.routing import Candidate
+from galley.service.routing import ReplicaFigures
 from galley.settings.engine import EngineSettings
 from galley.types import EngineRequest, Output
 from galley.types.engine_stats import EngineState, EngineStats, ReplicaStatus
@@ -299,23 +299,27 @@ class Fleet:
                 size = {"max_model_len": text.max_model_len}
             self.settings = dataclasses.replace(self.settings, **size)
 
-    def _choose(self, request: EngineRequest, version: str | None) -> Replica | None:
-        """Return the replica that gets a request; None if none is ready that may continue it."""
+    def _choose(self, request: EngineRequest, version: str | None) -> tuple[Replica, int] | None:
+        """Return the replica that gets a request, and the tokens of the prompt that it should have cached.
+
+        None: none is ready that may continue the request.
+        """
         ready = [one for one in self.replicas if one.accepts and version in (None, one.version)]
         if len(ready) < 2 or self._plan.router is None:
-            return ready[0] if ready else None
+            return (ready[0], 0) if ready else None
         now = time.monotonic()
         candidates = [
-            Candidate(
+            ReplicaFigures(
                 name=one.name,
-                owed=self._admission.owed_by(one.name),
+                owed=self._admission.uncached_of(one.name),
                 pace=one.pace.tokens_per_second,
                 blocks=one.blocks,
                 silent=now - one.heard if one.requests.quarantine.working else 0.0,
             )
             for one in ready
         ]
-        return ready[self._plan.router.choose(request, candidates)]
+        choice = self._plan.router.choose(request, candidates)
+        return ready[choice.candidate], choice.cached
 
     def _spare(self) -> Replica:
         """Return a replica at which a request can wait until one is ready."""

@@ -349,8 +349,8 @@ class Replica:
 
     def _stepped(self, frame: Step) -> None:
         for output in frame.outputs:
-            worked = self._events.deliver(self, output)
-            self.pace.worked(worked, self.heard)
+            computed = self._events.deliver(self, output)
+            self.pace.worked(computed, self.heard)
         self.stats = frame.stats
         self._note_busy()
         self._events.stepped(self)

@@ -16,7 +16,7 @@ class ReplicaEvents(Protocol):
     """What the owner of a replica does with its events."""
 
     def deliver(self, replica: "Replica", output: Output) -> int:
-        """Pass on an Output; return the tokens of prompt and output that it stands for."""
+        """Pass on an Output; return the tokens of prompt and output that were computed for it."""
 
     def resumption(self, request_id: str) -> EngineRequest:
         """Return a request as it is to be sent now."""

@@ -31,6 +31,8 @@ class Engine:
         kv_tokens: tokens whose keys and values fit in memory.
         decode_factor, prompt_factor: how many times as long as by the roofline decoding takes, and what
             prompts add to it.
+        overhead: seconds from a request's arrival at the server until the engine has it, and of its first
+            token's way back.
     """
 
     machine: Machine
@@ -40,6 +42,7 @@ class Engine:
     kv_tokens: int
     decode_factor: float = 1.0
     prompt_factor: float = 1.0
+    overhead: float = 0.0
 
     @classmethod
     def of(cls, sizes: ModelSizes, machine: Machine, seats: int, batch_tokens: int) -> Self:

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from galley.plan.cluster.engine import Engine
-from galley.plan.cluster.replica import Job, Replica
-from galley.plan.cluster.routers import ROUTERS, Seen
+from galley.plan.cluster.replica import Clock, Job, Replica
+from galley.plan.cluster.routers import ROUTERS
 from galley.plan.cluster.traffic import Traffic
 from galley.service.routing import Router
 from galley.types import BLOCK_TOKENS, Generate
@@ -91,8 +91,10 @@ class _Run:
         self._engine = engine
         self._traffic = traffic
         self._router = router
+        self._clock = Clock()
         self._replicas = [
-            Replica(f"r{number}", engine, traffic.mean_output) for number in range(replicas)
+            Replica(f"r{number}", engine, traffic.mean_output, self._clock)
+            for number in range(replicas)
         ]
         self._lost: set[Replica] = set()
         self._events: list[_Event] = []
@@ -104,13 +106,14 @@ class _Run:
         self._ended = 0.0
         for index, turn in enumerate(traffic.turns):
             if turn.after is None:
-                self._schedule(turn.due, request=index)
+                self._schedule(turn.due + engine.overhead, request=index)
 
     def work(self, loss: Loss | None) -> None:
         """Go through all events."""
         sent = 0
         while self._events:
             event = heapq.heappop(self._events)
+            self._clock.now = event.time
             replica = event.replica
             if event.request is not None:
                 self._send(event.request, event.time)
@@ -152,7 +155,8 @@ class _Run:
             self._send_next(index, now)
             return
         prompt = self._traffic.turns[index].line.input_length
-        self._route(Job(index, now, prompt, self._traffic.output(index), ()), now)
+        sent = now - self._engine.overhead
+        self._route(Job(index, sent, prompt, self._traffic.output(index), ()), now)
 
     def _is_too_long(self, index: int) -> bool:
         prompt = self._traffic.turns[index].line.input_length
@@ -165,12 +169,8 @@ class _Run:
             blocks = job.prompt // BLOCK_TOKENS
             chain = HashChain(salt_hash(request.cache_salt))
             job.chain = chain.upto(request.payload.prompt, blocks)
-        candidates = [
-            # All replicas are equally fast, and their figures are never old.
-            Seen(one.name, one.owed(now), None, one.cache.keys(), 0.0, one.requests)
-            for one in self._replicas
-        ]
-        replica = self._replicas[self._router.choose(request, candidates)]
+        choice = self._router.choose(request, self._replicas)
+        replica, job.expected = self._replicas[choice.candidate], choice.cached
         before = replica.due
         replica.add(job, now)
         if replica.due is not None and replica.due != before:
@@ -201,7 +201,8 @@ class _Run:
         following = self._traffic.next_turn.get(index)
         if following is not None:
             turn = self._traffic.turns[following]
-            self._schedule(max(turn.due, now + turn.pause), request=following)
+            sent = max(turn.due, now + turn.pause)
+            self._schedule(sent + self._engine.overhead, request=following)
         return following
 
     def _keep_answer(self, job: Job, replica: Replica, following: int) -> None:
