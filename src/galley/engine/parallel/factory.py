@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from galley import _native
 from galley.engine.parallel.cpus import cpus_of_ranks, run_on
 from galley.engine.parallel.executor import ParallelExecutor
 from galley.engine.parallel.frames import Begin, encode
 from galley.engine.parallel.links import RankLink, start_rank, waiting_for
 from galley.engine.parallel.rank import digest, options_of
-from galley.engine.parallel.shared import SLOT_BYTES, communicator, new_memory, shared_bytes
+from galley.engine.parallel.shared import SLOT_BYTES, communicator, new_memory
 from galley.errors import SettingsError
 from galley.formats.weights import Weights
 from galley.graph.divide import Divided, divide
@@ -55,7 +56,8 @@ class ParallelFactory:
         if options.ranks == 1:
             return self._base.memory(program, weights, options)
         each = [self._memory(part, weights, options) for part in self._parts(program, options)]
-        shared = shared_bytes(options.ranks) + PROCESS_BYTES * (options.ranks - 1)
+        shared = _native.Communicator.bytes(options.ranks, SLOT_BYTES)
+        shared += PROCESS_BYTES * (options.ranks - 1)
         return dataclasses.replace(
             each[0],
             weights=sum(one.weights for one in each),
@@ -77,11 +79,11 @@ class ParallelFactory:
         if options.ranks == 1:
             return self._base(program, weights, options)
         parts = self._parts(program, options)
-        file = new_memory(options.ranks)
+        file = new_memory(options.ranks, SLOT_BYTES)
         children: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []
         links: list[RankLink] = []
         try:
-            shared = communicator(file, 0, options.ranks)
+            shared = communicator(file, 0, options.ranks, SLOT_BYTES)
             children += (start_rank(file) for _ in parts[1:])
             shares = self._expert_shares(parts, weights, options)
             for part, (connection, child) in zip(parts[1:], children, strict=True):

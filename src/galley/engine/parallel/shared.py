@@ -20,21 +20,14 @@ bound is for what neither sees.
 """
 
 
-def shared_bytes(ranks: int) -> int:
-    """Return the bytes of the memory that so many ranks share."""
-    return _native.Communicator.bytes(ranks, SLOT_BYTES)
-
-
-def new_memory(ranks: int) -> int:
+def new_memory(ranks: int, slot_bytes: int) -> int:
     """Return the descriptor of zeroed memory for so many ranks."""
     file = nameless_file("galley-tensor-parallel")
-    os.ftruncate(file, shared_bytes(ranks))
+    os.ftruncate(file, _native.Communicator.bytes(ranks, slot_bytes))
     return file
 
 
-def communicator(
-    file: int, rank: int, ranks: int, slot_bytes: int = SLOT_BYTES
-) -> _native.Communicator:
+def communicator(file: int, rank: int, ranks: int, slot_bytes: int) -> _native.Communicator:
     """Return a rank's communicator over the memory of a descriptor, which may then be closed."""
     memory = mmap.mmap(file, _native.Communicator.bytes(ranks, slot_bytes))
     return _native.Communicator(
