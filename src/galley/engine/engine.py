@@ -20,7 +20,7 @@ from galley.engine.sequence import Sequence
 from galley.engine.speculation import EngineSpeculation
 from galley.engine.step_meter import StepMeter
 from galley.errors import EngineError
-from galley.ops.executor import Executor
+from galley.ops.executor import Closable, Executor
 from galley.types import (
     LIVE_PRIORITY,
     Adapter,
@@ -319,7 +319,7 @@ class Engine:
         return self._kv.take_contents()
 
     def close(self) -> None:
-        """Stop the threads; everything else that the engine holds is memory, freed with the object.
+        """Stop threads and other ranks; everything else that the engine holds is memory.
 
         Blocks that are not on disk yet are written first, for less than a second.
         """
@@ -329,6 +329,8 @@ class Engine:
             self._grammars.close()
         if self._adapters is not None:
             self._adapters.close()
+        if isinstance(self._executor, Closable):
+            self._executor.close()
 
     def _account(self, plan: list[Work]) -> None:
         now = time.monotonic()
