@@ -56,7 +56,7 @@ ENGINES: Final = {
         "vllm",
         lambda folder: make_folder(folder / "tiny"),
         '{"enforce_eager": true, "dtype": "float32"}',
-        {"seed": 1, "prompt_logprobs": 1},
+        {"seed": 1},
     ),
     "tensorrt-llm": Library(
         "tensorrt_llm",

@@ -7,7 +7,7 @@ import asyncio
 import threading
 from collections.abc import Collection
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from typing import Any, Final, NamedTuple, cast
 
 import msgspec
@@ -94,7 +94,7 @@ class TensorRTRuntime:
         self._vocab_size = sizes.vocabulary
         self._texts: dict[str, Progress] = {}
         self._results: dict[str, Any] = {}
-        self._news: SimpleQueue[_News] = SimpleQueue()
+        self._news: Queue[_News] = Queue()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tensorrt-llm")
         self._thread.start()
