@@ -23,6 +23,8 @@ from galley.settings.engine_choice import (
     ONNX_GENAI_ENGINE,
     OPENVINO_ENGINE,
     SKLEARN_ENGINE,
+    TENSORRT_LLM_ENGINE,
+    VLLM_ENGINE,
     VOICE_ENGINE,
     XGBOOST_ENGINE,
 )
@@ -45,6 +47,8 @@ ENGINES: Final[Mapping[str, str]] = {
     LLAMA_CPP_ENGINE: "galley.runtimes.llama_cpp:load",
     CTRANSLATE2_ENGINE: "galley.runtimes.ctranslate2:load",
     ONNX_GENAI_ENGINE: "galley.runtimes.onnx_genai:load",
+    VLLM_ENGINE: "galley.runtimes.vllm:load",
+    TENSORRT_LLM_ENGINE: "galley.runtimes.tensorrt_llm:load",
 }
 """Name -> ``module:function`` of Galley's own loaders."""
 

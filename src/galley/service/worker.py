@@ -69,8 +69,12 @@ from galley.service.watchdog import SIGN_OF_LIFE_SECONDS
 from galley.types.block_hashes import BlockContent
 
 Frame: TypeAlias = Submit | Abort | LoadAdapter | UnloadAdapter
-Inbox: TypeAlias = queue.SimpleQueue[Frame | None]
-"""Frames received for the engine; None: the server has closed the connection."""
+Inbox: TypeAlias = queue.Queue[Frame | None]
+"""Frames received for the engine; None: the server has closed the connection.
+
+Not a ``SimpleQueue``, whose ``get`` may wait forever if its timeout has passed before it looks again, as it
+does on a busy machine (CPython 3.11).
+"""
 
 CLOSE_SECONDS: Final = 1.0
 """Seconds for an engine to finish its step and close after the server has closed the connection."""
@@ -132,7 +136,7 @@ def main() -> None:
     if shared and start.settings.device == "cpu":
         file, place = map(int, shared)
         cores = CoreScheduler(file, place)
-    inbox: Inbox = queue.SimpleQueue()
+    inbox = Inbox()
     loaded = threading.Event()
     threading.Thread(target=_read, args=(connection, inbox, loaded), daemon=True).start()
     try:
