@@ -47,7 +47,7 @@ RETRY_AFTER_SHORTAGE: Final = 2.0
 
 _QUICK_SECONDS: Final = 0.002
 _LONGEST_PAUSE: Final = 0.05
-"""Limits of :func:`_leave_time_to_others`, in seconds."""
+"""Limits of :meth:`Replica._leave_time_to_others`, in seconds."""
 
 WATCH_SECONDS: Final = 0.25
 
@@ -64,6 +64,9 @@ class ReplicaEvents(Protocol):
 
     def deliver(self, replica: "Replica", output: Output) -> int:
         """Pass on an Output; return the tokens of prompt and output that it stands for."""
+
+    async def readers_woken(self, replica: "Replica") -> None:
+        """Wait until the readers of all Outputs that were passed on are woken."""
 
     def resumption(self, request_id: str) -> EngineRequest:
         """Return a request as it is to be sent now."""
@@ -287,7 +290,7 @@ class Replica:
             async for frames in self._link.frames():
                 for frame in frames:
                     self._handle(frame)
-                await _leave_time_to_others()
+                await self._leave_time_to_others()
         except GalleyError as error:
             if self.info is None:
                 await self._hang_up()
@@ -392,6 +395,21 @@ class Replica:
         self._events.stepped(self)
         self.requests.stepped(frame.frames_seen)
 
+    async def _leave_time_to_others(self) -> None:
+        """Let the readers take the new output; if that takes long, give new requests as much time again.
+
+        More output arrives in the meantime, and each reader then takes all of it at once, for little more
+        than the cost of one token. So when the server is short of CPU time, texts are streamed in larger
+        pieces and new requests are still answered promptly.
+        """
+        began = time.monotonic()
+        await self._events.readers_woken(self)
+        await asyncio.sleep(0)  # tasks that wait for tokens become ready
+        await asyncio.sleep(0)  # and run
+        took = time.monotonic() - began
+        if took > _QUICK_SECONDS:
+            await asyncio.sleep(min(took, _LONGEST_PAUSE))
+
     def _become_ready(self, frame: Ready) -> None:
         self._events.check(frame.info)
         self.stats = frame.stats
@@ -421,18 +439,3 @@ def version_of(contents: str, info: ModelInfo) -> str:
     isa = "" if info.ledger is None else info.ledger.isa
     parts = (contents, info.family, info.executor, isa, formats)
     return hashlib.blake2b(msgspec.msgpack.encode(parts), digest_size=8).hexdigest()
-
-
-async def _leave_time_to_others() -> None:
-    """Let the readers take the new output; if that takes long, give new requests as much time again.
-
-    More output arrives in the meantime, and each reader then takes all of it at once, for little more than
-    the cost of one token. So when the server is short of CPU time, texts are streamed in larger pieces and
-    new requests are still answered promptly.
-    """
-    began = time.monotonic()
-    await asyncio.sleep(0)  # tasks that wait for tokens become ready
-    await asyncio.sleep(0)  # and run
-    took = time.monotonic() - began
-    if took > _QUICK_SECONDS:
-        await asyncio.sleep(min(took, _LONGEST_PAUSE))
