@@ -198,5 +198,9 @@ class NotEnoughMemory(EngineFailed):
     """The model does not fit the available memory; the message states what would make it fit."""
 
 
+class RankKilled(EngineFailed):
+    """A process that computed a part of the model was killed from outside."""
+
+
 class DamagedWeights(EngineFailed):
     """Packed weights on disk have changed. Their file has been deleted; loading again repacks them."""

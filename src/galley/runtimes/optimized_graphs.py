@@ -25,7 +25,8 @@ import msgspec
 from galley.files import PARTIAL
 from galley.formats.digests import content_hash
 from galley.machine import available_memory, bytes_text, cpu_features, cpu_name
-from galley.ops.packed_files import MEASURED_SUFFIX, packed_folder, tidy, write_atomically
+from galley.ops.packed_cache import MEASURED_SUFFIX, tidy
+from galley.ops.packed_files import packed_folder, write_atomically
 from galley.runtimes.tensor_model import TensorModel
 from galley.runtimes.trial import same_bits
 

@@ -9,7 +9,8 @@ from typing import Annotated, Final, Literal, TypeAlias
 from msgspec import Meta
 
 from galley.errors import SettingsError
-from galley.settings.engine import EngineSettings, setting
+from galley.settings.engine import EngineSettings
+from galley.settings.fields import setting
 from galley.settings.values import Count, Seconds
 
 CacheMode: TypeAlias = Literal["off", "exact", "semantic"]
