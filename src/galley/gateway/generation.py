@@ -354,7 +354,10 @@ async def _merged(sources: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenera
                 case None:
                     left -= 1
                 case Exception() as error:
-                    raise error
+                    try:
+                        raise error
+                    finally:
+                        del error  # whose traceback refers to this frame
                 case piece:
                     yield piece
     finally:
