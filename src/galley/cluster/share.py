@@ -17,7 +17,7 @@ AnySettings = TypeVar("AnySettings", bound=EngineSettings)
 
 
 def fleet_of(settings: ClusterSettings, model: str = "") -> dict[str, Any]:
-    """Return the attributes of a :class:`galley.service.fleet.FleetPlan` that the settings determine.
+    """Return the attributes of a :class:`galley.service.fleet_plan.FleetPlan` that the settings determine.
 
     ``model``: its name in the API, by which ``replica_file`` lists its replicas.
 

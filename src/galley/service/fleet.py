@@ -4,80 +4,28 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
 from galley.errors import Conflict, GalleyError, ModelError, NotEnoughMemory, RequestError
 from galley.service.admission import Admission
+from galley.service.fleet_plan import FleetPlan
 from galley.service.frames import Blocks
 from galley.service.links import ReplicaSource
 from galley.service.process import EngineProcess
 from galley.service.releases import Releases
 from galley.service.replica import Replica
 from galley.service.request_book import RequestBook
-from galley.service.routing import Candidate, Router
-from galley.service.spawn import Spawned
+from galley.service.routing import ReplicaFigures
 from galley.service.streams import Unfinished
-from galley.service.watchdog import Watchdog
 from galley.settings.engine import EngineSettings
-from galley.types import EngineRequest, OnPhase, Output
-from galley.types.model_info import (
-    EngineState,
-    EngineStats,
-    Ledger,
-    ModelInfo,
-    OnLedger,
-    OnReleaseFinished,
-    ReleaseStatus,
-    ReplicaStatus,
-)
+from galley.types import EngineRequest, Output
+from galley.types.engine_stats import EngineState, EngineStats, ReleaseStatus, ReplicaStatus
+from galley.types.model_info import Ledger, ModelInfo
 
 log = logging.getLogger("galley.service")
 
 _DRAIN_POLL_SECONDS: Final = 0.05
-
-
-@dataclass(frozen=True, kw_only=True)
-class FleetPlan:
-    """The engines of a model, and whom to tell about them.
-
-    Attributes:
-        folder: the checkpoint's folder.
-        max_queue: sequences that may wait in addition to the running ones.
-        begin: spawns an engine process.
-        watchdog: creates the watchdog of an engine.
-        replicas: engines on this machine.
-        remotes: sources of engines elsewhere.
-        router: chooses an engine for each request; needed if there can be more than one.
-        members: runs as long as the fleet, and has it follow a list of engines elsewhere that changes;
-            None: they are ``remotes`` all the time.
-        contents: digest of the checkpoint's files, if there are engines elsewhere.
-        promised: returns the bytes of memory that other models' engines have yet to allocate.
-        on_phase: called at the end of each start-up phase of the first engine.
-        on_ledger: called with the memory plan of each engine that starts.
-        on_step: called with the status of an engine after each of its steps.
-        on_blocks: called with each change of what the prefix caches hold.
-        publishes_tokens: whether these changes have the tokens of blocks.
-        on_finished: called with the figures of each sequence that a release has finished.
-    """
-
-    folder: str
-    max_queue: int
-    begin: Callable[[], Spawned]
-    watchdog: Callable[[], Watchdog]
-    replicas: int = 1
-    remotes: Sequence[ReplicaSource] = ()
-    router: Router | None = None
-    members: "Callable[[Fleet], Coroutine[Any, Any, None]] | None" = None
-    contents: str = ""
-    promised: Callable[[], int] = lambda: 0
-    on_phase: OnPhase | None = None
-    on_ledger: OnLedger | None = None
-    on_step: Callable[[ReplicaStatus], None] | None = None
-    on_blocks: Callable[[Blocks], None] | None = None
-    publishes_tokens: bool = False
-    on_finished: OnReleaseFinished | None = None
 
 
 class Fleet:
@@ -250,6 +198,10 @@ class Fleet:
         """Deliver an Output to its reader."""
         return self.book.deliver(replica, output)
 
+    async def readers_woken(self, replica: Replica) -> None:
+        """Wait until the readers of all Outputs that were delivered are woken."""
+        await self.book.readers.all_woken()
+
     def resumption(self, request_id: str) -> EngineRequest:
         """Return a request as it is to be sent to an engine now."""
         return self.book.resumption(request_id)
@@ -393,26 +345,30 @@ class Fleet:
                 size = {"max_model_len": text.max_model_len}
             self.settings = dataclasses.replace(self.settings, **size)
 
-    def _choose(self, request: EngineRequest, version: str | None) -> Replica | None:
-        """Return the replica that gets a request; None if none is ready that may continue it."""
+    def _choose(self, request: EngineRequest, version: str | None) -> tuple[Replica, int] | None:
+        """Return the replica that gets a request, and the tokens of the prompt that it should have cached.
+
+        None: none is ready that may continue the request.
+        """
         ready = [one for one in self.replicas if one.accepts and version in (None, one.version)]
         if version is None and self.releases.shares:
             release = self.releases.of(request, {one.source.release for one in ready})
             ready = [one for one in ready if one.source.release == release]
         if len(ready) < 2 or self._plan.router is None:
-            return ready[0] if ready else None
+            return (ready[0], 0) if ready else None
         now = time.monotonic()
         candidates = [
-            Candidate(
+            ReplicaFigures(
                 name=one.name,
-                owed=self._admission.owed_by(one.name),
+                owed=self._admission.uncached_of(one.name),
                 pace=one.pace.tokens_per_second,
                 blocks=one.blocks,
                 silent=now - one.heard if one.requests.quarantine.working else 0.0,
             )
             for one in ready
         ]
-        return ready[self._plan.router.choose(request, candidates)]
+        choice = self._plan.router.choose(request, candidates)
+        return ready[choice.candidate], choice.cached
 
     def _spare(self) -> Replica:
         """Return a replica at which a request can wait until one is ready."""

@@ -10,7 +10,7 @@ from galley.errors import RequestError
 from galley.service.replica import Replica
 from galley.service.streams import Unfinished
 from galley.types import EngineRequest
-from galley.types.model_info import ReleaseStatus
+from galley.types.engine_stats import ReleaseStatus
 
 RELEASE_HEADER: Final = "x-galley-release"
 """Header by which a request chooses its release."""

@@ -11,6 +11,7 @@ the server, which drains; the engine must outlive them.
 """
 
 import gc
+import logging
 import os
 import queue
 import signal
@@ -25,7 +26,14 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from galley import machine
-from galley.errors import EngineError, GalleyError, ModelError, NotEnoughMemory, SettingsError
+from galley.errors import (
+    EngineError,
+    GalleyError,
+    ModelError,
+    NotEnoughMemory,
+    RankKilled,
+    SettingsError,
+)
 from galley.observe import logs
 from galley.service.core_scheduler import CoreScheduler
 from galley.service.frames import (
@@ -61,8 +69,12 @@ from galley.service.watchdog import SIGN_OF_LIFE_SECONDS
 from galley.types.block_hashes import BlockContent
 
 Frame: TypeAlias = Submit | Abort | LoadAdapter | UnloadAdapter
-Inbox: TypeAlias = queue.SimpleQueue[Frame | None]
-"""Frames received for the engine; None: the server has closed the connection."""
+Inbox: TypeAlias = queue.Queue[Frame | None]
+"""Frames received for the engine; None: the server has closed the connection.
+
+Not a ``SimpleQueue``, whose ``get`` may wait forever if its timeout has passed before it looks again, as it
+does on a busy machine (CPython 3.11).
+"""
 
 CLOSE_SECONDS: Final = 1.0
 """Seconds for an engine to finish its step and close after the server has closed the connection."""
@@ -124,7 +136,7 @@ def main() -> None:
     if shared and start.settings.device == "cpu":
         file, place = map(int, shared)
         cores = CoreScheduler(file, place)
-    inbox: Inbox = queue.SimpleQueue()
+    inbox = Inbox()
     loaded = threading.Event()
     threading.Thread(target=_read, args=(connection, inbox, loaded), daemon=True).start()
     try:
@@ -134,6 +146,10 @@ def main() -> None:
         loaded.set()
         gc.freeze()  # loaded objects stay; collections during a stream need not scan them
         _loop(engine, connection, inbox, cores, publisher)
+    except RankKilled as error:
+        # The supervisor is to see that this process was not at fault, and nor were its requests.
+        logging.getLogger("galley.engine").error("%s", error)
+        os.kill(os.getpid(), signal.SIGKILL)
     except GalleyError as error:
         connection.send(StartFailed(_kind(error), str(error)))
     except BaseException:
