@@ -61,6 +61,8 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         family: the model's family, such as "llama".
         parameters: number of values in the checkpoint.
+        ranks: processes that compute the model together; all bytes are those of all of them, and
+            ``threads`` those of each.
         executor, isa, device, threads: what runs it; ``isa`` is empty where there is no choice of kernels.
         quantize, inputs, kv_dtype: types of weights, of the inputs multiplied by them, and of the KV cache.
         static_inputs: number of matrices whose inputs are rounded by the checkpoint's static scales.
@@ -104,6 +106,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     experts_on_disk: int = 0
     experts_of_token: int = 0
     static_inputs: int = 0
+    ranks: int = 1
 
     @property
     def total(self) -> int:
