@@ -54,7 +54,7 @@ _STEPS: Final = 8
 _SLACK: Final = 64
 """Spare tokens for each sequence, in addition to the requested ones."""
 
-_NEWCOMERS: Final = 3
+_ARRIVALS: Final = 3
 _SAMPLE_BYTES: Final = 128 << 20
 _LEAST_SAMPLE: Final = 1 << 20
 _HUGE_PAGE: Final = 2 << 20
@@ -261,8 +261,8 @@ class _Run:
         """Measure seconds to the first token and between tokens, and bandwidth in bytes a second."""
         before = self._read_rate()
         others = self._random_prompts(load.concurrency - 1, load.prompt)
-        newcomers = self._random_prompts(_NEWCOMERS, load.prompt)
-        waits, steps = self._bench.join(others, newcomers, load.output - 1)
+        arrivals = self._random_prompts(_ARRIVALS, load.prompt)
+        waits, steps = self._bench.join(others, arrivals, load.output - 1)
         rate = (before + self._read_rate()) / 2
         return statistics.median(waits), _median(steps), rate
 

@@ -202,7 +202,7 @@ class LLM(Closable):
         self._check_writes()
         overrides = as_options(options)
         conversations = [
-            overrides.conversation(one).headed_by(self._system_prompt)
+            overrides.conversation(one).with_system_prompt(self._system_prompt)
             for one in as_conversations(messages)
         ]
         prompts = [
@@ -230,7 +230,7 @@ class LLM(Closable):
         """
         self._check_writes()
         conversation = as_options(options).conversation(as_conversation(messages))
-        conversation = conversation.headed_by(self._system_prompt)
+        conversation = conversation.with_system_prompt(self._system_prompt)
         [params] = as_params(params, 1)
         prompt = chat_prompt(conversation, params, self._template, self._format, self.tokenizer)
         parser = prompt.new_parser()

@@ -145,10 +145,10 @@ def choose_activations(quantize: str, wanted: str, isa: str) -> str:
     if wanted not in choices:
         raise SettingsError(
             f"activations is {wanted!r}, but executor 'cpu' multiplies {quantize!r} weights only "
-            f"with {' or '.join(choices)}; leave it out, or set weight_dtype to {_takers(wanted)}"
+            f"with {' or '.join(choices)}; leave it out, or set weight_dtype to {_kinds_that_take(wanted)}"
         )
     return wanted
 
 
-def _takers(activations: str) -> str:
+def _kinds_that_take(activations: str) -> str:
     return " or ".join(name for name in RUNNABLE if activations in WEIGHT_DTYPES[name].inputs)

@@ -48,7 +48,7 @@ RETRY_AFTER_SHORTAGE: Final = 2.0
 
 _QUICK_SECONDS: Final = 0.002
 _LONGEST_PAUSE: Final = 0.05
-"""Limits of :func:`_leave_time_to_others`, in seconds."""
+"""Limits of :func:`_yield_to_readers`, in seconds."""
 
 WATCH_SECONDS: Final = 0.25
 
@@ -76,7 +76,7 @@ class Replica:
         blocks: keys of the blocks that its prefix cache holds.
         draining: whether it gets no new requests.
         seats: sequences that run at the same time.
-        heard: when the last frame arrived, on the monotonic clock.
+        last_frame_at: when the last frame arrived, on the monotonic clock.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Replica:
         self.pace = Pace()
         self.blocks: set[bytes] = set()
         self.draining = False
-        self.heard = 0.0
+        self.last_frame_at = 0.0
         self.seats = source.seats
         self._events = events
         self._new_watchdog = watchdog
@@ -174,7 +174,7 @@ class Replica:
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await self._hang_up()
+        await self._close_link()
 
     def _send(self, frame: Submit | Abort) -> int:
         """Send a frame; return the frames sent so far, this one included, or 0 without an engine."""
@@ -251,10 +251,10 @@ class Replica:
             async for frames in self._link.frames():
                 for frame in frames:
                     self._handle(frame)
-                await _leave_time_to_others()
+                await _yield_to_readers()
         except GalleyError as error:
             if self.info is None:
-                await self._hang_up()
+                await self._close_link()
                 raise
             reason = error
         except OSError as error:
@@ -314,7 +314,7 @@ class Replica:
                 )
                 self._set_state("stalled")
 
-    async def _hang_up(self) -> None:
+    async def _close_link(self) -> None:
         link, self._link = self._link, None
         if link:
             await link.close()
@@ -325,8 +325,8 @@ class Replica:
 
     def _handle(self, frame: FromEngine) -> None:
         seconds = frame.step_seconds if isinstance(frame, Alive) else 0.0
-        self.heard = time.monotonic()
-        self._watchdog.report(self.heard, seconds)
+        self.last_frame_at = time.monotonic()
+        self._watchdog.report(self.last_frame_at, seconds)
         if self.state == "stalled":
             self._set_state("ready")
         if isinstance(frame, Step):
@@ -350,7 +350,7 @@ class Replica:
     def _stepped(self, frame: Step) -> None:
         for output in frame.outputs:
             computed = self._events.deliver(self, output)
-            self.pace.worked(computed, self.heard)
+            self.pace.worked(computed, self.last_frame_at)
         self.stats = frame.stats
         self._note_busy()
         self._events.stepped(self)
@@ -371,7 +371,7 @@ class Replica:
         self.requests.engine_ready()
 
 
-async def _leave_time_to_others() -> None:
+async def _yield_to_readers() -> None:
     """Let the readers take the new output; if that takes long, give new requests as much time again.
 
     More output arrives in the meantime, and each reader then takes all of it at once, for little more than

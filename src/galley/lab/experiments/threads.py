@@ -26,7 +26,7 @@ def _run(lab: Lab) -> Finding:
         return 1 / statistics.median(step.seconds for step in steps)
 
     scaling = lab.ratio(lambda: prefill(cores), lambda: prefill(1))
-    crowded = lab.ratio(lambda: decode(2 * cores), lambda: decode(cores))
+    oversubscribed = lab.ratio(lambda: decode(2 * cores), lambda: decode(cores))
     rates = {
         n: (
             statistics.median(prefill(n) for _ in range(lab.repeats)),
@@ -37,7 +37,7 @@ def _run(lab: Lab) -> Finding:
     return Finding(
         figures=[
             Figure(measured=scaling, predicted=float(cores)),
-            Figure(measured=crowded, predicted=1.0),
+            Figure(measured=oversubscribed, predicted=1.0),
         ],
         header=["threads", "prefill, tokens/s", "decode, tokens/s"],
         rows=[[str(n), f"{rates[n][0]:.0f}", f"{rates[n][1]:.0f}"] for n in counts],

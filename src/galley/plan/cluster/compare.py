@@ -32,14 +32,14 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         machine, router: which.
         chosen: with the wanted count, or the fewest that meet the goal; None: none do.
-        undisturbed: as ``chosen``, without the loss; None if nothing was to be lost.
+        without_loss: as ``chosen``, without the loss; None if nothing was to be lost.
         tried: all that was simulated with the loss, by the count of replicas.
     """
 
     machine: str
     router: str
     chosen: Outcome | None
-    undisturbed: Outcome | None
+    without_loss: Outcome | None
     tried: list[Outcome]
 
 
@@ -63,7 +63,7 @@ def answer(engine: Engine, router: str, traffic: Traffic, query: Query) -> Answe
         machine=engine.machine.name,
         router=router,
         chosen=chosen,
-        undisturbed=calm,
+        without_loss=calm,
         tried=[tried[count] for count in sorted(tried)],
     )
 
