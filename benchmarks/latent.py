@@ -85,7 +85,7 @@ def filled(layers: int, tokens: int, *, latent: bool, kv_dtype: str) -> CpuExecu
     program = program_of(layers, latent=latent)
     threads = int(os.environ.get("GALLEY_THREADS", available_cores()))
     options = ExecutorOptions(
-        dtype="bfloat16", quantize="int8", kv_dtype=kv_dtype, device="cpu", threads=threads
+        dtype="bfloat16", weight_dtype="int8", kv_dtype=kv_dtype, device="cpu", threads=threads
     )
     executor = CpuExecutor(program, RandomWeights(program), options)
     blocks = blocks_for(tokens)

@@ -20,7 +20,7 @@ def share(speculating: float, steps: int, *, trial: Trial, plain: float = 100.0)
 
 
 @pytest.mark.parametrize(
-    ("looking", "least", "most"),
+    ("speculating", "least", "most"),
     [(240.0, 0.9, 1.0), (115.0, 0.9, 1.0), (100.0, 0.5, 1.0), (80.0, 0.0, 0.1), (30.0, 0.0, 0.1)],
 )
 def test_what_is_better_is_done_mostly(speculating: float, least: float, most: float) -> None:

@@ -28,7 +28,7 @@ from galley.plan.hardware import Machine
 from galley.plan.predict import GIB, predict
 from galley.plan.sizes import ModelSizes
 from galley.plan.steps import Load, Shares, peak_rate
-from galley.settings.engine import EngineSettings, KVType, Quantize
+from galley.settings.engine import EngineSettings, KVType, WeightDType
 from galley.types.model_info import ModelInfo
 
 BATCHES: Final = (1, 8, 32)
@@ -215,7 +215,7 @@ class _Run:
         )
         self.settings = replace(
             measuring.settings,
-            quantize=cast(Quantize, sizes.precision),
+            weight_dtype=cast(WeightDType, sizes.precision),
             kv_dtype=measuring.kv_dtype,
             kv_cache_tokens=self._kv_tokens,
             max_running=max(most, *_DECODED),

@@ -105,7 +105,7 @@ class CpuExecutor(SynchronousExecutor):
         self.cost = decoder.cost()
         self._vocab_size = program.vocab_size
         self._modules = {name: number for number, name in enumerate(program.adapted)}
-        self._adapter_kind = adapter_kind(options.quantize)
+        self._adapter_kind = adapter_kind(options.weight_dtype)
         self.kv_groups = len(program.kv_groups)
         self._recurs = bool(program.states)
         self._kv_bytes_per_token = kv_bytes_per_token(program, options.kv_dtype)
@@ -287,7 +287,7 @@ def _matrices(
     cache = None
     if options.weight_cache is not None:
         apart = frozenset(Key(names, str(kinds[names[0]])) for names in on_disk)
-        cache = WeightCache(options.weight_cache, options.quantize, apart)
+        cache = WeightCache(options.weight_cache, options.weight_dtype, apart)
     matrices = Matrices(weights, kinds, threads=options.threads, cache=cache, experts=experts)
     if on_disk:
         memory = expert_memory(plan.decoder.program)

@@ -15,7 +15,7 @@ def _run(lab: Lab) -> Finding:
     if cores == 1:
         raise UnsupportedModel("this process may use a single core: nothing to compare")
     counts = sorted({1, cores, 2 * cores, *(n for n in (2, 4, 8, 16, 32, 64) if n < cores)})
-    benches = {n: lab.bench(quantize="int8", threads=n, kv_cache_tokens=1024) for n in counts}
+    benches = {n: lab.bench(weight_dtype="int8", threads=n, kv_cache_tokens=1024) for n in counts}
     prompt = lab.prompts([min(256, lab.context // 2)])[0]
 
     def prefill(threads: int) -> float:
