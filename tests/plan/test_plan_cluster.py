@@ -26,17 +26,11 @@ from galley.plan.cluster.traffic import Traffic, synthetic
 from galley.plan.hardware import choose_machines, read_machines
 from galley.plan.predict import predict
 from galley.plan.sizes import ModelSizes
-from galley.plan.steps import Load, Rates, Shares
+from galley.plan.steps import Load
 from galley.service.routing import ReplicaFigures
 from galley.traffic.trace import TraceLine, Turn
 from tests.plan.shapes import LLAMA_7B, MACHINE
-
-SIZES = ModelSizes.of(build_program(LLAMA_7B), "bf16", "bfloat16")
-
-
-def engine(seats: int = 64, kv_tokens: int = 100_000, batch_tokens: int = 512) -> Engine:
-    rates = Rates.of(SIZES, MACHINE, MACHINE.tflops["bfloat16"] * 1e12, Shares())
-    return Engine(MACHINE, rates, seats, batch_tokens, kv_tokens)
+from tests.plan.simulated import SIZES, engine, turns
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,18 +38,6 @@ class CountedFigures(ReplicaFigures):
     """Figures of a replica with ``requests`` unfinished ones."""
 
     requests: int
-
-
-def turns(*requests: tuple[float, int, int]) -> Traffic:
-    """Return requests that share nothing: (due, tokens of the prompt, of the answer)."""
-    return Traffic(
-        [
-            Turn(
-                due, None, 0.0, TraceLine(timestamp=due, input_length=prompt, output_length=output)
-            )
-            for due, prompt, output in requests
-        ]
-    )
 
 
 def prefixed(count: int, rate: float, prefixes: int, tokens: int, output: int = 20) -> Traffic:
@@ -471,6 +453,39 @@ def bench_report(file: Path, *runs: Measured, cached: float = 0.0) -> Path:
     )
     file.write_bytes(msgspec.json.encode(report))
     return file
+
+
+def test_the_command_compares_autoscalers(tmp_path: Path) -> None:
+    load = [
+        "--machine",
+        "L4",
+        "--weight-dtype",
+        "int8",
+        "--rate",
+        "1",
+        "--peak",
+        "20",
+        "--seconds",
+        "60",
+    ]
+    load += ["--period", "60", "--scaler", "galley", "--scaler", "ray-requests", "--ttft", "30"]
+    html = tmp_path / "page.html"
+    done = planned(tmp_path, *load, "--start-seconds", "5", "--html", str(html))
+    assert done.exit_code == 0, done.output
+    assert "L4, galley: " in done.output
+    assert "The goal is met with the fewest replicas by " in done.output
+    assert "Replicas that serve" in html.read_text(encoding="utf-8")
+    for options, said in (
+        (["--most-replicas", "3"], "there is no --scaler; leave out --most-replicas"),
+        (
+            ["--scaler", "galley", "--replicas", "5", "--most-replicas", "3"],
+            "is less than --replicas 5",
+        ),
+        (["--period", "3", "--replicas", "1"], "--period is of --peak"),
+        (["--peak", "0.5", "--replicas", "1"], "--peak 0.5 is less than --rate 1"),
+    ):
+        done = planned(tmp_path, "--machine", "L4", "--rate", "1", *options, "--ttft", "1")
+        assert said in str(done.exception)
 
 
 def test_the_command_calibrates_on_a_bench_report(tmp_path: Path) -> None:

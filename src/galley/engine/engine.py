@@ -19,8 +19,8 @@ from galley.engine.scheduler import Scheduler, Work
 from galley.engine.sequence import Sequence
 from galley.engine.speculation import EngineSpeculation
 from galley.engine.step_meter import StepMeter
-from galley.errors import EngineError
-from galley.ops.executor import Executor
+from galley.errors import EngineError, same_id
+from galley.ops.executor import Closable, Executor
 from galley.types import (
     LIVE_PRIORITY,
     Adapter,
@@ -95,7 +95,13 @@ class Engine:
         return any(s.request.priority <= LIVE_PRIORITY for s in self._sequences.values())
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a request; later steps return its tokens."""
+        """Queue a request; later steps return its tokens.
+
+        Raises:
+            Conflict: an unfinished request has the same id.
+        """
+        if request.id in self._sequences or request.id in self._preparing:
+            raise same_id(request.id)
         if not self._preparing.add(request):
             self._begin(Prepared(request, time.monotonic()))
 
@@ -120,7 +126,6 @@ class Engine:
 
     def _begin(self, prepared: Prepared) -> None:
         request, arrival, grammar, slot = prepared
-        assert request.id not in self._sequences, request.id
         payload = request.payload
         assert isinstance(payload, Decoded), request.id
         features = self._features(request, payload)
@@ -319,7 +324,7 @@ class Engine:
         return self._kv.take_contents()
 
     def close(self) -> None:
-        """Stop the threads; everything else that the engine holds is memory, freed with the object.
+        """Stop threads and other ranks; everything else that the engine holds is memory.
 
         Blocks that are not on disk yet are written first, for less than a second.
         """
@@ -329,6 +334,8 @@ class Engine:
             self._grammars.close()
         if self._adapters is not None:
             self._adapters.close()
+        if isinstance(self._executor, Closable):
+            self._executor.close()
 
     def _account(self, plan: list[Work]) -> None:
         now = time.monotonic()

@@ -92,7 +92,8 @@ class CpuExecutor(SynchronousExecutor):
                 )
             for state in program.states:
                 self._runtime.add_state_layer(state.rows, state.width)
-            self._decoder = decoder.built(self._runtime, matrices, program.vocab_size)
+            communicator = cast("_native.Communicator | None", options.communicator)
+            self._decoder = decoder.built(self._runtime, matrices, program.vocab_size, communicator)
             self._encoder, self._aligner = (
                 None if lowered is None else lowered.built(self._runtime, matrices, 0)
                 for lowered in (plan.encoder, plan.aligner)
@@ -287,7 +288,10 @@ def _matrices(
     cache = None
     if options.weight_cache is not None:
         apart = frozenset(Key(names, str(kinds[names[0]])) for names in on_disk)
-        cache = WeightCache(options.weight_cache, options.weight_dtype, apart)
+        kept_as = options.weight_dtype
+        if options.communicator is not None:
+            kept_as = f"{kept_as}-{options.rank + 1}of{options.ranks}"
+        cache = WeightCache(options.weight_cache, kept_as, apart)
     matrices = Matrices(weights, kinds, threads=options.threads, cache=cache, experts=experts)
     if on_disk:
         memory = expert_memory(plan.decoder.program)

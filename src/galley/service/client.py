@@ -193,6 +193,7 @@ class EngineClient:
             QueueFull: too many sequences are waiting, or the answers are expected after the deadline; the
                 error states when to retry.
             DeadlineExceeded: the deadline has passed.
+            Conflict: two unfinished requests would have the same id.
             EngineNotReady: the engine has not been ready yet, or is closed.
             EngineFailed: the engine has given up.
         """

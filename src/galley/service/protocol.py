@@ -41,7 +41,7 @@ ENGINES: Final[Mapping[str, str]] = {
     LIGHTGBM_ENGINE: "galley.runtimes.lightgbm:load",
     SKLEARN_ENGINE: "galley.runtimes.sklearn:load",
     OPENVINO_ENGINE: "galley.runtimes.openvino:load",
-    VOICE_ENGINE: "galley.runtimes.piper:load",
+    VOICE_ENGINE: "galley.runtimes.voices:load",
     LLAMA_CPP_ENGINE: "galley.runtimes.llama_cpp:load",
     CTRANSLATE2_ENGINE: "galley.runtimes.ctranslate2:load",
     ONNX_GENAI_ENGINE: "galley.runtimes.onnx_genai:load",

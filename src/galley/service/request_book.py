@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from galley.errors import DeadlineExceeded
+from galley.errors import DeadlineExceeded, same_id
 from galley.service.admission import Admission
 from galley.service.replica import Replica
 from galley.service.streams import OutputStream, Unfinished
@@ -84,8 +84,10 @@ class RequestBook:
         Raises:
             QueueFull: too many sequences are waiting, or the answers are expected after the deadline.
             DeadlineExceeded: the deadline has passed.
+            Conflict: two unfinished requests would have the same id.
         """
         self.check(requests, deadline)
+        self._check_ids(requests)
         now = time.monotonic()
         streams = []
         for request in requests:
@@ -94,6 +96,13 @@ class RequestBook:
         for request in requests:
             self._unfinished[request.id].replica.requests.add([request.id])
         return streams
+
+    def _check_ids(self, requests: Sequence[EngineRequest]) -> None:
+        taken = set[str]()
+        for request in requests:
+            if request.id in self._unfinished or request.id in taken:
+                raise same_id(request.id)
+            taken.add(request.id)
 
     def observe(self, stats: EngineStats, *, working: bool) -> None:
         """Record the engine's statistics; ``working``: whether it is ready."""

@@ -47,6 +47,8 @@ _DRAFT_ROWS = 32
 
 MOST_THREADS = 1024
 
+MOST_RANKS = 64
+
 MOST_ADAPTERS = 1024
 
 DEFAULT_ADAPTERS = 16
@@ -148,7 +150,22 @@ class EngineSettings:
         "quantized; default: the checkpoint's own weights",
     )
     threads: Annotated[int, Meta(ge=1, le=MOST_THREADS)] | None = setting(
-        None, "Model", "compute threads; default: the cores this process may use"
+        None,
+        "Model",
+        "compute threads (with tensor_parallel, of each rank); default: the cores this process may use, "
+        "divided among the ranks",
+    )
+    tensor_parallel: Annotated[int, Meta(ge=1, le=MOST_RANKS)] = setting(
+        1,
+        "Model",
+        "processes of this machine (ranks) that compute the model together, each with a part of every "
+        "layer and of the KV cache; texts do not change (executor cpu)",
+    )
+    tensor_parallel_cpus: tuple[str, ...] = setting(
+        (),
+        "Model",
+        "CPUs of a rank, such as 0-15; repeat for each rank; default: those of its NUMA nodes if the "
+        "machine has as many nodes or a multiple, else all",
     )
     disable_pass: tuple[str, ...] = setting(
         (), "Model", "graph pass to skip; repeat for several (see galley graph)"
@@ -260,6 +277,10 @@ class EngineSettings:
             raise SettingsError(
                 f"expert_cache_bytes is {self.expert_cache_bytes}, but experts is memory; set experts to "
                 "disk, or leave it out"
+            )
+        if self.tensor_parallel_cpus and self.tensor_parallel == 1:
+            raise SettingsError(
+                "tensor_parallel_cpus is given, but tensor_parallel is 1; set it, or leave out the CPUs"
             )
         if self.prefix_cache_dir and not self.prefix_cache:
             raise SettingsError(

@@ -236,14 +236,18 @@ class VoiceInfo(msgspec.Struct, frozen=True, kw_only=True):
         voices: names of its voices, at least one; the first is the default.
         aliases: further names -> voice.
         languages: languages that it speaks, as BCP 47 tags; the first is the default.
+        voice_languages: voice -> its language, of a model whose voices speak several.
         streams: whether the first audio of a text does not wait for the last.
+        mixes: whether it mixes voices, see :mod:`galley.tts.mixes`.
     """
 
     sample_rate: int
     voices: tuple[str, ...]
     aliases: dict[str, str] = {}
     languages: tuple[str, ...] = ()
+    voice_languages: dict[str, str] = {}
     streams: bool = False
+    mixes: bool = False
 
     @property
     def language(self) -> str:

@@ -87,6 +87,19 @@ class Engine:
         added = self._roofline(writing, context, chunks) - decode
         return self.decode_factor * decode + self.prompt_factor * added
 
+    def seconds_of_request(self, prompt: float, output: float) -> float:
+        """Return what a request takes of the engine's time while all seats are taken.
+
+        Args:
+            prompt: tokens of its prompt, none of them cached.
+            output: tokens of its answer.
+        """
+        context = prompt + output / 2
+        step = self.seconds(self.seats, context, ())
+        rows = min(max(1, round(prompt)), self.batch_tokens)
+        chunk = self.seconds(self.seats, context, [Chunk(0, rows, True)]) - step
+        return output * step / self.seats + chunk * prompt / rows
+
     def _roofline(self, writing: int, context: float, chunks: Sequence[Chunk]) -> float:
         sizes, seen = self.rates.sizes, int(context)
         return self.rates.step(
