@@ -280,7 +280,7 @@ def _setting_options(
                     default=field.default,
                     help=field.metadata["help"],
                     group=field.metadata["group"],
-                    name=field.metadata["name"],
+                    alias=field.metadata["alias"],
                     spellings=field.metadata["spellings"],
                 ),
             )
@@ -299,10 +299,10 @@ def _option(
     default: object,
     help: str,
     group: str,
-    name: str = "",
+    alias: str = "",
     spellings: Mapping[str, str] | None = None,
 ) -> _Decorator:
-    flags = [n.replace("_", "-") for n in dict.fromkeys((name or field, field))]
+    flags = [n.replace("_", "-") for n in (field, alias) if n]
     return click.option(
         *(f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}" for flag in flags),
         field,
