@@ -22,10 +22,10 @@ def _run(lab: Lab) -> Finding:
     if not student:
         raise SettingsError("needs a distilled student of the model: give it as --draft-model")
     models = {
-        "model, bf16": lab.with_(quantize="bf16"),
-        "model, int4": lab.with_(quantize="int4"),
-        "student, bf16": lab.with_(model=student, quantize="bf16"),
-        "student, int4": lab.with_(model=student, quantize="int4"),
+        "model, bf16": lab.with_(weight_dtype="bf16"),
+        "model, int4": lab.with_(weight_dtype="int4"),
+        "student, bf16": lab.with_(model=student, weight_dtype="bf16"),
+        "student, int4": lab.with_(model=student, weight_dtype="int4"),
     }
     windows = lab.windows(256, 1024 if lab.quick else 4096)
     found = dict(
