@@ -97,7 +97,10 @@ def test_a_response_is_fetched_from_another_server_when_its_own_was_killed(
     folder = tmp_path / "tiny"
     make_calling(folder, max_position_embeddings=4096)
     options: Any = {"threads": 1, "kv_cache_tokens": 8192, "stored_responses_at": redis_server.url}
-    body = {"input": "Who sat on the mat?", "temperature": 1.0, "max_output_tokens": 3000}
+    text = {"type": "string", "minLength": 2000}
+    schema = {"type": "object", "properties": {"a": text}, "required": ["a"]}
+    form = {"format": {"type": "json_schema", "name": "long", "schema": schema, "strict": False}}
+    body = {"input": "Who?", "temperature": 1.0, "max_output_tokens": 3000, "text": form}
     pieces: list[str] = []
     with Server(folder, tmp_path / "two", **options) as other:
         with Server(folder, tmp_path / "one", **options) as server:
@@ -109,6 +112,7 @@ def test_a_response_is_fetched_from_another_server_when_its_own_was_killed(
                 for event in map(json.loads, stream):
                     if event["type"] == "response.output_text.delta":
                         pieces.append(event["delta"])
+                    if len(pieces) == 5:
                         # From now on nothing of the answer is computed there.
                         stop_engines(server)
                         break
@@ -122,9 +126,9 @@ def test_a_response_is_fetched_from_another_server_when_its_own_was_killed(
             return found if found["status"] != "in_progress" else None
 
         found = until(completed, 60)
-        text = found["output"][0]["content"][0]["text"]
-        assert text.startswith("".join(pieces))
-        assert found["usage"]["output_tokens"] == 3000 or found["status"] == "completed"
+        [message] = [item for item in found["output"] if item["type"] == "message"]
+        assert message["content"][0]["text"].startswith("".join(pieces))
+        assert found["usage"]["output_tokens"] > 100
         assert found["created_at"] == running["created_at"]
         with httpx.stream("GET", address, params={"stream": "true"}, timeout=60) as answer:
             last = [line for line in answer.iter_lines() if line.startswith("data")][-1]

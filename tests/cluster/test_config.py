@@ -40,7 +40,7 @@ def test_a_whole_file_is_read(tmp_path: Path) -> None:
     config = read_config(path)
     assert read_config({"config": str(path)}) == config
     chat = config.models["chat"]
-    assert config.replica_settings(chat)["quantize"] == "int8"
+    assert config.replica_settings(chat)["weight_dtype"] == "int8"
     assert config.replica_settings(chat)["threads"] == 2
     assert config.gateway_settings().max_queue == 9
     assert (chat.scale.min, chat.scale.max) == (0, 4)

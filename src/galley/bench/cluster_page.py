@@ -105,7 +105,7 @@ def _table(answers: Sequence[Answer], query: Query) -> str:
     outcomes = [
         outcome
         for one in answers
-        for outcome in (one.undisturbed, *one.tried)
+        for outcome in (one.without_loss, *one.tried)
         if outcome is not None
     ]
     return table(header, [_row(outcome, query) for outcome in outcomes])

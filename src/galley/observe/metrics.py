@@ -191,7 +191,7 @@ class ModelMetrics:
         families.release_first_token.labels(self._name, release).observe(first_token)
         families.release_duration.labels(self._name, release).observe(duration)
 
-    def audio_heard(self, endpoint: str, seconds: float, reason: str) -> None:
+    def audio_transcribed(self, endpoint: str, seconds: float, reason: str) -> None:
         """Count a recording or live stream that has ended; ``reason``: see :meth:`sequence_finished`."""
         self._families.audio.labels(self._name, endpoint).inc(seconds)
         self.sequence_finished(endpoint, reason)

@@ -211,7 +211,7 @@ class EngineClient:
         self._check_state()
         return self._book.take(self.fleet.releases.pinned(requests), deadline)
 
-    async def submit_patiently(
+    async def submit_when_room(
         self, requests: Sequence[EngineRequest], deadline: float = math.inf
     ) -> list[OutputStream]:
         """Submit like :meth:`submit_all`, but wait while the queue is full; for work already begun."""

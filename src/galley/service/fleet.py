@@ -224,7 +224,7 @@ class Fleet:
         elif replica.state == "failed":
             self._give_up(replica)
         elif replica.accepts:
-            self._relieve_others(replica)
+            self._rebalance(replica)
         self._observe()
         self._changed.set()
 
@@ -363,7 +363,7 @@ class Fleet:
                 owed=self._admission.uncached_of(one.name),
                 pace=one.pace.tokens_per_second,
                 blocks=one.blocks,
-                silent=now - one.heard if one.requests.quarantine.working else 0.0,
+                silent=now - one.last_frame_at if one.requests.quarantine.working else 0.0,
             )
             for one in ready
         ]
@@ -376,7 +376,7 @@ class Fleet:
             return self._parked
         return min(self.replicas, key=lambda one: (one.state in ("failed", "closed"), one.draining))
 
-    def _relieve_others(self, ready: Replica) -> None:
+    def _rebalance(self, ready: Replica) -> None:
         """Have a replica that has become ready continue the requests of those that are not."""
         for other in (*self.replicas, self._parked):
             if other.state == "stalled":

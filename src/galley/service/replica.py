@@ -77,7 +77,7 @@ class Replica:
         draining: whether it gets no new requests.
         retiring: whether it is to be removed, and gets no new requests.
         seats: sequences that run at the same time.
-        heard: when the last frame arrived, on the monotonic clock.
+        last_frame_at: when the last frame arrived, on the monotonic clock.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Replica:
         self.blocks: set[bytes] = set()
         self.draining = False
         self.retiring = False
-        self.heard = 0.0
+        self.last_frame_at = 0.0
         self.seats = source.seats
         self._events = events
         self._new_watchdog = watchdog
@@ -177,7 +177,7 @@ class Replica:
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await self._hang_up()
+        await self._close_link()
 
     def _send(self, frame: Submit | Abort) -> int:
         """Send a frame; return the frames sent so far, this one included, or 0 without an engine."""
@@ -257,7 +257,7 @@ class Replica:
                 await self._leave_time_to_others()
         except GalleyError as error:
             if self.info is None:
-                await self._hang_up()
+                await self._close_link()
                 raise
             reason = error
         except OSError as error:
@@ -317,7 +317,7 @@ class Replica:
                 )
                 self._set_state("stalled")
 
-    async def _hang_up(self) -> None:
+    async def _close_link(self) -> None:
         link, self._link = self._link, None
         if link:
             await link.close()
@@ -328,8 +328,8 @@ class Replica:
 
     def _handle(self, frame: FromEngine) -> None:
         seconds = frame.step_seconds if isinstance(frame, Alive) else 0.0
-        self.heard = time.monotonic()
-        self._watchdog.report(self.heard, seconds)
+        self.last_frame_at = time.monotonic()
+        self._watchdog.report(self.last_frame_at, seconds)
         if self.state == "stalled":
             self._set_state("ready")
         if isinstance(frame, Step):
@@ -353,7 +353,7 @@ class Replica:
     def _stepped(self, frame: Step) -> None:
         for output in frame.outputs:
             computed = self._events.deliver(self, output)
-            self.pace.worked(computed, self.heard)
+            self.pace.worked(computed, self.last_frame_at)
         self.stats = frame.stats
         self._note_busy()
         self._events.stepped(self)

@@ -106,8 +106,8 @@ class OpenCall(Protocol):
     def submit_all(self, requests: Sequence[EngineRequest]) -> Sequence[Outputs]:
         """See :meth:`galley.service.client.EngineClient.submit_all`."""
 
-    async def submit_patiently(self, requests: Sequence[EngineRequest]) -> Sequence[Outputs]:
-        """See :meth:`galley.service.client.EngineClient.submit_patiently`."""
+    async def submit_when_room(self, requests: Sequence[EngineRequest]) -> Sequence[Outputs]:
+        """See :meth:`galley.service.client.EngineClient.submit_when_room`."""
 
 
 class OutputStream:

@@ -128,7 +128,7 @@ def main() -> None:
     if start is None:
         return
     assert isinstance(start, Start)
-    machine.leave_to_others(start.promised)
+    machine.reserve_for_others(start.promised)
     with suppress(OSError):
         os.nice(NICENESS)
     # An engine on another device does not use the cores.
@@ -227,7 +227,7 @@ class _SignsOfLife:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._began: float | None = None
-        threading.Thread(target=self._tell, daemon=True, name="galley-signs-of-life").start()
+        threading.Thread(target=self._send_alive, daemon=True, name="galley-signs-of-life").start()
 
     def step_begins(self) -> None:
         self._began = time.monotonic()
@@ -235,7 +235,7 @@ class _SignsOfLife:
     def step_ends(self) -> None:
         self._began = None
 
-    def _tell(self) -> None:
+    def _send_alive(self) -> None:
         while True:
             time.sleep(SIGN_OF_LIFE_SECONDS)
             began = self._began
