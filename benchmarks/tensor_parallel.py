@@ -55,7 +55,7 @@ def program_of(shape: str, layers: int | None) -> Program:
 def options_for(kind: str, threads: int) -> ExecutorOptions:
     """Return the options of both executors."""
     return ExecutorOptions(
-        dtype="bfloat16", quantize=kind, kv_dtype="bfloat16", device="cpu", threads=threads
+        dtype="bfloat16", weight_dtype=kind, kv_dtype="bfloat16", device="cpu", threads=threads
     )
 
 

@@ -25,7 +25,7 @@ from galley.ops import background
 from galley.ops.batch import Batch
 from galley.ops.cpu import CpuExecutor
 from galley.ops.executor import Executor, forward
-from galley.ops.packed_files import cached_files
+from galley.ops.packed_cache import cached_files
 from galley.service.requests import expand
 from galley.settings.engine import EngineSettings
 from galley.types import EngineRequest, Grammar, Output
@@ -41,10 +41,10 @@ from tests.thorough import long, some_of
 
 LENGTHS = (1, 19, 40)
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    "int8": {"quantize": "int8", "kv_dtype": "int8"},
-    "int4": {"quantize": "int4", "kv_dtype": "int4"},
+    "int8": {"weight_dtype": "int8", "kv_dtype": "int8"},
+    "int4": {"weight_dtype": "int4", "kv_dtype": "int4"},
     "float32": {"dtype": "float32"},
-    "bf16": {"dtype": "bfloat16", "quantize": "bf16"},
+    "bf16": {"dtype": "bfloat16", "weight_dtype": "bf16"},
 }
 
 

@@ -50,7 +50,7 @@ class CallOptions:
 
 
 @dataclass
-class _Heard:
+class _Transcribed:
     """A transcript, redacted and by speaker."""
 
     segments: list[Segment]
@@ -78,16 +78,16 @@ class Pipeline:
         options = self._options
         opened = self._open(recording)
         sound = measure(opened, self._detector)
-        heard = self._heard(recording, opened.channels)
-        warnings = tuple(warning for info in heard.infos for warning in info.warnings)
-        info = msgspec.structs.replace(heard.infos[0], warnings=warnings)
-        transcript = captions.as_verbose_json(heard.segments, info, ("segment", "word"))
-        text = "".join(captions.as_text(heard.segments))
+        transcribed = self._transcribe(recording, opened.channels)
+        warnings = tuple(warning for info in transcribed.infos for warning in info.warnings)
+        info = msgspec.structs.replace(transcribed.infos[0], warnings=warnings)
+        transcript = captions.as_verbose_json(transcribed.segments, info, ("segment", "word"))
+        text = "".join(captions.as_text(transcribed.segments))
         (into / "transcript.json").write_bytes(transcript)
         (into / "transcript.txt").write_text(text, encoding="utf-8")
-        write_json(into / "quality.json", add_transcript(sound, heard.segments, warnings))
+        write_json(into / "quality.json", add_transcript(sound, transcribed.segments, warnings))
         if options.redacted_audio:
-            write_redacted(self._open(recording), heard.passages, into / "redacted.wav")
+            write_redacted(self._open(recording), transcribed.passages, into / "redacted.wav")
         if options.ticket is not None:
             write_json(into / "ticket.json", options.ticket.write(text))
         record = CallRecord(
@@ -96,9 +96,9 @@ class Pipeline:
             recording=str(recording.resolve()),
             created=now(),
             duration=sound.seconds,
-            speakers=len({segment.speaker for segment in heard.segments}),
+            speakers=len({segment.speaker for segment in transcribed.segments}),
             redact=options.redact,
-            redacted=dict(Counter(passage.kind for passage in heard.passages)),
+            redacted=dict(Counter(passage.kind for passage in transcribed.passages)),
         )
         write_json(into / CALL_FILE, record)
         return record
@@ -108,27 +108,29 @@ class Pipeline:
         assert isinstance(opened, DecodedRecording)
         return opened
 
-    def _heard(self, recording: Path, channels: int) -> _Heard:
+    def _transcribe(self, recording: Path, channels: int) -> _Transcribed:
         # Two channels with different sounds are two speakers.
         if channels == _TWO and differ(self._open(recording, 1), self._open(recording, 2)):
             return self._by_channel(recording)
         options = self._options
         found = self._transcriber.diarize(recording, options.diarize, models=options.speaker_models)
-        heard = _Heard([])
+        transcribed = _Transcribed([])
         labels = SpeakerLabels(found, merges=True)
-        heard.segments = list(labelled(self._segments(recording, None, heard), labels))
-        return heard
+        transcribed.segments = list(labelled(self._segments(recording, None, transcribed), labels))
+        return transcribed
 
-    def _by_channel(self, recording: Path) -> _Heard:
-        heard = _Heard([])
+    def _by_channel(self, recording: Path) -> _Transcribed:
+        transcribed = _Transcribed([])
         segments: list[Segment] = []
         for channel in (1, 2):
-            found = self._segments(recording, channel, heard)
+            found = self._segments(recording, channel, transcribed)
             segments += (msgspec.structs.replace(one, channel=channel) for one in found)
-        heard.segments = by_channel(captions.in_order(segments))
-        return heard
+        transcribed.segments = by_channel(captions.in_order(segments))
+        return transcribed
 
-    def _segments(self, recording: Path, channel: int | None, heard: _Heard) -> Iterator[Segment]:
+    def _segments(
+        self, recording: Path, channel: int | None, transcribed: _Transcribed
+    ) -> Iterator[Segment]:
         """Yield the redacted segments of a recording or of one of its channels."""
         options = self._options
         transcription = self._transcriber.transcribe(recording, options.transcribe, channel=channel)
@@ -136,5 +138,5 @@ class Pipeline:
         for segment in transcription:
             yield from redactor.take(segment) if options.redact else (segment,)
         yield from redactor.end()
-        heard.infos.append(transcription.info)
-        heard.passages += redactor.passages
+        transcribed.infos.append(transcription.info)
+        transcribed.passages += redactor.passages

@@ -182,7 +182,7 @@ FLAGS: Final = (
 
 _BY_NAME: Final = {name: flag for flag in FLAGS for name in flag.names}
 
-_VALUES_OF_OURS: Final = {
+_OWN_VALUES: Final = {
     "--dtype": {
         "half": ("--weight-dtype", "f16"),
         "float16": ("--weight-dtype", "f16"),
@@ -210,7 +210,7 @@ def _translate(arguments: list[str], known: frozenset[str]) -> Iterator[str]:
         argument = arguments.pop(0)
         name, sign, value = argument.partition("=")
         flag = _BY_NAME.get(name) if argument.startswith("-") else None
-        if name in _VALUES_OF_OURS or (flag is not None and flag.becomes == name):
+        if name in _OWN_VALUES or (flag is not None and flag.becomes == name):
             wanted = value if sign else next(iter(arguments), "")
             new = _value_of(name, wanted)
             if new is not None:
@@ -235,8 +235,8 @@ def _translate(arguments: list[str], known: frozenset[str]) -> Iterator[str]:
 
 
 def _value_of(name: str, value: str) -> tuple[str, ...] | None:
-    if name in _VALUES_OF_OURS:
-        return _VALUES_OF_OURS[name].get(value)
+    if name in _OWN_VALUES:
+        return _OWN_VALUES[name].get(value)
     flag = _BY_NAME[name]
     return (flag.becomes, flag.values[value]) if value in flag.values else None
 

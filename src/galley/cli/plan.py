@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from galley.cli.options import MODEL_HELP, Choice, CommandWithOthers, Flags, with_flags
+from galley.cli.plan_cluster import plan_cluster
 from galley.cli.plan_tables import print_choice, print_predictions, print_sizes
 from galley.cli.planned import is_of_whole_texts, kv_dtype_of, limits, plan_options, read_program
 from galley.cli.report import check_folders, write_json
@@ -284,3 +285,6 @@ def _write_predictions(
     ]
     goals = {k: v for k, v in dataclasses.asdict(goal).items() if v < float("inf")}
     write_json(json_file, {"goal": goals, "predictions": rows})
+
+
+plan.others["cluster"] = plan_cluster

@@ -17,7 +17,8 @@ from galley.models.embedding import Head
 from galley.ops.batch import Batch
 from galley.ops.executor import Closable, Executor, forward
 from galley.types import Embed, EngineRequest, Output, Timing, Vector
-from galley.types.model_info import EngineStats, ModelInfo
+from galley.types.engine_stats import EngineStats
+from galley.types.model_info import ModelInfo
 
 if TYPE_CHECKING:
     from galley.formats.weights import Floats

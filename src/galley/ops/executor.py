@@ -256,9 +256,9 @@ class ExecutorOptions:
 
     Attributes:
         dtype: "float32" or "bfloat16"; the reference executor computes in it.
-        quantize: weight type that dense matrices are converted to: "float32", "bf16", "f16", "int8" or
+        weight_dtype: weight type that dense matrices are converted to: "float32", "bf16", "f16", "int8" or
             "int4". Matrices that are integers in the checkpoint stay as they are.
-        kinds: tensor name -> weight type, for dense matrices that are not converted to ``quantize``.
+        kinds: tensor name -> weight type, for dense matrices that are not converted to ``weight_dtype``.
         kv_dtype: type of keys and values in the cache: "float32", "bfloat16", "int8" or "int4".
         device: the device to run on.
         threads: number of compute threads.
@@ -280,7 +280,7 @@ class ExecutorOptions:
     """
 
     dtype: str
-    quantize: str
+    weight_dtype: str
     kv_dtype: str
     device: str
     threads: int

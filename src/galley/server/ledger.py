@@ -12,7 +12,7 @@ def ledger_lines(model: str, ledger: Ledger) -> list[str]:
         return _of_tensors(model, ledger)
     kernels = f" ({ledger.isa})" if ledger.isa else ""
     rows = [
-        ("weights", ledger.weights, f"{ledger.quantize}, multiplied with {ledger.inputs}"),
+        ("weights", ledger.weights, f"{ledger.weight_dtype}, multiplied with {ledger.inputs}"),
         *_expert_row(ledger),
         *_kv_row(ledger),
         *_state_row(ledger),
