@@ -6,7 +6,6 @@ from typing import Any
 from galley.service import worker
 from galley.service.frames import Abort
 
-
 TIMES = 5_000
 
 
