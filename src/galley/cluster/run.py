@@ -6,7 +6,7 @@ import signal
 import sys
 from typing import Final
 
-from galley.cluster.access import Access, read_access
+from galley.links.access import Access, read_access
 from galley.cluster.server import ReplicaServer
 from galley.cluster.share import fleet_of, share_of_machine
 from galley.errors import GalleyError, SettingsError

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from galley.cluster.access import Access
+from galley.links.access import Access
 from galley.cluster.channel import Channel, receive
 from galley.cluster.remote import send_at_once
 from galley.errors import GalleyError, SettingsError

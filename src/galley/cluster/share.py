@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, TypeVar
 
-from galley.cluster.access import read_access
+from galley.links.access import read_access
 from galley.cluster.remote import remote_source
 from galley.cluster.router import PrefixRouter
 from galley.machine import available_cores
