@@ -164,7 +164,9 @@ class SealedSocket:
             raise BadFrame("the peer is no Galley") from error
 
 
-def connect(host: str, port: int, access: Access, deadline: float, *, within: float) -> SealedSocket:
+def connect(
+    host: str, port: int, access: Access, deadline: float, *, within: float
+) -> SealedSocket:
     """Connect to a peer and shake hands.
 
     Args:

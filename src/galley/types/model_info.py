@@ -14,6 +14,7 @@ from galley.types.requests import Task
 from galley.types.sampling import SamplingDefaults
 from galley.types.sizes import BLOCK_TOKENS, blocks_for
 from galley.types.tensors import TensorSpec
+from galley.types.transfers import Role
 
 CACHE_SALT: Final = "cache_salt"
 """The API's parameter that separates cached prefixes."""
@@ -32,6 +33,13 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
         prefix_disk_dropped_blocks, prefix_disk_damaged_files: counters: blocks that could not be written,
             and files that were not intact.
         prefix_disk_bytes: gauge: bytes of the files in ``prefix_cache_dir``.
+        kv_peer_hit_tokens: counter: tokens of prompts whose keys and values came from a peer.
+        kv_fetches, kv_fetch_failures, kv_fetch_seconds: counters: transfers from peers, those of them that
+            ended before all was there, and the time they took.
+        kv_fetched_blocks, kv_fetched_bytes, kv_missing_blocks: counters: what came, and blocks that a peer
+            did not have any more.
+        kv_sent_blocks, kv_sent_bytes, kv_send_failures: counters: what was sent to peers, and requests of
+            theirs that were refused or ended early.
         prompt_proposed_tokens and so on: counters: draft tokens that were verified, by proposer.
         prompt_accepted_tokens and so on: counters: those of them that were accepted.
         busy_seconds: counter: time that was divided among requests; see ``engine/step_meter.py``.
@@ -64,6 +72,16 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prefix_disk_dropped_blocks: int = 0
     prefix_disk_damaged_files: int = 0
     prefix_disk_bytes: int = 0
+    kv_peer_hit_tokens: int = 0
+    kv_fetches: int = 0
+    kv_fetch_failures: int = 0
+    kv_fetch_seconds: float = 0.0
+    kv_fetched_blocks: int = 0
+    kv_fetched_bytes: int = 0
+    kv_missing_blocks: int = 0
+    kv_sent_blocks: int = 0
+    kv_sent_bytes: int = 0
+    kv_send_failures: int = 0
     preemptions: int = 0
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
@@ -379,6 +397,19 @@ class VoiceInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.languages[0] if self.languages else ""
 
 
+class TransferInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine exchanges keys and values with others.
+
+    Attributes:
+        role: whether it offers its blocks, fetches those of others, or both.
+        host, port: where it offers them; port 0: it does not.
+    """
+
+    role: Role
+    host: str
+    port: int
+
+
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Properties that a ready engine reports: those of every model, and parts that only some models have.
 
@@ -396,6 +427,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         vectors: properties of a model that embeds or reranks texts, which has ``text``, too.
         tensors: inputs and outputs of a model of tensors.
         voice: voices and sample rate of a model that speaks.
+        transfers: how the engine exchanges keys and values with others; None: it does not.
     """
 
     name: str
@@ -412,6 +444,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     vectors: VectorInfo | None = None
     tensors: TensorInfo | None = None
     voice: VoiceInfo | None = None
+    transfers: TransferInfo | None = None
 
     def require_text(self) -> TextInfo:
         """Return ``text``. Raises RequestError if the model has none."""
