@@ -1,28 +1,18 @@
 """Blocks from another engine: they save computing and change no bit, whatever happens on the way."""
 
 import random
-import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from galley import Grammar, SamplingParams
-from galley.engine.block_form import Block, BlockForm
-from galley.engine.block_transport import Fetch
 from galley.engine.engine import Engine
-from galley.errors import SettingsError
 from galley.grammar.check import check
 from galley.grammar.vocabulary import load_vocabulary
-from galley.links.handshake import BadFrame
-from galley.ops.executor import Bytes
 from galley.service.requests import expand
 from galley.types import BLOCK_TOKENS, Adapter, EngineRequest, Output
 from galley.types.transfers import KVPeer, TransferPlan

@@ -8,10 +8,10 @@ from typing import Final
 
 import msgspec
 
-from galley.links.access import Access
-from galley.links.handshake import BadFrame
 from galley.cluster.channel import Channel, greet
 from galley.errors import SettingsError
+from galley.links.access import Access
+from galley.links.handshake import BadFrame
 from galley.service.frames import FromEngine, ToEngine, bare, decode_from_engine
 from galley.service.links import ReplicaSource
 

@@ -104,6 +104,12 @@ def _hashes(
         yield link
 
 
+def cached_tokens(request: EngineRequest, caches: Sequence[Set[bytes]]) -> list[int]:
+    """Return how many leading tokens of a request's prompt each cache has; ``caches``: keys of blocks."""
+    chain = list(_hashes(request, [(blocks, frozenset()) for blocks in caches]))
+    return [_hit_tokens(chain, blocks) for blocks in caches]
+
+
 def _hit_tokens(chain: Sequence[bytes], *parts: Set[bytes]) -> int:
     """Return the leading tokens whose blocks a replica has, or is expected to have."""
     count = 0

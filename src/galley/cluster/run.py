@@ -6,12 +6,12 @@ import signal
 import sys
 from typing import Final
 
-from galley.links.access import Access, read_access
 from galley.cluster.server import ReplicaServer
 from galley.cluster.share import fleet_of, share_of_machine
 from galley.errors import GalleyError, SettingsError
 from galley.formats.model_files import files_digest
 from galley.formats.source import resolve_model
+from galley.links.access import Access, read_access
 from galley.observe import logs
 from galley.observe.logs import say
 from galley.service.client import EngineClient

@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -80,10 +81,8 @@ class BlockServer:
             self._listener.close()
         with self._lock:
             for one in self._open:
-                try:
+                with suppress(OSError):  # it has hung up
                     one.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    pass  # it has hung up
 
     def _accept(self, listener: socket.socket) -> None:
         while True:

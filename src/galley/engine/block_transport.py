@@ -1,7 +1,7 @@
 """Blocks from a peer: one request, "these blocks, in this order", and one answer.
 
     Fetch (msgpack)   ->
-                      <-  "B" block in the form of block_form.py     for each, up to the first that is missing
+                      <-  "B" block in the form of block_form.py     for each, up to the first missing
                       <-  "E"                                        the end
                       <-  "R" reason                                 instead of all this: refused
 

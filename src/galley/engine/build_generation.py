@@ -95,8 +95,7 @@ def build_generation(loading: Loading) -> Engine:
         priority_steps=settings.priority_steps,
         meter=loading.meter,
         speculation=speculation,
-        preparing=Preparing(grammars, _adapter_pool(executor, program, options), tier),
-        tiers=tiers,
+        preparing=Preparing(grammars, _adapter_pool(executor, program, options), tier, tiers),
     )
 
 

@@ -9,7 +9,6 @@ import msgspec
 
 from galley.engine.adapters import AdapterPool
 from galley.engine.assemble import assemble
-from galley.engine.build_prefix_tier import TierBuilder
 from galley.engine.commit import commit
 from galley.engine.encoder_cache import MAX_FEATURE, EncoderCache, EncoderFeatures
 from galley.engine.kv import KVCache, check_blocks
@@ -20,7 +19,7 @@ from galley.engine.sequence import Sequence
 from galley.engine.speculation import EngineSpeculation
 from galley.engine.step_meter import StepMeter
 from galley.engine.tier_stats import TierStats
-from galley.errors import EngineError, SettingsError
+from galley.errors import EngineError
 from galley.ops.executor import Executor
 from galley.types import (
     BLOCK_TOKENS,
@@ -60,10 +59,8 @@ class Engine:
         meter: StepMeter | None = None,
         speculation: EngineSpeculation | None = None,
         preparing: Preparing | None = None,
-        tiers: TierBuilder | None = None,
     ) -> None:
         self.info = info
-        self._tiers = tiers
         self._hold_seconds = 0.0
         self._executor = executor
         self._warm_up = (executor.forward_seconds, executor.sample_seconds)
@@ -101,10 +98,8 @@ class Engine:
 
     def exchange_blocks(self, plan: TransferPlan, wake: Callable[[], None]) -> None:
         """See :class:`galley.service.protocol.TransferringEngine`."""
-        if self._tiers is None:
-            raise SettingsError(f"role is {plan.role}, but {self.info.name} has no prefix cache")
-        self._tier, port = self._tiers.with_peers(self._tier, plan, wake)
-        self._preparing.tier = self._tier
+        port = self._preparing.exchange_blocks(plan, wake)
+        self._tier = self._preparing.tier
         self._hold_seconds = plan.hold_seconds
         found = TransferInfo(role=plan.role, host=plan.host, port=port)
         self.info = msgspec.structs.replace(self.info, transfers=found)

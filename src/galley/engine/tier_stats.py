@@ -8,7 +8,7 @@ from galley.engine.prefix_sources import FileSource, PeerSource
 
 
 class TierStats(NamedTuple):
-    """Counts so far, the sequences ``waiting`` for their prefixes, and the ``bytes`` of the folder's files."""
+    """Counts so far, sequences ``waiting`` for prefixes, and the ``bytes`` of the folder's files."""
 
     waiting: int = 0
     hit_tokens: int = 0

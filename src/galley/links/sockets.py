@@ -1,12 +1,14 @@
-"""Authenticated frames over a blocking socket, for threads; :mod:`galley.cluster.channel` is for event loops.
+"""Authenticated frames over a blocking socket, for threads.
 
-The form of frames and of the handshake is in :mod:`galley.links.handshake`.
+:mod:`galley.cluster.channel` is the same for event loops, and :mod:`galley.links.handshake` has the form of
+frames and of the handshake.
 """
 
 import hmac
 import socket
 import ssl
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -56,10 +58,8 @@ class SealedSocket:
 
     def close(self) -> None:
         """Close the connection. Another thread that waits for the other side then gets an error."""
-        try:
+        with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self._socket.close()
 
     def greet(self, token: bytes) -> None:

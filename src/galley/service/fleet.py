@@ -4,9 +4,11 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
+
+import msgspec
 
 from galley.errors import Conflict, GalleyError, ModelError, NotEnoughMemory, RequestError
 from galley.service.admission import Admission
@@ -28,10 +30,17 @@ from galley.types.model_info import (
     OnLedger,
     ReplicaStatus,
 )
+from galley.types.transfers import KVPeer, TransferPlan
 
 log = logging.getLogger("galley.service")
 
 _DRAIN_POLL_SECONDS: Final = 0.05
+
+_MOVED_TOKENS: Final = 256
+"""Tokens that another replica has to have in its cache, and the one that gets a request has not, for them
+to be fetched."""
+
+CachedTokens: TypeAlias = Callable[[EngineRequest, Sequence[Set[bytes]]], Sequence[int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +62,8 @@ class FleetPlan:
         on_step: called with the status of an engine after each of its steps.
         on_blocks: called with each change of what the prefix caches hold.
         publishes_tokens: whether these changes have the tokens of blocks.
+        cached_tokens: returns how many tokens of a request's prompt each of several caches has.
+        transfer: how engines on this machine exchange keys and values with others; None: they do not.
     """
 
     folder: str
@@ -69,6 +80,8 @@ class FleetPlan:
     on_step: Callable[[ReplicaStatus], None] | None = None
     on_blocks: Callable[[Blocks], None] | None = None
     publishes_tokens: bool = False
+    transfer: TransferPlan | None = None
+    cached_tokens: CachedTokens | None = None
 
 
 class Fleet:
@@ -203,7 +216,8 @@ class Fleet:
 
     def resumption(self, request_id: str) -> EngineRequest:
         """Return a request as it is to be sent to an engine now."""
-        return self.book.resumption(request_id)
+        request = self.book.resumption(request_id)
+        return self._with_holder(request, self.book.replica_of(request_id))
 
     def stepped(self, replica: Replica) -> None:
         """Record the statistics after a step."""
@@ -318,6 +332,7 @@ class Fleet:
             self._plan.promised(),
             publishes=self._plan.router is not None or self._plan.on_blocks is not None,
             publishes_tokens=self._plan.publishes_tokens,
+            transfer=self._plan.transfer,
         )
 
     def _launch_others(self) -> None:
@@ -361,6 +376,22 @@ class Fleet:
             for one in ready
         ]
         return ready[self._plan.router.choose(request, candidates)]
+
+    def _with_holder(self, request: EngineRequest, replica: Replica) -> EngineRequest:
+        """Have a replica fetch the blocks of a prompt that another one has and it has not."""
+        count = self._plan.cached_tokens
+        if count is None or request.kv_from is not None or not replica.fetches:
+            return request
+        others = [one for one in self.replicas if one is not replica and one.offers is not None]
+        if not others:
+            return request
+        own, *theirs = count(request, [one.blocks for one in (replica, *others)])
+        tokens, at = max((tokens, at) for at, tokens in enumerate(theirs))
+        where = others[at].offers
+        if where is None or tokens - own < _MOVED_TOKENS:
+            return request
+        peer = KVPeer(where.host, where.port, tokens)
+        return msgspec.structs.replace(request, kv_from=peer)
 
     def _spare(self) -> Replica:
         """Return a replica at which a request can wait until one is ready."""

@@ -31,7 +31,14 @@ from galley.service.loading_adapters import LoadingAdapters
 from galley.service.pace import Pace
 from galley.service.watchdog import Watchdog
 from galley.types import EngineRequest, Output
-from galley.types.model_info import EngineState, EngineStats, Ledger, ModelInfo, ReplicaStatus
+from galley.types.model_info import (
+    EngineState,
+    EngineStats,
+    Ledger,
+    ModelInfo,
+    ReplicaStatus,
+    TransferInfo,
+)
 
 log = logging.getLogger("galley.service")
 
@@ -173,6 +180,18 @@ class Replica:
     def accepts(self) -> bool:
         """Whether new requests may be sent to it now."""
         return self.state == "ready" and not self.draining
+
+    @property
+    def offers(self) -> TransferInfo | None:
+        """Where its engine offers blocks; None: it does not, or not now."""
+        here = None if self.info is None else self.info.transfers
+        return here if here is not None and here.port and self.state == "ready" else None
+
+    @property
+    def fetches(self) -> bool:
+        """Whether its engine fetches the blocks of peers that requests name."""
+        here = None if self.info is None else self.info.transfers
+        return here is not None and here.role in ("decode", "both")
 
     @property
     def pid(self) -> int | None:
