@@ -41,6 +41,10 @@ def run_replica(settings: Settings) -> int:
         raise SettingsError(
             "kv_events is a setting of galley serve; leave it out of galley replica"
         )
+    if settings.prefill_replica:
+        raise SettingsError(
+            "prefill_replica is a setting of galley serve; leave it out of galley replica"
+        )
     access = read_access(settings)
     if settings.host not in LOOPBACK_HOSTS and access.as_replica is None:
         log.warning(

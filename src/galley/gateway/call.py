@@ -21,6 +21,7 @@ from galley.settings.cache import CacheMode
 from galley.traffic.recorder import Recorded
 from galley.types import EngineRequest, Output, SamplingParams, Tensors, Timing, Vector
 from galley.types.model_info import ModelInfo
+from galley.types.transfers import KVPeer
 
 Whole = TypeVar("Whole", Vector, Tensors)
 """Results that come in a request's only Output."""
@@ -131,7 +132,7 @@ class Call:
             NotStored: only stored answers are wanted, and there is none.
         """
         responses, mode = self.backend.responses, self.cache_mode
-        if responses is None:
+        if responses is None or self.caller.offered:
             if patient:
                 return await self.submit_patiently(requests)
             return self.submit_all(requests, reserve=reserve)
@@ -384,6 +385,7 @@ class CallStream:
         tokens: number of tokens so far.
         first_token: arrival of the first token, on the monotonic clock; None before.
         timing: the last known timing.
+        kv_peer: where the blocks of the prompt can be fetched, once it has ended.
     """
 
     def __init__(self, call: Call, stream: Outputs) -> None:
@@ -391,6 +393,7 @@ class CallStream:
         self.tokens = 0
         self.first_token: float | None = None
         self.timing: Timing | None = None
+        self.kv_peer: KVPeer | None = None
         self._call = call
         self._stream = stream
         self._submitted = self._latest = time.monotonic()
@@ -415,6 +418,7 @@ class CallStream:
         if output.timing is not None:
             self.timing = output.timing
         if output.finish_reason is not None:
+            self.kv_peer = output.kv_peer
             self._ended()
         return output
 
