@@ -9,7 +9,8 @@ import pytest
 
 from galley.engine.loaders import load_engine
 from galley.ops import background
-from galley.ops.packed_files import cached_files, packed_folder
+from galley.ops.packed_cache import cached_files
+from galley.ops.packed_files import packed_folder
 from galley.runtimes import optimized_graphs
 from galley.runtimes.onnx import OnnxOptions, load_model
 from galley.runtimes.optimized_graphs import stored

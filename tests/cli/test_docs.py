@@ -14,7 +14,7 @@ from scripts import benchmarks_page
 from galley.observe.metrics import Metrics
 from galley.observe.resources import GPU_METRICS
 from galley.settings.config import Settings
-from galley.settings.engine import public_name
+from galley.settings.fields import public_name
 from tests.cli.command import parsed_command
 
 ROOT = Path(__file__).parents[2]

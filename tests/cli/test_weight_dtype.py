@@ -11,7 +11,8 @@ from galley import LLM
 from galley.cli.main import app
 from galley.errors import SettingsError
 from galley.settings.config import Settings
-from galley.settings.engine import EngineSettings, by_field
+from galley.settings.engine import EngineSettings
+from galley.settings.fields import by_field
 from galley.settings.named_models import named_models
 from galley.types.weight_dtypes import RUNNABLE, SPELLINGS
 

@@ -9,7 +9,8 @@ import msgspec
 
 from galley.service.frames import Abort, FromEngine, Leaving, Ready, Step, Submit, ToEngine
 from galley.types import EngineRequest, Output, Tokens
-from galley.types.model_info import EngineStats, ModelInfo, TextInfo, TransferInfo
+from galley.types.engine_stats import EngineStats
+from galley.types.model_info import ModelInfo, TextInfo, TransferInfo
 from tests.payloads import generated
 
 

@@ -3,6 +3,7 @@
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -95,14 +96,14 @@ class Relay:
 
 def _pass_on(source: socket.socket, sink: socket.socket, spoil: Spoil | None) -> None:
     done = 0
-    try:
+    sink.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with suppress(OSError):  # one side has hung up
         while data := source.recv(1 << 14):
             passed = data if spoil is None else spoil(data, done)
             done += len(data)
             if passed is None:
                 break
             sink.sendall(passed)
-        for one in (source, sink):
+    for one in (source, sink):
+        with suppress(OSError):
             one.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # the other side has hung up

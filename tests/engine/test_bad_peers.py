@@ -113,6 +113,7 @@ def others(field: str, value: str) -> Callable[[Block, Parts], Parts]:
     return lie
 
 
+@pytest.mark.parametrize("host", ["", "elsewhere"])
 @pytest.mark.parametrize(
     "lie",
     [
@@ -127,14 +128,23 @@ def others(field: str, value: str) -> Callable[[Block, Parts], Parts]:
     ],
     ids=["flip", "model", "tenant", "tokens", "type", "short", "long", "empty"],
 )
-def test_blocks_before_a_wrong_one_are_used(
-    lie: Callable[[Block, Parts], Parts], trio: Trio, token: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_wrong_block_and_those_after_it_are_a_miss(
+    lie: Callable[[Block, Parts], Parts],
+    host: str,
+    trio: Trio,
+    token: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if host:
+        monkeypatch.setattr("galley.engine.block_transport.host_identity", lambda: host)
     server = trio.engine._tier._server  # type: ignore[union-attr]
     assert server is not None
     monkeypatch.setattr(server, "_form", Lying(server._form, lie))
     other = decoder(trio.folder, token)
-    assert answer(other, trio.where) == (trio.expected, [48])
+    text, [cached] = answer(other, trio.where)
+    assert text == trio.expected
+    # In shared memory, a block of another size is noticed before the first one is read.
+    assert cached == 48 or (cached == 0 and not host)
     assert other.stats.kv_fetch_failures == 1
     other.close()
     until(lambda: trio.engine.stats.kv_used_blocks == 0)

@@ -18,10 +18,12 @@ from galley.observe.engines import EngineCollector, EngineTotals
 from galley.ops import background, packing
 from galley.ops.cpu import CpuExecutor
 from galley.ops.executor import ExpertCounts, forward
-from galley.ops.packed_files import Entry, cached_files, map_file
+from galley.ops.packed_cache import cached_files
+from galley.ops.packed_files import Entry, map_file
 from galley.server.ledger import ledger_lines
 from galley.settings.engine import EngineSettings, Quantize
-from galley.types.model_info import EngineStats, Ledger, ModelInfo, ReplicaStatus
+from galley.types.engine_stats import EngineStats, ReplicaStatus
+from galley.types.model_info import Ledger, ModelInfo
 from tests.conftest import CheckpointMaker
 from tests.engines import native
 from tests.native.harness import ragged

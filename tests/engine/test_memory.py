@@ -11,7 +11,7 @@ from galley.errors import EngineFailed
 from galley.graph.program import KVGroup
 from galley.machine import FOLDER_VARIABLE
 from galley.ops import background
-from galley.ops.packed_files import cached_files
+from galley.ops.packed_cache import cached_files
 from galley.settings.engine import EngineSettings, Quantize
 from galley.types import BLOCK_TOKENS
 from galley.types.model_info import Ledger

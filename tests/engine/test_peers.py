@@ -1,5 +1,6 @@
 """Blocks from another engine: they save computing and change no bit, whatever happens on the way."""
 
+import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ import pytest
 
 from galley import Grammar, SamplingParams
 from galley.engine.engine import Engine
+from galley.engine.shared_blocks import SharedBlocks, SharedPlace, open_shared
 from galley.grammar.check import check
 from galley.grammar.vocabulary import load_vocabulary
 from galley.service.requests import expand
@@ -256,11 +258,18 @@ class Pair:
 def pair(checkpoint: CheckpointMaker, token: Path) -> Iterator[Pair]:
     folder = checkpoint("llama")
     with Peer(engine_of(folder), token) as peer:
-        other = decoder(folder, token, seconds=0.3)
+        other = decoder(folder, token)
         yield Pair(peer, other)
         other.close()
 
 
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have engines take each other for ones on other hosts."""
+    monkeypatch.setattr("galley.engine.block_transport.host_identity", lambda: "elsewhere")
+
+
+@pytest.mark.usefixtures("apart")
 @pytest.mark.parametrize(
     ("ways", "count"), [(stop, 4), (flip, 40), (cut, 40), (drop, 8), (repeat, 8)]
 )
@@ -268,14 +277,80 @@ def test_a_hundred_broken_transfers_change_no_text(
     ways: Callable[[random.Random], Spoil], count: int, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("galley.engine.block_transport._AVOID_SECONDS", 0.0)
+    peers = pair.other._tier._peers  # type: ignore[union-attr]
+    assert peers is not None
     size = pair.peer.engine.stats.kv_sent_bytes
     assert pair.check(pair.where.port) == FULL
     assert SIZE < pair.peer.engine.stats.kv_sent_bytes - size < 1.02 * SIZE
     failures = pair.other.stats.kv_fetch_failures
+    monkeypatch.setattr(peers, "_limit", 0.3 if ways is stop else 20.0)
     whole = 0
     for number in range(count if not THOROUGH else 4 * count):
         with Relay(pair.where.port, ways(random.Random(number))) as relay:
             whole += pair.check(relay.port) == FULL
     assert pair.other.stats.kv_fetch_failures - failures >= count // 2
     assert whole <= count // 2
+    monkeypatch.setattr(peers, "_limit", 20.0)
     assert pair.check(pair.where.port) == FULL
+
+
+@pytest.mark.parametrize("batch", [1, 20_000, 1 << 24])
+def test_on_one_host_blocks_are_in_shared_memory(
+    batch: int, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("galley.engine.block_server.SHARED_BYTES", batch)
+    seen_bytes = 0
+
+    def count(data: bytes, before: int) -> bytes:
+        nonlocal seen_bytes
+        seen_bytes += len(data)
+        return data
+
+    sent = pair.peer.engine.stats.kv_sent_bytes
+    with Relay(pair.where.port, count) as relay:
+        assert pair.check(relay.port) == FULL
+    assert seen_bytes < SIZE / 20 < SIZE < pair.peer.engine.stats.kv_sent_bytes - sent
+
+
+def test_shared_memory_that_cannot_be_opened_is_sent(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second time, such as after the limit of open files was reached."""
+    monkeypatch.setattr("galley.engine.block_server.SHARED_BYTES", 20_000)
+    opened = 0
+
+    def refused(place: bytes, sizes: list[int]) -> Iterator[bytearray]:
+        nonlocal opened
+        opened += 1
+        if opened == 2:
+            raise PermissionError(place)
+        return open_shared(place, sizes)
+
+    monkeypatch.setattr("galley.engine.block_transport.open_shared", refused)
+    failures = pair.other.stats.kv_fetch_failures
+    assert pair.check(pair.where.port) == FULL
+    assert opened == 2
+    assert pair.other.stats.kv_fetch_failures == failures
+
+
+@pytest.mark.parametrize("spoil", ["flip", "cut", "place", "count"])
+def test_shared_memory_with_something_else_is_a_miss(
+    spoil: str, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoiled(memory: SharedBlocks) -> bytes:
+        place = msgspec.msgpack.decode(placed(memory), type=SharedPlace)
+        if spoil == "flip":
+            os.pwrite(place.file, b"?!", memory.size // 2)
+        elif spoil == "cut":
+            os.ftruncate(place.file, memory.size - 1)
+        elif spoil == "place":
+            place = msgspec.structs.replace(place, file=0)
+        else:
+            place = msgspec.structs.replace(place, count=place.count + 100)
+        return msgspec.msgpack.encode(place)
+
+    placed: Callable[[SharedBlocks], bytes] = SharedBlocks.__dict__["place"].fget
+    monkeypatch.setattr(SharedBlocks, "place", property(spoiled))
+    failures = pair.other.stats.kv_fetch_failures
+    assert pair.check(pair.where.port) < FULL
+    assert pair.other.stats.kv_fetch_failures == failures + 1

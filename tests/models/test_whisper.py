@@ -9,7 +9,7 @@ from galley.graph.program import Op
 from galley.ops.batch import EncoderBatch
 from galley.ops.executor import encode
 from galley.ops.reference import ReferenceExecutor
-from galley.ops.reference_ops import Step
+from galley.ops.reference_step import Step
 from galley.ops.tiles import Tiles
 from galley.settings.engine import DType, EngineSettings, ExecutorName, Quantize
 from galley.types import blocks_for

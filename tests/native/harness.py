@@ -28,7 +28,7 @@ from galley.ops.kinds import plan_activations, plan_kinds
 from galley.ops.packing import pack
 from galley.ops.reference import ReferenceExecutor
 from galley.ops.reference_kv import round_int4
-from galley.ops.reference_ops import Step
+from galley.ops.reference_step import Step
 from galley.ops.tiles import Tiles
 from galley.quant.int8_inputs import dynamic_int8, input_group
 from galley.quant.rtn import quantize_int4, quantize_int8, rounded_kind

@@ -12,7 +12,8 @@ from galley.formats.weights import DenseWeight, LoadedWeights
 from galley.graph.program import Program
 from galley.graph.trace import Buffer, ExpertNames, Tracer, trace
 from galley.ops.batch import Batch
-from galley.ops.cpu import CpuExecutor, planned_step_costs
+from galley.ops.cpu import CpuExecutor
+from galley.ops.cpu_plan import planned_step_costs
 from galley.ops.executor import Executor, ExecutorOptions, forward
 from galley.ops.kinds import plan_kinds
 from galley.ops.lowering import held_bytes

@@ -28,11 +28,13 @@ from galley.graph.program import Program
 from galley.graph.quantize_inputs import quantize_inputs
 from galley.models.registry import build_program
 from galley.ops import background
-from galley.ops.cpu import CpuExecutor, planned_step_costs
+from galley.ops.cpu import CpuExecutor
+from galley.ops.cpu_plan import planned_step_costs
 from galley.ops.executor import Executor, ExecutorOptions, forward
 from galley.ops.isa import ISA_VARIABLE
 from galley.ops.kinds import own_kinds, plan_activations, plan_kinds
-from galley.ops.packed_files import cached_files, packed_folder
+from galley.ops.packed_cache import cached_files
+from galley.ops.packed_files import packed_folder
 from galley.ops.packing import pack_integers
 from galley.ops.reference import ReferenceExecutor
 from galley.quant.rtn import quantize_int4

@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 from galley import _native
 from galley.engine.loaders import load_engine
 from galley.formats.checkpoint import Checkpoint
-from galley.ops import background, packed_files, packing, weight_cache
+from galley.ops import background, packed_cache, packed_files, packing, weight_cache
 from galley.ops.executor import forward
-from galley.ops.packed_files import CachedFile, Header, cached_files, map_file, packed_folder
+from galley.ops.packed_cache import CachedFile, cached_files
+from galley.ops.packed_files import Header, map_file, packed_folder
 from galley.settings.engine import EngineSettings, Quantize
 from tests.conftest import CheckpointMaker
 from tests.native.harness import KINDS, ragged
@@ -175,7 +176,7 @@ def test_equal_weights_share_a_file_wherever_they_lie(
     for folder in (copy, model):
         assert np.array_equal(logits(folder), expected)
     only_file(cache)
-    assert {use.folder for use in packed_files.uses(cache)} == {str(model), str(copy)}
+    assert {use.folder for use in packed_cache.uses(cache)} == {str(model), str(copy)}
 
 
 def test_what_is_known_of_a_state_is_not_read_again(

@@ -12,7 +12,8 @@ from galley.errors import DamagedWeights
 from galley.ops import background
 from galley.ops.draws import sampling_record
 from galley.ops.executor import Executor, execute, forward
-from galley.ops.packed_files import cached_files, packed_folder
+from galley.ops.packed_cache import cached_files
+from galley.ops.packed_files import packed_folder
 from galley.ops.sampling import SamplingBatch
 from galley.settings.engine import EngineSettings
 from tests.conftest import CheckpointMaker

@@ -19,7 +19,8 @@ from click.core import ParameterSource
 
 from galley.errors import SettingsError
 from galley.settings.config import Settings
-from galley.settings.engine import EngineSettings, setting_types
+from galley.settings.engine import EngineSettings
+from galley.settings.fields import setting_types
 from galley.settings.named_models import named_models
 from galley.types import SamplingParams
 

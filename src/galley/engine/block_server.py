@@ -4,16 +4,25 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
+from contextlib import closing, suppress
 from typing import Final
 
 import msgspec
 
 from galley.engine.block_form import Block, BlockForm
 from galley.engine.block_offers import BlockOffers
-from galley.engine.block_transport import BLOCK, END, MOST_FETCH_BYTES, REFUSED, Fetch
+from galley.engine.block_transport import (
+    BLOCK,
+    END,
+    MOST_FETCH_BYTES,
+    NEXT,
+    REFUSED,
+    SHARED,
+    Fetch,
+)
 from galley.engine.prefix_files import PrefixFiles
+from galley.engine.shared_blocks import SHARED_BYTES, SharedBlocks, host_identity
 from galley.errors import GalleyError
 from galley.links.access import Access
 from galley.links.handshake import BadFrame
@@ -133,15 +142,54 @@ class BlockServer:
         blocks = wanted.blocks
         if any(block.group >= len(self._form.block_bytes) for block in blocks):
             raise BadFrame("the peer wants blocks of a group that does not exist")
-        for block, data in self._found(blocks, link):
-            parts = self._form.parts(block, data)
-            link.send(BLOCK, *parts)
-            with self._lock:
-                self.sent_blocks += 1
-                self.sent_bytes += sum(map(len, parts))
+        shared = wanted.host == host_identity() != ""
+        taken = self._share(blocks, link) if shared else 0
+        if taken is not None:
+            self._send(blocks[taken:], link)
         link.send(END)
 
-    def _found(self, blocks: Sequence[Block], link: SealedSocket) -> Iterator[tuple[Block, Bytes]]:
+    def _send(self, blocks: Sequence[Block], link: SealedSocket) -> None:
+        # Closed at once when the peer is gone: blocks are held meanwhile.
+        with closing(self._found(blocks, link)) as found:
+            for block, data in found:
+                parts = self._form.parts(block, data)
+                link.send(BLOCK, *parts)
+                self._count(1, sum(map(len, parts)))
+
+    def _share(self, blocks: Sequence[Block], link: SealedSocket) -> int | None:
+        """Pass on blocks to a peer on this host.
+
+        Returns:
+            None; or, if the peer cannot read them, how many it has.
+        """
+        taken = 0
+        with SharedBlocks() as memory, closing(self._found(blocks, link)) as found:
+            for block, data in found:
+                memory.put(self._form.parts(block, data))
+                if memory.size >= SHARED_BYTES:
+                    count = memory.count
+                    if not self._passed(memory, link):
+                        return taken
+                    taken += count
+            return None if not memory.count or self._passed(memory, link) else taken
+
+    def _passed(self, memory: SharedBlocks, link: SealedSocket) -> bool:
+        """Wait until the peer has read what is there; return False if it cannot."""
+        link.send(SHARED, memory.place)
+        if link.receive(1) != NEXT:
+            return False
+        self._count(memory.count, memory.size)
+        memory.clear()
+        return True
+
+    def _count(self, blocks: int, size: int) -> None:
+        with self._lock:
+            self.sent_blocks += blocks
+            self.sent_bytes += size
+
+    def _found(
+        self, blocks: Sequence[Block], link: SealedSocket
+    ) -> Generator[tuple[Block, Bytes], None, None]:
         """Yield the first of these blocks that are in memory or on disk, in order."""
         at = 0
         while at < len(blocks):

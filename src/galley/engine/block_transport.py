@@ -5,6 +5,11 @@
                       <-  "E"                                        the end
                       <-  "R" reason                                 instead of all this: refused
 
+On one host, blocks are in memory that both can read (``shared_blocks.py``), some at a time:
+
+                      <-  "S" where
+    "N"               ->                                             read; "T": it cannot be, send them
+
 Frames are those of :mod:`galley.links.handshake`, so both sides have the same token, and nobody between
 them changes a frame. That a block is what was wanted does not depend on the peer either: it is checked
 against the preamble that is expected. Whatever is wrong or late is a miss.
@@ -13,15 +18,16 @@ against the preamble that is expected. Whatever is wrong or late is a miss.
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Annotated, Final, Protocol
 
 import msgspec
 
 from galley.engine.block_form import Block, BlockForm
+from galley.engine.shared_blocks import host_identity, open_shared
 from galley.links.access import Access
 from galley.links.handshake import BadFrame
-from galley.links.sockets import connect
+from galley.links.sockets import SealedSocket, connect
 from galley.ops.executor import Bytes
 from galley.types.transfers import KVPeer
 
@@ -33,7 +39,8 @@ MOST_BLOCKS: Final = 1 << 18
 MOST_FETCH_BYTES: Final = MOST_BLOCKS * 24
 """Maximum size of a request."""
 
-BLOCK, END, REFUSED = b"B", b"E", b"R"
+BLOCK, END, REFUSED, SHARED = b"B", b"E", b"R", b"S"
+NEXT, SEND = b"N", b"T"
 
 _REASON_BYTES: Final = 1024
 _CONNECT_SECONDS: Final = 1.0
@@ -49,6 +56,7 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True):
         root: the hash with which the chain of the blocks begins.
         keys: keys of the blocks, in order.
         groups: the KV group of each.
+        host: see :func:`host_identity`; on the same one, blocks are shared and not sent.
     """
 
     model: Annotated[str, msgspec.Meta(max_length=128)]
@@ -60,12 +68,15 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True):
         list[Annotated[int, msgspec.Meta(ge=0, le=255)]], msgspec.Meta(max_length=MOST_BLOCKS)
     ]
 
+    host: Annotated[str, msgspec.Meta(max_length=256)] = ""
+
     @classmethod
     def of(cls, model: str, blocks: Sequence[Block]) -> "Fetch":
         """Return the request for these blocks, at least one, of one chain."""
         roots = {block.root for block in blocks}
         assert len(roots) == 1
-        return cls(model, roots.pop(), [b.key for b in blocks], [b.group for b in blocks])
+        keys, groups = [b.key for b in blocks], [b.group for b in blocks]
+        return cls(model, roots.pop(), keys, groups, host_identity())
 
     @property
     def blocks(self) -> list[Block]:
@@ -88,7 +99,9 @@ class BlockTransport(Protocol):
     the peer's agent write blocks in the same form into registered memory, and yield them from there.
     """
 
-    def fetch(self, peer: KVPeer, blocks: Sequence[Block], deadline: float) -> Iterator[Bytes]:
+    def fetch(
+        self, peer: KVPeer, blocks: Sequence[Block], deadline: float
+    ) -> Generator[Bytes, None, None]:
         """Yield the keys and values of blocks, in order, up to the first that the peer does not have.
 
         Called on several threads.
@@ -118,7 +131,9 @@ class SocketTransport:
         self._avoided: dict[tuple[str, int], float] = {}
         """Address of a peer that could not be reached -> when it may be tried again."""
 
-    def fetch(self, peer: KVPeer, blocks: Sequence[Block], deadline: float) -> Iterator[Bytes]:
+    def fetch(
+        self, peer: KVPeer, blocks: Sequence[Block], deadline: float
+    ) -> Generator[Bytes, None, None]:
         """See :class:`BlockTransport`."""
         try:
             yield from self._fetch(peer, blocks, deadline)
@@ -141,17 +156,42 @@ class SocketTransport:
             raise
         with link:
             link.send(msgspec.msgpack.encode(Fetch.of(self._form.model, blocks)))
-            for block in blocks:
-                frame = link.receive(max(_REASON_BYTES, 1 + self._form.size(block)))
+            got = 0
+            while got < len(blocks):
+                frame = link.receive(max(_REASON_BYTES, 1 + self._form.size(blocks[got])))
                 if frame[:1] == REFUSED:
                     raise TransferFailed(f"{peer.host}:{peer.port} refuses: {_reason(frame)}")
-                if frame[:1] != BLOCK:
+                if frame[:1] == BLOCK:
+                    yield self._checked(blocks[got], frame[1:])
+                    got += 1
+                elif frame[:1] == SHARED:
+                    for data in self._shared(link, frame[1:], blocks[got:]):
+                        yield data
+                        got += 1
+                else:
                     return
-                data = self._form.content(block, frame[1:])
-                if data is None:
-                    raise BadFrame("a block is not intact, or another one")
-                yield data
             link.receive(1)
+
+    def _checked(self, block: Block, found: bytearray) -> Bytes:
+        data = self._form.content(block, found)
+        if data is None:
+            raise BadFrame("a block is not intact, or another one")
+        return data
+
+    def _shared(
+        self, link: SealedSocket, place: bytearray, blocks: Sequence[Block]
+    ) -> Iterator[Bytes]:
+        """Yield the blocks that a peer on this host shares; none if they cannot be read."""
+        try:
+            shared = open_shared(place, [self._form.size(block) for block in blocks])
+        except BadFrame:
+            raise
+        except OSError:
+            link.send(SEND)
+            return
+        for block, found in zip(blocks, shared, strict=False):
+            yield self._checked(block, found)
+        link.send(NEXT)
 
     def _avoid(self, address: tuple[str, int]) -> None:
         now = time.monotonic()

@@ -9,9 +9,10 @@ import msgspec
 
 from galley.engine.adapters import AdapterPool
 from galley.engine.assemble import assemble
+from galley.engine.blocks import check_blocks
 from galley.engine.commit import commit
 from galley.engine.encoder_cache import MAX_FEATURE, EncoderCache, EncoderFeatures
-from galley.engine.kv import KVCache, check_blocks
+from galley.engine.kv import KVCache
 from galley.engine.prefix_tier import PrefixTier
 from galley.engine.preparing import Prepared, Preparing
 from galley.engine.scheduler import Scheduler, Work
@@ -19,8 +20,8 @@ from galley.engine.sequence import Sequence
 from galley.engine.speculation import EngineSpeculation
 from galley.engine.step_meter import StepMeter
 from galley.engine.tier_stats import TierStats
-from galley.errors import EngineError
-from galley.ops.executor import Executor
+from galley.errors import EngineError, same_id
+from galley.ops.executor import Closable, Executor
 from galley.types import (
     BLOCK_TOKENS,
     LIVE_PRIORITY,
@@ -33,7 +34,8 @@ from galley.types import (
     Timing,
 )
 from galley.types.block_hashes import BlockContent
-from galley.types.model_info import EngineStats, ModelInfo, TransferInfo
+from galley.types.engine_stats import EngineStats
+from galley.types.model_info import ModelInfo, TransferInfo
 from galley.types.transfers import KVPeer, TransferPlan
 
 _GATHERING_SECONDS: Final = 0.002
@@ -105,7 +107,13 @@ class Engine:
         self.info = msgspec.structs.replace(self.info, transfers=found)
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a request; later steps return its tokens."""
+        """Queue a request; later steps return its tokens.
+
+        Raises:
+            Conflict: an unfinished request has the same id.
+        """
+        if request.id in self._sequences or request.id in self._preparing:
+            raise same_id(request.id)
         if request.offered:
             keep = max(request.keep_seconds, self._hold_seconds)
             request = msgspec.structs.replace(request, keep_seconds=keep)
@@ -133,7 +141,6 @@ class Engine:
 
     def _begin(self, prepared: Prepared) -> None:
         request, arrival, grammar, slot = prepared
-        assert request.id not in self._sequences, request.id
         payload = request.payload
         assert isinstance(payload, Decoded), request.id
         features = self._features(request, payload)
@@ -342,7 +349,7 @@ class Engine:
         return self._kv.take_contents()
 
     def close(self) -> None:
-        """Stop the threads; everything else that the engine holds is memory, freed with the object.
+        """Stop threads and other ranks; everything else that the engine holds is memory.
 
         Blocks that are not on disk yet are written first, for less than a second.
         """
@@ -352,6 +359,8 @@ class Engine:
             self._grammars.close()
         if self._adapters is not None:
             self._adapters.close()
+        if isinstance(self._executor, Closable):
+            self._executor.close()
 
     def _account(self, plan: list[Work]) -> None:
         now = time.monotonic()

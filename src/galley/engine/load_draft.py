@@ -89,6 +89,8 @@ def read_draft(
         max_model_len=None,
         experts="memory",
         expert_cache_bytes=None,
+        tensor_parallel=1,
+        tensor_parallel_cpus=(),
     )
     model = read_model(own, place, executor)
     model = model._replace(program=dataclasses.replace(model.program, aligner=None))

@@ -7,8 +7,9 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -39,7 +40,7 @@ class Reading(Protocol):
     def count(self) -> int:
         """Return how many of the hashes, from the first one on, have blocks in all groups, at most."""
 
-    def read(self, blocks: Sequence[Block]) -> Iterator[Bytes]:
+    def read(self, blocks: Sequence[Block]) -> Generator[Bytes, None, None]:
         """Yield the contents of blocks in order, up to the first that is not there."""
 
 
@@ -102,7 +103,7 @@ class _Files:
         missing = (i for i, link in enumerate(self._hashes) if not self._source.has(link))
         return next(missing, len(self._hashes))
 
-    def read(self, blocks: Sequence[Block]) -> Iterator[Bytes]:
+    def read(self, blocks: Sequence[Block]) -> Generator[Bytes, None, None]:
         files = self._source.files
         for block in blocks:
             try:
@@ -146,13 +147,16 @@ class PeerSource:
         count = min(len(hashes), peer.tokens // BLOCK_TOKENS) - first
         return None if count <= 0 else _AtPeer(self, peer, count, time.monotonic() + self._limit)
 
-    def fetch(self, peer: KVPeer, blocks: Sequence[Block], deadline: float) -> Iterator[Bytes]:
+    def fetch(
+        self, peer: KVPeer, blocks: Sequence[Block], deadline: float
+    ) -> Generator[Bytes, None, None]:
         """Yield blocks as :meth:`BlockTransport.fetch` does, and count; a failure is the end."""
         began, missing, failed = time.monotonic(), len(blocks), False
         try:
-            for data in self._transport.fetch(peer, blocks, deadline):
-                missing -= 1
-                yield data
+            with closing(self._transport.fetch(peer, blocks, deadline)) as contents:
+                for data in contents:
+                    missing -= 1
+                    yield data
             with self._lock:
                 self.missing_blocks += missing
         except Exception as error:
@@ -187,5 +191,5 @@ class _AtPeer:
     def count(self) -> int:
         return self._count
 
-    def read(self, blocks: Sequence[Block]) -> Iterator[Bytes]:
+    def read(self, blocks: Sequence[Block]) -> Generator[Bytes, None, None]:
         return self._source.fetch(self._peer, blocks, self._deadline)

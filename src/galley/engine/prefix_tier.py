@@ -11,6 +11,7 @@ late is computed.
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -248,12 +249,13 @@ class PrefixTier:
     def _read(self, load: _Load) -> int:
         """Fill the blocks in order, up to the first that cannot be; return how many are filled."""
         count = 0
-        for data in load.reading.read([block for block, _ in load.targets]):
-            if load.abandoned:
-                break
-            block, target = load.targets[count]
-            self._blocks.write_block(target, block.group, data)
-            count += 1
+        with closing(load.reading.read([block for block, _ in load.targets])) as contents:
+            for data in contents:
+                if load.abandoned:
+                    break
+                block, target = load.targets[count]
+                self._blocks.write_block(target, block.group, data)
+                count += 1
         return count
 
     def _finish(self, load: _Load) -> None:

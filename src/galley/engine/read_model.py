@@ -115,11 +115,12 @@ def _executor_options(
         quantize=quantize,
         kv_dtype=kv_dtype,
         device=settings.device,
-        threads=settings.threads or available_cores(),
+        threads=settings.threads or max(1, available_cores() // settings.tensor_parallel),
         activations=settings.activations,
         disable_pass=settings.disable_pass,
         weight_cache=checkpoint if settings.weight_cache else None,
         experts=settings.experts,
+        ranks=settings.tensor_parallel,
     )
 
 

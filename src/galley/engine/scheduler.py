@@ -22,7 +22,8 @@ import msgspec
 from galley.engine.batching import BatchGatherer
 from galley.engine.encoder_cache import EncoderCache, EncoderClaim
 from galley.engine.fair_share import FairShare
-from galley.engine.kv import Claim, KVCache
+from galley.engine.kv import KVCache
+from galley.engine.kv_tables import Claim
 from galley.engine.sequence import Sequence
 from galley.types import BLOCK_TOKENS
 

@@ -18,7 +18,8 @@ from galley.graph.program import Program
 from galley.graph.quantize_inputs import quantize_inputs
 from galley.ops.batch import Batch, CrossContext, EncoderBatch, Ints
 from galley.ops.choice import executor_factory
-from galley.ops.cpu import CpuExecutor, planned
+from galley.ops.cpu import CpuExecutor
+from galley.ops.cpu_plan import planned
 from galley.ops.executor import Executor, encode, execute
 from galley.ops.isa import choose_isa
 from galley.ops.kinds import input_steps

@@ -28,7 +28,8 @@ from galley.settings.config import Settings
 from galley.settings.engine_choice import NATIVE_ENGINE
 from galley.speech import require_installed
 from galley.types import OnPhase
-from galley.types.model_info import Ledger, ModelInfo, OnLedger, ReplicaStatus
+from galley.types.engine_stats import ReplicaStatus
+from galley.types.model_info import Ledger, ModelInfo, OnLedger
 
 if TYPE_CHECKING:
     from galley.cache.hit_checks import HitChecks

@@ -2,16 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from galley.cache.question import Question
 from galley.cache.responses import Ask
 from galley.cache.wish import MODE_HEADER, Outcome
-from galley.errors import Draining, EngineError, RateLimited, RequestError
+from galley.errors import RateLimited, RequestError
+from galley.gateway.call_stream import CallStream
 from galley.gateway.caller import Caller
-from galley.gateway.lifecycle import RETRY_SECONDS
 from galley.gateway.receipt import Receipt
 from galley.gateway.served import ServedModel
 from galley.observe.tenants import TokenKind
@@ -19,12 +19,8 @@ from galley.service.streams import LONGEST_WAIT, Outputs
 from galley.service.text_pool import TextWork
 from galley.settings.cache import CacheMode
 from galley.traffic.recorder import Recorded
-from galley.types import EngineRequest, Output, SamplingParams, Tensors, Timing, Vector
+from galley.types import EngineRequest, SamplingParams
 from galley.types.model_info import ModelInfo
-from galley.types.transfers import KVPeer
-
-Whole = TypeVar("Whole", Vector, Tensors)
-"""Results that come in a request's only Output."""
 
 
 class Call:
@@ -376,89 +372,6 @@ class Call:
         self._spent += tokens
         self.caller.account.spend(max(0, beyond))
         self.caller.account.use(tokens)
-
-
-class CallStream:
-    """One engine request's Outputs, counted as they arrive; ends after the one with a ``finish_reason``.
-
-    Attributes:
-        tokens: number of tokens so far.
-        first_token: arrival of the first token, on the monotonic clock; None before.
-        timing: the last known timing.
-        kv_peer: where the blocks of the prompt can be fetched, once it has ended.
-    """
-
-    def __init__(self, call: Call, stream: Outputs) -> None:
-        """Count ``stream`` for ``call``, whose ``submit`` methods create this."""
-        self.tokens = 0
-        self.first_token: float | None = None
-        self.timing: Timing | None = None
-        self.kv_peer: KVPeer | None = None
-        self._call = call
-        self._stream = stream
-        self._submitted = self._latest = time.monotonic()
-        self._billed = False
-        self._inter_token = call.served.metrics.inter_token
-
-    def __aiter__(self) -> AsyncIterator[Output]:
-        return self
-
-    async def __anext__(self) -> Output:
-        output = await self._stream.__anext__()
-        count = len(output.tokens)
-        if count:
-            now = time.monotonic()
-            if self.first_token is None:
-                self.first_token = now
-            else:
-                self._inter_token.observe(now - self._latest)
-            self._latest = now
-            self.tokens += count
-            self._call._delivered(count)
-        if output.timing is not None:
-            self.timing = output.timing
-        if output.finish_reason is not None:
-            self.kv_peer = output.kv_peer
-            self._ended()
-        return output
-
-    async def result(self, kind: type[Whole]) -> Whole:
-        """Return the result of a request that has a single Output, such as a vector or tensors.
-
-        Raises:
-            Draining: the server is stopping.
-            RequestError: the model does not take the request's values; it names no field.
-            EngineError: the model failed on the request, or returned something else.
-        """
-        async for output in self:
-            if output.finish_reason == "abort":
-                raise Draining(
-                    "The server stopped before the answer was complete", retry_after=RETRY_SECONDS
-                )
-            if output.finish_reason == "error":
-                self._call.sequence_lost("error")
-                error = output.error or "The engine gave up the request"
-                raise RequestError(error) if output.refused else EngineError(error)
-            if isinstance(output.result, kind):
-                self._call.sequence_ended(self, "stop")
-                return output.result
-        raise EngineError(f"The engine ended a request without {kind.__name__.lower()}")
-
-    def cancel(self, *, whole: bool = False) -> None:
-        """Have the engine drop the request within one step. Harmless when it has finished.
-
-        Args:
-            whole: whether the Outputs so far are the whole answer, as the reader sees it.
-        """
-        self._ended()
-        self._stream.cancel(whole=whole)
-
-    def _ended(self) -> None:
-        """Add the last known timing to the receipt, once."""
-        self._call._open.discard(self)
-        if self.timing is not None and not self._billed:
-            self._billed = True
-            self._call.receipt.add(self._submitted, self.timing)
 
 
 @contextmanager

@@ -13,7 +13,8 @@ import msgspec
 
 from galley.cache.question import Question
 from galley.errors import DeadlineExceeded, Draining, EngineError, RequestError, SlowReader
-from galley.gateway.call import Call, CallStream
+from galley.gateway.call import Call
+from galley.gateway.call_stream import CallStream
 from galley.gateway.lifecycle import RETRY_SECONDS
 from galley.gateway.receipt import Receipt
 from galley.gateway.served import ServedModel

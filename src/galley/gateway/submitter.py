@@ -6,7 +6,8 @@ from typing import Protocol
 from galley.service.streams import Outputs
 from galley.service.turns import Share
 from galley.types import Adapter, EngineRequest
-from galley.types.model_info import EngineState, EngineStats, ModelInfo, ReplicaStatus
+from galley.types.engine_stats import EngineState, EngineStats, ReplicaStatus
+from galley.types.model_info import ModelInfo
 
 
 class Submitter(Protocol):

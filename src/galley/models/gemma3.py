@@ -6,7 +6,8 @@ Layers with a window have other rotations than those without.
 from dataclasses import replace
 
 from galley.graph.program import Program
-from galley.models.decoder import DecoderConfig, build_decoder, turned_by_window
+from galley.models.decoder import build_decoder
+from galley.models.decoder_config import DecoderConfig, turned_by_window
 from galley.models.fields import Fields
 from galley.models.gemma2 import read_gemma
 

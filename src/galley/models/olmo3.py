@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from galley.graph.program import Program
-from galley.models.decoder import build_decoder, turned_by_window, windows_of
+from galley.models.decoder import build_decoder
+from galley.models.decoder_config import turned_by_window, windows_of
 from galley.models.fields import Fields
 from galley.models.olmo2 import read_olmo2
 

@@ -13,7 +13,8 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from galley.observe.tally import COUNTS, Tally
-from galley.types.model_info import EngineStats, ModelInfo, ReplicaStatus
+from galley.types.engine_stats import EngineStats, ReplicaStatus
+from galley.types.model_info import ModelInfo
 
 _HOUR: Final = 3600.0
 

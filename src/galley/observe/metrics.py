@@ -14,7 +14,8 @@ from galley.observe.responses import ResponseFamilies, ResponseMetrics, StoreCol
 from galley.observe.tally import FACTORS, SECONDS, TOKEN_SECONDS, Tally, TallyFamily
 from galley.observe.tenants import TenantMetrics
 from galley.observe.vllm_names import VllmNamesCollector
-from galley.types.model_info import Ledger, ReplicaStatus
+from galley.types.engine_stats import ReplicaStatus
+from galley.types.model_info import Ledger
 
 _CANCELLED: Final = 499
 _PLANNED: Final = (

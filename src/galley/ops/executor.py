@@ -183,6 +183,15 @@ class BlockAccess(Protocol):
         ...
 
 
+@runtime_checkable
+class Closable(Protocol):
+    """What an executor can do that holds more than memory."""
+
+    def close(self) -> None:
+        """End other processes. No step may be computed afterwards."""
+        ...
+
+
 Submitted: TypeAlias = object
 """A submitted step, returned by :meth:`Executor.submit` and passed to ``collect``."""
 
@@ -251,6 +260,10 @@ class ExecutorOptions:
         adapter_rank: the highest rank of an adapter.
         experts: "memory", or "disk" to read experts from the file of packed weights when they are chosen.
         expert_cache_bytes: memory for experts on disk; at least the experts of one layer are in memory.
+        rank, ranks: the number of this process among those that compute the model together, and how many
+            there are. Packed weights are kept by rank.
+        communicator: through which they exchange rows; the executor knows its type. Without one, the
+            executor has the whole model, whatever ``ranks`` is.
         pause: called often while a program runs, between two ops; it may block, to leave the cores to
             other work.
     """
@@ -269,6 +282,9 @@ class ExecutorOptions:
     adapter_rank: int = 0
     experts: str = "memory"
     expert_cache_bytes: int = 0
+    rank: int = 0
+    ranks: int = 1
+    communicator: object | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,8 @@ from galley.ops.executor import (
 )
 from galley.ops.kinds import kinds_text, own_kinds, plan_kinds
 from galley.ops.reference_kv import ROUNDINGS, KVRounding
-from galley.ops.reference_ops import Factors, ReferenceOps, Step, places_in
+from galley.ops.reference_ops import Factors, ReferenceOps
+from galley.ops.reference_step import Step, places_in
 from galley.ops.sampling import Logits, SamplingBatch, StepResult, sample
 from galley.ops.tiles import Tiles
 from galley.quant.rtn import Quantize, not_finite, quantize_int4, quantize_int8

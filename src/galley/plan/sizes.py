@@ -11,7 +11,7 @@ from galley.formats.weights import Kinds, WeightKind, flat
 from galley.graph.passes import run_passes
 from galley.graph.program import Program
 from galley.graph.quantize_inputs import quantize_inputs
-from galley.ops.cpu import kv_bytes_of_layer, state_bytes
+from galley.ops.cpu_plan import kv_bytes_of_layer, state_bytes
 from galley.ops.executor import NO_EXPERTS, ExpertMemory
 from galley.ops.kinds import plan_activations, plan_kinds
 from galley.ops.lowering import expert_costs, expert_memory, held_bytes, lower, weight_bytes

@@ -28,7 +28,8 @@ from galley.settings.engine_choice import (
 )
 from galley.types import Adapter, EngineRequest, OnPhase, Output
 from galley.types.block_hashes import BlockContent
-from galley.types.model_info import EngineStats, ModelInfo, OnLedger
+from galley.types.engine_stats import EngineStats
+from galley.types.model_info import ModelInfo, OnLedger
 from galley.types.transfers import TransferPlan
 
 ENTRY_POINTS: Final = "galley.engines"
@@ -41,7 +42,7 @@ ENGINES: Final[Mapping[str, str]] = {
     LIGHTGBM_ENGINE: "galley.runtimes.lightgbm:load",
     SKLEARN_ENGINE: "galley.runtimes.sklearn:load",
     OPENVINO_ENGINE: "galley.runtimes.openvino:load",
-    VOICE_ENGINE: "galley.runtimes.piper:load",
+    VOICE_ENGINE: "galley.runtimes.voices:load",
     LLAMA_CPP_ENGINE: "galley.runtimes.llama_cpp:load",
     CTRANSLATE2_ENGINE: "galley.runtimes.ctranslate2:load",
     ONNX_GENAI_ENGINE: "galley.runtimes.onnx_genai:load",

@@ -1,12 +1,11 @@
 """One engine that serves a model: its process or connection, started again whenever it ends."""
 
 import asyncio
-import hashlib
 import logging
 import signal
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -29,16 +28,11 @@ from galley.service.frames import (
 from galley.service.links import EngineLink, ReplicaSource
 from galley.service.loading_adapters import LoadingAdapters
 from galley.service.pace import Pace
+from galley.service.replica_events import ReplicaEvents
+from galley.service.replica_version import version_of
 from galley.service.watchdog import Watchdog
-from galley.types import EngineRequest, Output
-from galley.types.model_info import (
-    EngineState,
-    EngineStats,
-    Ledger,
-    ModelInfo,
-    ReplicaStatus,
-    TransferInfo,
-)
+from galley.types.engine_stats import EngineState, EngineStats, ReplicaStatus
+from galley.types.model_info import ModelInfo, TransferInfo
 
 log = logging.getLogger("galley.service")
 
@@ -64,43 +58,6 @@ KILLED_WHILE_LOADING: Final = (
     "Use a smaller --weight-dtype (int8, int4), lower --kv-cache-tokens, or give the machine or "
     "container more memory"
 )
-
-
-class ReplicaEvents(Protocol):
-    """What the owner of a replica does with its events."""
-
-    def deliver(self, replica: "Replica", output: Output) -> int:
-        """Pass on an Output; return the tokens of prompt and output that it stands for."""
-
-    def resumption(self, request_id: str) -> EngineRequest:
-        """Return a request as it is to be sent now."""
-
-    def stepped(self, replica: "Replica") -> None:
-        """Record that a step has ended; its statistics are in the replica."""
-
-    def changed(self, replica: "Replica") -> None:
-        """Record that the replica's state has changed."""
-
-    def engine_ready(self, replica: "Replica") -> None:
-        """Record that a new engine accepts requests, before it is sent any."""
-
-    def engine_died(self, replica: "Replica", given_up: str | None) -> None:
-        """Record that a ready engine has ended, and which request is given up because of that."""
-
-    def blocks_changed(self, replica: "Replica", blocks: Blocks) -> None:
-        """Record a change of what the engine's prefix cache holds."""
-
-    def leaving(self, replica: "Replica") -> None:
-        """Record that the engine is about to end."""
-
-    def check(self, info: ModelInfo) -> None:
-        """Raise ModelError if an engine serves another model than the other replicas."""
-
-    def phase_ended(self, replica: "Replica", name: str, seconds: float) -> None:
-        """Record the duration of a start-up phase."""
-
-    def planned_memory(self, replica: "Replica", ledger: Ledger) -> None:
-        """Record the memory plan of an engine that starts."""
 
 
 class Replica:
@@ -404,8 +361,8 @@ class Replica:
 
     def _stepped(self, frame: Step) -> None:
         for output in frame.outputs:
-            worked = self._events.deliver(self, output)
-            self.pace.worked(worked, self.heard)
+            computed = self._events.deliver(self, output)
+            self.pace.worked(computed, self.heard)
         self.stats = frame.stats
         self._note_busy()
         self._events.stepped(self)
@@ -424,22 +381,6 @@ class Replica:
         self._events.engine_ready(self)
         self._set_state("ready")
         self.requests.engine_ready()
-
-
-def version_of(contents: str, info: ModelInfo) -> str:
-    """Return a digest of what a text depends on: files and number formats, kernels included.
-
-    Args:
-        contents: digest of the checkpoint's files.
-        info: the engine's description of the model.
-    """
-    formats = None
-    if info.program is not None:
-        program = info.program
-        formats = (program.dtype, program.quantize, program.activations, program.kv_dtype)
-    isa = "" if info.ledger is None else info.ledger.isa
-    parts = (contents, info.family, info.executor, isa, formats)
-    return hashlib.blake2b(msgspec.msgpack.encode(parts), digest_size=8).hexdigest()
 
 
 async def _leave_time_to_others() -> None:

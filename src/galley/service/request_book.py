@@ -15,14 +15,14 @@ from typing import Literal
 
 import msgspec
 
-from galley.errors import DeadlineExceeded
+from galley.errors import DeadlineExceeded, same_id
 from galley.service.admission import Admission
 from galley.service.replica import Replica
 from galley.service.streams import OutputStream, Unfinished
 from galley.service.turns import Share
 from galley.service.unread import Unread, UnreadBudget
 from galley.types import EngineRequest, Output
-from galley.types.model_info import EngineStats
+from galley.types.engine_stats import EngineStats
 from galley.types.transfers import KVPeer
 
 log = logging.getLogger("galley.service")
@@ -34,15 +34,15 @@ class RequestBook:
     def __init__(
         self,
         admission: Admission,
-        choose: Callable[[EngineRequest, str | None], Replica | None],
+        choose: Callable[[EngineRequest, str | None], tuple[Replica, int] | None],
         spare: Callable[[], Replica],
     ) -> None:
         """Create an empty book.
 
         Args:
             admission: decides which requests are accepted.
-            choose: returns the ready replica for a request, given the version that has to continue it;
-                None: there is none.
+            choose: returns the ready replica for a request, given the version that has to continue it, and
+                the tokens of the prompt that it is expected to have cached; None: there is none.
             spare: returns a replica where a request can wait until one is ready.
         """
         self._admission = admission
@@ -94,8 +94,10 @@ class RequestBook:
         Raises:
             QueueFull: too many sequences are waiting, or the answers are expected after the deadline.
             DeadlineExceeded: the deadline has passed.
+            Conflict: two unfinished requests would have the same id.
         """
         self.check(requests, deadline)
+        self._check_ids(requests)
         now = time.monotonic()
         streams = []
         for request in requests:
@@ -120,6 +122,13 @@ class RequestBook:
         unfinished.request = msgspec.structs.replace(unfinished.request, kv_from=peer)
         unfinished.replica.requests.add([request_id])
 
+    def _check_ids(self, requests: Sequence[EngineRequest]) -> None:
+        taken = set[str]()
+        for request in requests:
+            if request.id in self._unfinished or request.id in taken:
+                raise same_id(request.id)
+            taken.add(request.id)
+
     def observe(self, stats: EngineStats, *, working: bool) -> None:
         """Record the engine's statistics; ``working``: whether it is ready."""
         self._admission.observe(stats, working=working, now=time.monotonic())
@@ -128,21 +137,21 @@ class RequestBook:
         """Deliver an Output to its reader, unless its request has ended or another replica has it now.
 
         Returns:
-            The tokens of prompt and output that the replica worked off with it.
+            The tokens of prompt and output that the replica computed for it.
         """
         unfinished = self._unfinished.get(output.request_id)
         if unfinished is None or unfinished.replica is not replica:
             return 0
-        worked = self._admission.progress(
-            unfinished.claim, len(output.tokens), now=time.monotonic()
+        computed = self._admission.progress(
+            unfinished.claim, len(output.tokens), output.cached_tokens, now=time.monotonic()
         )
         unfinished.take(output)
         if output.finish_reason is None:
             replica.requests.progressed(output.request_id)
-            return worked
+            return computed
         self._end(output.request_id, finished=True)
         replica.requests.finished(output.request_id)
-        return worked
+        return computed
 
     def replica_of(self, request_id: str) -> Replica:
         """Return the replica that has a request."""
@@ -163,11 +172,12 @@ class RequestBook:
         targets: dict[str, Replica] = {}
         for request_id, unfinished in self._unfinished.items():
             if unfinished.replica is replica:
-                target = self._choose(unfinished.request, unfinished.version)
-                if target is not None and target is not replica:
+                chosen = self._choose(unfinished.request, unfinished.version)
+                if chosen is not None and chosen[0] is not replica:
+                    target, cached = chosen
                     targets[request_id] = unfinished.replica = target
                     unfinished.resumed = True
-                    self._admission.give(unfinished.claim, target.name)
+                    self._admission.give(unfinished.claim, target.name, cached)
         released = replica.requests.release(targets)
         for ids, suspects in ((released.suspects, True), (released.others, False)):
             for request_id in ids:
@@ -201,8 +211,8 @@ class RequestBook:
         if deadline != math.inf:
             loop = asyncio.get_running_loop()
             timer = loop.call_later(deadline - now, self._expire, request.id)
-        replica = self._choose(request, None) or self._spare()
-        self._admission.give(claim, replica.name)
+        replica, cached = self._choose(request, None) or (self._spare(), 0)
+        self._admission.give(claim, replica.name, cached)
         return Unfinished(request, unread, claim, now, replica, timer)
 
     def _end(self, request_id: str, *, finished: bool = False) -> Unfinished | None:

@@ -11,6 +11,7 @@ the server, which drains; the engine must outlive them.
 """
 
 import gc
+import logging
 import os
 import queue
 import signal
@@ -25,7 +26,14 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from galley import machine
-from galley.errors import EngineError, GalleyError, ModelError, NotEnoughMemory, SettingsError
+from galley.errors import (
+    EngineError,
+    GalleyError,
+    ModelError,
+    NotEnoughMemory,
+    RankKilled,
+    SettingsError,
+)
 from galley.observe import logs
 from galley.service.core_scheduler import CoreScheduler
 from galley.service.frames import (
@@ -146,6 +154,10 @@ def main() -> None:
         loaded.set()
         gc.freeze()  # loaded objects stay; collections during a stream need not scan them
         _loop(engine, connection, inbox, cores, publisher)
+    except RankKilled as error:
+        # The supervisor is to see that this process was not at fault, and nor were its requests.
+        logging.getLogger("galley.engine").error("%s", error)
+        os.kill(os.getpid(), signal.SIGKILL)
     except GalleyError as error:
         connection.send(StartFailed(_kind(error), str(error)))
     except BaseException:

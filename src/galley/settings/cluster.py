@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from galley.errors import SettingsError
-from galley.settings.engine import setting
+from galley.settings.fields import setting
 from galley.settings.transfers import TransferSettings
 
 MOST_REPLICAS: Final = 256

@@ -9,7 +9,7 @@ from typing import Final
 
 from galley.errors import SettingsError
 from galley.settings.cache import CacheSettings
-from galley.settings.engine import setting
+from galley.settings.fields import setting
 from galley.settings.values import Count, Seconds
 from galley.types.transfers import Role, TransferPlan
 

@@ -8,7 +8,7 @@ from galley.errors import RequestError
 from galley.gateway.caller import Caller
 from galley.gateway.served import ServedModel
 from galley.protocols.common.messages import Strict
-from galley.protocols.ollama.schemas import (
+from galley.protocols.ollama.options import (
     KeepAlive,
     Options,
     kept_seconds,
@@ -45,7 +45,7 @@ class OllamaEmbedRequest(Strict, frozen=True, kw_only=True):
 
     @property
     def kept_seconds(self) -> float | None:
-        """``keep_alive`` in seconds; see :func:`galley.protocols.ollama.schemas.kept_seconds`."""
+        """``keep_alive`` in seconds; see :func:`galley.protocols.ollama.options.kept_seconds`."""
         return kept_seconds(self.keep_alive)
 
     def texts(self) -> list[str]:
