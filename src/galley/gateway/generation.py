@@ -24,6 +24,7 @@ from galley.tools.events import Event, Text
 from galley.tools.parser import Parser
 from galley.traffic.recorder import Recorded
 from galley.types import SamplingParams, TokenLogprob
+from galley.types.transfers import KVPeer
 
 Finish = Literal["stop", "length", "tool_calls"]
 
@@ -181,6 +182,11 @@ class Generation:
         return self._choices[choice].text.stop_string
 
     @property
+    def kv_peer(self) -> KVPeer | None:
+        """Where the keys and values of the prompt can be fetched, if the request says that they will be."""
+        return self._choices[0].kv_peer
+
+    @property
     def receipt(self) -> Receipt:
         """Times and cost of the choices that have ended."""
         return self._call.receipt
@@ -305,6 +311,11 @@ class _Choice:
         spans = self.parser.reasoning_spans if self.parser is not None else ()
         at = partial(bisect_left, self._offsets)
         return sum(at(end) - at(begin) for begin, end in spans)
+
+    @property
+    def kv_peer(self) -> KVPeer | None:
+        """See :attr:`CallStream.kv_peer`."""
+        return self._stream.kv_peer
 
     def close(self) -> None:
         """Abort the sequence in the engine if it still runs. Idempotent."""
