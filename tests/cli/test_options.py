@@ -14,7 +14,8 @@ from hypothesis import given
 from galley.cli.main import app
 from galley.cli.options import SAMPLING_HELP, Command
 from galley.settings.config import Settings
-from galley.settings.engine import EngineSettings, setting_types
+from galley.settings.engine import EngineSettings
+from galley.settings.fields import setting_types
 from galley.types import SamplingParams
 
 from .any_settings import SOME_SETTINGS
