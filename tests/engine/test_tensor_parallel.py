@@ -26,6 +26,7 @@ from galley.ops.batch import Batch
 from galley.ops.cpu import CpuExecutor
 from galley.ops.executor import Executor, forward
 from galley.ops.packed_cache import cached_files
+from galley.runtimes.library import refuse_settings
 from galley.service.requests import expand
 from galley.settings.engine import EngineSettings
 from galley.types import EngineRequest, Grammar, Output
@@ -311,6 +312,8 @@ def test_what_cannot_be_divided_is_refused(
         llama, kind="float32", executor="reference"
     )
     assert "speech models are not divided" in refusal(checkpoint("whisper"))
+    with pytest.raises(SettingsError, match=r"tensor_parallel is 2, but m\.onnx is of a library"):
+        refuse_settings(EngineSettings(model="m.onnx", tensor_parallel=2), "is of a library")
     with pytest.raises(SettingsError, match="tensor_parallel_cpus is given"):
         settings_of(llama, 1, tensor_parallel_cpus=("0",))
     assert "1 lists of CPUs" in refusal(llama, tensor_parallel_cpus=("0",))
