@@ -171,12 +171,12 @@ def measure_masks(size: int, folder: Path | None, texts: int) -> None:
     print(", ".join(f"{q} % {spans[int(len(spans) * q / 100)]:.0f} us" for q in (50, 90, 99)))
 
 
-def measure_batch(model: str, quantize: Any, batch: int, tokens: int, rounds: int) -> None:
+def measure_batch(model: str, weight_dtype: Any, batch: int, tokens: int, rounds: int) -> None:
     """Print the time of a step with and without grammars."""
     # A grammar that allows any line of words, so that texts have the same length with and without it.
     grammar = Grammar("regex", r"[^\x00]{100000}")
     times: dict[str, list[float]] = {"without": [], "with": []}
-    with LLM(model, quantize=quantize, kv_cache_tokens=batch * (tokens + 64)) as llm:
+    with LLM(model, weight_dtype=weight_dtype, kv_cache_tokens=batch * (tokens + 64)) as llm:
         for _ in range(rounds + 1):
             for name, one in (("without", None), ("with", grammar)):
                 params = [
@@ -206,7 +206,7 @@ def main() -> None:
     parser.add_argument("--schemas", type=Path)
     parser.add_argument("--texts", type=int, default=2)
     parser.add_argument("--model")
-    parser.add_argument("--quantize", default="int4")
+    parser.add_argument("--weight-dtype", default="int4")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
@@ -215,7 +215,11 @@ def main() -> None:
         measure_masks(arguments.vocabulary, arguments.schemas, arguments.texts)
     else:
         measure_batch(
-            arguments.model, arguments.quantize, arguments.batch, arguments.tokens, arguments.rounds
+            arguments.model,
+            arguments.weight_dtype,
+            arguments.batch,
+            arguments.tokens,
+            arguments.rounds,
         )
 
 

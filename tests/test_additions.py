@@ -74,7 +74,7 @@ program = trace(describe, max_positions=8)
 x = np.random.default_rng(0).standard_normal((8, 6), dtype=np.float32)
 weights = LoadedWeights({"x": as_weight(x), "head": as_weight(np.eye(6, dtype=np.float32))})
 options = ExecutorOptions(
-    dtype="float32", quantize="float32", kv_dtype="float32", device="cpu", threads=1
+    dtype="float32", weight_dtype="float32", kv_dtype="float32", device="cpu", threads=1
 )
 executor = ReferenceExecutor(run_passes(program, ()), weights, options)
 executor.allocate_kv(1)

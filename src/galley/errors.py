@@ -76,6 +76,11 @@ class Conflict(RequestError):
         super().__init__(message, code="conflict")
 
 
+def same_id(request_id: str) -> Conflict:
+    """Return the error for a request whose id is that of an unfinished one."""
+    return Conflict(f"a request with the id {shown(request_id)} is unfinished: ids must be unique")
+
+
 class NotStored(RequestError):
     """The request wants a stored answer or none, and none is stored."""
 
@@ -191,6 +196,10 @@ class EngineFailed(EngineError):
 
 class NotEnoughMemory(EngineFailed):
     """The model does not fit the available memory; the message states what would make it fit."""
+
+
+class RankKilled(EngineFailed):
+    """A process that computed a part of the model was killed from outside."""
 
 
 class DamagedWeights(EngineFailed):

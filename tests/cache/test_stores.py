@@ -31,7 +31,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     if request.param == "sqlite":
         return lambda bounds: SqliteStore(tmp_path / "answers.sqlite", bounds)
     server: RedisServer = request.getfixturevalue("redis_server")
-    return lambda bounds: RedisStore(server.url, bounds, patience=5.0)
+    return lambda bounds: RedisStore(server.url, bounds, timeout=5.0)
 
 
 def test_what_is_put_is_found_by_this_process_and_the_next(opened: Open) -> None:
@@ -286,7 +286,7 @@ def test_the_file_is_for_its_owner_alone(tmp_path: Path) -> None:
 
 def test_a_burst_of_requests_shares_the_connections_to_redis(redis_server: RedisServer) -> None:
     async def work() -> None:
-        store = RedisStore(redis_server.url, WIDE, patience=5.0)
+        store = RedisStore(redis_server.url, WIDE, timeout=5.0)
         only = entry(1)
         await store.put(only)
         found = await asyncio.gather(*(store.get([only.key]) for _ in range(300)))
@@ -298,7 +298,7 @@ def test_a_burst_of_requests_shares_the_connections_to_redis(redis_server: Redis
 
 def test_a_changed_value_in_redis_is_a_miss(redis_server: RedisServer) -> None:
     async def work() -> None:
-        store = RedisStore(redis_server.url, WIDE, patience=5.0)
+        store = RedisStore(redis_server.url, WIDE, timeout=5.0)
         await store.put(entry(1))
         client = redis_server.client()
         [name] = client.keys("*:" + entry(1).key.hex())

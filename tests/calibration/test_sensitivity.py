@@ -18,7 +18,7 @@ from galley.calibration.sensitivity import (
     CorrectedBlock,
     Part,
     assign,
-    bytes_of_others,
+    bytes_without,
     parts_of,
 )
 from galley.engine.read_model import read_model
@@ -117,7 +117,7 @@ def test_sensitivity_is_that_of_the_whole_model(checkpoint: CheckpointMaker) -> 
     # The engine's own int8 has these groups, but no clipping.
     assert part.choices[0].kl == pytest.approx(divergence.loss().kl, rel=0.4)
     assert part.choices[0].kl > 0
-    assert bytes_of_others(model, names) + sum(p.choices[-1].bytes for p in found) == sum(
+    assert bytes_without(model, names) + sum(p.choices[-1].bytes for p in found) == sum(
         np.prod(model.checkpoint.weights().info(name).shape) * 4
         for name in model.checkpoint.weights()
     )

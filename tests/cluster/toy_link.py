@@ -7,7 +7,8 @@ from typing import Any
 
 from galley.service.frames import Abort, FromEngine, Leaving, Ready, Step, Submit, ToEngine
 from galley.types import EngineRequest, Output, Tokens
-from galley.types.model_info import EngineStats, ModelInfo, TextInfo
+from galley.types.engine_stats import EngineStats
+from galley.types.model_info import ModelInfo, TextInfo
 from tests.payloads import generated
 
 

@@ -51,7 +51,7 @@ def test_the_second_text_has_token_types_if_the_model_uses_them(tmp_path: Path) 
         assert ("token_type_ids" in encoded) is types
         second = encoded["token_type_ids"].index(1) if types else 0
         expected = scored(folder, [(encoded["input_ids"], second)])
-        with galley.LLM(folder, threads=1, quantize="float32") as llm:
+        with galley.LLM(folder, threads=1, weight_dtype="float32") as llm:
             assert llm.rerank(TEXTS[0], [TEXTS[1]]) == pytest.approx(expected, abs=2e-5)
         scores += expected
     assert abs(scores[0] - scores[1]) > 1e-3

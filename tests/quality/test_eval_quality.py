@@ -29,7 +29,17 @@ def test_the_table_the_file_and_the_page_say_what_was_measured(
     arguments = ("--tokens", 256, "--context", 64, "--max-tokens", 8, "--data", data)
     outputs = ("--sensitivity", "--json", figures, "--html", page)
     done = galley(
-        *("eval", "quality", folder, "--quantize", "int4", "--also", "int8", "--also", "float32"),
+        *(
+            "eval",
+            "quality",
+            folder,
+            "--weight-dtype",
+            "int4",
+            "--also",
+            "int8",
+            "--also",
+            "float32",
+        ),
         *("--against-quantize", "float32", *arguments, *outputs),
     )
     assert done.returncode == 0, done.stderr

@@ -202,7 +202,7 @@ def test_session_options_reach_the_session(tmp_path: Path) -> None:
 def test_settings_of_language_models_are_refused(tmp_path: Path) -> None:
     path = onnx_files.perceptron(tmp_path / "mlp.onnx")
     refused: dict[str, Any] = {
-        "quantize": "int8",
+        "weight_dtype": "int8",
         "speculation": "prompt",
         "prefix_cache_dir": str(tmp_path),
         "disable_pass": ("fuse_norms",),

@@ -20,7 +20,7 @@ from galley.observe.resources import GPU_METRICS
 from galley.protocols.http.openapi import document
 from galley.server.app import create_app
 from galley.settings.config import Settings
-from galley.settings.engine import setting_types
+from galley.settings.fields import setting_types
 from galley.speech.audio import Recording
 from tests.observe.prometheus import DEPLOY, RULES, Prometheus, needed, promtool
 from tests.server.serving import Server, until

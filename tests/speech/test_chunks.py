@@ -207,4 +207,4 @@ def test_a_rest_begins_with_a_whole_word(heard: float, rest: float | None) -> No
         SpeechSegment(5 * rate, 7 * rate + 2 * pad, lead=pad, tail=pad),
     )
     chunk = AudioChunk(segments, np.zeros(4 * rate + 2 * pad, np.float32))
-    assert chunk.unheard_from(heard) == (None if rest is None else pytest.approx(rest))
+    assert chunk.untranscribed_from(heard) == (None if rest is None else pytest.approx(rest))

@@ -51,7 +51,7 @@ class Engine:
         self._answers = answers
         self.asked = self.cancelled = 0
 
-    submit_patiently = EngineClient.submit_patiently
+    submit_when_room = EngineClient.submit_when_room
 
     def submit_all(
         self, requests: Sequence[EngineRequest], deadline: float = math.inf
@@ -84,11 +84,11 @@ class Answer:
 def stream_of(engine: Any, tokenizer: Tokenizer) -> tuple[LiveStream, list[LiveEvent]]:
     told: list[LiveEvent] = []
 
-    async def tell(events: Sequence[LiveEvent]) -> None:
+    async def on_events(events: Sequence[LiveEvent]) -> None:
         told.extend(events)
 
     session = LiveSession(SpeechTokens(model_info(), tokenizer), Blank(), Talk(), ENGLISH, "s")
-    stream = LiveStream(engine, session, tell=tell, patience=0.05)
+    stream = LiveStream(engine, session, on_events=on_events, timeout=0.05)
     return stream, told
 
 
@@ -138,7 +138,7 @@ def test_a_full_queue_is_retried(tokenizer: Tokenizer) -> None:
 
 def test_an_engine_that_is_gone_for_good_ends_the_stream(tokenizer: Tokenizer) -> None:
     class Gone:
-        submit_patiently = EngineClient.submit_patiently
+        submit_when_room = EngineClient.submit_when_room
 
         def submit_all(
             self, requests: Sequence[EngineRequest], deadline: float = math.inf

@@ -102,7 +102,7 @@ def test_an_interrupted_run_resumes_and_writes_the_same(folder: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("scheme", "quantize"),
+    ("scheme", "weight_dtype"),
     [
         (Scheme(4, 16), "auto"),
         (Scheme(4, 32, symmetric=False), "auto"),
@@ -113,20 +113,20 @@ def test_an_interrupted_run_resumes_and_writes_the_same(folder: Path, tmp_path: 
     ids=str,
 )
 def test_the_trained_loss_is_the_served_loss(
-    checkpoint: CheckpointMaker, tmp_path: Path, scheme: Scheme | None, quantize: Any
+    checkpoint: CheckpointMaker, tmp_path: Path, scheme: Scheme | None, weight_dtype: Any
 ) -> None:
     """The reference executor's model of the checkpoint has the same logits within rounding."""
     teacher = read(checkpoint("llama-mha-tied"))
     bits = "int4" if scheme and scheme.bits == 4 else "int8"
-    student = qat_student(teacher, bits if scheme else quantize, scheme=scheme)
-    serve = replace(EXACT, quantize=quantize)
+    student = qat_student(teacher, bits if scheme else weight_dtype, scheme=scheme)
+    serve = replace(EXACT, weight_dtype=weight_dtype)
     out = tmp_path / "out"
     report = run(teacher, student, out, serve, [Example(TEXT)], kl_weight=1.0, steps=30)
     np.testing.assert_allclose(
         served(out, TEXT, serve), student_logits(student, TEXT), rtol=1e-4, atol=1e-4
     )
     assert report.served.perplexity == pytest.approx(np.exp(report.after.cross_entropy), rel=1e-4)
-    if bits == "int4" or quantize == "int4":
+    if bits == "int4" or weight_dtype == "int4":
         assert report.after.kl < 0.8 * report.before.kl
 
 

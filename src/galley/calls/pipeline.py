@@ -59,7 +59,7 @@ class CallOptions:
 
 
 @dataclass
-class _Heard:
+class _Transcribed:
     """A transcript, redacted and by speaker."""
 
     segments: list[Segment]
@@ -88,19 +88,19 @@ class Pipeline:
         options = self._options
         opened = self._open(recording)
         sound = measure(opened, self._detector)
-        heard = self._heard(recording, opened.channels)
-        warnings = tuple(warning for info in heard.infos for warning in info.warnings)
-        info = msgspec.structs.replace(heard.infos[0], warnings=warnings)
-        transcript = captions.as_verbose_json(heard.segments, info, ("segment", "word"))
-        text = "".join(captions.as_text(heard.segments))
+        transcribed = self._transcribe(recording, opened.channels)
+        warnings = tuple(warning for info in transcribed.infos for warning in info.warnings)
+        info = msgspec.structs.replace(transcribed.infos[0], warnings=warnings)
+        transcript = captions.as_verbose_json(transcribed.segments, info, ("segment", "word"))
+        text = "".join(captions.as_text(transcribed.segments))
         (into / "transcript.json").write_bytes(transcript)
         (into / "transcript.txt").write_text(text, encoding="utf-8")
-        sound = add_sounds(sound, heard.sounds)
-        quality = add_transcript(sound, heard.segments, warnings)
+        sound = add_sounds(sound, transcribed.sounds)
+        quality = add_transcript(sound, transcribed.segments, warnings)
         quality = msgspec.structs.replace(quality, estimated_wer=estimate(quality))
         write_json(into / "quality.json", quality)
         if options.redacted_audio:
-            passages = [*heard.passages, *_typed(heard.sounds, options.redact)]
+            passages = [*transcribed.passages, *_typed(transcribed.sounds, options.redact)]
             write_redacted(self._open(recording), passages, into / "redacted.wav")
         if options.ticket is not None:
             write_json(into / "ticket.json", options.ticket.write(text))
@@ -110,9 +110,9 @@ class Pipeline:
             recording=str(recording.resolve()),
             created=now(),
             duration=sound.seconds,
-            speakers=len({segment.speaker for segment in heard.segments}),
+            speakers=len({segment.speaker for segment in transcribed.segments}),
             redact=options.redact,
-            redacted=dict(Counter(passage.kind for passage in heard.passages)),
+            redacted=dict(Counter(passage.kind for passage in transcribed.passages)),
         )
         write_json(into / CALL_FILE, record)
         return record
@@ -122,37 +122,45 @@ class Pipeline:
         assert isinstance(opened, DecodedRecording)
         return opened
 
-    def _heard(self, recording: Path, channels: int) -> _Heard:
+    def _transcribe(self, recording: Path, channels: int) -> _Transcribed:
         # Two channels with different sounds are two speakers.
         if channels == _TWO and differ(self._open(recording, 1), self._open(recording, 2)):
             return self._by_channel(recording)
-        options, heard = self._options, _Heard([])
-        silent = self._silent(recording, None, heard)
+        options, transcribed = self._options, _Transcribed([])
+        silent = self._silent(recording, None, transcribed)
         found = self._transcriber.diarize(
             recording, options.diarize, models=options.speaker_models, silent=silent
         )
         labels = SpeakerLabels(found, merges=True)
-        heard.segments = list(labelled(self._segments(recording, None, heard, silent), labels))
-        return heard
+        transcribed.segments = list(
+            labelled(self._segments(recording, None, transcribed, silent), labels)
+        )
+        return transcribed
 
-    def _silent(self, recording: Path, channel: int | None, heard: _Heard) -> tuple[Times, ...]:
+    def _silent(
+        self, recording: Path, channel: int | None, transcribed: _Transcribed
+    ) -> tuple[Times, ...]:
         """Find the sounds of a channel; return the passages that are kept from the recogniser."""
         found = find_sounds(self._open(recording, channel))
-        heard.sounds.append(found)
+        transcribed.sounds.append(found)
         return () if self._options.keep_music else (*found.music, *found.keys)
 
-    def _by_channel(self, recording: Path) -> _Heard:
-        heard = _Heard([])
+    def _by_channel(self, recording: Path) -> _Transcribed:
+        transcribed = _Transcribed([])
         segments: list[Segment] = []
         for channel in (1, 2):
-            silent = self._silent(recording, channel, heard)
-            found = self._segments(recording, channel, heard, silent)
+            silent = self._silent(recording, channel, transcribed)
+            found = self._segments(recording, channel, transcribed, silent)
             segments += (msgspec.structs.replace(one, channel=channel) for one in found)
-        heard.segments = by_channel(captions.in_order(segments))
-        return heard
+        transcribed.segments = by_channel(captions.in_order(segments))
+        return transcribed
 
     def _segments(
-        self, recording: Path, channel: int | None, heard: _Heard, silent: tuple[Times, ...]
+        self,
+        recording: Path,
+        channel: int | None,
+        transcribed: _Transcribed,
+        silent: tuple[Times, ...],
     ) -> Iterator[Segment]:
         """Yield the redacted segments of a recording or of one of its channels."""
         options = self._options
@@ -163,8 +171,8 @@ class Pipeline:
         for segment in transcription:
             yield from redactor.take(segment) if options.redact else (segment,)
         yield from redactor.end()
-        heard.infos.append(transcription.info)
-        heard.passages += redactor.passages
+        transcribed.infos.append(transcription.info)
+        transcribed.passages += redactor.passages
 
 
 def _typed(sounds: list[Sounds], redact: tuple[Kind, ...]) -> list[Passage]:

@@ -14,7 +14,7 @@ AnySettings = TypeVar("AnySettings", bound=EngineSettings)
 
 
 def fleet_of(settings: ClusterSettings) -> dict[str, Any]:
-    """Return the attributes of a :class:`galley.service.fleet.FleetPlan` that the settings determine.
+    """Return the attributes of a :class:`galley.service.fleet_plan.FleetPlan` that the settings determine.
 
     Raises:
         SettingsError: the token or a certificate cannot be read, or an address has another form.

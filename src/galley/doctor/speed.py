@@ -23,7 +23,7 @@ _REPEATS: Final = 5
 _FAIR: Final = 0.7
 """Share of the expected figure below which a finding is reported."""
 
-_RESTLESS: Final = 0.25
+_UNSTEADY: Final = 0.25
 """Spread of five measurements, as a share of their median, that indicates interference."""
 
 _STOLEN: Final = 0.02
@@ -185,7 +185,7 @@ def steadiness(measured: Measured, interference: Interference) -> Finding:
             "Kubernetes)",
             figures=figures,
         )
-    if interference.stolen > _STOLEN or worst > _RESTLESS:
+    if interference.stolen > _STOLEN or worst > _UNSTEADY:
         return Finding(
             check="neighbours",
             level="warning",

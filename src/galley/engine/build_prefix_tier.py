@@ -4,8 +4,6 @@ import dataclasses
 import hashlib
 import sys
 from contextlib import suppress
-from importlib import metadata
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Final
 
@@ -95,9 +93,11 @@ def _identity(loading: Loading, program: Program, options: ExecutorOptions, isa:
     It also covers what should make no difference, such as the version of the program: in doubt, blocks
     are computed.
     """
+    from importlib import metadata  # slow to import, and needed with a prefix tier alone
+
     names = {one.name for one in dataclasses.fields(options)} - set(_NOT_THE_VALUES)
     version = ""
-    with suppress(PackageNotFoundError):  # run from a source tree
+    with suppress(metadata.PackageNotFoundError):  # run from a source tree
         version = metadata.version(DISTRIBUTION)
     known = {
         "program": version,

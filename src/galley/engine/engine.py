@@ -9,17 +9,18 @@ import msgspec
 
 from galley.engine.adapters import AdapterPool
 from galley.engine.assemble import assemble
+from galley.engine.blocks import check_blocks
 from galley.engine.commit import commit
 from galley.engine.encoder_cache import MAX_FEATURE, EncoderCache, EncoderFeatures
-from galley.engine.kv import KVCache, check_blocks
+from galley.engine.kv import KVCache
 from galley.engine.prefix_tier import PrefixTier, TierStats
 from galley.engine.preparing import Prepared, Preparing
 from galley.engine.scheduler import Scheduler, Work
 from galley.engine.sequence import Sequence
 from galley.engine.speculation import EngineSpeculation
 from galley.engine.step_meter import StepMeter
-from galley.errors import EngineError
-from galley.ops.executor import Executor
+from galley.errors import EngineError, same_id
+from galley.ops.executor import Closable, Executor
 from galley.types import (
     LIVE_PRIORITY,
     Adapter,
@@ -31,7 +32,8 @@ from galley.types import (
     Timing,
 )
 from galley.types.block_hashes import BlockContent
-from galley.types.model_info import EngineStats, ModelInfo
+from galley.types.engine_stats import EngineStats
+from galley.types.model_info import ModelInfo
 
 _GATHERING_SECONDS: Final = 0.002
 """How long a step sleeps while a static batch waits to fill, or all requests are being prepared."""
@@ -93,7 +95,13 @@ class Engine:
         return any(s.request.priority <= LIVE_PRIORITY for s in self._sequences.values())
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a request; later steps return its tokens."""
+        """Queue a request; later steps return its tokens.
+
+        Raises:
+            Conflict: an unfinished request has the same id.
+        """
+        if request.id in self._sequences or request.id in self._preparing:
+            raise same_id(request.id)
         if not self._preparing.add(request):
             self._begin(Prepared(request, time.monotonic()))
 
@@ -118,7 +126,6 @@ class Engine:
 
     def _begin(self, prepared: Prepared) -> None:
         request, arrival, grammar, slot = prepared
-        assert request.id not in self._sequences, request.id
         payload = request.payload
         assert isinstance(payload, Decoded), request.id
         features = self._features(request, payload)
@@ -317,7 +324,7 @@ class Engine:
         return self._kv.take_contents()
 
     def close(self) -> None:
-        """Stop the threads; everything else that the engine holds is memory, freed with the object.
+        """Stop threads and other ranks; everything else that the engine holds is memory.
 
         Blocks that are not on disk yet are written first, for less than a second.
         """
@@ -327,6 +334,8 @@ class Engine:
             self._grammars.close()
         if self._adapters is not None:
             self._adapters.close()
+        if isinstance(self._executor, Closable):
+            self._executor.close()
 
     def _account(self, plan: list[Work]) -> None:
         now = time.monotonic()

@@ -57,10 +57,13 @@ class Preparing:
         self.grammars = grammars
         self.adapters = adapters
         self.tier = tier
-        self._waiting: list[_Waiting] = []
+        self._waiting: dict[str, _Waiting] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._waiting
 
     def add(self, request: EngineRequest) -> bool:
         """Queue a request that needs preparing; return False for any other."""
@@ -70,17 +73,17 @@ class Preparing:
             compiled = self.grammars.compile(payload.sampling.grammar, payload.output)
         elif request.adapter is None:
             return False
-        self._waiting.append(_Waiting(request, time.monotonic(), compiled))
+        self._waiting[request.id] = _Waiting(request, time.monotonic(), compiled)
         return True
 
     def abort(self, request_id: str) -> None:
         """Drop a request, if it is here."""
-        self._waiting = [one for one in self._waiting if one.request.id != request_id]
+        self._waiting.pop(request_id, None)
 
     def pause(self, seconds: float) -> None:
         """Sleep for so long, or until one of the waiting requests may begin."""
         awaited: list[Future[Any]] = [
-            one.compiled for one in self._waiting if one.compiled is not None
+            one.compiled for one in self._waiting.values() if one.compiled is not None
         ]
         if self.adapters is not None:
             awaited += self.adapters.on_the_way
@@ -90,9 +93,9 @@ class Preparing:
         """Yield the requests that can begin now, and error outputs for those that never can."""
         if self.adapters is not None:
             self.adapters.settle()
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting = self._waiting, {}
         blocked = False
-        for one in waiting:
+        for one in waiting.values():
             try:
                 prepared = None if blocked and one.request.adapter else self._prepared(one)
             except GalleyError as error:
@@ -101,7 +104,7 @@ class Preparing:
             if prepared is not None:
                 yield prepared
                 continue
-            self._waiting.append(one)
+            self._waiting[one.request.id] = one
             blocked = blocked or self._needs_slot(one)
 
     def release(self, request: EngineRequest) -> None:

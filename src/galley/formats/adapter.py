@@ -165,7 +165,7 @@ def read_config(folder: Path) -> AdapterConfig:
         )
     for name, value in fields.items():
         known = name in _IGNORED or name in _HONOURED or name == "init_lora_weights"
-        if not known and not _asks_for_nothing(name, value, fields):
+        if not known and not _has_no_effect(name, value, fields):
             raise UnsupportedModel(
                 f"{path}: {shown(name)} is {shown(value)}, which is not supported"
             )
@@ -178,7 +178,7 @@ def read_config(folder: Path) -> AdapterConfig:
     )
 
 
-def _asks_for_nothing(name: str, value: Any, fields: Mapping[str, Any]) -> bool:
+def _has_no_effect(name: str, value: Any, fields: Mapping[str, Any]) -> bool:
     """Return whether a field is empty, or a detail of a feature that is off.
 
     PEFT saves every field of its configuration, including those at their defaults: ``qalora_group_size``

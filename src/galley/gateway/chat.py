@@ -57,7 +57,7 @@ async def converse(
     """
     backend = call.backend
     if (derived := call.caller.derived) is not None:
-        conversation = conversation.headed_by(derived.system_prompt)
+        conversation = conversation.with_system_prompt(derived.system_prompt)
     question = _question(call, conversation, params)
     limit, own = backend.engine.info.max_request_tokens, call.caller.tenant.max_context
     limit = limit if own is None else min(limit, own)
@@ -162,7 +162,7 @@ async def prompt_of(backend: Backend, conversation: Conversation, share: Share) 
     """
     text = backend.require_text()
     check_tools(conversation, text.format)
-    conversation = conversation.headed_by(text.system_prompt)
+    conversation = conversation.with_system_prompt(text.system_prompt)
     return await text.pool.of(share).chat(
         settle(conversation.messages, text.format.volatile_lines),
         tools=[tool.as_templates_expect() for tool in conversation.offered],

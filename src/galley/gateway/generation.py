@@ -13,7 +13,8 @@ import msgspec
 
 from galley.cache.question import Question
 from galley.errors import DeadlineExceeded, Draining, EngineError, RequestError, SlowReader
-from galley.gateway.call import Call, CallStream
+from galley.gateway.call import Call
+from galley.gateway.call_stream import CallStream
 from galley.gateway.lifecycle import RETRY_SECONDS
 from galley.gateway.receipt import Receipt
 from galley.gateway.served import ServedModel
@@ -353,7 +354,10 @@ async def _merged(sources: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenera
                 case None:
                     left -= 1
                 case Exception() as error:
-                    raise error
+                    try:
+                        raise error
+                    finally:
+                        del error  # whose traceback refers to this frame
                 case piece:
                     yield piece
     finally:

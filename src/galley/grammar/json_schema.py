@@ -107,7 +107,7 @@ _PREFIXES: Final = ("x-", "_", "@")
 """Beginnings of names that are not JSON Schema's: of extensions, of keywords that were switched off, of
 JSON-LD's."""
 
-_RESEMBLANCE: Final = 0.86
+_LEAST_SIMILARITY: Final = 0.86
 """Minimum ``difflib`` ratio of a keyword and a misspelling: `item` is one, `note` and `tsType` are not."""
 
 
@@ -279,12 +279,12 @@ def _is_longer(length: Any) -> bool:
 def _not_an_annotation(keyword: str, value: Any) -> str | None:
     """Return why an unknown keyword cannot be an annotation, which by the standard constrains nothing."""
     if keyword in _NOT_HONOURED:
-        asks_nothing = keyword in ("uniqueItems", "nullable", "optional") and value is False
-        return None if asks_nothing else f"the keyword {shown(keyword)} is not supported"
+        no_effect = keyword in ("uniqueItems", "nullable", "optional") and value is False
+        return None if no_effect else f"the keyword {shown(keyword)} is not supported"
     if keyword.startswith(_PREFIXES):
         return None
     plain = re.sub(r"[\W_]", "", keyword[:64].lower())
-    alike = difflib.get_close_matches(plain, _CONSTRAINTS, n=1, cutoff=_RESEMBLANCE)
+    alike = difflib.get_close_matches(plain, _CONSTRAINTS, n=1, cutoff=_LEAST_SIMILARITY)
     if alike:
         return f"the keyword {shown(keyword)} is not supported; did you mean {_CONSTRAINTS[alike[0]]!r}?"
     return None

@@ -56,7 +56,9 @@ experts         x, routes -> the weighted sum, in the order of the choices, of
                 With ``limit`` > 0, the products g of gate (clamped to at most ``limit``) and u of up
                 (clamped to +-``limit``) give g * sigmoid(``alpha`` * g) * (u + 1); arXiv:2508.10925.
                 With ``scaled_inputs`` a choice's weight scales the x that its expert reads, and the
-                sum is unweighted; such experts have no biases
+                sum is unweighted; such experts have no biases. ``ranks``, if not empty, has how many
+                rows of gate and up each rank has (``graph/divide/``): their products are gathered
+                before they are multiplied by down, of which a rank has rows, too
 sigmoid_scale   x * sigmoid(b), b [T, 1]
 ==============  ================================================================================
 
@@ -107,7 +109,8 @@ cross_weights     q -> no output; the weights softmax(q k^T * scale) of cross_at
                   ``first`` + 1, ...
 ================  ==============================================================================
 
-``graph/quantize_inputs.py`` and ``graph/passes/`` create these, for executors that run them:
+``graph/quantize_inputs.py``, ``graph/passes/`` and ``graph/divide/`` create these, for executors that
+run them:
 
 ==================  ============================================================================
 quantize_input      x in the ``layout`` (:class:`galley.graph.quantize_inputs.RowLayout`) of the linear
@@ -116,6 +119,10 @@ add_rms_norm        a + b -> (sum, rms_norm(sum))
 add_layer_norm      a + b -> (sum, layer_norm(sum))
 rope_attention      q, k, v -> (rope(q), attention(rope(q), rope(k), v)); the rotated keys are written
                     directly to the cache
+all_gather          x, the columns of one of several ranks -> those of all, side by side; ``ranks`` has the
+                    number of each. With ``leader_only`` only rank 0 gets them (``graph/divide/``)
+embed_part          embed, where each rank has rows of the table, as many as ``ranks`` says, and gets the
+                    others' from them
 ``OP_quantize``     an op of the table with ``quantizes``, followed by ``quantize_input`` of its last output
 ==================  ============================================================================
 """
@@ -139,8 +146,9 @@ class Signature:
         matrices: the roles whose tensors executors pack, each as its planned weight type.
         arguments: arguments of the native executor's step of this op, in order: roles, attributes, "width"
             (of the first output), "layout" (of the last output), "input_layout", "cache" (of experts on
-            disk) or "work". Buffers follow.
+            disk), "communicator" (of several ranks) or "work". Buffers follow.
         per_row: a row of its outputs depends only on the same row of its inputs, not on its position.
+        columnwise: a column of its output depends only on the same column of its inputs.
         in_place: its output may overwrite an input of the same size that is not needed afterwards: the op
             has read a row's inputs, or each of their elements, before it writes there.
         view: its output is a part of its input; nothing is computed.
@@ -165,6 +173,7 @@ class Signature:
     matrices: frozenset[str] = frozenset()
     arguments: tuple[str, ...] = ()
     per_row: bool = False
+    columnwise: bool = False
     in_place: bool = False
     view: bool = False
     reads_a_row: bool = False
@@ -213,6 +222,7 @@ def _elementwise(inputs: int, *attrs: str) -> Signature:
         inputs,
         attrs=attrs,
         per_row=True,
+        columnwise=True,
         in_place=True,
         quantizes=True,
         arguments=(*attrs, "width", "layout"),
@@ -277,6 +287,7 @@ _OPS: Final[Mapping[str, Signature]] = {
         1,
         attrs=("interval", "factor"),
         arguments=("interval", "factor", "width"),
+        columnwise=True,
         in_place=True,
     ),
     "attention": Signature(
@@ -303,7 +314,7 @@ _OPS: Final[Mapping[str, Signature]] = {
         arguments=("start", "size", "stride", "width"),
         per_row=True,
     ),
-    "select_rows": Signature(1, arguments=("width",), colour="#e8dcf7"),
+    "select_rows": Signature(1, arguments=("width",), columnwise=True, colour="#e8dcf7"),
     "route": Signature(
         1,
         optional=frozenset({"bias"}),
@@ -317,8 +328,11 @@ _OPS: Final[Mapping[str, Signature]] = {
         weights=_EXPERT,
         optional=frozenset(_EXPERT_BIAS),
         matrices=_EXPERT,
-        attrs=(*_EXPERTS, "inputs"),
-        arguments=("gate", "up", "down", *_EXPERT_BIAS, *_EXPERTS, "cache", "work"),
+        attrs=(*_EXPERTS, "ranks", "inputs"),
+        arguments=(
+            *("gate", "up", "down", *_EXPERT_BIAS, *_EXPERTS),
+            *("ranks", "communicator", "cache", "work"),
+        ),
         per_row=True,
         multiplies=True,
         apart=True,
@@ -404,6 +418,22 @@ _OPS: Final[Mapping[str, Signature]] = {
         outputs=0,
         attrs=("layer", *_HEADS, "chosen", "first"),
         arguments=("layer", "heads", "chosen", "first", "scale"),
+    ),
+    "embed_part": Signature(
+        0,
+        weights=_WEIGHT,
+        matrices=_WEIGHT,
+        attrs=("ranks",),
+        arguments=("weight", "ranks", "communicator"),
+        reads_a_row=True,
+        colour=_GREEN,
+    ),
+    "all_gather": Signature(
+        1,
+        attrs=("ranks", "leader_only"),
+        arguments=("communicator", "ranks", "leader_only"),
+        per_row=True,
+        colour="#d5d5f5",
     ),
     "quantize_input": Signature(1, attrs=("layout",), arguments=("layout",), per_row=True),
     "add_rms_norm": _rms_norm(inputs=2, outputs=2),

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from typing import Final, Generic
 
 from galley.runtimes.text_build import first_line
@@ -102,7 +102,7 @@ class BatchedRuntime(ABC, Generic[Writing]):
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="batch")
         self._waiting: deque[Job[Writing]] = deque()
         self._jobs: dict[str, Job[Writing]] = {}
-        self._news: SimpleQueue[News[Writing] | _Ended[Writing]] = SimpleQueue()
+        self._news: Queue[News[Writing] | _Ended[Writing]] = Queue()
         self.report: Callable[[News[Writing]], None] = self._news.put
         """Passes something to the engine; for :meth:`compute`, or a thread of the library."""
         self._newest = 0.0

@@ -11,7 +11,7 @@ from galley.settings.engine import EngineSettings
 
 _OF_NATIVE: Final[Mapping[str, object]] = {
     "dtype": "auto",
-    "quantize": "auto",
+    "weight_dtype": "auto",
     "activations": "auto",
     "kv_dtype": "auto",
     "executor": "auto",

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from galley.errors import EngineFailed, EngineNotReady, QueueFull, SettingsError
-from galley.service.fleet import Fleet, FleetPlan
+from galley.service.fleet import Fleet
+from galley.service.fleet_plan import FleetPlan
 from galley.service.frames import UnloadAdapter
 from galley.service.spawn import Spawned, spawn
 from galley.service.streams import LONGEST_WAIT, OutputStream
@@ -20,7 +21,8 @@ from galley.service.turns import Share
 from galley.service.watchdog import Watchdog
 from galley.settings.engine import EngineSettings
 from galley.types import Adapter, EngineRequest, OnPhase
-from galley.types.model_info import EngineState, EngineStats, ModelInfo, ReplicaStatus
+from galley.types.engine_stats import EngineState, EngineStats, ReplicaStatus
+from galley.types.model_info import ModelInfo
 
 STALL_SECONDS: Final = 10.0
 STEP_TIMEOUT: Final = 600.0
@@ -191,13 +193,14 @@ class EngineClient:
             QueueFull: too many sequences are waiting, or the answers are expected after the deadline; the
                 error states when to retry.
             DeadlineExceeded: the deadline has passed.
+            Conflict: two unfinished requests would have the same id.
             EngineNotReady: the engine has not been ready yet, or is closed.
             EngineFailed: the engine has given up.
         """
         self._check_state()
         return self._book.take(requests, deadline)
 
-    async def submit_patiently(
+    async def submit_when_room(
         self, requests: Sequence[EngineRequest], deadline: float = math.inf
     ) -> list[OutputStream]:
         """Submit like :meth:`submit_all`, but wait while the queue is full; for work already begun."""

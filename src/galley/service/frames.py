@@ -14,7 +14,8 @@ from galley.settings.engine import EngineSettings
 from galley.types import Adapter, EngineRequest, Output, Tensors
 from galley.types.audio import Alignment
 from galley.types.block_hashes import BlockContent
-from galley.types.model_info import EngineStats, Ledger, ModelInfo
+from galley.types.engine_stats import EngineStats
+from galley.types.model_info import Ledger, ModelInfo
 
 MAX_FRAME_BYTES: Final = 256 * 1024 * 1024
 HEADER: Final = struct.Struct("<I")

@@ -23,12 +23,15 @@ from galley.settings.engine_choice import (
     ONNX_GENAI_ENGINE,
     OPENVINO_ENGINE,
     SKLEARN_ENGINE,
+    TENSORRT_LLM_ENGINE,
+    VLLM_ENGINE,
     VOICE_ENGINE,
     XGBOOST_ENGINE,
 )
 from galley.types import Adapter, EngineRequest, OnPhase, Output
 from galley.types.block_hashes import BlockContent
-from galley.types.model_info import EngineStats, ModelInfo, OnLedger
+from galley.types.engine_stats import EngineStats
+from galley.types.model_info import ModelInfo, OnLedger
 
 ENTRY_POINTS: Final = "galley.engines"
 """The entry-point group in which installed packages name their loaders."""
@@ -44,6 +47,8 @@ ENGINES: Final[Mapping[str, str]] = {
     LLAMA_CPP_ENGINE: "galley.runtimes.llama_cpp:load",
     CTRANSLATE2_ENGINE: "galley.runtimes.ctranslate2:load",
     ONNX_GENAI_ENGINE: "galley.runtimes.onnx_genai:load",
+    VLLM_ENGINE: "galley.runtimes.vllm:load",
+    TENSORRT_LLM_ENGINE: "galley.runtimes.tensorrt_llm:load",
 }
 """Name -> ``module:function`` of Galley's own loaders."""
 

@@ -11,6 +11,7 @@ the server, which drains; the engine must outlive them.
 """
 
 import gc
+import logging
 import os
 import queue
 import signal
@@ -25,7 +26,14 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from galley import machine
-from galley.errors import EngineError, GalleyError, ModelError, NotEnoughMemory, SettingsError
+from galley.errors import (
+    EngineError,
+    GalleyError,
+    ModelError,
+    NotEnoughMemory,
+    RankKilled,
+    SettingsError,
+)
 from galley.observe import logs
 from galley.service.core_scheduler import CoreScheduler
 from galley.service.frames import (
@@ -61,8 +69,12 @@ from galley.service.watchdog import SIGN_OF_LIFE_SECONDS
 from galley.types.block_hashes import BlockContent
 
 Frame: TypeAlias = Submit | Abort | LoadAdapter | UnloadAdapter
-Inbox: TypeAlias = queue.SimpleQueue[Frame | None]
-"""Frames received for the engine; None: the server has closed the connection."""
+Inbox: TypeAlias = queue.Queue[Frame | None]
+"""Frames received for the engine; None: the server has closed the connection.
+
+Not a ``SimpleQueue``, whose ``get`` may wait forever if its timeout has passed before it looks again, as it
+does on a busy machine (CPython 3.11).
+"""
 
 CLOSE_SECONDS: Final = 1.0
 """Seconds for an engine to finish its step and close after the server has closed the connection."""
@@ -116,7 +128,7 @@ def main() -> None:
     if start is None:
         return
     assert isinstance(start, Start)
-    machine.leave_to_others(start.promised)
+    machine.reserve_for_others(start.promised)
     with suppress(OSError):
         os.nice(NICENESS)
     # An engine on another device does not use the cores.
@@ -124,7 +136,7 @@ def main() -> None:
     if shared and start.settings.device == "cpu":
         file, place = map(int, shared)
         cores = CoreScheduler(file, place)
-    inbox: Inbox = queue.SimpleQueue()
+    inbox = Inbox()
     loaded = threading.Event()
     threading.Thread(target=_read, args=(connection, inbox, loaded), daemon=True).start()
     try:
@@ -134,6 +146,10 @@ def main() -> None:
         loaded.set()
         gc.freeze()  # loaded objects stay; collections during a stream need not scan them
         _loop(engine, connection, inbox, cores, publisher)
+    except RankKilled as error:
+        # The supervisor is to see that this process was not at fault, and nor were its requests.
+        logging.getLogger("galley.engine").error("%s", error)
+        os.kill(os.getpid(), signal.SIGKILL)
     except GalleyError as error:
         connection.send(StartFailed(_kind(error), str(error)))
     except BaseException:
@@ -211,7 +227,7 @@ class _SignsOfLife:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._began: float | None = None
-        threading.Thread(target=self._tell, daemon=True, name="galley-signs-of-life").start()
+        threading.Thread(target=self._send_alive, daemon=True, name="galley-signs-of-life").start()
 
     def step_begins(self) -> None:
         self._began = time.monotonic()
@@ -219,7 +235,7 @@ class _SignsOfLife:
     def step_ends(self) -> None:
         self._began = None
 
-    def _tell(self) -> None:
+    def _send_alive(self) -> None:
         while True:
             time.sleep(SIGN_OF_LIFE_SECONDS)
             began = self._began

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from galley.errors import SettingsError
 from galley.settings.cache import CacheSettings
-from galley.settings.engine import setting
+from galley.settings.fields import setting
 
 MOST_REPLICAS: Final = 256
 """Maximum number of engines of one model on one machine."""

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from galley.errors import RequestError, shown
 from galley.formats.source import BUNDLED_SPEECH
 from galley.llm.local import Closable, LocalEngine
-from galley.settings.engine import EngineSettings, by_field
+from galley.settings.engine import EngineSettings
+from galley.settings.fields import by_field
 from galley.speech.arrays import pcm_of
 from galley.speech.audio import SAMPLE_RATE, RawPcm, Recording, Samples, Source
 from galley.speech.captions import text_of

@@ -24,7 +24,8 @@ from galley.text.gguf_tokenizer import (
     Splitting,
     merges_of_scores,
 )
-from galley.text.tokenizer import TOKENIZER_FILE, Tokenizer
+from galley.text.tokenizer import Tokenizer
+from galley.text.tokenizer_files import TOKENIZER_FILE
 
 Metadata: TypeAlias = dict[str, Any]
 

@@ -88,13 +88,13 @@ class Task:
 
 
 def qat_student(
-    model: Model, quantize: str, *, scheme: Scheme | None, ignore: Sequence[str] = ()
+    model: Model, weight_dtype: str, *, scheme: Scheme | None, ignore: Sequence[str] = ()
 ) -> Student:
     """Return a student that computes with the values that its matrices will have as integers.
 
     Args:
         model: a model with dense weights.
-        quantize: "int8" or "int4".
+        weight_dtype: "int8" or "int4".
         scheme: scheme of the linear layers' integers in the checkpoint; None: the checkpoint has floats,
             and all matrices become integers when it is served with ``--weight-dtype``.
         ignore: parts of names of layers that stay floats; only with a scheme.
@@ -107,7 +107,7 @@ def qat_student(
     config = dict(model.checkpoint.config)
     if scheme is None:
         roundings = {
-            name: at_load(quantize, types[name]) for name in sorted(model.program.matrices)
+            name: at_load(weight_dtype, types[name]) for name in sorted(model.program.matrices)
         }
         return Student(config, model.program, parameters, types, roundings)
     linears = linear_weights(model.program)
@@ -278,7 +278,7 @@ def _digest(task: Task, examples: Sequence[Example], options: Options) -> str:
         student.update(values.detach().cpu().numpy().tobytes())
     known: Mapping[str, Any] = {
         "teacher": task.teacher.checkpoint.state(),
-        "quantize": [task.settings.quantize, task.serve.quantize],
+        "weight_dtype": [task.settings.weight_dtype, task.serve.weight_dtype],
         "config": dict(task.student.config),
         "rounded": sorted(task.student.roundings),
         "student": student.hexdigest(),

@@ -19,7 +19,7 @@ from tests.server.neighbour import Neighbour, alone
 from tests.server.openapi import PAGE
 from tests.server.refusals import error_of
 from tests.server.serving import Server, until
-from tests.speech.recordings import CALL
+from tests.speech.recordings import brief
 
 pytestmark = pytest.mark.xdist_group("server_keys")
 
@@ -199,7 +199,7 @@ def test_limits_hold_for_audio_before_it_is_read(server: Server) -> None:
         return httpx.post(
             f"{server.url}/v1/audio/transcriptions",
             data={"model": "hearing"},
-            files={"file": CALL.read_bytes()},
+            files={"file": brief()},
             headers=bearer(key_of("one")),
             timeout=60,
         )

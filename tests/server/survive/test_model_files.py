@@ -226,7 +226,7 @@ def packed(model: Path, tmp_path: Path) -> tuple[str, bytearray, Path]:
 
 def packing_server(model: Path, folder: Path) -> Server:
     environ = {"GALLEY_CACHE_DIR": str(folder / "cache")}
-    settings = {"quantize": "bf16", "threads": 1, "kv_cache_tokens": 4 * CONTEXT}
+    settings = {"weight_dtype": "bf16", "threads": 1, "kv_cache_tokens": 4 * CONTEXT}
     return Server(model, folder / "log", environ=environ, **settings)  # type: ignore[arg-type]
 
 

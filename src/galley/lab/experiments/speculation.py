@@ -23,9 +23,9 @@ def _run(lab: Lab) -> Finding:
     kept: dict[str, _Gain] = {}
     same: list[bool] = []
     with (
-        LLM.from_settings(lab.with_(quantize="int8", kv_cache_tokens=4096)) as plain,
+        LLM.from_settings(lab.with_(weight_dtype="int8", kv_cache_tokens=4096)) as plain,
         LLM.from_settings(
-            lab.with_(quantize="int8", kv_cache_tokens=4096, speculation="prompt")
+            lab.with_(weight_dtype="int8", kv_cache_tokens=4096, speculation="prompt")
         ) as drafting,
     ):
         for task, talks in tasks.items():
