@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from galley.calls.estimate import estimate
 from galley.calls.folder import CALL_FILE, CallRecord, now, write_json
 from galley.calls.quality import add_sounds, add_transcript, differ, measure
 from galley.calls.ticket import TicketWriter
@@ -95,7 +96,9 @@ class Pipeline:
         (into / "transcript.json").write_bytes(transcript)
         (into / "transcript.txt").write_text(text, encoding="utf-8")
         sound = add_sounds(sound, transcribed.sounds)
-        write_json(into / "quality.json", add_transcript(sound, transcribed.segments, warnings))
+        quality = add_transcript(sound, transcribed.segments, warnings)
+        quality = msgspec.structs.replace(quality, estimated_wer=estimate(quality))
+        write_json(into / "quality.json", quality)
         if options.redacted_audio:
             passages = [*transcribed.passages, *_typed(transcribed.sounds, options.redact)]
             write_redacted(self._open(recording), passages, into / "redacted.wav")
