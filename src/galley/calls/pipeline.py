@@ -15,7 +15,7 @@ from galley.redact.spans import Kind
 from galley.speech import captions
 from galley.speech.decoder import DecodedRecording
 from galley.speech.diarize.options import DiarizeOptions
-from galley.speech.diarize.speakers import SpeakerLabels, by_channel, labelled
+from galley.speech.diarize.speakers import SpeakerLabels, by_channel, labeled
 from galley.speech.options import TranscribeOptions
 from galley.speech.redacted_audio import write_redacted
 from galley.speech.redaction import Passage, Redactor
@@ -116,7 +116,7 @@ class Pipeline:
         found = self._transcriber.diarize(recording, options.diarize, models=options.speaker_models)
         transcribed = _Transcribed([])
         labels = SpeakerLabels(found, merges=True)
-        transcribed.segments = list(labelled(self._segments(recording, None, transcribed), labels))
+        transcribed.segments = list(labeled(self._segments(recording, None, transcribed), labels))
         return transcribed
 
     def _by_channel(self, recording: Path) -> _Transcribed:

@@ -9,7 +9,7 @@ import numpy as np
 from galley.speech.decoder import Audio
 from galley.speech.results import Segment
 from galley.speech.segmenter import VAD_FRAME
-from galley.speech.vad import Levelled, SpeechDetector
+from galley.speech.vad import Leveled, SpeechDetector
 
 _SPEECH: Final = 0.5
 _NO_SPEECH: Final = 0.1
@@ -31,7 +31,7 @@ class Quality(msgspec.Struct, kw_only=True):
         clipped_share: share of samples at full scale.
         mean_logprob: mean log-probability of the transcript's tokens, in nats.
         unsure_words_share: share of words with a probability below a half.
-        warnings: what the decoder and the recogniser were unsure of.
+        warnings: what the decoder and the recognizer were unsure of.
     """
 
     seconds: float
@@ -50,7 +50,7 @@ def measure(recording: Audio, detector: SpeechDetector) -> Quality:
     Raises:
         AudioError: the recording cannot be decoded any further.
     """
-    stream = Levelled(detector.stream())
+    stream = Leveled(detector.stream())
     probabilities, powers = [], []
     left = np.zeros(0, np.float32)
     clipped = count = 0

@@ -37,7 +37,7 @@ class ClusterSettings(CacheSettings):
     cluster_token_file: str = setting(
         "",
         "Cluster",
-        "file with the secret by which servers and replicas on other machines recognise each other",
+        "file with the secret by which servers and replicas on other machines recognize each other",
     )
     cluster_ca: str = setting(
         "",
@@ -49,7 +49,7 @@ class ClusterSettings(CacheSettings):
     gateway_headers: bool = setting(
         False,
         "Cluster",
-        "honour x-gateway-inference-objective, x-gateway-inference-fairness-id and x-slo-ttft-ms; only "
+        "honor x-gateway-inference-objective, x-gateway-inference-fairness-id and x-slo-ttft-ms; only "
         "behind a gateway that sets them",
     )
     objective: tuple[str, ...] = setting(
@@ -74,7 +74,7 @@ class ClusterSettings(CacheSettings):
 
     @property
     def objectives(self) -> dict[str, int] | None:
-        """Priority of each objective by name; None if the headers of gateways are not honoured."""
+        """Priority of each objective by name; None if the headers of gateways are not honored."""
         if not self.gateway_headers:
             return None
         pairs = (text.partition("=") for text in self.objective)
