@@ -106,7 +106,7 @@ class Generation:
             question: of a chat, what the response cache may compare by meaning.
 
         Raises:
-            RequestError: the request cannot be honoured by this model.
+            RequestError: the request cannot be honored by this model.
             Unavailable: the queue is full, the tenant has no tokens left, or the engine is not ready.
             EngineFailed: the engine will not come back.
         """

@@ -60,7 +60,7 @@ class Engine(Protocol):
     Requests come from :mod:`galley.service.requests`, ``speech_requests``, ``vector_requests``,
     ``tensor_requests`` or ``voice_requests``, so their payloads match the tasks in :attr:`info`, and
     their token ids, lengths, audio, tensors and voices fit the model.
-    An engine that cannot honour a request answers it with an Output whose ``finish_reason`` is "error".
+    An engine that cannot honor a request answers it with an Output whose ``finish_reason`` is "error".
 
     A request that kills the process is retried in a new one (see ``quarantine.py``): a resubmitted
     request has the tokens delivered so far in its payload's ``output``, and only later tokens are

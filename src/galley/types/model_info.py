@@ -176,7 +176,7 @@ class TextInfo(msgspec.Struct, frozen=True, kw_only=True):
         adapters: slots for LoRA adapters in memory; 0: the model takes none.
         recurrent: whether it keeps a state for each sequence, which cannot be forked for a beam search.
         unsupported: parameters of :class:`~galley.types.sampling.SamplingParams` that requests may not set,
-            because the runtime does not honour them; and :data:`CACHE_SALT`, if all requests share cached
+            because the runtime does not honor them; and :data:`CACHE_SALT`, if all requests share cached
             prefixes.
     """
 
