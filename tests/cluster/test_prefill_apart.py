@@ -109,7 +109,7 @@ def test_a_sidecar_passes_the_parameters_of_one_server_to_the_other(three: Three
         ),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(
+def test_what_cannot_be_honored_is_refused_by_name(
     params: dict[str, Any], stream: bool, what: str, three: Three
 ) -> None:
     answer = post(three.decode, {"prompt": "x", "stream": stream, "kv_transfer_params": params})
