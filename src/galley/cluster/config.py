@@ -14,6 +14,7 @@ from galley.settings.config import Settings
 from galley.settings.engine import EngineSettings
 from galley.settings.file import read_settings_file
 from galley.settings.named_models import convert
+from galley.settings.transfers import TransferSettings
 
 _NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z"
 _LONGEST: Final = 86_400.0
@@ -28,8 +29,9 @@ Percent = Annotated[float, msgspec.Meta(ge=0, le=100)]
 
 _OF_CLUSTER: Final = frozenset(
     {"host", "port", "grpc_port", "models", "models_dir", "model_repository", "served_model_name"}
-    | ClusterSettings.__annotations__.keys() - {"gateway_headers", "objective"}
-)
+    | ClusterSettings.__annotations__.keys()
+    | TransferSettings.__annotations__.keys()
+) - {"gateway_headers", "objective"}
 """Settings of a gateway that the cluster determines."""
 
 _SECRET: Final = frozenset(f.name for f in dataclasses.fields(Settings) if not f.repr)

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from galley.cluster.access import Access
 from galley.cluster.server import ReplicaServer
 from galley.cluster.share import fleet_of, share_of_machine
 from galley.formats.model_files import files_digest
 from galley.formats.source import resolve_model
+from galley.links.access import Access
 from galley.service.client import EngineClient
 from galley.service.frames import Blocks
 from galley.service.spawn import Spawner

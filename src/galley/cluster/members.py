@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
-from galley.cluster.access import Access
 from galley.cluster.remote import parsed_address, remote_source
 from galley.errors import SettingsError
+from galley.links.access import Access
 from galley.settings.file import read_settings_file
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ import logging
 import signal
 import sys
 
-from galley.cluster.access import Access, read_access
 from galley.cluster.host import ReplicaHost
 from galley.errors import GalleyError, SettingsError
+from galley.links.access import Access, read_access
 from galley.observe import logs
 from galley.observe.logs import say
 from galley.settings.config import LOOPBACK_HOSTS, Settings
@@ -29,6 +29,10 @@ def run_replica(settings: Settings) -> int:
     if settings.kv_events:
         raise SettingsError(
             "kv_events is a setting of galley serve; leave it out of galley replica"
+        )
+    if settings.prefill_replica:
+        raise SettingsError(
+            "prefill_replica is a setting of galley serve; leave it out of galley replica"
         )
     access = read_access(settings)
     if settings.host not in LOOPBACK_HOSTS and access.as_replica is None:

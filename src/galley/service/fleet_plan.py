@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from galley.service.frames import Blocks
+from galley.service.holders import CachedTokens
 from galley.service.links import ReplicaSource
 from galley.service.routing import Router
 from galley.service.spawn import Spawned
@@ -12,6 +13,7 @@ from galley.service.watchdog import Watchdog
 from galley.types import OnPhase
 from galley.types.engine_stats import ReplicaStatus
 from galley.types.model_info import OnLedger, OnReleaseFinished
+from galley.types.transfers import TransferPlan
 
 if TYPE_CHECKING:
     from galley.service.fleet import Fleet
@@ -39,6 +41,8 @@ class FleetPlan:
         on_blocks: called with each change of what the prefix caches hold.
         publishes_tokens: whether these changes have the tokens of blocks.
         on_finished: called with the figures of each sequence that a release has finished.
+        transfer: how engines on this machine exchange keys and values with others; None: they do not.
+        cached_tokens: compares a request's prompt with caches, for replicas to fetch from each other.
     """
 
     folder: str
@@ -57,3 +61,5 @@ class FleetPlan:
     on_blocks: Callable[[Blocks], None] | None = None
     publishes_tokens: bool = False
     on_finished: OnReleaseFinished | None = None
+    transfer: TransferPlan | None = None
+    cached_tokens: CachedTokens | None = None

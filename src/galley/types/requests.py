@@ -7,6 +7,7 @@ import msgspec
 from galley.types.audio import NO_RULES, EncoderInput, SpeechRules
 from galley.types.sampling import SamplingParams
 from galley.types.tensors import Tensor
+from galley.types.transfers import KVPeer
 
 LIVE_PRIORITY: Final = -1000
 """Priority of live audio, before every priority that an API request can set."""
@@ -249,6 +250,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         adapter: LoRA adapter that is added to the model; None: the model alone.
         keep_seconds: how long its blocks stay in the prefix cache while others are evicted first.
         release: the release of the model that has to answer; empty: any.
+        offered: whether a peer will fetch the blocks of its prompt: its last Output says where.
+        kv_from: a peer that has blocks of its prompt.
     """
 
     id: str
@@ -261,3 +264,5 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     adapter: Adapter | None = None
     keep_seconds: float = 0.0
     release: str = ""
+    offered: bool = False
+    kv_from: KVPeer | None = None

@@ -7,9 +7,9 @@ from typing import Any, Final
 import msgspec
 import ray
 
-from galley.cluster.access import read_access
 from galley.cluster.config import ClusterConfig, Release
 from galley.cluster.host import ReplicaHost
+from galley.links.access import read_access
 from galley.observe import logs
 from galley.settings.config import LOOPBACK_HOSTS, Settings
 
