@@ -13,7 +13,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "model": TEXT,
     "revision": TEXT,
     "dtype": st.sampled_from(["auto", "float32", "bfloat16"]),
-    "quantize": st.sampled_from(["auto", "float32", "bf16", "int8", "int4"]),
+    "weight_dtype": st.sampled_from(["auto", "float32", "bf16", "int8", "int4"]),
     "activations": st.sampled_from(["auto", "float32", "bfloat16", "int8"]),
     "kv_dtype": st.sampled_from(["auto", "float32", "bfloat16", "int8", "int4"]),
     "experts": st.sampled_from(["memory", "disk"]),
@@ -27,6 +27,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "quality_gate": st.sampled_from(["", "kl=0.02", "top1=0.97,kl99=1.5"]),
     "quality_gate_against": st.sampled_from(["", "org/name"]),
     "threads": st.none() | st.integers(1, 256),
+    "tensor_parallel": st.integers(2, 64),
+    "tensor_parallel_cpus": st.lists(st.sampled_from(["0-3", "4,6"]), max_size=2).map(tuple),
     "disable_pass": st.lists(TEXT, max_size=3).map(tuple),
     "sampling_defaults": st.lists(
         st.sampled_from(["temperature=0.5", "top_k=4", "max_tokens=100"]), max_size=2, unique=True
@@ -186,6 +188,8 @@ def _agrees(settings: dict[str, Any]) -> bool:
     if not _events_agree(settings, several=bool(several)):
         return False
     if settings.get("replicas", 1) > 1 and settings.get("take_turns", True) and several:
+        return False
+    if settings.get("tensor_parallel_cpus") and not settings.get("tensor_parallel"):
         return False
     on_disk = settings.get("experts") == "disk"
     if on_disk and not settings.get("weight_cache", True):

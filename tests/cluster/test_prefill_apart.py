@@ -140,7 +140,7 @@ def test_a_header_names_the_prefill_server(three: Three) -> None:
         ),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(
+def test_what_cannot_be_honored_is_refused_by_name(
     params: dict[str, Any], stream: bool, what: str, three: Three
 ) -> None:
     answer = post(three.decode, {"prompt": "x", "stream": stream, "kv_transfer_params": params})

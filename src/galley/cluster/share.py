@@ -43,6 +43,6 @@ def share_of_machine(settings: AnySettings, replicas: int) -> AnySettings:
         return settings
     threads = settings.threads
     if threads is None and settings.device == "cpu":
-        threads = max(1, available_cores() // replicas)
+        threads = max(1, available_cores() // (replicas * settings.tensor_parallel))
     fraction = settings.kv_memory_fraction / replicas
     return dataclasses.replace(settings, threads=threads, kv_memory_fraction=fraction)

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import metadata
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any, Final
 
@@ -174,9 +172,11 @@ def _identity(
     It also covers what should make no difference, such as the version of the program: in doubt, blocks
     are computed.
     """
+    from importlib import metadata  # slow to import, and needed with a prefix tier alone
+
     names = {one.name for one in dataclasses.fields(options)} - set(_NOT_THE_VALUES)
     version = ""
-    with suppress(PackageNotFoundError):  # run from a source tree
+    with suppress(metadata.PackageNotFoundError):  # run from a source tree
         version = metadata.version(DISTRIBUTION)
     return {
         "program": version,

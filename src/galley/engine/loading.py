@@ -150,7 +150,7 @@ class Loading:
             executor=self.executor_name,
             program=ProgramInfo(
                 dtype=options.dtype,
-                quantize=options.quantize,
+                weight_dtype=options.weight_dtype,
                 activations=executor.activations,
                 kv_dtype=options.kv_dtype,
                 costs=executor.step_costs(),

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from galley.cache.wish import NO_WISH, Outcome, Wish
+from galley.cache.directives import NO_DIRECTIVES, Directives, Outcome
 from galley.errors import RateLimited
 from galley.gateway.derived import Derived
 from galley.gateway.key_file import LOWEST_PRIORITY, Tenant
-from galley.gateway.tenants import ANYBODY, Account
+from galley.gateway.tenants import ANONYMOUS, Account
 from galley.observe.tenants import TenantMetrics
 from galley.observe.tracing import Trace
 from galley.service.turns import Share
@@ -35,7 +35,7 @@ class Caller:
         trace: data for the request's trace.
         adapter: the LoRA adapter that the request names, once its model is found.
         keep_seconds: how long the request's prefix stays cached while others are evicted first.
-        wish: what the request says about caching.
+        directives: what the request says about caching.
         cached: what the response cache did; None: it was not involved.
         headers: headers of the response.
         flow: requests of a tenant's different flows share the model like tenants.
@@ -47,7 +47,7 @@ class Caller:
     """
 
     request_id: str
-    account: Account = field(default_factory=lambda: Account(ANYBODY))
+    account: Account = field(default_factory=lambda: Account(ANONYMOUS))
     record: dict[str, Any] = field(default_factory=dict)
     arrived: float = field(default_factory=time.monotonic)
     deadline: float = math.inf
@@ -55,7 +55,7 @@ class Caller:
     adapter: Adapter | None = None
     derived: Derived | None = None
     keep_seconds: float = 0.0
-    wish: Wish = NO_WISH
+    directives: Directives = NO_DIRECTIVES
     cached: Outcome | None = None
     headers: dict[str, str] = field(default_factory=dict)
     flow: str = ""

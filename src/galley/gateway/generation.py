@@ -106,7 +106,7 @@ class Generation:
             question: of a chat, what the response cache may compare by meaning.
 
         Raises:
-            RequestError: the request cannot be honoured by this model.
+            RequestError: the request cannot be honored by this model.
             Unavailable: the queue is full, the tenant has no tokens left, or the engine is not ready.
             EngineFailed: the engine will not come back.
         """
@@ -365,7 +365,10 @@ async def _merged(sources: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenera
                 case None:
                     left -= 1
                 case Exception() as error:
-                    raise error
+                    try:
+                        raise error
+                    finally:
+                        del error  # whose traceback refers to this frame
                 case piece:
                     yield piece
     finally:

@@ -297,7 +297,7 @@ class EngineCollector(Collector):
 def _described(info: ModelInfo) -> dict[str, str]:
     labels = {"family": info.family, "executor": info.executor, "tasks": ",".join(info.tasks)}
     labels["adapters"] = str(info.text.adapters if info.text is not None else 0)
-    for name in ("dtype", "quantize", "activations", "kv_dtype"):
+    for name in ("dtype", "weight_dtype", "activations", "kv_dtype"):
         labels[name] = "" if info.program is None else getattr(info.program, name)
     if info.weights is not None:
         labels |= {"weights": info.weights.kind, "method": info.weights.method}

@@ -212,7 +212,7 @@ class EngineClient:
         elsewhere = {one.id: self._prefill.compute(one, deadline) for one in long}
         return self._book.take(requests, deadline, elsewhere)
 
-    async def submit_patiently(
+    async def submit_when_room(
         self, requests: Sequence[EngineRequest], deadline: float = math.inf
     ) -> list[OutputStream]:
         """Submit like :meth:`submit_all`, but wait while the queue is full; for work already begun."""

@@ -157,6 +157,10 @@ class Fleet:
         """Deliver an Output to its reader."""
         return self.book.deliver(replica, output)
 
+    async def readers_woken(self, replica: Replica) -> None:
+        """Wait until the readers of all Outputs that were delivered are woken."""
+        await self.book.readers.all_woken()
+
     def resumption(self, request_id: str) -> EngineRequest:
         """Return a request as it is to be sent to an engine now."""
         request = self.book.resumption(request_id)
@@ -181,7 +185,7 @@ class Fleet:
         elif replica.state == "failed":
             self._give_up(replica)
         elif replica.accepts:
-            self._relieve_others(replica)
+            self._rebalance(replica)
         self._observe()
         self._changed.set()
 
@@ -318,7 +322,7 @@ class Fleet:
                 owed=self._admission.uncached_of(one.name),
                 pace=one.pace.tokens_per_second,
                 blocks=one.blocks,
-                silent=now - one.heard if one.requests.quarantine.working else 0.0,
+                silent=now - one.last_frame_at if one.requests.quarantine.working else 0.0,
             )
             for one in ready
         ]
@@ -329,7 +333,7 @@ class Fleet:
         """Return a replica at which a request can wait until one is ready."""
         return min(self.replicas, key=lambda one: (one.state in ("failed", "closed"), one.draining))
 
-    def _relieve_others(self, ready: Replica) -> None:
+    def _rebalance(self, ready: Replica) -> None:
         """Have a replica that has become ready continue the requests of those that are not."""
         for other in self.replicas:
             if other.state == "stalled":

@@ -23,6 +23,8 @@ from galley.settings.engine_choice import (
     ONNX_GENAI_ENGINE,
     OPENVINO_ENGINE,
     SKLEARN_ENGINE,
+    TENSORRT_LLM_ENGINE,
+    VLLM_ENGINE,
     VOICE_ENGINE,
     XGBOOST_ENGINE,
 )
@@ -46,6 +48,8 @@ ENGINES: Final[Mapping[str, str]] = {
     LLAMA_CPP_ENGINE: "galley.runtimes.llama_cpp:load",
     CTRANSLATE2_ENGINE: "galley.runtimes.ctranslate2:load",
     ONNX_GENAI_ENGINE: "galley.runtimes.onnx_genai:load",
+    VLLM_ENGINE: "galley.runtimes.vllm:load",
+    TENSORRT_LLM_ENGINE: "galley.runtimes.tensorrt_llm:load",
 }
 """Name -> ``module:function`` of Galley's own loaders."""
 
@@ -56,7 +60,7 @@ class Engine(Protocol):
     Requests come from :mod:`galley.service.requests`, ``speech_requests``, ``vector_requests``,
     ``tensor_requests`` or ``voice_requests``, so their payloads match the tasks in :attr:`info`, and
     their token ids, lengths, audio, tensors and voices fit the model.
-    An engine that cannot honour a request answers it with an Output whose ``finish_reason`` is "error".
+    An engine that cannot honor a request answers it with an Output whose ``finish_reason`` is "error".
 
     A request that kills the process is retried in a new one (see ``quarantine.py``): a resubmitted
     request has the tokens delivered so far in its payload's ``output``, and only later tokens are

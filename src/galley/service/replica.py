@@ -48,7 +48,7 @@ RETRY_AFTER_SHORTAGE: Final = 2.0
 
 _QUICK_SECONDS: Final = 0.002
 _LONGEST_PAUSE: Final = 0.05
-"""Limits of :func:`_leave_time_to_others`, in seconds."""
+"""Limits of :meth:`Replica._leave_time_to_others`, in seconds."""
 
 WATCH_SECONDS: Final = 0.25
 
@@ -76,7 +76,7 @@ class Replica:
         blocks: keys of the blocks that its prefix cache holds.
         draining: whether it gets no new requests.
         seats: sequences that run at the same time.
-        heard: when the last frame arrived, on the monotonic clock.
+        last_frame_at: when the last frame arrived, on the monotonic clock.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Replica:
         self.pace = Pace()
         self.blocks: set[bytes] = set()
         self.draining = False
-        self.heard = 0.0
+        self.last_frame_at = 0.0
         self.seats = source.seats
         self._events = events
         self._new_watchdog = watchdog
@@ -186,7 +186,7 @@ class Replica:
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await self._hang_up()
+        await self._close_link()
 
     def _send(self, frame: Submit | Abort) -> int:
         """Send a frame; return the frames sent so far, this one included, or 0 without an engine."""
@@ -263,10 +263,10 @@ class Replica:
             async for frames in self._link.frames():
                 for frame in frames:
                     self._handle(frame)
-                await _leave_time_to_others()
+                await self._leave_time_to_others()
         except GalleyError as error:
             if self.info is None:
-                await self._hang_up()
+                await self._close_link()
                 raise
             reason = error
         except OSError as error:
@@ -326,7 +326,7 @@ class Replica:
                 )
                 self._set_state("stalled")
 
-    async def _hang_up(self) -> None:
+    async def _close_link(self) -> None:
         link, self._link = self._link, None
         if link:
             await link.close()
@@ -337,8 +337,8 @@ class Replica:
 
     def _handle(self, frame: FromEngine) -> None:
         seconds = frame.step_seconds if isinstance(frame, Alive) else 0.0
-        self.heard = time.monotonic()
-        self._watchdog.report(self.heard, seconds)
+        self.last_frame_at = time.monotonic()
+        self._watchdog.report(self.last_frame_at, seconds)
         if self.state == "stalled":
             self._set_state("ready")
         if isinstance(frame, Step):
@@ -362,11 +362,26 @@ class Replica:
     def _stepped(self, frame: Step) -> None:
         for output in frame.outputs:
             computed = self._events.deliver(self, output)
-            self.pace.worked(computed, self.heard)
+            self.pace.worked(computed, self.last_frame_at)
         self.stats = frame.stats
         self._note_busy()
         self._events.stepped(self)
         self.requests.stepped(frame.frames_seen)
+
+    async def _leave_time_to_others(self) -> None:
+        """Let the readers take the new output; if that takes long, give new requests as much time again.
+
+        More output arrives in the meantime, and each reader then takes all of it at once, for little more
+        than the cost of one token. So when the server is short of CPU time, texts are streamed in larger
+        pieces and new requests are still answered promptly.
+        """
+        began = time.monotonic()
+        await self._events.readers_woken(self)
+        await asyncio.sleep(0)  # tasks that wait for tokens become ready
+        await asyncio.sleep(0)  # and run
+        took = time.monotonic() - began
+        if took > _QUICK_SECONDS:
+            await asyncio.sleep(min(took, _LONGEST_PAUSE))
 
     def _become_ready(self, frame: Ready) -> None:
         self._events.check(frame.info)
@@ -381,18 +396,3 @@ class Replica:
         self._events.engine_ready(self)
         self._set_state("ready")
         self.requests.engine_ready()
-
-
-async def _leave_time_to_others() -> None:
-    """Let the readers take the new output; if that takes long, give new requests as much time again.
-
-    More output arrives in the meantime, and each reader then takes all of it at once, for little more than
-    the cost of one token. So when the server is short of CPU time, texts are streamed in larger pieces and
-    new requests are still answered promptly.
-    """
-    began = time.monotonic()
-    await asyncio.sleep(0)  # tasks that wait for tokens become ready
-    await asyncio.sleep(0)  # and run
-    took = time.monotonic() - began
-    if took > _QUICK_SECONDS:
-        await asyncio.sleep(min(took, _LONGEST_PAUSE))

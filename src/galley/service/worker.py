@@ -77,8 +77,12 @@ class Wake:
     """Wakes the engine's thread without a frame."""
 
 
-Inbox: TypeAlias = queue.SimpleQueue[Frame | Wake | None]
-"""Frames received for the engine; None: the server has closed the connection."""
+Inbox: TypeAlias = queue.Queue[Frame | Wake | None]
+"""Frames received for the engine; None: the server has closed the connection.
+
+Not a ``SimpleQueue``, whose ``get`` may wait forever if its timeout has passed before it looks again, as it
+does on a busy machine (CPython 3.11).
+"""
 
 _WAKE: Final = Wake()
 
@@ -134,7 +138,7 @@ def main() -> None:
     if start is None:
         return
     assert isinstance(start, Start)
-    machine.leave_to_others(start.promised)
+    machine.reserve_for_others(start.promised)
     with suppress(OSError):
         os.nice(NICENESS)
     # An engine on another device does not use the cores.
@@ -142,7 +146,7 @@ def main() -> None:
     if shared and start.settings.device == "cpu":
         file, place = map(int, shared)
         cores = CoreScheduler(file, place)
-    inbox: Inbox = queue.SimpleQueue()
+    inbox = Inbox()
     loaded = threading.Event()
     threading.Thread(target=_read, args=(connection, inbox, loaded), daemon=True).start()
     try:
@@ -245,7 +249,7 @@ class _SignsOfLife:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._began: float | None = None
-        threading.Thread(target=self._tell, daemon=True, name="galley-signs-of-life").start()
+        threading.Thread(target=self._send_alive, daemon=True, name="galley-signs-of-life").start()
 
     def step_begins(self) -> None:
         self._began = time.monotonic()
@@ -253,7 +257,7 @@ class _SignsOfLife:
     def step_ends(self) -> None:
         self._began = None
 
-    def _tell(self) -> None:
+    def _send_alive(self) -> None:
         while True:
             time.sleep(SIGN_OF_LIFE_SECONDS)
             began = self._began

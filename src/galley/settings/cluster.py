@@ -37,7 +37,7 @@ class ClusterSettings(TransferSettings):
     gateway_headers: bool = setting(
         False,
         "Cluster",
-        "honour x-gateway-inference-objective, x-gateway-inference-fairness-id, x-slo-ttft-ms and (with "
+        "honor x-gateway-inference-objective, x-gateway-inference-fairness-id, x-slo-ttft-ms and (with "
         "role decode or both) x-prefiller-host-port; only behind a gateway that sets them",
     )
     objective: tuple[str, ...] = setting(
@@ -67,7 +67,7 @@ class ClusterSettings(TransferSettings):
 
     @property
     def objectives(self) -> dict[str, int] | None:
-        """Priority of each objective by name; None if the headers of gateways are not honoured."""
+        """Priority of each objective by name; None if the headers of gateways are not honored."""
         if not self.gateway_headers:
             return None
         pairs = (text.partition("=") for text in self.objective)

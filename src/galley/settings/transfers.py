@@ -69,7 +69,7 @@ class TransferSettings(CacheSettings):
     cluster_token_file: str = setting(
         "",
         "Cluster",
-        "file with the secret by which servers and replicas on other machines recognise each other",
+        "file with the secret by which servers and replicas on other machines recognize each other",
     )
     cluster_ca: str = setting(
         "",

@@ -62,8 +62,11 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         family: the model's family, such as "llama".
         parameters: number of values in the checkpoint.
+        ranks: processes that compute the model together; all bytes are those of all of them, and
+            ``threads`` those of each.
         executor, isa, device, threads: what runs it; ``isa`` is empty where there is no choice of kernels.
-        quantize, inputs, kv_dtype: types of weights, of the inputs multiplied by them, and of the KV cache.
+        weight_dtype, inputs, kv_dtype: types of weights, of the inputs multiplied by them, and of the
+            KV cache.
         static_inputs: number of matrices whose inputs are rounded by the checkpoint's static scales.
         max_model_len: longest context, in tokens.
         step_tokens: token budget of a step, for which the buffers are sized.
@@ -85,7 +88,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     isa: str
     device: str
     threads: int
-    quantize: str
+    weight_dtype: str
     inputs: str
     kv_dtype: str
     max_model_len: int
@@ -105,6 +108,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     experts_on_disk: int = 0
     experts_of_token: int = 0
     static_inputs: int = 0
+    ranks: int = 1
 
     @property
     def total(self) -> int:
@@ -148,12 +152,12 @@ class ProgramInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         dtype, activations: types of the buffers between ops, and of the inputs multiplied by weights.
-        quantize, kv_dtype: types of the weights and of the KV cache.
+        weight_dtype, kv_dtype: types of the weights and of the KV cache.
         costs: data and operations of a step.
     """
 
     dtype: str
-    quantize: str
+    weight_dtype: str
     activations: str
     kv_dtype: str
     costs: StepCosts
@@ -172,7 +176,7 @@ class TextInfo(msgspec.Struct, frozen=True, kw_only=True):
         adapters: slots for LoRA adapters in memory; 0: the model takes none.
         recurrent: whether it keeps a state for each sequence, which cannot be forked for a beam search.
         unsupported: parameters of :class:`~galley.types.sampling.SamplingParams` that requests may not set,
-            because the runtime does not honour them; and :data:`CACHE_SALT`, if all requests share cached
+            because the runtime does not honor them; and :data:`CACHE_SALT`, if all requests share cached
             prefixes.
     """
 

@@ -75,7 +75,7 @@ def take_transfer(
         prompts: number of the request's prompts.
 
     Raises:
-        RequestError: they contradict each other, or this server cannot honour them.
+        RequestError: they contradict each other, or this server cannot honor them.
     """
     if params is None or not (params.do_remote_decode or params.do_remote_prefill):
         return

@@ -264,7 +264,7 @@ class CompletionAnswer:
         token = echo.token_ids[0]
         text, spelling = self._tokenizer.token_text(token), self._tokenizer.token_bytes(token)
         first: CompletionLogprobs = {
-            "tokens": [_spelt(TokenText(text, spelling, 0.0))],
+            "tokens": [_spelled(TokenText(text, spelling, 0.0))],
             "token_logprobs": [None],
             "top_logprobs": [None],
             "text_offset": echo.offsets[:1],
@@ -274,18 +274,18 @@ class CompletionAnswer:
     def _logprobs(self, entries: Sequence[TokenLogprob], offsets: list[int]) -> CompletionLogprobs:
         described = [describe(self._tokenizer, entry) for entry in entries]
         return {
-            "tokens": [_spelt(chosen) for chosen, _ in described],
+            "tokens": [_spelled(chosen) for chosen, _ in described],
             "token_logprobs": [max(chosen.logprob, LOWEST_LOGPROB) for chosen, _ in described],
             # The chosen token is always included, even if k others are more likely.
             "top_logprobs": [
-                {_spelt(t): max(t.logprob, LOWEST_LOGPROB) for t in [*top, chosen]}
+                {_spelled(t): max(t.logprob, LOWEST_LOGPROB) for t in [*top, chosen]}
                 for chosen, top in described
             ],
             "text_offset": offsets,
         }
 
 
-def _spelt(token: TokenText) -> str:
+def _spelled(token: TokenText) -> str:
     """Return the token's text, or ``bytes:`` and hex for partial characters, as OpenAI does."""
     if token.text.encode() == token.bytes:
         return token.text
