@@ -43,11 +43,11 @@ def named_in(kind: str) -> str:
 
 def check_named(touched: list[str], kind: str, most: int) -> None:
     """Check that the page's text on an addition names each file, or its folder if it is new."""
-    told = named_in(kind)
+    documented = named_in(kind)
     assert len(touched) <= most
     for path in touched:
         file = path.removeprefix("native/")
-        assert f"`{path}`" in told or f"`{Path(file).parent}/`" in told, path
+        assert f"`{path}`" in documented or f"`{Path(file).parent}/`" in documented, path
 
 
 def check_same(overlay: Overlay, one: Path, other: Path) -> None:

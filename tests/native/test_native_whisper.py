@@ -177,7 +177,7 @@ def mixed_windows(program: Program) -> list[Floats]:
     return random_windows(program, [1, 17, longest(program)])
 
 
-def of_variant(variant: str) -> Sequence[tuple[Quantize, Activations]]:
+def of_variant(variant: str) -> Sequence[tuple[WeightDType, Activations]]:
     """Return the kinds of layers to compare with torch: all of the odd sizes, a third of the even ones."""
     return LAYERS if THOROUGH or variant == "whisper-odd-128" else LAYERS[::3]
 

@@ -26,13 +26,14 @@ from tests.thorough import unless
 
 FAMILIES = [
     "llama-mqa-odd",
-    "mistral-window",
-    *(unless(ON_GPU, variant) for variant in ("qwen2-window", "qwen3", "phi3")),
+    *(
+        unless(ON_GPU, variant)
+        for variant in ("mistral-window", "mixtral", "qwen2-window", "qwen3", "phi3")
+    ),
     "gemma2",
     "starcoder2",
     "gpt_neox",
     "cohere",
-    "mixtral",
     "deepseek-v2",
     *(["qwen3-moe", "glm4-moe", "deepseek-v3"] if ON_GPU else []),
 ]
