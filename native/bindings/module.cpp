@@ -293,9 +293,8 @@ NB_MODULE(_native, m) {
         .def(
             "set_adapter",
             [](Runtime& r, int64_t slot, int64_t module, std::shared_ptr<Packed> a,
-               std::shared_ptr<Packed> b, float scale) {
-                r.set_adapter(slot, module, {std::move(a), std::move(b), scale});
-            },
+               std::shared_ptr<Packed> b,
+               float scale) { r.set_adapter(slot, module, {std::move(a), std::move(b), scale}); },
             "slot"_a, "module"_a, "a"_a, "b"_a, "scale"_a)
         .def(
             "clear_adapter", [](Runtime& r, int64_t slot) { r.adapters().clear(slot); }, "slot"_a)

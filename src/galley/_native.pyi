@@ -269,6 +269,11 @@ class Program:
     ) -> None:
         """``ranks``: columns of each rank."""
 
+    def embed_part(
+        self, weight: Packed, ranks: Sequence[int], communicator: Communicator, y: Slot
+    ) -> None:
+        """``ranks``: rows of the table that each rank has."""
+
     def quantize_input(self, layout: InputLayout, x: Slot, y: Slot) -> None: ...
     def linear(
         self,

@@ -320,13 +320,13 @@ def test_a_place_that_is_no_store_is_refused(place: str) -> None:
 
 
 def test_questions_are_followed_in_the_order_in_which_any_process_stored_them(opened: Open) -> None:
-    asked: dict[str, Any] = {"question": "What is it?", "scope": b"s", "vector": b"vv"}
+    semantic: dict[str, Any] = {"question": "What is it?", "scope": b"s", "vector": b"vv"}
 
     async def work() -> None:
         writer, reader = opened(WIDE), opened(WIDE)
         assert await reader.follow("", 10) == ([], "", False)
         for number in range(5):
-            await writer.put(entry(number, **asked if number != 2 else {}))
+            await writer.put(entry(number, **semantic if number != 2 else {}))
         await writer.close()
         found, place, more = await reader.follow("", 3)
         assert [one.key for one in found] == [entry(number).key for number in (0, 1, 3)]
@@ -337,7 +337,7 @@ def test_questions_are_followed_in_the_order_in_which_any_process_stored_them(op
         assert ([one.key for one in found], more) == ([entry(4).key], False)
         writer = opened(WIDE)
         assert await writer.remove(Selection(keys=(entry(1).key.hex(),))) == 1
-        await writer.put(entry(0, **asked))
+        await writer.put(entry(0, **semantic))
         await writer.close()
         found, _, _ = await reader.follow(place, 3)
         assert [one.key for one in found] == [entry(0).key]

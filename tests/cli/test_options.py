@@ -49,7 +49,9 @@ def test_examples_of_the_help_are_command_lines_that_parse(command: str) -> None
     found: click.Command = app
     for name in command.split():
         assert isinstance(found, click.Group)
-        found = found.commands[name]
+        command_named = found.get_command(click.Context(found), name)
+        assert command_named
+        found = command_named
     assert isinstance(found, Command)
     assert found.examples
     shown = " ".join(CliRunner().invoke(app, [*command.split(), "--help"]).output.split())

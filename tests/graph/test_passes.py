@@ -65,7 +65,7 @@ def all_logits(executor: Executor) -> list[Floats]:
     ("variant", "layers"),
     [
         *((v, ("int8", "int8")) for v in VARIANTS if v in KNOWN_OPS),
-        *some_of([v for v in VARIANTS if v not in KNOWN_OPS], LAYERS, of=3),
+        *some_of([v for v in VARIANTS if v not in KNOWN_OPS], LAYERS, of=4),
     ],
     ids=str,
 )

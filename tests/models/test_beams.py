@@ -107,9 +107,10 @@ def test_text_and_score_are_those_of_transformers(
         assert score == pytest.approx(expected.sequences_scores.item(), rel=1e-4)
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("timestamps", [False, True])
-@pytest.mark.parametrize("variant", WHISPER_VARIANTS)
+@pytest.mark.parametrize(
+    ("variant", "timestamps", "executor"),
+    each_pair(tuple(WHISPER_VARIANTS), (False, True), EXECUTORS),
+)
 def test_five_beams_of_whisper_are_those_of_transformers(
     variant: str, timestamps: bool, executor: ExecutorName, checkpoint: CheckpointMaker
 ) -> None:

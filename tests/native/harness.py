@@ -56,6 +56,13 @@ EVERY_ISA: Final = ("llama-mqa-odd", "mistral-window", "gemma2", "qwen3")
 KV_TYPES: Final[tuple[KVType, ...]] = ("float32", "bfloat16", "int8", "int4")
 
 
+def aligned(size: int) -> npt.NDArray[np.uint8]:
+    """Return zeroed memory that begins at a cache line."""
+    memory = np.zeros(size + 64, np.uint8)
+    begin = -memory.ctypes.data % 64
+    return memory[begin : begin + size]
+
+
 def as_weight(values: Floats) -> DenseWeight:
     data = np.ascontiguousarray(values, dtype=np.float32)
     return DenseWeight("w", "F32", values.shape, data.reshape(-1).view(np.uint8))

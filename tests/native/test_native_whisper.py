@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from tests.native.harness import (
     quantized,
     rounding_executor,
 )
-from tests.thorough import some_of
+from tests.thorough import THOROUGH, some_of
 
 BLOCKS = 256
 
@@ -177,6 +177,11 @@ def mixed_windows(program: Program) -> list[Floats]:
     return random_windows(program, [1, 17, longest(program)])
 
 
+def of_variant(variant: str) -> Sequence[tuple[WeightDType, Activations]]:
+    """Return the kinds of layers to compare with torch: all of the odd sizes, a third of the even ones."""
+    return LAYERS if THOROUGH or variant == "whisper-odd-128" else LAYERS[::3]
+
+
 @cache
 def torch_logits(folder: Path, kind: WeightDType, activations: Activations) -> Floats:
     """Return torch's logits of ``CHUNKED``, which are the same for every instruction set."""
@@ -197,7 +202,7 @@ def test_every_kind_agrees_with_torch(variant: str, isa: str, placed: Placed) ->
     """The remaining difference is rounding decided by a sum's last bit."""
     folder, program = placed(variant, isa)
     limits = {"float32": (1e-4, 1e-5), "bfloat16": (1e-2, 1e-3), "int8": (5e-2, 4e-3)}
-    for kind, activations in LAYERS:
+    for kind, activations in of_variant(variant):
         worst, mean = limits[activations]
         expected = torch_logits(folder, kind, activations)
         executor = native(folder, kind, activations)
@@ -223,7 +228,7 @@ def test_float32_agrees_with_transformers(variant: str, isa: str, placed: Placed
     assert np.array_equal(got.argmax(1), expected.argmax(1))
 
 
-@pytest.mark.parametrize(("layers", "isa"), some_of(LAYERS, ISAS, of=2), ids=str)
+@pytest.mark.parametrize(("layers", "isa"), some_of(LAYERS, ISAS, of=4), ids=str)
 def test_bits_do_not_depend_on_batches_chunks_or_threads(
     layers: tuple[WeightDType, Activations], isa: str, placed: Placed
 ) -> None:
@@ -303,12 +308,13 @@ def test_bits_of_an_alignment_depend_on_its_row_alone(
         assert np.array_equal(weights, alone[window])
 
 
-@pytest.mark.parametrize(("kind", "activations"), LAYERS)
-@pytest.mark.parametrize("variant", WHISPER_VARIANTS)
+@pytest.mark.parametrize(
+    ("layers", "variant"), some_of(LAYERS, tuple(WHISPER_VARIANTS), of=2), ids=str
+)
 def test_no_pass_changes_a_bit(
-    variant: str, kind: WeightDType, activations: Activations, checkpoint: CheckpointMaker
+    variant: str, layers: tuple[WeightDType, Activations], checkpoint: CheckpointMaker
 ) -> None:
-    folder = checkpoint(variant)
+    folder, (kind, activations) = checkpoint(variant), layers
     program = program_of(folder)
     windows = random_windows(program, [9, 30])
     sequences = [(0, random_ids(7, 1), [4, 3]), (1, random_ids(20, 2), [19, 1])]

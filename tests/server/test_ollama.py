@@ -164,9 +164,9 @@ def test_what_clients_ask_of_models(client: ollama.Client) -> None:
 def test_options_that_ask_nothing_of_this_server_are_warned_of_at_most(
     server: Server, path: str, stream: bool, options: dict[str, Any], warned: list[str]
 ) -> None:
-    asked = {"messages": ASKED} if path == "/api/chat" else {"prompt": "x"}
+    requested = {"messages": ASKED} if path == "/api/chat" else {"prompt": "x"}
     options = {**options, "num_predict": 1}
-    for given in (asked, {}):  # an answer, and a report that the model is loaded
+    for given in (requested, {}):  # an answer, and a report that the model is loaded
         body = {"model": "calling", "stream": stream, "options": options, **given}
         answer = httpx.post(server.url + path, json=body)
         assert answer.status_code == 200, answer.text
@@ -245,10 +245,10 @@ def test_what_a_request_leaves_open_is_as_the_models_settings_say(
     brief: Any = [{"role": "system", "content": "Be brief."}]
     own: Any = [{"role": "system", "content": "Be kind."}]
     said = {"temperature": 0, "num_predict": 7, "repeat_penalty": 1.3}
-    for headed, asked in ((brief, ASKED), (own, own + ASKED)):
+    for headed, requested in ((brief, ASKED), (own, own + ASKED)):
         messages = headed + ASKED
         expected = client.chat("calling", messages, options=said)
-        answer = client.chat("brief", asked)
+        answer = client.chat("brief", requested)
         assert answer.message.content == expected.message.content
         assert answer.prompt_eval_count == expected.prompt_eval_count
         assert (answer.eval_count, answer.done_reason) == (7, "length")

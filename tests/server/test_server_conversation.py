@@ -356,7 +356,7 @@ def test_a_turn_ends_when_the_model_finds_it_complete(client: LiveClient) -> Non
     assert stopped["audio_end_ms"] - timing["speech_end_ms"] < DEFAULT_SILENCE_MS
     kinds = [event["type"] for event in client.events]
     completed = kinds.index("conversation.item.input_audio_transcription.completed")
-    assert "response.created" not in kinds[:completed]  # nothing is told before the turn is over
+    assert "response.created" not in kinds[:completed]  # nothing is sent before the turn is over
     audio = kinds.index("response.output_audio.delta")
     assert completed < audio < kinds.index(TIMING)
     said = client.events[completed]["transcript"].strip()

@@ -131,12 +131,14 @@ def test_penalties_keep_a_seed_s_text_in_any_company(http: httpx.Client) -> None
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_every_choice_echoes_the_prompt_and_its_scores(http: httpx.Client, stream: bool) -> None:
-    asked = SAMPLED | {"n": 3, "echo": True, "logprobs": 1, "max_tokens": 6}
+    wanted = SAMPLED | {"n": 3, "echo": True, "logprobs": 1, "max_tokens": 6}
     plain = texts(http, **SAMPLED | {"n": 3, "max_tokens": 6})
     if stream:
-        assert [text for text, _ in streamed(http, **asked).values()] == [PROMPT + t for t in plain]
+        assert [text for text, _ in streamed(http, **wanted).values()] == [
+            PROMPT + t for t in plain
+        ]
         return
-    choices = complete(http, prompt=[PROMPT, "the dog"], **asked)["choices"]
+    choices = complete(http, prompt=[PROMPT, "the dog"], **wanted)["choices"]
     assert choices[3]["text"].startswith("the dog")
     assert choices[3]["logprobs"]["token_logprobs"] != choices[0]["logprobs"]["token_logprobs"]
     del choices[3:]

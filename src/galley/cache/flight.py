@@ -258,7 +258,11 @@ class Follower:
         """Wait for the next Output. Raises DeadlineExceeded or SlowReader if there will be none."""
         if self._ended:
             raise StopAsyncIteration
-        output = await self._unread.get()
+        try:
+            output = await self._unread.get()
+        except GalleyError:
+            self._ended = True
+            raise
         self._ended = output.finish_reason is not None
         if self._ended:
             self._stop_timer()

@@ -116,7 +116,7 @@ class SqliteStore:
         self._bounds = bounds
         self._pending: dict[bytes, Entry] = {}
         self._pending_bytes = 0
-        self._writes: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
+        self._writes: queue.Queue[Entry | None] = queue.Queue()
         self._lock = threading.Lock()
         self._hits: dict[bytes, tuple[int, float]] = {}
         self._damaged: set[bytes] = set()

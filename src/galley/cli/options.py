@@ -247,9 +247,11 @@ class Group(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """See :class:`click.Group`."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         rows = [
             (name, command.get_short_help_str(limit=_WHOLE_SENTENCE))
-            for name, command in sorted(self.commands.items())
+            for name, command in commands
+            if command is not None
         ]
         with formatter.section("Commands"):
             formatter.write_dl(rows)

@@ -126,11 +126,8 @@ FLAGS: Final = (
     _refused("vLLM", "--download-dir", "set HF_HOME, or give a folder as the model"),
     _refused("vLLM", "--seed", "set the seed in each request; greedy decoding needs none"),
     _refused("vLLM", "--chat-template", "put chat_template.jinja into the checkpoint's folder"),
-    _refused(
-        "vLLM",
-        "--tensor-parallel-size -tp --pipeline-parallel-size -pp",
-        "an engine runs on one machine with all of its cores (--threads)",
-    ),
+    _same("vLLM", "--tensor-parallel-size -tp", "--tensor-parallel"),
+    _refused("vLLM", "--pipeline-parallel-size -pp", "an engine runs on one machine; leave it out"),
     _refused("vLLM", "--speculative-config", "use --draft-model and --speculation"),
     _refused("vLLM", "--num-speculative-tokens", "the number adapts to the acceptance rate"),
     _refused("vLLM", "--structured-outputs-config", "llguidance is built in; leave it out"),

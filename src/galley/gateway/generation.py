@@ -24,6 +24,7 @@ from galley.tools.events import Event, Text
 from galley.tools.parser import Parser
 from galley.traffic.recorder import Recorded
 from galley.types import SamplingParams, TokenLogprob
+from galley.types.transfers import KVPeer
 
 Finish = Literal["stop", "length", "tool_calls"]
 
@@ -181,6 +182,11 @@ class Generation:
         return self._choices[choice].text.stop_string
 
     @property
+    def kv_peer(self) -> KVPeer | None:
+        """Where the keys and values of the prompt can be fetched, if the request says that they will be."""
+        return self._choices[0].kv_peer
+
+    @property
     def receipt(self) -> Receipt:
         """Times and cost of the choices that have ended."""
         return self._call.receipt
@@ -306,6 +312,11 @@ class _Choice:
         at = partial(bisect_left, self._offsets)
         return sum(at(end) - at(begin) for begin, end in spans)
 
+    @property
+    def kv_peer(self) -> KVPeer | None:
+        """See :attr:`CallStream.kv_peer`."""
+        return self._stream.kv_peer
+
     def close(self) -> None:
         """Abort the sequence in the engine if it still runs. Idempotent."""
         if self._open:
@@ -354,7 +365,10 @@ async def _merged(sources: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenera
                 case None:
                     left -= 1
                 case Exception() as error:
-                    raise error
+                    try:
+                        raise error
+                    finally:
+                        del error  # whose traceback refers to this frame
                 case piece:
                     yield piece
     finally:

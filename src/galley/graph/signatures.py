@@ -121,6 +121,8 @@ rope_attention      q, k, v -> (rope(q), attention(rope(q), rope(k), v)); the ro
                     directly to the cache
 all_gather          x, the columns of one of several ranks -> those of all, side by side; ``ranks`` has the
                     number of each. With ``leader_only`` only rank 0 gets them (``graph/divide/``)
+embed_part          embed, where each rank has rows of the table, as many as ``ranks`` says, and gets the
+                    others' from them
 ``OP_quantize``     an op of the table with ``quantizes``, followed by ``quantize_input`` of its last output
 ==================  ============================================================================
 """
@@ -416,6 +418,15 @@ _OPS: Final[Mapping[str, Signature]] = {
         outputs=0,
         attrs=("layer", *_HEADS, "chosen", "first"),
         arguments=("layer", "heads", "chosen", "first", "scale"),
+    ),
+    "embed_part": Signature(
+        0,
+        weights=_WEIGHT,
+        matrices=_WEIGHT,
+        attrs=("ranks",),
+        arguments=("weight", "ranks", "communicator"),
+        reads_a_row=True,
+        color=_GREEN,
     ),
     "all_gather": Signature(
         1,

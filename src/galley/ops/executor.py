@@ -1,7 +1,7 @@
 """The executor interface: an executor runs a Program over a ragged batch with a paged KV cache."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -37,6 +37,17 @@ class ExpertMemory(NamedTuple):
     slot: int = 0
     least: int = 0
     token: int = 0
+
+    @classmethod
+    def of_ranks(cls, each: "Sequence[ExpertMemory]") -> "ExpertMemory":
+        """Return the memory of all ranks, each of which has a part of every expert."""
+        if not each[0].experts:
+            return NO_EXPERTS
+        return each[0]._replace(
+            bytes=sum(one.bytes for one in each),
+            slot=sum(one.slot for one in each),
+            token=sum(one.token for one in each),
+        )
 
     @property
     def least_bytes(self) -> int:

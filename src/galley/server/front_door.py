@@ -55,12 +55,11 @@ class Admission:
         abort: closes it at once, even during a handshake.
     """
 
-    abort: Callable[[], object]
-
     def __init__(self, door: "FrontDoor", address: str, *, surplus: bool) -> None:
         """Create the admission; called by :class:`FrontDoor` alone."""
         self.address = address
         self.surplus = surplus
+        self.abort: Callable[[], object] = _nothing
         self._door = door
         self._left = False
 
@@ -69,6 +68,12 @@ class Admission:
         if not self._left:
             self._left = True
             self._door._leave(self)
+            # It refers to the connection, which refers to this: both would stay until a garbage collection.
+            self.abort = _nothing
+
+
+def _nothing() -> None:
+    """Close nothing: the connection is closed, or has not begun."""
 
 
 class Watched(Protocol):

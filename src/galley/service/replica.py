@@ -32,7 +32,7 @@ from galley.service.replica_events import ReplicaEvents
 from galley.service.replica_version import version_of
 from galley.service.watchdog import Watchdog
 from galley.types.engine_stats import EngineState, EngineStats, ReplicaStatus
-from galley.types.model_info import ModelInfo
+from galley.types.model_info import ModelInfo, TransferInfo
 
 log = logging.getLogger("galley.service")
 
@@ -48,7 +48,7 @@ RETRY_AFTER_SHORTAGE: Final = 2.0
 
 _QUICK_SECONDS: Final = 0.002
 _LONGEST_PAUSE: Final = 0.05
-"""Limits of :func:`_yield_to_readers`, in seconds."""
+"""Limits of :meth:`Replica._leave_time_to_others`, in seconds."""
 
 WATCH_SECONDS: Final = 0.25
 
@@ -137,6 +137,18 @@ class Replica:
     def accepts(self) -> bool:
         """Whether new requests may be sent to it now."""
         return self.state == "ready" and not self.draining
+
+    @property
+    def offers(self) -> TransferInfo | None:
+        """Where its engine offers blocks; None: it does not, or not now."""
+        here = None if self.info is None else self.info.transfers
+        return here if here is not None and here.port and self.state == "ready" else None
+
+    @property
+    def fetches(self) -> bool:
+        """Whether its engine fetches the blocks of peers that requests name."""
+        here = None if self.info is None else self.info.transfers
+        return here is not None and here.role in ("decode", "both")
 
     @property
     def pid(self) -> int | None:
@@ -251,7 +263,7 @@ class Replica:
             async for frames in self._link.frames():
                 for frame in frames:
                     self._handle(frame)
-                await _yield_to_readers()
+                await self._leave_time_to_others()
         except GalleyError as error:
             if self.info is None:
                 await self._close_link()
@@ -356,6 +368,21 @@ class Replica:
         self._events.stepped(self)
         self.requests.stepped(frame.frames_seen)
 
+    async def _leave_time_to_others(self) -> None:
+        """Let the readers take the new output; if that takes long, give new requests as much time again.
+
+        More output arrives in the meantime, and each reader then takes all of it at once, for little more
+        than the cost of one token. So when the server is short of CPU time, texts are streamed in larger
+        pieces and new requests are still answered promptly.
+        """
+        began = time.monotonic()
+        await self._events.readers_woken(self)
+        await asyncio.sleep(0)  # tasks that wait for tokens become ready
+        await asyncio.sleep(0)  # and run
+        took = time.monotonic() - began
+        if took > _QUICK_SECONDS:
+            await asyncio.sleep(min(took, _LONGEST_PAUSE))
+
     def _become_ready(self, frame: Ready) -> None:
         self._events.check(frame.info)
         self.stats = frame.stats
@@ -369,18 +396,3 @@ class Replica:
         self._events.engine_ready(self)
         self._set_state("ready")
         self.requests.engine_ready()
-
-
-async def _yield_to_readers() -> None:
-    """Let the readers take the new output; if that takes long, give new requests as much time again.
-
-    More output arrives in the meantime, and each reader then takes all of it at once, for little more than
-    the cost of one token. So when the server is short of CPU time, texts are streamed in larger pieces and
-    new requests are still answered promptly.
-    """
-    began = time.monotonic()
-    await asyncio.sleep(0)  # tasks that wait for tokens become ready
-    await asyncio.sleep(0)  # and run
-    took = time.monotonic() - began
-    if took > _QUICK_SECONDS:
-        await asyncio.sleep(min(took, _LONGEST_PAUSE))

@@ -18,6 +18,9 @@ class ReplicaEvents(Protocol):
     def deliver(self, replica: "Replica", output: Output) -> int:
         """Pass on an Output; return the tokens of prompt and output that were computed for it."""
 
+    async def readers_woken(self, replica: "Replica") -> None:
+        """Wait until the readers of all Outputs that were passed on are woken."""
+
     def resumption(self, request_id: str) -> EngineRequest:
         """Return a request as it is to be sent now."""
 

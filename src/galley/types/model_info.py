@@ -14,6 +14,7 @@ from galley.types.requests import Task
 from galley.types.sampling import SamplingDefaults
 from galley.types.sizes import BLOCK_TOKENS, blocks_for
 from galley.types.tensors import TensorSpec
+from galley.types.transfers import Role
 
 CACHE_SALT: Final = "cache_salt"
 """The API's parameter that separates cached prefixes."""
@@ -61,6 +62,8 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         family: the model's family, such as "llama".
         parameters: number of values in the checkpoint.
+        ranks: processes that compute the model together; all bytes are those of all of them, and
+            ``threads`` those of each.
         executor, isa, device, threads: what runs it; ``isa`` is empty where there is no choice of kernels.
         weight_dtype, inputs, kv_dtype: types of weights, of the inputs multiplied by them, and of the
             KV cache.
@@ -105,6 +108,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     experts_on_disk: int = 0
     experts_of_token: int = 0
     static_inputs: int = 0
+    ranks: int = 1
 
     @property
     def total(self) -> int:
@@ -255,6 +259,19 @@ class VoiceInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.languages[0] if self.languages else ""
 
 
+class TransferInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine exchanges keys and values with others.
+
+    Attributes:
+        role: whether it offers its blocks, fetches those of others, or both.
+        host, port: where it offers them; port 0: it does not.
+    """
+
+    role: Role
+    host: str
+    port: int
+
+
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Properties that a ready engine reports: those of every model, and parts that only some models have.
 
@@ -272,6 +289,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         vectors: properties of a model that embeds or reranks texts, which has ``text``, too.
         tensors: inputs and outputs of a model of tensors.
         voice: voices and sample rate of a model that speaks.
+        transfers: how the engine exchanges keys and values with others; None: it does not.
     """
 
     name: str
@@ -288,6 +306,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     vectors: VectorInfo | None = None
     tensors: TensorInfo | None = None
     voice: VoiceInfo | None = None
+    transfers: TransferInfo | None = None
 
     def require_text(self) -> TextInfo:
         """Return ``text``. Raises RequestError if the model has none."""

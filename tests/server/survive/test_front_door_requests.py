@@ -47,7 +47,7 @@ def resident(server: Server) -> int:
 def test_giant_headers_are_refused(http: httpx.Client) -> None:
     for headers in (
         {"X-Large": "x" * 2**20},
-        {f"X-{number}": "" for number in range(10_000)},
+        {f"X-{number}": "" for number in range(2_000)},
         {f"X-{number}": "" for number in range(101)},
     ):
         error = error_of(http.get("/v1/models", headers=headers), 431)

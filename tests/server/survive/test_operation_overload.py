@@ -96,8 +96,8 @@ def test_requests_that_would_miss_their_deadline_are_refused_at_once(server: Ser
     long = BODY | {"max_tokens": 15_000, "stream": True}
     with server.client() as client, ExitStack() as patient:
         for _ in range(QUEUE):
-            asked = client.build_request("POST", PLAIN, json=long)
-            patient.callback(client.send(asked, stream=True).close)
+            request = client.build_request("POST", PLAIN, json=long)
+            patient.callback(client.send(request, stream=True).close)
         for _ in range(20):
             body = BODY | {"max_tokens": 300}
             answer = client.post(PLAIN, json=body, headers={WITHIN: "0.2"})

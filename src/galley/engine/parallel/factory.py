@@ -8,19 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from galley import _native
 from galley.engine.parallel.cpus import cpus_of_ranks, run_on
 from galley.engine.parallel.executor import ParallelExecutor
 from galley.engine.parallel.frames import Begin, encode
 from galley.engine.parallel.links import RankLink, start_rank, waiting_for
 from galley.engine.parallel.rank import digest, options_of
-from galley.engine.parallel.shared import SLOT_BYTES, communicator, new_memory
 from galley.errors import SettingsError
 from galley.formats.weights import Weights
 from galley.graph.divide import Divided, divide
 from galley.graph.program import Program
+from galley.ops.communicator import SLOT_BYTES, communicator, memory_bytes, new_memory
 from galley.ops.executor import (
-    NO_EXPERTS,
     Executor,
     ExecutorFactory,
     ExecutorMemory,
@@ -56,7 +54,7 @@ class ParallelFactory:
         if options.ranks == 1:
             return self._base.memory(program, weights, options)
         each = [self._memory(part, weights, options) for part in self._parts(program, options)]
-        shared = _native.Communicator.bytes(options.ranks, SLOT_BYTES)
+        shared = memory_bytes(options.ranks, SLOT_BYTES)
         shared += PROCESS_BYTES * (options.ranks - 1)
         return dataclasses.replace(
             each[0],
@@ -66,7 +64,7 @@ class ParallelFactory:
             row=sum(one.row for one in each),
             scratch=sum(one.scratch for one in each) + shared,
             adapters=sum(one.adapters for one in each),
-            experts=_experts([one.experts for one in each]),
+            experts=ExpertMemory.of_ranks([one.experts for one in each]),
         )
 
     def __call__(self, program: Program, weights: Weights, options: ExecutorOptions) -> Executor:
@@ -143,17 +141,6 @@ class ParallelFactory:
             return [options.expert_cache_bytes] * len(parts)
         slots = [self._memory(part, weights, options).experts.slot for part in parts]
         return [options.expert_cache_bytes // sum(slots) * slot for slot in slots]
-
-
-def _experts(each: Sequence[ExpertMemory]) -> ExpertMemory:
-    """Return the memory of all ranks, each of which has a part of every expert."""
-    if not each[0].experts:
-        return NO_EXPERTS
-    return each[0]._replace(
-        bytes=sum(one.bytes for one in each),
-        slot=sum(one.slot for one in each),
-        token=sum(one.token for one in each),
-    )
 
 
 def parallel_factory(
