@@ -147,10 +147,15 @@ _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine
 _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
 
 
-def encode(frame: ToEngine | FromEngine) -> bytes:
-    """Return the encoded frame with its length in front, ready to be written."""
-    body = bare(frame)
-    return HEADER.pack(len(body)) + body
+def encode(frame: ToEngine | FromEngine) -> memoryview:
+    """Return the encoded frame with its length in front, ready to be written.
+
+    It may have megabytes of tensors, which are not copied for the length, nor when a part is written.
+    """
+    data = bytearray(HEADER.size)
+    _encoder.encode_into(frame, data, HEADER.size)
+    HEADER.pack_into(data, 0, len(data) - HEADER.size)
+    return memoryview(data)
 
 
 def bare(frame: ToEngine | FromEngine) -> bytes:
