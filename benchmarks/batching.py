@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="galley-demo")
     parser.add_argument("--shape", choices=SHAPES, help="a random model of this shape instead")
     parser.add_argument("--name", default="", help="name of the model in the results")
-    parser.add_argument("--quantize", default="auto")
+    parser.add_argument("--weight-dtype", default="auto")
     parser.add_argument("--seats", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=20.0, help="duration of each open loop")
     parser.add_argument(
@@ -158,7 +158,7 @@ def main() -> None:
         "--results", type=machine_file, help="also write the figures to this results file"
     )
     options = parser.parse_args()
-    flags = ("--quantize", options.quantize, "--no-prefix-cache", "--speculation", "off")
+    flags = ("--weight-dtype", options.weight_dtype, "--no-prefix-cache", "--speculation", "off")
     model = checkpoint(options.shape) if options.shape else options.model
     made = curves(model, options.seats, options.seconds, options.shares, *flags)
     table = Table("policy", "load", "requests/s", "tokens/s", "TTFT P50", "latency P50", "P95")

@@ -75,31 +75,54 @@ def _generated(compiled: Grammar, vocabulary: LLTokenizer, value: Any) -> bool:
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
+class Part(NamedTuple):
+    """The results of one part of a suite: names of failing tests, and reasons of refusals."""
+
+    schemas: int
+    tests: int
+    refused: list[str]
+    over_accepted: list[str]
+    not_generated: list[str]
+
+
+def run(folder: Path) -> dict[str, Part]:
+    """Return the results of a suite by part, "." for the folder itself."""
+    vocabulary = LLTokenizer("byte")
+    found: dict[str, list[Counts]] = {}
+    for group in groups_of(folder):
+        found.setdefault(group.part, []).append(counted(group, vocabulary))
+    return {name: _part(all_counts) for name, all_counts in found.items()}
+
+
+def _part(all_counts: list[Counts]) -> Part:
+    tests = [test for counts in all_counts for test in counts.tests]
+    return Part(
+        len(all_counts),
+        len(tests),
+        [counts.refused for counts in all_counts if counts.refused is not None],
+        [name for name, valid, generated in tests if generated and not valid],
+        [name for name, valid, generated in tests if valid and not generated],
+    )
+
+
 def main() -> None:
     """Print the counts of each part of a suite, and with ``--list`` the failing tests."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--list", action="store_true", help="print each failing test")
     arguments = parser.parse_args()
-    vocabulary = LLTokenizer("byte")
-    found: dict[str, list[Counts]] = {}
-    for group in groups_of(arguments.folder):
-        found.setdefault(group.part, []).append(counted(group, vocabulary))
     reasons: Counter[str] = Counter()
-    for part, all_counts in found.items():
-        tests = [test for counts in all_counts for test in counts.tests]
-        over = [name for name, valid, generated in tests if generated and not valid]
-        never = [name for name, valid, generated in tests if valid and not generated]
-        refused = [counts.refused for counts in all_counts if counts.refused is not None]
-        reasons.update(reason.partition(" (at ")[0][:_REASON] for reason in refused)
+    for name, part in run(arguments.folder).items():
+        over, never = part.over_accepted, part.not_generated
+        reasons.update(reason.partition(" (at ")[0][:_REASON] for reason in part.refused)
         print(
-            f"{part}: {len(all_counts)} schemas, {len(all_counts) - len(refused)} compiled; "
-            f"{len(tests)} tests, {len(tests) - len(over) - len(never)} right, "
+            f"{name}: {part.schemas} schemas, {part.schemas - len(part.refused)} compiled; "
+            f"{part.tests} tests, {part.tests - len(over) - len(never)} right, "
             f"{len(over)} over-accepted, {len(never)} valid but not generated"
         )
         for kind, names in (("over-accepted", over), ("not generated", never)):
-            for name in names if arguments.list else ():
-                print(f"    {kind}: {name}")
+            for test in names if arguments.list else ():
+                print(f"    {kind}: {test}")
     for reason, count in reasons.most_common(20):
         print(f"{count:6} {reason}")
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from galley.settings.engine import EngineSettings
 from galley.types import EngineRequest, Generate, OnPhase, Output, Timing, Tokens
-from galley.types.model_info import EngineStats, ModelInfo, OnLedger, TextInfo
+from galley.types.engine_stats import EngineStats
+from galley.types.model_info import ModelInfo, OnLedger, TextInfo
 
 
 class EchoEngine:

@@ -20,6 +20,7 @@
 #include "runtime/expert_cache.hpp"
 #include "runtime/machine.hpp"
 #include "runtime/program.hpp"
+#include "system/communicator.hpp"
 
 using namespace nanobind::literals;
 
@@ -213,6 +214,24 @@ NB_MODULE(_native, m) {
             const auto& c = cache.counts();
             return std::make_tuple(c.hits, c.misses, c.evictions, c.read_bytes, c.read_seconds);
         });
+
+    nb::exception<RankLost>(m, "RankLost", PyExc_RuntimeError);
+    nb::class_<Communicator>(m, "Communicator")
+        .def(
+            "__init__",
+            [](Communicator* self, const Bytes& memory, int rank, int ranks, int64_t slot_bytes,
+               int64_t timeout) {
+                if (static_cast<int64_t>(memory.size()) < Communicator::bytes(ranks, slot_bytes))
+                    throw std::invalid_argument("shared memory is too small");
+                new (self) Communicator(memory.data(), rank, ranks, slot_bytes,
+                                        std::chrono::milliseconds(timeout));
+            },
+            "memory"_a, "rank"_a, "ranks"_a, "slot_bytes"_a, "timeout"_a, nb::keep_alive<1, 2>())
+        .def_static("bytes", &Communicator::bytes, "ranks"_a, "slot_bytes"_a)
+        .def_prop_ro("rank", &Communicator::rank)
+        .def_prop_ro("ranks", &Communicator::ranks)
+        .def("fail", &Communicator::fail)
+        .def_prop_ro("failed", &Communicator::failed);
 
     nb::class_<InputLayout>(m, "InputLayout")
         .def(

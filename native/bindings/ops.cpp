@@ -120,6 +120,8 @@ void bind_norms(ProgramClass& program) {
 }
 
 void bind_matrices(ProgramClass& program) {
+    append(program, "all_gather", make_all_gather, "communicator"_a, "ranks"_a, "leader_only"_a,
+           "x"_a, "y"_a);
     append(program, "quantize_input", make_quantize_input);
     append(program, "linear", make_linear, "weight"_a, "bias"_a.none(), "layout"_a.none(), "x"_a,
            "y"_a);
@@ -129,7 +131,8 @@ void bind_matrices(ProgramClass& program) {
            "normalize"_a, "factor"_a, "groups"_a, "kept_groups"_a, "group_best"_a, "x"_a, "y"_a);
     append(program, "experts", make_experts, "gate"_a, "up"_a, "down"_a, "gate_bias"_a.none(),
            "up_bias"_a.none(), "down_bias"_a.none(), "per_token"_a, "alpha"_a, "limit"_a,
-           "scaled_inputs"_a, "cache"_a.none(), "work"_a, "x"_a, "routes"_a, "y"_a);
+           "scaled_inputs"_a, "ranks"_a, "communicator"_a.none(), "cache"_a.none(), "work"_a, "x"_a,
+           "routes"_a, "y"_a);
 }
 
 void bind_recurrence(ProgramClass& program) {
@@ -143,6 +146,7 @@ void bind_recurrence(ProgramClass& program) {
 
 void bind_rows(ProgramClass& program) {
     append(program, "embed", make_embed);
+    append(program, "embed_part", make_embed_part, "weight"_a, "ranks"_a, "communicator"_a, "y"_a);
     append(program, "embed_positions", make_embed_positions);
     append(program, "embed_types", make_embed_types);
     append(program, "features", make_features);

@@ -9,6 +9,9 @@
 // Rows of one expert are rows of one linear layer, whose kernels keep them independent. A row's
 // results are added up in the order of its choices.
 //
+// Of several ranks, each has rows of gate, up and down. The products of gate and up are gathered,
+// as down reads all of their columns; the result is this rank's columns of y.
+//
 // Experts may stay in a file (ExpertCache): those that the rows chose are then read first, unless
 // they are in memory still.
 #include <algorithm>
@@ -85,12 +88,14 @@ struct Rows {
 class ExpertsOp : public Op {
   public:
     ExpertsOp(Products gate, Products up, Products down, int64_t per_token, Gating gating,
-              SharedCache cache, Slot work, Slot x, Slot routes, Slot y)
+              std::optional<Gather> gather, SharedCache cache, Slot work, Slot x, Slot routes,
+              Slot y)
         : gate_(std::move(gate)),
           up_(std::move(up)),
           down_(std::move(down)),
           per_token_(per_token),
           gating_(gating),
+          gather_(std::move(gather)),
           cache_(std::move(cache)),
           work_(work),
           x_(x),
@@ -106,22 +111,27 @@ class ExpertsOp : public Op {
         require(gating_.limit >= 0.0f && gating_.alpha > 0.0f, "a limit is negative");
         require(!gating_.scaled_inputs || (gate_[0].bias.empty() && up_[0].bias.empty()),
                 "experts with biases have scaled inputs");
-        hidden_ = gate_[0].weight->matrix().depth;
+        const int64_t hidden = gate_[0].weight->matrix().depth;
         width_ = gate_[0].weight->matrix().outputs;
+        inner_ = down_[0].weight->matrix().depth;
+        made_ = down_[0].weight->matrix().outputs;
+        require(gather_ ? gather_->own() == width_ && gather_->width() == inner_ : width_ == inner_,
+                "down is not as deep as gate is wide");
+        if (gather_) first_ = gather_->first_own();
         for (int64_t n = 0; n < experts(); ++n) {
-            gate_[n].check(width_, hidden_);
-            up_[n].check(width_, hidden_);
-            down_[n].check(hidden_, width_);
+            gate_[n].check(width_, hidden);
+            up_[n].check(width_, hidden);
+            down_[n].check(made_, inner_);
             gate_bytes_ = std::max(gate_bytes_, gate_[n].input_bytes());
             up_bytes_ = std::max(up_bytes_, up_[n].input_bytes());
             down_bytes_ = std::max(down_bytes_, down_[n].input_bytes());
             shared_ &= gate_[n].layout == up_[n].layout;
         }
         silu_mul_ = e.kernels.elementwise_named("silu_mul");
-        e.check_floats_read(x_, hidden_);
+        e.check_floats_read(x_, hidden);
         e.check_floats_read(routes_, 2 * per_token_);
         e.check_written(work_, per_token_ * (outer_bytes() + inner_bytes() + second_bytes()));
-        e.check_floats_written(y_, hidden_);
+        e.check_floats_written(y_, made_);
         e.runtime.need_scratch(kLinearScratch);
     }
 
@@ -132,37 +142,49 @@ class ExpertsOp : public Op {
         uint8_t* work = e.at(work_);
         const Rows x = {work, gate_bytes_};
         const Rows x_up = shared_ ? x : Rows{work + count * gate_bytes_, up_bytes_};
-        const Rows made = {work, round_up(4 * hidden_, 64)};
+        const Rows made = {work, made_bytes()};
         const Rows gate = {work + count * outer_bytes(), inner_bytes()};
+        const Rows own = {gate.data + 4 * first_, inner_bytes()};
         const Rows up = {gate.at(count), second_bytes()};
-        each(e, hidden_, [&](int64_t i, int64_t expert, int64_t row) {
+        each(e, gate_[0].weight->matrix().depth, [&](int64_t i, int64_t expert, int64_t row) {
             gate_[expert].take(e.kernels, e.row(x_, row), x.at(i));
             if (!shared_) up_[expert].take(e.kernels, e.row(x_, row), x_up.at(i));
         });
         items(e).clear();
-        add_items(e, gate_, x, gate);
+        add_items(e, gate_, x, own);
         add_items(e, up_, x_up, up);
         multiply(e);
-        each(e, 4 * width_, [&](int64_t i, int64_t expert, int64_t row) {
+        const auto combine = [&](int64_t i, int64_t expert, int64_t row) {
             const float weight = gating_.scaled_inputs ? weight_of(e, row, expert) : 1.0f;
-            gating_.prepare(width_, weight, gate.floats(i), up.floats(i));
-            silu_mul_->run(gate.floats(i), up.floats(i), 0.0f, width_, gate.floats(i));
+            gating_.prepare(width_, weight, own.floats(i), up.floats(i));
+            silu_mul_->run(own.floats(i), up.floats(i), 0.0f, width_, own.floats(i));
+        };
+        const auto take = [&](int64_t i, int64_t expert, int64_t) {
             down_[expert].take(e.kernels, gate.floats(i), up.at(i));
-        });
+        };
+        if (gather_) {
+            each(e, 4 * width_, combine);
+            gather_->run(e.pool, count, own.data, own.stride, gate.data, gate.stride);
+            each(e, inner_, take);
+        } else {
+            each(e, 4 * width_, [&](int64_t i, int64_t expert, int64_t row) {
+                combine(i, expert, row);
+                take(i, expert, row);
+            });
+        }
         items(e).clear();
         add_items(e, down_, up, made);
         multiply(e);
-        e.each_row(per_token_ * hidden_, [&](int64_t r, int) { add_up(e, made, r); });
+        e.each_row(per_token_ * made_, [&](int64_t r, int) { add_up(e, made, r); });
     }
 
   private:
     using Item = ExpertGroups::Item;
 
     int64_t experts() const { return static_cast<int64_t>(gate_.size()); }
-    int64_t outer_bytes() const {
-        return std::max(gate_bytes_ + up_bytes_, round_up(4 * hidden_, 64));
-    }
-    int64_t inner_bytes() const { return round_up(4 * width_, 64); }
+    int64_t outer_bytes() const { return std::max(gate_bytes_ + up_bytes_, made_bytes()); }
+    int64_t made_bytes() const { return round_up(4 * made_, 64); }
+    int64_t inner_bytes() const { return round_up(4 * inner_, 64); }
     int64_t second_bytes() const { return std::max(inner_bytes(), down_bytes_); }
     static std::vector<Item>& items(Execution& e) { return e.experts.items; }
 
@@ -268,18 +290,21 @@ class ExpertsOp : public Op {
             const float* from = made.floats(places[i]);
             const float weight = gating_.scaled_inputs ? 1.0f : weights[i];
             if (i == 0)
-                for (int64_t c = 0; c < hidden_; ++c) y[c] = weight * from[c];
+                for (int64_t c = 0; c < made_; ++c) y[c] = weight * from[c];
             else
-                for (int64_t c = 0; c < hidden_; ++c) y[c] += weight * from[c];
+                for (int64_t c = 0; c < made_; ++c) y[c] += weight * from[c];
         }
     }
 
     Products gate_, up_, down_;
     int64_t per_token_;
     Gating gating_;
-    SharedCache cache_;  // null: all experts are in memory
+    std::optional<Gather> gather_;  // of several ranks
+    SharedCache cache_;             // null: all experts are in memory
     int64_t first_cached_ = 0;
-    int64_t hidden_ = 0, width_ = 0;
+    // Columns of the products of gate and up here, the first of them among all, which down reads,
+    // and columns of the result.
+    int64_t width_ = 0, first_ = 0, inner_ = 0, made_ = 0;
     int64_t gate_bytes_ = 0, up_bytes_ = 0, down_bytes_ = 0;  // of a row of inputs
     bool shared_ = true;                                      // gate and up want the same of x
     const Elementwise* silu_mul_ = nullptr;
@@ -309,11 +334,15 @@ Products products(const WeightFields& fields, const MaybeValues& biases) {
 
 OpPtr make_experts(WeightFields gate, WeightFields up, WeightFields down, MaybeValues gate_bias,
                    MaybeValues up_bias, MaybeValues down_bias, int64_t per_token, float alpha,
-                   float limit, bool scaled_inputs, std::shared_ptr<ExpertCache> cache, Slot work,
+                   float limit, bool scaled_inputs, std::vector<int64_t> widths,
+                   SharedCommunicator communicator, std::shared_ptr<ExpertCache> cache, Slot work,
                    Slot x, Slot routes, Slot y) {
-    return std::make_unique<ExpertsOp>(
-        products(gate, gate_bias), products(up, up_bias), products(down, down_bias), per_token,
-        Gating{alpha, limit, scaled_inputs}, std::move(cache), work, x, routes, y);
+    std::optional<Gather> gather;
+    if (!widths.empty()) gather.emplace(std::move(communicator), std::move(widths), false);
+    return std::make_unique<ExpertsOp>(products(gate, gate_bias), products(up, up_bias),
+                                       products(down, down_bias), per_token,
+                                       Gating{alpha, limit, scaled_inputs}, std::move(gather),
+                                       std::move(cache), work, x, routes, y);
 }
 
 }  // namespace galley

@@ -10,6 +10,7 @@
 
 #include "runtime/execution.hpp"
 #include "runtime/expert_cache.hpp"
+#include "system/communicator.hpp"
 
 namespace galley {
 
@@ -22,11 +23,38 @@ using WeightFields = std::vector<std::tuple<Weights, std::optional<SharedLayout>
 // may add to, first columns and widths.
 using ModuleFields = std::vector<std::tuple<int64_t, int64_t, int64_t>>;
 
+using SharedCommunicator = std::shared_ptr<Communicator>;
+
+// Puts the columns of all ranks side by side; rank r has `widths[r]` of them.
+class Gather {
+  public:
+    // `leader_only`: other ranks than the first do not need the result. Throws
+    // std::invalid_argument.
+    Gather(SharedCommunicator communicator, std::vector<int64_t> widths, bool leader_only);
+
+    int64_t own() const { return widths_[communicator_->rank()]; }
+    int64_t width() const;
+    int64_t first_own() const { return first(communicator_->rank()); }
+    // Of floats. Rows of x are this rank's columns; they may already lie in their place in y.
+    void run(Pool& pool, int64_t rows, const uint8_t* x, int64_t x_stride, uint8_t* y,
+             int64_t y_stride) const;
+
+  private:
+    int64_t widest() const;
+    int64_t first(int rank) const;
+
+    SharedCommunicator communicator_;
+    std::vector<int64_t> widths_;
+    bool leader_only_;
+};
+
 // `layout` is null where the result, or x of `linear`, is floats.
 OpPtr make_add_layer_norm(Values weight, MaybeValues bias, float eps, int64_t head_dim,
                           SharedLayout layout, Slot a, Slot b, Slot sum, Slot y);
 OpPtr make_add_rms_norm(Values weight, float eps, int64_t width, SharedLayout layout, Slot a,
                         Slot b, Slot sum, Slot y);
+OpPtr make_all_gather(SharedCommunicator communicator, std::vector<int64_t> widths,
+                      bool leader_only, Slot x, Slot y);
 OpPtr make_attention(MaybeValues sinks, int64_t layer, int64_t heads, float scale, int64_t window,
                      bool chunked, float cap, Slot q, Slot k, Slot v, Slot y);
 OpPtr make_causal_conv(Values weight, MaybeValues bias, int64_t state, int64_t size, int64_t width,
@@ -41,6 +69,8 @@ OpPtr make_delta_rule(Values a_log, Values dt_bias, int64_t state, int64_t heads
 OpPtr make_elementwise(const char* name, float number, int64_t width, SharedLayout layout, Slot a,
                        std::optional<Slot> b, Slot y);
 OpPtr make_embed(Weights weight, Slot y);
+OpPtr make_embed_part(Weights weight, std::vector<int64_t> ranks, SharedCommunicator communicator,
+                      Slot y);
 OpPtr make_embed_positions(Values weight, int64_t first, int64_t width, Slot y);
 OpPtr make_embed_types(Values weight, int64_t width, Slot y);
 OpPtr make_encoder_attention(int64_t heads, int64_t kv_heads, int64_t key_dim, int64_t value_dim,
@@ -49,7 +79,8 @@ OpPtr make_encoder_attention(int64_t heads, int64_t kv_heads, int64_t key_dim, i
 OpPtr make_encoder_rows(int64_t width, Slot x);
 OpPtr make_experts(WeightFields gate, WeightFields up, WeightFields down, MaybeValues gate_bias,
                    MaybeValues up_bias, MaybeValues down_bias, int64_t per_token, float alpha,
-                   float limit, bool scaled_inputs, std::shared_ptr<ExpertCache> cache, Slot work,
+                   float limit, bool scaled_inputs, std::vector<int64_t> widths,
+                   SharedCommunicator communicator, std::shared_ptr<ExpertCache> cache, Slot work,
                    Slot x, Slot routes, Slot y);
 OpPtr make_features(int64_t mels, Slot y);
 OpPtr make_scale_queries_by_position(int64_t interval, float factor, int64_t width, Slot x, Slot y);

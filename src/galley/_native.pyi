@@ -139,6 +139,37 @@ class ExpertCache:
     def counts(self) -> tuple[int, int, int, int, float]:
         """Hits, misses, evictions, bytes read, and the seconds that reading took."""
 
+class RankLost(RuntimeError):
+    """Another rank ended, failed or did not answer in time."""
+
+class Communicator:
+    """One of several ranks that exchange rows through shared memory, which begins zeroed.
+
+    ``timeout``: milliseconds after which a rank that does not answer counts as lost.
+    """
+
+    def __init__(
+        self,
+        memory: npt.NDArray[np.uint8],
+        rank: int,
+        ranks: int,
+        slot_bytes: int,
+        timeout: int,
+    ) -> None: ...
+    @staticmethod
+    def bytes(ranks: int, slot_bytes: int) -> int:
+        """Bytes of shared memory for so many ranks."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def ranks(self) -> int: ...
+    def fail(self) -> None:
+        """End all waits, of all ranks, with RankLost."""
+
+    @property
+    def failed(self) -> bool: ...
+
 class InputLayout:
     """Rows of activations, ready to be multiplied with matrices of one kind, depth and group.
 
@@ -233,6 +264,16 @@ class Program:
 
     def __init__(self, runtime: Runtime, arena_bytes: int, vocab_size: int) -> None: ...
     def embed(self, weight: Packed, y: Slot) -> None: ...
+    def all_gather(
+        self, communicator: Communicator, ranks: Sequence[int], leader_only: bool, x: Slot, y: Slot
+    ) -> None:
+        """``ranks``: columns of each rank."""
+
+    def embed_part(
+        self, weight: Packed, ranks: Sequence[int], communicator: Communicator, y: Slot
+    ) -> None:
+        """``ranks``: rows of the table that each rank has."""
+
     def quantize_input(self, layout: InputLayout, x: Slot, y: Slot) -> None: ...
     def linear(
         self,
@@ -368,6 +409,8 @@ class Program:
         alpha: float,
         limit: float,
         scaled_inputs: bool,
+        ranks: Sequence[int],
+        communicator: Communicator | None,
         cache: ExpertCache | None,
         work: Slot,
         x: Slot,
@@ -376,7 +419,8 @@ class Program:
     ) -> None:
         """Each expert's matrices, with what their inputs become; the biases one after another.
 
-        With a ``cache`` all matrices stay in its file.
+        With a ``cache`` all matrices stay in its file. ``ranks`` has how many outputs of gate and up each
+        rank has; it is empty if there is only one.
         """
 
     def head_linear(

@@ -54,7 +54,7 @@ class GalleyError(Exception):
 
 
 class RequestError(GalleyError, ValueError):
-    """The request cannot be honoured as written. ``param`` names the offending field, if there is one."""
+    """The request cannot be honored as written. ``param`` names the offending field, if there is one."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -74,6 +74,11 @@ class Conflict(RequestError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code="conflict")
+
+
+def same_id(request_id: str) -> Conflict:
+    """Return the error for a request whose id is that of an unfinished one."""
+    return Conflict(f"a request with the id {shown(request_id)} is unfinished: ids must be unique")
 
 
 class NotStored(RequestError):
@@ -191,6 +196,10 @@ class EngineFailed(EngineError):
 
 class NotEnoughMemory(EngineFailed):
     """The model does not fit the available memory; the message states what would make it fit."""
+
+
+class RankKilled(EngineFailed):
+    """A process that computed a part of the model was killed from outside."""
 
 
 class DamagedWeights(EngineFailed):

@@ -12,7 +12,8 @@ from hypothesis import given
 
 from galley.errors import SettingsError
 from galley.settings.config import Settings
-from galley.settings.engine import EngineSettings, setting_types
+from galley.settings.engine import EngineSettings
+from galley.settings.fields import setting_types
 from galley.types import SamplingDefaults
 from tests.cli.any_settings import SOME_SETTINGS, VALUES
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from galley.cluster.router import SILENT_SECONDS, PrefixRouter
-from galley.service.routing import Candidate
+from galley.service.routing import ReplicaFigures
 from galley.types import Adapter, EngineRequest, Generate, SamplingParams
 from galley.types.block_hashes import HashChain, adapter_hash, salt_hash
 
@@ -23,8 +23,8 @@ def replica(
     pace: float | None = None,
     blocks: set[bytes] | None = None,
     silent: float = 0.0,
-) -> Candidate:
-    return Candidate(name, owed, pace, blocks or set(), silent)
+) -> ReplicaFigures:
+    return ReplicaFigures(name, owed, pace, blocks or set(), silent)
 
 
 def blocks_of(prompt: list[int], root: bytes, count: int) -> set[bytes]:
@@ -35,18 +35,19 @@ def test_the_replica_with_the_prefix_gets_the_request_until_its_queue_costs_more
     cached = blocks_of(PROMPT, salt_hash(""), 9)  # 144 tokens
     for owed, chosen in ((143.0, 1), (145.0, 0)):
         candidates = [replica("a"), replica("b", owed=owed, blocks=cached)]
-        assert PrefixRouter().choose(request(), candidates) == chosen
+        choice = PrefixRouter().choose(request(), candidates)
+        assert choice == (chosen, 144 * chosen)
 
 
 def test_a_prefix_of_another_tenant_or_adapter_counts_for_nothing() -> None:
     cached = blocks_of(PROMPT, salt_hash("one"), 9)
     candidates = [replica("a"), replica("b", owed=1.0, blocks=cached)]
-    assert PrefixRouter().choose(request(salt="one"), candidates) == 1
-    assert PrefixRouter().choose(request(salt="two"), candidates) == 0
-    assert PrefixRouter().choose(request(salt="one", adapter="x"), candidates) == 0
+    assert PrefixRouter().choose(request(salt="one"), candidates).candidate == 1
+    assert PrefixRouter().choose(request(salt="two"), candidates).candidate == 0
+    assert PrefixRouter().choose(request(salt="one", adapter="x"), candidates).candidate == 0
     root = adapter_hash(salt_hash("one"), "x")
     candidates[1] = replica("b", owed=1.0, blocks=blocks_of(PROMPT, root, 9))
-    assert PrefixRouter().choose(request(salt="one", adapter="x"), candidates) == 1
+    assert PrefixRouter().choose(request(salt="one", adapter="x"), candidates).candidate == 1
 
 
 @pytest.mark.parametrize(
@@ -57,18 +58,18 @@ def test_queues_are_compared_by_the_time_that_they_take(
     paces: tuple[float | None, float | None], chosen: int
 ) -> None:
     candidates = [replica("a", 1000.0, paces[0]), replica("b", 1500.0, paces[1])]
-    assert PrefixRouter().choose(request([1]), candidates) == chosen
+    assert PrefixRouter().choose(request([1]), candidates).candidate == chosen
 
 
 def test_requests_that_share_a_prefix_meet_before_it_is_cached() -> None:
     router = PrefixRouter()
-    first = router.choose(request(), [replica("a"), replica("b")])
+    first = router.choose(request(), [replica("a"), replica("b")]).candidate
     owed = [0.0, 0.0]
     owed[first] = 100.0
     again = [replica("a", owed[0]), replica("b", owed[1])]
-    assert router.choose(request(), again) == first
+    assert router.choose(request(), again).candidate == first
     router.forget("ab"[first])
-    assert router.choose(request(), again) == 1 - first
+    assert router.choose(request(), again).candidate == 1 - first
 
 
 def test_old_figures_are_trusted_by_few() -> None:
@@ -77,7 +78,7 @@ def test_old_figures_are_trusted_by_few() -> None:
         replica(name, owed, silent=SILENT_SECONDS + 1)
         for name, owed in zip("abc", (0, 1, 2), strict=True)
     ]
-    chosen = [router.choose(request([1]), candidates) for _ in range(200)]
+    chosen = [router.choose(request([1]), candidates).candidate for _ in range(200)]
     assert set(chosen) == {0, 1}  # the one that owes the most loses every comparison
     assert chosen.count(0) > chosen.count(1)
 

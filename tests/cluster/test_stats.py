@@ -1,6 +1,6 @@
 """The statistics of a model whose engines are replicas."""
 
-from galley.types.model_info import EngineStats
+from galley.types.engine_stats import EngineStats
 
 
 def test_replicas_count_as_one_engine_with_one_folder_of_prefixes() -> None:

@@ -16,10 +16,10 @@ from hypothesis.stateful import (
 )
 
 from galley.engine.assemble import assemble
-from galley.engine.blocks import BlockPool
+from galley.engine.blocks import BlockPool, check_blocks
 from galley.engine.commit import commit
 from galley.engine.encoder_cache import EncoderCache, EncoderFeatures
-from galley.engine.kv import KVCache, check_blocks
+from galley.engine.kv import KVCache
 from galley.engine.scheduler import Scheduler, Work
 from galley.engine.sequence import Sequence
 from galley.engine.speculation import EngineSpeculation

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from galley.engine.blocks import BlockPool
+from galley.engine.blocks import BlockPool, check_blocks
 from galley.engine.encoder_cache import KEPT_ENCODER_OUTPUTS
-from galley.engine.kv import KVCache, check_blocks
+from galley.engine.kv import KVCache
 from galley.engine.states import StateCache
 from galley.graph.program import KVGroup
 from galley.types import BLOCK_TOKENS, blocks_for

@@ -6,7 +6,7 @@ from galley import SamplingParams
 from galley.engine.engine import Engine
 from galley.engine.loaders import load_engine
 from galley.engine.read_model import read_model
-from galley.ops.cpu import kv_bytes_per_block, kv_bytes_per_token
+from galley.ops.cpu_plan import kv_bytes_per_block, kv_bytes_per_token
 from galley.service.requests import expand
 from galley.settings.engine import EngineSettings, ExecutorName
 from galley.types import BLOCK_TOKENS

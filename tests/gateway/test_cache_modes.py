@@ -20,6 +20,12 @@ SEMANTIC: dict[str, Any] = {"semantic_cache_model": "vectors", "semantic_cache_t
     ("given", "error"),
     [
         (SEMANTIC, "no response cache uses semantic_cache_model, semantic_cache_threshold: "),
+        (
+            {"response_cache_pace": 30.0, "response_cache_bytes": 1 << 20},
+            "uses response_cache_bytes, ",
+        ),
+        ({"response_cache_entries": 5}, "no response cache uses response_cache_entries"),
+        ({"response_cache_seconds": 60.0}, "no response cache uses response_cache_seconds"),
         ({"semantic_cache_checked": 0}, "no response cache uses semantic_cache_checked"),
         (STORE | {"semantic_cache_turns": 1}, "nothing uses semantic_cache_turns without"),
         (
@@ -43,6 +49,7 @@ def test_settings_that_nothing_uses_are_named(given: dict[str, Any], error: str)
     "given",
     [
         {},
+        STORE | {"response_cache_pace": 30.0, "response_cache_seconds": 60.0},
         STORE | SEMANTIC,
         {"response_cache": "exact", **SEMANTIC},
         {"models": (NamedModel("one", {"response_cache": "semantic"}),), **SEMANTIC},

@@ -13,7 +13,8 @@ from galley.engine.engine import Engine
 from galley.engine.loaders import load_engine
 from galley.engine.read_model import read_model
 from galley.errors import SettingsError
-from galley.ops.cpu import CpuExecutor, kv_bytes_per_block
+from galley.ops.cpu import CpuExecutor
+from galley.ops.cpu_plan import kv_bytes_per_block
 from galley.ops.executor import Executor
 from galley.ops.isa import ISA_VARIABLE
 from galley.ops.key_factors import LEAST, key_factors

@@ -12,7 +12,8 @@ from galley.formats.weights import DenseWeight, LoadedWeights
 from galley.graph.program import Program
 from galley.graph.trace import Buffer, ExpertNames, Tracer, trace
 from galley.ops.batch import Batch
-from galley.ops.cpu import CpuExecutor, planned_step_costs
+from galley.ops.cpu import CpuExecutor
+from galley.ops.cpu_plan import planned_step_costs
 from galley.ops.executor import Executor, ExecutorOptions, forward
 from galley.ops.kinds import plan_kinds
 from galley.ops.lowering import held_bytes
@@ -71,7 +72,7 @@ def options(kind: str = "float32", **changes: Any) -> ExecutorOptions:
         "threads": 2,
         "kinds": EXACT,
     }
-    return ExecutorOptions(**{**made, "quantize": kind, **changes})
+    return ExecutorOptions(**{**made, "weight_dtype": kind, **changes})
 
 
 def executor_of(

@@ -12,7 +12,8 @@ from galley.errors import DamagedWeights
 from galley.ops import background
 from galley.ops.draws import sampling_record
 from galley.ops.executor import Executor, execute, forward
-from galley.ops.packed_files import cached_files, packed_folder
+from galley.ops.packed_cache import cached_files
+from galley.ops.packed_files import packed_folder
 from galley.ops.sampling import SamplingBatch
 from galley.settings.engine import EngineSettings
 from tests.conftest import CheckpointMaker
@@ -29,7 +30,7 @@ def model(checkpoint: CheckpointMaker, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def started(model: Path) -> Executor:
-    settings = EngineSettings(model=str(model), quantize="bf16", kv_cache_tokens=256, threads=2)
+    settings = EngineSettings(model=str(model), weight_dtype="bf16", kv_cache_tokens=256, threads=2)
     executor = load_engine(settings, model)._executor
     background.finish()
     return executor

@@ -20,34 +20,24 @@ from galley.plan.cluster.answer import Target, fewest
 from galley.plan.cluster.calibrate import Measured, calibrate, closed_loop
 from galley.plan.cluster.compare import Query, answer
 from galley.plan.cluster.engine import Chunk, Engine
-from galley.plan.cluster.routers import ROUTERS, Affinity, Seen
+from galley.plan.cluster.routers import ROUTERS, Affinity
 from galley.plan.cluster.simulate import QUANTILES, Loss, simulate
 from galley.plan.cluster.traffic import Traffic, synthetic
 from galley.plan.hardware import choose_machines, read_machines
 from galley.plan.predict import predict
 from galley.plan.sizes import ModelSizes
-from galley.plan.steps import Load, Rates, Shares
+from galley.plan.steps import Load
+from galley.service.routing import ReplicaFigures
 from galley.traffic.trace import TraceLine, Turn
 from tests.plan.shapes import LLAMA_7B, MACHINE
-
-SIZES = ModelSizes.of(build_program(LLAMA_7B), "bf16", "bfloat16")
-
-
-def engine(seats: int = 64, kv_tokens: int = 100_000, batch_tokens: int = 512) -> Engine:
-    rates = Rates.of(SIZES, MACHINE, MACHINE.tflops["bfloat16"] * 1e12, Shares())
-    return Engine(MACHINE, rates, seats, batch_tokens, kv_tokens)
+from tests.plan.simulated import SIZES, engine, turns
 
 
-def turns(*requests: tuple[float, int, int]) -> Traffic:
-    """Return requests that share nothing: (due, tokens of the prompt, of the answer)."""
-    return Traffic(
-        [
-            Turn(
-                due, None, 0.0, TraceLine(timestamp=due, input_length=prompt, output_length=output)
-            )
-            for due, prompt, output in requests
-        ]
-    )
+@dataclasses.dataclass(frozen=True, slots=True)
+class CountedFigures(ReplicaFigures):
+    """Figures of a replica with ``requests`` unfinished ones."""
+
+    requests: int
 
 
 def prefixed(count: int, rate: float, prefixes: int, tokens: int, output: int = 20) -> Traffic:
@@ -185,6 +175,23 @@ def test_calibration_finds_the_times_of_the_measured_replica() -> None:
     assert measured(found, other).ttft == pytest.approx(measured(true, other).ttft, rel=0.02)
 
 
+def test_calibration_tells_the_overhead_of_a_request_from_short_and_long_prompts() -> None:
+    true = dataclasses.replace(engine(), decode_factor=1.3, prompt_factor=2.0, overhead=0.05)
+    loads = [(1, 64), (8, 64), (1, 1500), (8, 1500)]
+    runs = [
+        measured(
+            true,
+            Measured(concurrency=n, requests=40, prompt=prompt, output=40, ttft=0.0, tpot=0.0),
+        )
+        for n, prompt in loads
+    ]
+    found = calibrate(engine(), runs)
+    assert found.overhead == pytest.approx(0.05, rel=0.1)
+    assert found.prompt_factor == pytest.approx(2.0, rel=0.05)
+    # With prompts of one length, the factor has it all.
+    assert calibrate(engine(), runs[:2]).overhead == 0
+
+
 def test_calibration_refuses_times_that_no_factors_give() -> None:
     run = Measured(concurrency=4, requests=20, prompt=300, output=60, ttft=1e-6, tpot=1.0)
     with pytest.raises(SettingsError, match="no times of decoding and prompts"):
@@ -228,9 +235,9 @@ def test_replicas_are_lost_in_the_middle_of_sessions_that_begin_together() -> No
     )
     found = answer(engine(), "galley", traffic, Query(Target(), replicas=2, lose=1))
     assert found.chosen is not None
-    assert found.undisturbed is not None
+    assert found.without_loss is not None
     # Blocks were lost that later turns would have found.
-    assert found.chosen.cached_share < found.undisturbed.cached_share
+    assert found.chosen.cached_share < found.without_loss.cached_share
     assert found.chosen.requests == sessions * count
 
 
@@ -284,11 +291,13 @@ def test_what_is_too_long_is_refused_and_counted() -> None:
 
 def test_affinity_follows_prefixes_of_a_tenth_and_more() -> None:
     router, traffic = Affinity(0), prefixed(40, rate=1.0, prefixes=2, tokens=320)
-    candidates = [Seen(name, 0.0, None, set(), 0.0, 5) for name in "abc"]
+    candidates = [CountedFigures(name, 0.0, None, set(), 0.0, 5) for name in "abc"]
     chosen: dict[int, set[int]] = {}
     for index in range(len(traffic)):
         prefix = (traffic.turns[index].line.hash_ids or [0])[0]
-        chosen.setdefault(prefix, set()).add(router.choose(traffic.request(index), candidates))
+        chosen.setdefault(prefix, set()).add(
+            router.choose(traffic.request(index), candidates).candidate
+        )
     assert [len(replicas) for replicas in chosen.values()] == [1, 1]
     assert chosen[0] != chosen[1]
     # One that has over ten requests more than another gets none, whatever it has cached.
@@ -298,7 +307,7 @@ def test_affinity_follows_prefixes_of_a_tenth_and_more() -> None:
             dataclasses.replace(one, requests=5 + more * (index == busy))
             for index, one in enumerate(candidates)
         ]
-        taken = {router.choose(traffic.request(0), loaded) for _ in range(20)}
+        taken = {router.choose(traffic.request(0), loaded).candidate for _ in range(20)}
         assert (busy in taken) == (more == 10)
 
 
@@ -307,8 +316,8 @@ def test_the_fewest_replicas_meet_the_goal_and_one_less_does_not() -> None:
     query = Query(Target(ttft=0.15, quantile="p95"), lose=1)
     found = answer(engine(), "galley", traffic, query)
     assert found.chosen is not None
-    assert found.undisturbed is not None
-    assert found.undisturbed.lost == 0
+    assert found.without_loss is not None
+    assert found.without_loss.lost == 0
     count = found.chosen.replicas
     assert count > 2
     by_count = {outcome.replicas: outcome for outcome in found.tried}
@@ -444,6 +453,39 @@ def bench_report(file: Path, *runs: Measured, cached: float = 0.0) -> Path:
     )
     file.write_bytes(msgspec.json.encode(report))
     return file
+
+
+def test_the_command_compares_autoscalers(tmp_path: Path) -> None:
+    load = [
+        "--machine",
+        "L4",
+        "--weight-dtype",
+        "int8",
+        "--rate",
+        "1",
+        "--peak",
+        "20",
+        "--seconds",
+        "60",
+    ]
+    load += ["--period", "60", "--scaler", "galley", "--scaler", "ray-requests", "--ttft", "30"]
+    html = tmp_path / "page.html"
+    done = planned(tmp_path, *load, "--start-seconds", "5", "--html", str(html))
+    assert done.exit_code == 0, done.output
+    assert "L4, galley: " in done.output
+    assert "The goal is met with the fewest replicas by " in done.output
+    assert "Replicas that serve" in html.read_text(encoding="utf-8")
+    for options, said in (
+        (["--most-replicas", "3"], "there is no --scaler; leave out --most-replicas"),
+        (
+            ["--scaler", "galley", "--replicas", "5", "--most-replicas", "3"],
+            "is less than --replicas 5",
+        ),
+        (["--period", "3", "--replicas", "1"], "--period is of --peak"),
+        (["--peak", "0.5", "--replicas", "1"], "--peak 0.5 is less than --rate 1"),
+    ):
+        done = planned(tmp_path, "--machine", "L4", "--rate", "1", *options, "--ttft", "1")
+        assert said in str(done.exception)
 
 
 def test_the_command_calibrates_on_a_bench_report(tmp_path: Path) -> None:

@@ -80,6 +80,10 @@ def test_external_data_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     file = onnx_files.with_external_data(tmp_path / "m.onnx")
     size = file.stat().st_size + (tmp_path / "m.data").stat().st_size
     assert engine.load.least_bytes(file) == size
+    # The file is searched again once it has changed.
+    onnx_files.perceptron(file)
+    assert engine.load.least_bytes(file) == file.stat().st_size
+    file = onnx_files.with_external_data(file)
     monkeypatch.setattr(tensor_memory, "available_memory", lambda: RESERVE_BYTES + size - 1)
     with pytest.raises(NotEnoughMemory):
         ledger_of(file)

@@ -10,9 +10,9 @@ import onnxruntime
 import pytest
 
 from galley.errors import CheckpointError, SettingsError, UnsupportedModel
-from galley.runtimes.piper import load
 from galley.runtimes.vits import VitsModel
 from galley.runtimes.voice_engine import VoiceEngine
+from galley.runtimes.voices import load
 from galley.service.voice_requests import speak_request
 from galley.settings.engine import EngineSettings
 from galley.settings.engine_choice import engine_of

@@ -1,10 +1,12 @@
 """HTTP/1.1 between a socket and an ASGI app: framing, order, and errors of the app or the client."""
 
 import asyncio
+import gc
 import itertools
 import json
 import re
 import socket
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from websockets.frames import OP_BINARY, OP_CLOSE, Close, Frame
 
 from galley.server.app_host import AppHost
-from galley.server.front_door import FrontDoor
+from galley.server.front_door import Admission, FrontDoor
 from galley.server.head import Head
 from galley.server.http_protocol import HttpProtocol
 from galley.server.request_reader import RequestReader
@@ -416,3 +418,38 @@ def test_requests_do_not_depend_on_how_they_arrive(cuts: list[int]) -> None:
     assert [body for _, body, _ in requests.found] == [b"", b"12345", b"abcd", b"{}", b""]
     assert [head.target for head, _, _ in requests.found] == [b"/first?x=%20", *[b"/"] * 4]
     assert [kept for _, _, kept in requests.found] == [True] * 4 + [False]
+
+
+def test_a_closed_connection_is_freed_without_a_garbage_collection() -> None:
+    """Cycles would pile up until the collector has searched everything that is alive."""
+
+    async def run() -> None:
+        alive: list[weakref.ref[HttpProtocol]] = []
+        door = FrontDoor(Settings(), models=1, refused=lambda status: None)
+        host = AppHost(echo, headers=[], max_message_bytes=2**20)
+
+        def connect(admission: Admission) -> HttpProtocol:
+            protocol = HttpProtocol(host, door, admission)
+            alive.append(weakref.ref(protocol))
+            return protocol
+
+        listener = socket.create_server(("127.0.0.1", 0))
+        door.open(listener, connect)
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(GET % b"x")
+        await reader.readuntil(b"/x ")
+        writer.close()
+        async with asyncio.timeout(30):
+            while door.connections:
+                await asyncio.sleep(0.001)
+        await host.finished(1)
+        await asyncio.sleep(0)
+        [protocol] = alive
+        assert protocol() is None
+        await door.close(1)
+
+    gc.disable()
+    try:
+        asyncio.run(run())
+    finally:
+        gc.enable()

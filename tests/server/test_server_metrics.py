@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from galley import __version__
 from galley.observe.metrics import Metrics
 from galley.observe.tally import COUNTS, FACTORS, SECONDS, TallyFamily
-from galley.types.model_info import EngineStats, ReplicaStatus
+from galley.types.engine_stats import EngineStats, ReplicaStatus
 from tests.server.conftest import CONTEXT
 from tests.server.serving import Server, until
 

@@ -9,7 +9,8 @@ import msgspec
 
 from galley.settings.engine import EngineSettings
 from galley.types import EngineRequest, Generate, OnPhase, Output, Timing, Tokens
-from galley.types.model_info import EngineStats, ModelInfo, OnLedger, TextInfo
+from galley.types.engine_stats import EngineStats
+from galley.types.model_info import ModelInfo, OnLedger, TextInfo
 
 CONTEXT = 4096
 VOCABULARY = 320

@@ -9,7 +9,8 @@ import numpy as np
 
 from galley.settings.engine import EngineSettings
 from galley.types import EngineRequest, Output, Predict, Tensors, TensorSpec
-from galley.types.model_info import EngineStats, ModelInfo, TensorInfo
+from galley.types.engine_stats import EngineStats
+from galley.types.model_info import ModelInfo, TensorInfo
 
 
 class Doubler:

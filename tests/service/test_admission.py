@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from galley.errors import QueueFull
 from galley.service.admission import Admission, Claim
-from galley.service.turns import NOBODY
+from galley.service.turns import ANONYMOUS
 from galley.types import EngineRequest, Generate, SamplingParams
-from galley.types.model_info import EngineStats
+from galley.types.engine_stats import EngineStats
 
 SEATS = 4
 TOKENS_PER_SECOND = 100.0
@@ -52,11 +52,11 @@ class Model:
             left = []
             for claim, tokens, since in self.running:
                 if tokens > 1 and tokens <= claim.most:
-                    self.admission.progress(claim, 1, now=self.now)
+                    self.admission.progress(claim, 1, 0, now=self.now)
                 if tokens > 1:
                     left.append((claim, tokens - 1, since))
                     continue
-                self.admission.progress(claim, 1, now=self.now)
+                self.admission.progress(claim, 1, 0, now=self.now)
                 self.admission.remove(claim, finished=True, now=self.now)
             self.running = left
             self._tell()
@@ -119,8 +119,8 @@ def test_a_deadline_that_would_be_missed_is_refused_with_the_seconds() -> None:
         model.submit(new_request("hasty"), deadline=model.now + 10)
     assert refused.value.retry_after >= 10
     with pytest.raises(QueueFull):
-        model.admission.check_early(NOBODY, 0, model.now + 10, now=model.now)
-    model.admission.check_place(NOBODY, now=model.now)
+        model.admission.check_early(ANONYMOUS, 0, model.now + 10, now=model.now)
+    model.admission.check_place(ANONYMOUS, now=model.now)
 
 
 def test_all_of_a_request_must_fit_in_time() -> None:
@@ -189,7 +189,9 @@ def predictions(model: Model, requests: list[EngineRequest]) -> list[float]:
 @given(
     st.lists(st.tuples(st.sampled_from(("add", "give", "work", "wait", "end")), st.integers(0, 9)))
 )
-def test_what_each_engine_owes_is_the_sum_over_its_sequences(events: list[tuple[str, int]]) -> None:
+def test_what_each_engine_computes_is_the_sum_over_its_sequences(
+    events: list[tuple[str, int]],
+) -> None:
     admission, now = Admission(SEATS, 1000), 0.0
     claims: list[Claim] = []
     for number, (event, which) in enumerate(events):
@@ -201,12 +203,30 @@ def test_what_each_engine_owes_is_the_sum_over_its_sequences(events: list[tuple[
         elif claims:
             claim = claims[which % len(claims)]
             if event == "give":
-                admission.give(claim, f"engine{which % 3}")
+                admission.give(claim, f"engine{which % 3}", cached=which // 3)
             elif event == "work":
-                admission.progress(claim, 1, now=now)
+                admission.progress(claim, 1, 0, now=now)
             else:
                 claims.remove(claim)
                 admission.remove(claim, finished=True, now=now)
         for engine in ("", "engine0", "engine1", "engine2"):
-            expected = sum(claim.owed for claim in claims if claim.engine == engine)
-            assert admission.owed_by(engine) == pytest.approx(expected, abs=1e-6)
+            expected = sum(
+                claim.owed - (0 if claim.begun else claim.cached)
+                for claim in claims
+                if claim.engine == engine
+            )
+            assert admission.uncached_of(engine) == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_cached_prompt_is_no_work_for_its_engine() -> None:
+    admission = Admission(SEATS, 1000)
+    request = new_request("r")
+    prompt, output = request.payload.reads, request.payload.writes
+    claim = admission.add(request, now=0.0)
+    admission.give(claim, "near", cached=prompt - 1)
+    assert admission.uncached_of("near") == 1 + output
+    admission.give(claim, "far", cached=0)
+    assert (admission.uncached_of("near"), admission.uncached_of("far")) == (0, prompt + output)
+    assert admission.progress(claim, 2, prompt - 1, now=1.0) == 2 + 1
+    assert admission.progress(claim, 2, prompt - 1, now=2.0) == 2
+    assert admission.uncached_of("far") == output - 4

@@ -11,7 +11,14 @@ import psutil
 import pytest
 
 from galley import SamplingParams
-from galley.errors import EngineNotReady, ModelError, QueueFull, RequestError, SettingsError
+from galley.errors import (
+    Conflict,
+    EngineNotReady,
+    ModelError,
+    QueueFull,
+    RequestError,
+    SettingsError,
+)
 from galley.service.client import EngineClient
 from galley.service.requests import choice_seed, expand
 from galley.service.streams import OutputStream
@@ -96,8 +103,13 @@ def test_the_queue_is_bounded_and_admitted_requests_are_not_affected(
             two = client.submit_all([request(client, f"s{i}", 60) for i in range(2)])
             with pytest.raises(QueueFull):
                 client.submit_all([request(client, f"t{i}", 1) for i in range(3)])
+            with pytest.raises(Conflict, match="a request with the id 's0-0' is unfinished"):
+                client.submit(request(client, "s0", 1))
+            with pytest.raises(Conflict, match="a request with the id 't0-0' is unfinished"):
+                client.submit_all([request(client, "t0", 1)] * 2)
             assert client.in_flight == 2
-            await asyncio.gather(*map(drain, two))
+            results = await asyncio.gather(*map(drain, two))
+            assert [sum(len(o.tokens) for o in r) for r in results] == [60] * 2
         finally:
             await client.close()
 
@@ -327,7 +339,7 @@ def test_defaults_come_from_the_model_and_choices_get_seeds() -> None:
         ([1], {"stop_token_ids": (100,)}, "stop_token_ids"),
     ],
 )
-def test_requests_that_cannot_be_honoured_name_the_field(
+def test_requests_that_cannot_be_honored_name_the_field(
     prompt: list[int], params: dict[str, object], param: str
 ) -> None:
     with pytest.raises(RequestError) as caught:

@@ -28,7 +28,7 @@ from galley.types import (
     Vector,
 )
 from galley.types.audio import Alignment, EncoderInput, SpeechRules, TimestampRules
-from galley.types.model_info import EngineStats
+from galley.types.engine_stats import EngineStats
 
 AUDIO = EncoderInput(frames=1, mels=2, data=bytes(8))
 PARAMS = SamplingParams(temperature=0.5, max_tokens=9, prompt_logprobs=1, seed=3)

@@ -1,11 +1,14 @@
 """Unread output is bounded, and the stream with the most of it is closed."""
 
 import asyncio
+import gc
+import weakref
+from collections import Counter
 
 import pytest
 
 from galley.errors import DeadlineExceeded, SlowReader
-from galley.service.unread import Unread, UnreadBudget
+from galley.service.unread import _MOST_WOKEN, Unread, UnreadBudget
 from galley.types import Output, Timing, TokenLogprob, Tokens
 
 
@@ -99,3 +102,50 @@ def test_one_stream_takes_only_so_much_at_once() -> None:
         assert lengths == [32, 32, 32, 4]
 
     asyncio.run(run())
+
+
+def test_few_readers_run_in_each_round_of_the_loop() -> None:
+    """So a request that arrives meanwhile does not wait for all of them; each still takes all there is."""
+
+    async def run() -> None:
+        budget = UnreadBudget()
+        streams = [Unread(budget, lambda: None) for _ in range(3 * _MOST_WOKEN + 1)]
+        rounds = 0
+        taken: list[tuple[int, int, int]] = []
+
+        async def read(number: int, unread: Unread) -> None:
+            tokens = len((await unread.get()).tokens)
+            taken.append((rounds, number, tokens))
+
+        readers = [asyncio.create_task(read(*one)) for one in enumerate(streams)]
+        await asyncio.sleep(0)
+        for _ in range(2):  # two steps of the engine
+            for unread in streams:
+                unread.put(output())
+        while not all(reader.done() for reader in readers):
+            rounds += 1
+            await asyncio.sleep(0)
+        busiest = max(Counter(when for when, *_ in taken).values())
+        assert busiest == _MOST_WOKEN
+        assert [number for _, number, _ in taken] == list(range(len(streams)))
+        assert {tokens for *_, tokens in taken} == {2}
+        await asyncio.wait_for(budget.readers.all_woken(), 1)
+
+    asyncio.run(run())
+
+
+def test_a_failed_stream_is_freed_without_a_garbage_collection() -> None:
+    async def run() -> None:
+        unread = Unread(UnreadBudget(), lambda: None)
+        unread.fail(DeadlineExceeded("late"))
+        with pytest.raises(DeadlineExceeded, match="late"):
+            await unread.get()
+        freed = weakref.ref(unread)
+        del unread
+        assert freed() is None
+
+    gc.disable()
+    try:
+        asyncio.run(run())
+    finally:
+        gc.enable()

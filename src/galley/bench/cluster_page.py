@@ -29,6 +29,7 @@ def page(answers: Sequence[Answer], query: Query, known: Mapping[str, str]) -> s
                 "From the prefix cache", "% of prompts", answers, lambda o: 100 * o.cached_share
             ),
             _distribution(answers),
+            _over_time(answers) if query.bounds is not None else "",
         )
     )
     return document(
@@ -48,10 +49,10 @@ def _by_replicas(
     named = f"{title}, {query.target.quantile.upper()}" if query is not None else title
     lines = [
         Line(
-            f"{one.machine}, {one.router}",
+            _name(one),
             [outcome.replicas for outcome in one.tried],
             [value(outcome) for outcome in one.tried],
-            colour=number,
+            color=number,
             dots=True,
         )
         for number, one in enumerate(answers)
@@ -59,15 +60,35 @@ def _by_replicas(
     return chart(named, "replicas", unit, lines)
 
 
+def _name(one: Answer | Outcome) -> str:
+    return ", ".join(filter(None, (one.machine, one.router, one.scaler)))
+
+
+def _over_time(answers: Sequence[Answer]) -> str:
+    """Return a chart of the replicas that serve, over the time of the traffic."""
+    lines = []
+    for number, one in enumerate(answers):
+        if (outcome := one.chosen) is None:
+            continue
+        times, counts = [0.0], [outcome.timeline[0][1]]
+        for when, count in outcome.timeline[1:]:
+            times += [when, when]
+            counts += [counts[-1], count]
+        times.append(max(times[-1], outcome.seconds))
+        counts.append(counts[-1])
+        lines.append(Line(f"{one.machine}, {one.scaler}", times, counts, color=number))
+    return chart("Replicas that serve", "s", "replicas", lines)
+
+
 def _distribution(answers: Sequence[Answer]) -> str:
     """Return a chart of the quantiles of TTFT of each answer."""
     percents = [int(name[1:]) for name in QUANTILES]
     lines = [
         Line(
-            f"{one.machine}, {one.router}, {one.chosen.replicas} replicas",
+            f"{_name(one)}, {one.chosen.replicas} replicas",
             percents,
             [one.chosen.ttft_s[name] for name in QUANTILES],
-            colour=number,
+            color=number,
             dots=True,
         )
         for number, one in enumerate(answers)
@@ -77,24 +98,26 @@ def _distribution(answers: Sequence[Answer]) -> str:
 
 
 def _table(answers: Sequence[Answer], query: Query) -> str:
-    header = ["machine, router", "replicas", "lost", "moved", "refused"]
+    header = ["machine, router, autoscaler", "replicas", "mean", "lost", "moved", "refused"]
     header += [f"TTFT {name.upper()} s" for name in QUANTILES]
     header += [f"TPOT {name.upper()} ms" for name in QUANTILES]
     header += ["cached", "output tokens/s", "$/h", "goal"]
     outcomes = [
         outcome
         for one in answers
-        for outcome in (one.undisturbed, *one.tried)
+        for outcome in (one.without_loss, *one.tried)
         if outcome is not None
     ]
     return table(header, [_row(outcome, query) for outcome in outcomes])
 
 
 def _row(outcome: Outcome, query: Query) -> list[str]:
-    counts = (outcome.replicas, outcome.lost, outcome.moved, outcome.refused)
+    counts = (outcome.lost, outcome.moved, outcome.refused)
     price = outcome.price_per_hour
     return [
-        f"{outcome.machine}, {outcome.router}",
+        _name(outcome),
+        str(outcome.replicas),
+        f"{outcome.mean_replicas:.1f}",
         *map(str, counts),
         *(f"{outcome.ttft_s[name]:.3f}" for name in QUANTILES),
         *(f"{1e3 * outcome.tpot_s[name]:.1f}" for name in QUANTILES),

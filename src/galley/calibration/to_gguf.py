@@ -19,7 +19,8 @@ from galley.formats.quantization import QUANTIZED_KEY
 from galley.formats.weights import Floats, Weights
 from galley.settings.engine import EngineSettings
 from galley.text.gguf_vocabulary import vocabulary_of
-from galley.text.template import GGUF_TEMPLATE, TOOL_USE, read_templates
+from galley.text.template import GGUF_TEMPLATE
+from galley.text.template_files import TOOL_USE, read_templates
 from galley.types import SamplingDefaults
 
 ARCHITECTURES: Final = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}

@@ -155,7 +155,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 @bench_group.command("speak", cls=Command)
 @with_flags(EngineSettings)
-@click.argument("model", required=True, help="the .onnx file of a Piper voice")
+@click.argument("model", required=True, help="the .onnx file of a voice")
 @click.option("--text", default="", help="sentence to speak; default: one of twenty words")
 @_count("--repeats", default=7, help="measurements of each figure")
 @json_option

@@ -24,7 +24,7 @@ from galley.cli.terminal import DAY_SECONDS, ago, in_bytes, table
 from galley.errors import ModelError, SettingsError
 
 if TYPE_CHECKING:
-    from galley.ops.packed_files import CachedFile
+    from galley.ops.packed_cache import CachedFile
 
 _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", re.IGNORECASE)
@@ -135,7 +135,7 @@ def prune(everything: bool, older_than: float | None, max_size: int | None) -> N
         freed += file.size
         left -= file.size
     from galley.calibration import store
-    from galley.ops.packed_files import forget_measured, tidy
+    from galley.ops.packed_cache import forget_measured, tidy
 
     tidy(folder)  # also removes the references to them
     if everything:
@@ -183,7 +183,8 @@ def _files() -> "tuple[Path, list[CachedFile]]":
     from galley.ops.choice import executor_factory
 
     executor_factory("cpu")  # the files belong to it; raises a clear error if it is missing
-    from galley.ops.packed_files import cached_files, packed_folder, tidy
+    from galley.ops.packed_cache import cached_files, tidy
+    from galley.ops.packed_files import packed_folder
 
     try:
         folder = packed_folder()
@@ -221,7 +222,7 @@ def _unwanted(
 def _current(files: "Sequence[CachedFile]") -> set[str]:
     """Return the names of packed files from which the present checkpoint of a folder can start."""
     from galley.formats.reader import open_checkpoint
-    from galley.ops.packed_files import uses
+    from galley.ops.packed_cache import uses
 
     current = set()
     for use in uses(files[0].path.parent) if files else []:

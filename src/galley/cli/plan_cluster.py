@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from galley.plan.cluster.answer import Target
     from galley.plan.cluster.compare import Answer, Query
     from galley.plan.cluster.engine import Engine
+    from galley.plan.cluster.scalers import Bounds
     from galley.plan.cluster.simulate import Outcome
     from galley.plan.cluster.traffic import Traffic
     from galley.settings.config import Settings
@@ -31,7 +32,18 @@ _COUNT: Final = click.IntRange(min=1)
 _PATH: Final = click.Path(path_type=Path)
 _QUANTILES: Final = ("p50", "p90", "p95", "p99")
 _ROUTERS: Final = ("galley", "round-robin", "power-of-two", "affinity")
-_DRAWN: Final = ("rate", "seconds", "prompt", "output", "prefixes", "prefix_tokens", "seed")
+_SCALERS: Final = ("galley", "ray-requests", "hpa-requests", "hpa-first-token")
+_DRAWN: Final = (
+    "rate",
+    "peak",
+    "period",
+    "seconds",
+    "prompt",
+    "output",
+    "prefixes",
+    "prefix_tokens",
+    "seed",
+)
 _LENGTHS: Final = "512, 64-256, normal:512,128 (mean, deviation) or lognormal:256,0.8"
 
 
@@ -42,6 +54,7 @@ _LENGTHS: Final = "512, 64-256, normal:512,128 (mean, deviation) or lognormal:25
         "galley plan cluster org/name --machine L4 --rate 20 --ttft 1 --tpot 0.05",
         "galley plan cluster org/name --machine L4 --machine H100 --trace record --ttft 1 --lose 2",
         "galley plan cluster org/name --machine L4 --rate 9 --prefixes 8 --prefix-tokens 900 --replicas 6",
+        "galley plan cluster org/name --machine L4 --rate 2 --peak 20 --scaler galley --ttft 1",
     ),
 )
 @with_flags(("revision", "kv_dtype", "max_running", "max_batch_tokens"))
@@ -67,7 +80,9 @@ _LENGTHS: Final = "512, 64-256, normal:512,128 (mean, deviation) or lognormal:25
     "--measured",
     metavar="FILE",
     type=_PATH,
-    help="calibrate on one replica: the JSON of galley bench serve --concurrency, on that --machine",
+    multiple=True,
+    help="calibrate on one replica: the JSON of galley bench serve --concurrency, on that --machine; "
+    "repeat with short and long prompts",
 )
 @click.option(
     "--trace",
@@ -81,6 +96,16 @@ _LENGTHS: Final = "512, 64-256, normal:512,128 (mean, deviation) or lognormal:25
     help="of the trace's times; auto, the default: ms if it has hash_ids or session_id, else s",
 )
 @click.option("--rate", type=ABOVE_ZERO, help="traffic: requests a second, Poisson arrivals")
+@click.option(
+    "--peak",
+    type=ABOVE_ZERO,
+    help="with --rate: the rate rises to this and falls again, as a cosine",
+)
+@click.option(
+    "--period",
+    type=ABOVE_ZERO,
+    help="with --peak: seconds from one trough to the next; default: 300",
+)
 @click.option("--seconds", type=ABOVE_ZERO, help="with --rate: how long; default: 300")
 @click.option("--prompt", metavar="LENGTHS", help=f"with --rate: {_LENGTHS}; default: 512")
 @click.option("--output", metavar="LENGTHS", help="with --rate: as --prompt; default: 128")
@@ -109,6 +134,22 @@ _LENGTHS: Final = "512, 64-256, normal:512,128 (mean, deviation) or lognormal:25
     help="galley is the one of galley serve; repeat for several; default: all",
 )
 @click.option(
+    "--scaler",
+    "scalers",
+    type=click.Choice(_SCALERS),
+    multiple=True,
+    help="autoscaler that changes the number of replicas, from --replicas (default: 1) up to "
+    "--most-replicas; galley is the one of galley cluster; repeat to compare several",
+)
+@click.option(
+    "--most-replicas", type=click.IntRange(1, 1000), help="with --scaler: at most; default: 100"
+)
+@click.option(
+    "--start-seconds",
+    type=ABOVE_ZERO,
+    help="with --scaler: until a new replica serves; default: 60",
+)
+@click.option(
     "--lose",
     type=click.IntRange(1, 999),
     help="replicas (of a node or a zone) lost after half of the requests; the goal has to be met even so",
@@ -133,9 +174,11 @@ def plan_cluster(flags: Flags, model: str | None, **options: Any) -> None:
     traffic = _trace(options) if options["trace"] is not None else _drawn(options)
     answers = []
     for engine in engines:
-        for router in options["routers"] or _ROUTERS:
-            click.echo(f"simulating {engine.machine.name}, {router}", err=True)
-            answers.append(answer(engine, router, traffic, query))
+        for router in options["routers"] or (("galley",) if query.bounds else _ROUTERS):
+            for scaler in options["scalers"] or ("",):
+                what = " ".join(filter(None, (engine.machine.name + ",", router, scaler)))
+                click.echo(f"simulating {what}", err=True)
+                answers.append(answer(engine, router, traffic, query, scaler))
     facts = _facts(settings, options, traffic)
     _print_answers(answers, query)
     write_json(json_file, {"traffic": facts, "goal": query.target, "answers": answers})
@@ -153,13 +196,32 @@ def _query(options: dict[str, Any]) -> "Query":
 
     goal = limits(options)
     replicas, lose = options["replicas"], options["lose"] or 0
-    if replicas is None and not goal:
+    bounds = _bounds(options, goal.get("ttft"))
+    if replicas is None and not goal and bounds is None:
         raise SettingsError(
             "how many replicas is open: give a goal (--ttft, --tpot), or --replicas"
         )
-    if replicas is not None and lose >= replicas:
-        raise SettingsError(f"--lose {lose} of --replicas {replicas} leaves none; lose fewer")
-    return Query(Target(**goal, quantile=options["quantile"]), replicas, lose)
+    least = replicas if bounds is None else bounds.least
+    if least is not None and lose >= least:
+        raise SettingsError(f"--lose {lose} of --replicas {least} leaves none; lose fewer")
+    return Query(Target(**goal, quantile=options["quantile"]), replicas, lose, bounds)
+
+
+def _bounds(options: dict[str, Any], ttft: float | None) -> "Bounds | None":
+    """Return the bounds of autoscalers; None if there are none.
+
+    Raises:
+        SettingsError: their options are given without one, or contradict each other.
+    """
+    from galley.plan.cluster.scalers import Bounds
+
+    if not options["scalers"]:
+        _refuse(options, ("most_replicas", "start_seconds"), "there is no --scaler; leave out")
+        return None
+    least, most = options["replicas"] or 1, options["most_replicas"] or 100
+    if most < least:
+        raise SettingsError(f"--most-replicas {most} is less than --replicas {least}")
+    return Bounds(least, most, options["start_seconds"] or 60.0, ttft or 2.0)
 
 
 def _engines(settings: "Settings", options: dict[str, Any]) -> "list[Engine]":
@@ -179,26 +241,27 @@ def _engines(settings: "Settings", options: dict[str, Any]) -> "list[Engine]":
             click.echo(f"{machine.name}: Galley has no executor for it yet", err=True)
     seats, tokens = settings.running_limit, settings.max_batch_tokens
     engines = [Engine.of(sizes, machine, seats, tokens) for machine in machines]
-    if options["measured"] is not None:
+    if options["measured"]:
         engines = [_calibrated(engines, options["measured"])]
     return engines
 
 
-def _calibrated(engines: "Sequence[Engine]", file: Path) -> "Engine":
+def _calibrated(engines: "Sequence[Engine]", files: Sequence[Path]) -> "Engine":
     """Return the engine with the times of a measured replica.
 
     Raises:
-        SettingsError: there are several machines, or the file has no use for this.
+        SettingsError: there are several machines, or a file has no use for this.
     """
     from galley.bench.cluster_measured import measured_points
     from galley.plan.cluster.calibrate import calibrate
 
     if len(engines) > 1:
         raise SettingsError("--measured is for the machine that was measured; give one --machine")
-    engine = calibrate(engines[0], measured_points(file))
+    runs = [run for file in files for run in measured_points(file)]
+    engine = calibrate(engines[0], runs)
     click.echo(
         f"measured: decoding takes {engine.decode_factor:.2f} times as long as by the roofline, prompts "
-        f"{engine.prompt_factor:.2f} times",
+        f"{engine.prompt_factor:.2f} times; each request adds {1000 * engine.overhead:.1f} ms",
         err=True,
     )
     return engine
@@ -231,18 +294,23 @@ def _drawn(options: dict[str, Any]) -> "Traffic":
     """
     import numpy as np
 
-    from galley.bench.serve.arrivals import poisson
+    from galley.bench.serve.arrivals import poisson, waves
     from galley.bench.serve.lengths import Lengths
     from galley.plan.cluster.traffic import MOST_REQUESTS, synthetic
 
     _refuse(options, ("speed", "unit"), "there is no --trace; leave out")
     rate, seconds, prefixes = options["rate"], options["seconds"] or 300.0, options["prefixes"]
+    peak, period = options["peak"], options["period"]
     if rate is None:
         raise SettingsError("there is no traffic: give --trace or --rate")
-    if rate * seconds > MOST_REQUESTS:
+    if period is not None and peak is None:
+        raise SettingsError("--period is of --peak; give both")
+    if peak is not None and peak < rate:
+        raise SettingsError(f"--peak {peak:g} is less than --rate {rate:g}")
+    if (peak or rate) * seconds > MOST_REQUESTS:
         raise SettingsError(
-            f"--rate {rate:g} for {seconds:g} s is {rate * seconds:,.0f} requests; a simulation takes "
-            f"{MOST_REQUESTS:,} at most"
+            f"{peak or rate:g} requests a second for {seconds:g} s are {(peak or rate) * seconds:,.0f}; "
+            f"a simulation takes {MOST_REQUESTS:,} at most"
         )
     if (prefixes is None) != (options["prefix_tokens"] is None):
         raise SettingsError("--prefixes and --prefix-tokens are given together, or neither")
@@ -250,8 +318,12 @@ def _drawn(options: dict[str, Any]) -> "Traffic":
     output = Lengths.parse(options["output"] or "128", "--output")
     seed = options["seed"] or 0
     random = np.random.default_rng(seed)
+    if peak is None:
+        times = poisson(rate, seed=seed, seconds=seconds)
+    else:
+        times = waves(rate, peak, period=period or 300.0, seconds=seconds, seed=seed)
     return synthetic(
-        poisson(rate, seed=seed, seconds=seconds),
+        times,
         lambda: prompt.draw(random),
         lambda: output.draw(random),
         prefix=None if prefixes is None else lambda: int(random.integers(prefixes)),
@@ -270,7 +342,8 @@ def _facts(settings: "Settings", options: dict[str, Any], traffic: "Traffic") ->
     turns = traffic.turns
     prompt = sum(turn.line.input_length for turn in turns) / len(turns)
     source = (
-        options["trace"] or f"{options['rate']:g} requests a second, seed {options['seed'] or 0}"
+        options["trace"]
+        or f"{options['rate']:g}{_peak(options)} requests a second, seed {options['seed'] or 0}"
     )
     return {
         "model": f"{settings.model}, {options['precision']} weights",
@@ -279,21 +352,25 @@ def _facts(settings: "Settings", options: dict[str, Any], traffic: "Traffic") ->
     }
 
 
+def _peak(options: dict[str, Any]) -> str:
+    return "" if options["peak"] is None else f" to {options['peak']:g}"
+
+
 def _print_answers(answers: "Sequence[Answer]", query: "Query") -> None:
     rows = [
         _row(outcome, query.target)
         for answer in answers
-        for outcome in (answer.undisturbed, answer.chosen)
+        for outcome in (answer.without_loss, answer.chosen)
         if outcome is not None
     ]
     header = (
-        *("machine", "router", "replicas", "lost"),
+        *("machine", "router", "scaler", "replicas", "mean", "lost"),
         *(f"TTFT {name.upper()}" for name in _QUANTILES),
         *(f"TPOT {name.upper()}" for name in _QUANTILES),
         *("cached", "tokens/s", "refused", "moved", "$/h", "goal"),
     )
     if rows:
-        click.echo(table(header, rows, left=(0, 1, len(header) - 1)))
+        click.echo(table(header, rows, left=(0, 1, 2, len(header) - 1)))
         click.echo("TTFT in s, TPOT in ms, over all requests")
     from galley.plan.cluster.compare import sentences
 
@@ -306,7 +383,9 @@ def _row(outcome: "Outcome", target: "Target") -> tuple[str, ...]:
     return (
         outcome.machine,
         outcome.router,
+        outcome.scaler,
         str(outcome.replicas),
+        f"{outcome.mean_replicas:.1f}",
         str(outcome.lost),
         *(f"{outcome.ttft_s[name]:.3f}" for name in _QUANTILES),
         *(f"{1e3 * outcome.tpot_s[name]:.1f}" for name in _QUANTILES),

@@ -38,7 +38,10 @@ _SUFFIXES: Final[dict[str, AudioFormat]] = {
     help="file to write, in the format of its suffix; default: the standard output",
 )
 @click.option("--format", "form", type=click.Choice(FORMATS), help="format; default: by --output")
-@click.option("--voice", help="name of one of the model's voices; default: the first")
+@click.option(
+    "--voice",
+    help="one of the model's voices, or a mix of Kokoro's: af_bella+af_sky; default: the first",
+)
 @click.option(
     "--speed",
     type=click.FloatRange(SLOWEST, FASTEST),
@@ -54,13 +57,14 @@ def speak(
     voice: str | None,
     speed: float,
 ) -> None:
-    """Speak TEXT with a Piper voice.
+    """Speak TEXT with a Piper or Kokoro voice.
 
-    --model names its .onnx file; its .onnx.json has to be next to it.
+    --model names the .onnx file. Next to it have to be the .onnx.json of a Piper voice, or the voices of
+    Kokoro.
     """
     settings = flags.settings()
     if not settings.model:
-        raise SettingsError("no voice is bundled: give --model VOICE.onnx, a Piper voice")
+        raise SettingsError("no voice is bundled: give --model VOICE.onnx, a Piper voice or Kokoro")
     form = form or _format_of(output)
     check_folders(output=output)
     start_logging(settings)

@@ -1,8 +1,8 @@
 """The pool of KV blocks: which are free, how often others are referenced, and what cached ones contain."""
 
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from galley.engine.kept_blocks import KeptBlocks
@@ -206,3 +206,14 @@ class BlockPool:
         assert self.used == len(held)
         assert self.free + self.cached + self.used == self.total
         assert set(self._cached) | self._keeping.keys() <= self._key_of.keys()
+
+
+def check_blocks(
+    pool: BlockPool, tables: "Sequence[Sequence[int]] | Iterator[Sequence[int]]"
+) -> None:
+    """Assert conservation: the pool counts each block once per table that holds it."""
+    held: Counter[int] = Counter()
+    for table in tables:
+        assert len(set(table)) == len(table), "a block occurs twice in a table"
+        held.update(table)
+    pool.check(dict(held))

@@ -15,9 +15,10 @@ from galley.engine.fair_queue import FairQueue, Queued
 from galley.engine.step_meter import StepMeter
 from galley.models.embedding import Head
 from galley.ops.batch import Batch
-from galley.ops.executor import Executor, forward
+from galley.ops.executor import Closable, Executor, forward
 from galley.types import Embed, EngineRequest, Output, Timing, Vector
-from galley.types.model_info import EngineStats, ModelInfo
+from galley.types.engine_stats import EngineStats
+from galley.types.model_info import ModelInfo
 
 if TYPE_CHECKING:
     from galley.formats.weights import Floats
@@ -146,7 +147,9 @@ class EmbeddingEngine:
         )
 
     def close(self) -> None:
-        """Do nothing: the engine holds only memory, which is freed with the object."""
+        """End other ranks; all else is memory, which is freed with the object."""
+        if isinstance(self._executor, Closable):
+            self._executor.close()
 
 
 def _assembled(texts: list[Embed], head: Head) -> Batch:

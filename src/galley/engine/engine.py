@@ -1,7 +1,7 @@
 """The engine: requests go in and tokens come out, one step at a time."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Final
 
@@ -9,18 +9,21 @@ import msgspec
 
 from galley.engine.adapters import AdapterPool
 from galley.engine.assemble import assemble
+from galley.engine.blocks import check_blocks
 from galley.engine.commit import commit
 from galley.engine.encoder_cache import MAX_FEATURE, EncoderCache, EncoderFeatures
-from galley.engine.kv import KVCache, check_blocks
-from galley.engine.prefix_tier import PrefixTier, TierStats
+from galley.engine.kv import KVCache
+from galley.engine.prefix_tier import PrefixTier
 from galley.engine.preparing import Prepared, Preparing
 from galley.engine.scheduler import Scheduler, Work
 from galley.engine.sequence import Sequence
 from galley.engine.speculation import EngineSpeculation
 from galley.engine.step_meter import StepMeter
-from galley.errors import EngineError
-from galley.ops.executor import Executor
+from galley.engine.tier_stats import TierStats
+from galley.errors import EngineError, same_id
+from galley.ops.executor import Closable, Executor
 from galley.types import (
+    BLOCK_TOKENS,
     LIVE_PRIORITY,
     Adapter,
     Align,
@@ -31,7 +34,9 @@ from galley.types import (
     Timing,
 )
 from galley.types.block_hashes import BlockContent
-from galley.types.model_info import EngineStats, ModelInfo
+from galley.types.engine_stats import EngineStats
+from galley.types.model_info import ModelInfo, TransferInfo
+from galley.types.transfers import KVPeer, TransferPlan
 
 _GATHERING_SECONDS: Final = 0.002
 """How long a step sleeps while a static batch waits to fill, or all requests are being prepared."""
@@ -58,6 +63,7 @@ class Engine:
         preparing: Preparing | None = None,
     ) -> None:
         self.info = info
+        self._hold_seconds = 0.0
         self._executor = executor
         self._warm_up = (executor.forward_seconds, executor.sample_seconds)
         self._kv = kv
@@ -92,8 +98,25 @@ class Engine:
         """Whether any request processes live audio."""
         return any(s.request.priority <= LIVE_PRIORITY for s in self._sequences.values())
 
+    def exchange_blocks(self, plan: TransferPlan, wake: Callable[[], None]) -> None:
+        """See :class:`galley.service.protocol.TransferringEngine`."""
+        port = self._preparing.exchange_blocks(plan, wake)
+        self._tier = self._preparing.tier
+        self._hold_seconds = plan.hold_seconds
+        found = TransferInfo(role=plan.role, host=plan.host, port=port)
+        self.info = msgspec.structs.replace(self.info, transfers=found)
+
     def add(self, request: EngineRequest) -> None:
-        """Queue a request; later steps return its tokens."""
+        """Queue a request; later steps return its tokens.
+
+        Raises:
+            Conflict: an unfinished request has the same id.
+        """
+        if request.id in self._sequences or request.id in self._preparing:
+            raise same_id(request.id)
+        if request.offered:
+            keep = max(request.keep_seconds, self._hold_seconds)
+            request = msgspec.structs.replace(request, keep_seconds=keep)
         if not self._preparing.add(request):
             self._begin(Prepared(request, time.monotonic()))
 
@@ -118,7 +141,6 @@ class Engine:
 
     def _begin(self, prepared: Prepared) -> None:
         request, arrival, grammar, slot = prepared
-        assert request.id not in self._sequences, request.id
         payload = request.payload
         assert isinstance(payload, Decoded), request.id
         features = self._features(request, payload)
@@ -233,7 +255,7 @@ class Engine:
     @property
     def _may_wait(self) -> bool:
         """Whether there may be nothing to plan although there is work."""
-        return self._scheduler.gathers or (self._tier is not None and self._tier.is_loading)
+        return self._scheduler.gathers or (self._tier is not None and self._tier.holds)
 
     def _begin_prepared(self) -> None:
         """Turn requests whose grammars and adapters are ready into sequences."""
@@ -276,6 +298,16 @@ class Engine:
             prefix_disk_dropped_blocks=tier.dropped_blocks,
             prefix_disk_damaged_files=tier.damaged_files,
             prefix_disk_bytes=tier.bytes,
+            kv_peer_hit_tokens=tier.peer_hit_tokens,
+            kv_fetches=tier.fetches,
+            kv_fetch_failures=tier.fetch_failures,
+            kv_fetch_seconds=tier.fetch_seconds,
+            kv_fetched_blocks=tier.fetched_blocks,
+            kv_fetched_bytes=tier.fetched_bytes,
+            kv_missing_blocks=tier.missing_blocks,
+            kv_sent_blocks=tier.sent_blocks,
+            kv_sent_bytes=tier.sent_bytes,
+            kv_send_failures=tier.send_failures,
             preemptions=self._scheduler.preemptions,
             forward_seconds=self._executor.forward_seconds - self._warm_up[0] + drafted,
             sample_seconds=self._executor.sample_seconds - self._warm_up[1],
@@ -317,7 +349,7 @@ class Engine:
         return self._kv.take_contents()
 
     def close(self) -> None:
-        """Stop the threads; everything else that the engine holds is memory, freed with the object.
+        """Stop threads and other ranks; everything else that the engine holds is memory.
 
         Blocks that are not on disk yet are written first, for less than a second.
         """
@@ -327,6 +359,8 @@ class Engine:
             self._grammars.close()
         if self._adapters is not None:
             self._adapters.close()
+        if isinstance(self._executor, Closable):
+            self._executor.close()
 
     def _account(self, plan: list[Work]) -> None:
         now = time.monotonic()
@@ -366,10 +400,19 @@ class Engine:
                 proposed=sequence.drafts.proposed if sequence.drafts else 0,
                 accepted=sequence.drafts.accepted if sequence.drafts else 0,
             )
-            outputs[i] = msgspec.structs.replace(output, timing=timing)
+            peer = self._offered(sequence) if output.finish_reason else None
+            outputs[i] = msgspec.structs.replace(output, timing=timing, kv_peer=peer)
             if output.finish_reason:
                 del self._sequences[sequence.id]
                 self._speculation.end(sequence)
                 self._scheduler.remove(sequence)
                 self._preparing.release(sequence.request)
         return outputs
+
+    def _offered(self, sequence: Sequence) -> KVPeer | None:
+        """Return where the blocks of a request's prompt can be fetched, if they are for a peer."""
+        here = self.info.transfers
+        if not sequence.request.offered or here is None or not here.port:
+            return None
+        whole = min(sequence.computed, len(sequence.prompt)) // BLOCK_TOKENS
+        return KVPeer(here.host, here.port, whole * BLOCK_TOKENS)

@@ -10,78 +10,20 @@ A KV group is the set of layers that keep the same tokens.
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final
 
+from galley.engine.block_watcher import BlockWatcher
 from galley.engine.blocks import BlockPool
+from galley.engine.kv_tables import Claim, Table, Tables
 from galley.engine.states import StateCache
 from galley.graph.program import KVGroup
 from galley.types import BLOCK_TOKENS, blocks_for
 from galley.types.block_hashes import BlockContent, HashChain, salt_hash
 
-Table: TypeAlias = "array[int]"
-"""Block ids; each step copies their bytes."""
-
 WHOLE_CONTEXT: Final = KVGroup()
 
 _PLAIN: Final = salt_hash("")
 """Root of chains that tokens alone determine: no tenant's salt, no adapter, no encoder input."""
-
-
-class Claim(NamedTuple):
-    """The resources that opening a request's tables would take.
-
-    Attributes:
-        tokens: number of leading tokens whose keys and values are already in the cache.
-        found: for each group, the blocks of these tokens; None for those that have left the window.
-        fresh: for each group, the number of blocks to be taken from the pool.
-        state: slot of the kept state from which recurrent layers continue, if there is one.
-    """
-
-    tokens: int
-    found: tuple[list[int | None], ...]
-    fresh: tuple[int, ...]
-    state: int | None = None
-
-    @property
-    def shared(self) -> list[int]:
-        """Blocks that get one more reference."""
-        return [block for blocks in self.found for block in blocks if block is not None]
-
-
-@dataclass(slots=True)
-class _Tables:
-    """The blocks of a running request.
-
-    Attributes:
-        hypotheses: for each beam-search hypothesis, or the only one, its table in each KV group.
-        first: for each group, the index of the first block that is held; earlier entries have left the
-            window.
-        registered: number of leading blocks that other requests can find.
-    """
-
-    hypotheses: list[tuple[Table, ...]]
-    first: list[int]
-    registered: int
-
-
-class BlockWatcher(Protocol):
-    """What learns of the blocks that other requests can find."""
-
-    def registered(self, key: bytes, block: int, group: int, root: bytes) -> None:
-        """Take note of a block of a KV group that is full once this step has run.
-
-        ``root`` is the hash with which its chain begins.
-        """
-
-    def kept(self, keys: Sequence[bytes], seconds: float) -> None:
-        """Take note of blocks that are to be kept for so long."""
-
-    def evicted(self, key: bytes, block: int) -> None:
-        """Take note of a block whose memory is about to be reused."""
-
-    def forgotten(self) -> None:
-        """Take note that no block can be found any longer."""
 
 
 class KVCache:
@@ -112,7 +54,7 @@ class KVCache:
         self._sharing = prefix_cache
         self._slides = any(group.window for group in groups)
         self.takes_back = states is None
-        self._tables: dict[str, _Tables] = {}
+        self._tables: dict[str, Tables] = {}
         self._chains: dict[str, HashChain] = {}
         self._copies: list[tuple[int, int]] = []
         self._watcher: BlockWatcher | None = None
@@ -225,7 +167,7 @@ class KVCache:
             held = [block for block in found if block is not None]
             held += [self.pool.take() for _ in range(fresh)]
             tables.append(array("q", held[:1] * firsts[-1] + held))
-        self._tables[request_id] = _Tables([tuple(tables)], firsts, len(claim.found[0]))
+        self._tables[request_id] = Tables([tuple(tables)], firsts, len(claim.found[0]))
 
     def count_lookup(self, queried: int, hit: int) -> None:
         """Record that an admitted request looked up ``queried`` tokens and found ``hit`` of them."""
@@ -233,7 +175,7 @@ class KVCache:
             self.queried_tokens += queried
             self.hit_tokens += hit
 
-    def grow(self, request_id: str, tokens: int) -> bool:
+    def allocate(self, request_id: str, tokens: int) -> bool:
         """Make room for ``tokens`` tokens in total; return False and take nothing if there is no room.
 
         The hypotheses of a beam search grow together, by one token: blocks that several of them would
@@ -261,7 +203,7 @@ class KVCache:
                 self._copies.append((block, table[i]))
         return True
 
-    def _written(self, tables: _Tables, tokens: int) -> list[tuple[Table, int]]:
+    def _written(self, tables: Tables, tokens: int) -> list[tuple[Table, int]]:
         """Return the existing entries of hypotheses' tables that growing to ``tokens`` tokens writes."""
         return [
             (table, len(table) - 1)
@@ -433,14 +375,3 @@ def _held(hypotheses: Sequence[tuple[Table, ...]], first: Sequence[int]) -> Iter
     for hypothesis in hypotheses:
         for table, begin in zip(hypothesis, first, strict=True):
             yield from table[begin:]
-
-
-def check_blocks(
-    pool: BlockPool, tables: "Sequence[Sequence[int]] | Iterator[Sequence[int]]"
-) -> None:
-    """Assert conservation: the pool counts each block once per table that holds it."""
-    held: Counter[int] = Counter()
-    for table in tables:
-        assert len(set(table)) == len(table), "a block occurs twice in a table"
-        held.update(table)
-    pool.check(dict(held))

@@ -88,6 +88,10 @@ class Loading:
         check_isa()
         clock.end("import")
         model = read_model(settings, folder, name)
+        if settings.tensor_parallel > 1:
+            from galley.engine.parallel.factory import parallel_factory
+
+            factory = parallel_factory(factory, name, settings, folder)
         return cls(settings, folder, name, factory, model, clock, pauses, on_ledger)
 
     @property
@@ -146,7 +150,7 @@ class Loading:
             executor=self.executor_name,
             program=ProgramInfo(
                 dtype=options.dtype,
-                quantize=options.quantize,
+                weight_dtype=options.weight_dtype,
                 activations=executor.activations,
                 kv_dtype=options.kv_dtype,
                 costs=executor.step_costs(),

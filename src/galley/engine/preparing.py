@@ -1,15 +1,17 @@
 """Requests that are not sequences yet: they wait for their grammars to compile or adapters to load."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from typing import Any, NamedTuple
 
 from galley.engine.adapters import AdapterPool
+from galley.engine.build_prefix_tier import TierBuilder
 from galley.engine.prefix_tier import PrefixTier
-from galley.errors import GalleyError
+from galley.errors import GalleyError, SettingsError
 from galley.grammar.matcher import GrammarMatcher, Grammars
 from galley.types import EngineRequest, Generate, Output
+from galley.types.transfers import TransferPlan
 
 
 class Prepared(NamedTuple):
@@ -46,6 +48,7 @@ class Preparing:
         grammars: Grammars | None = None,
         adapters: AdapterPool | None = None,
         tier: PrefixTier | None = None,
+        tiers: TierBuilder | None = None,
     ) -> None:
         """Create an empty queue.
 
@@ -53,14 +56,30 @@ class Preparing:
             grammars: compiles grammars; None if no request has one.
             adapters: loads adapters; None if no request has one.
             tier: has prefixes on disk, for which sequences wait in it; None if there are none.
+            tiers: builds a tier for the exchange of blocks with peers.
         """
         self.grammars = grammars
         self.adapters = adapters
         self.tier = tier
-        self._waiting: list[_Waiting] = []
+        self._tiers = tiers
+        self._waiting: dict[str, _Waiting] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._waiting
+
+    def exchange_blocks(self, plan: TransferPlan, wake: Callable[[], None]) -> int:
+        """Exchange blocks with peers from now on; return the port at which they are offered, or 0.
+
+        Raises:
+            SettingsError: see :meth:`TierBuilder.with_peers`.
+        """
+        if self._tiers is None:
+            raise SettingsError(f"role is {plan.role}, but this engine has no prefix cache")
+        self.tier, port = self._tiers.with_peers(self.tier, plan, wake)
+        return port
 
     def add(self, request: EngineRequest) -> bool:
         """Queue a request that needs preparing; return False for any other."""
@@ -70,17 +89,17 @@ class Preparing:
             compiled = self.grammars.compile(payload.sampling.grammar, payload.output)
         elif request.adapter is None:
             return False
-        self._waiting.append(_Waiting(request, time.monotonic(), compiled))
+        self._waiting[request.id] = _Waiting(request, time.monotonic(), compiled)
         return True
 
     def abort(self, request_id: str) -> None:
         """Drop a request, if it is here."""
-        self._waiting = [one for one in self._waiting if one.request.id != request_id]
+        self._waiting.pop(request_id, None)
 
     def pause(self, seconds: float) -> None:
         """Sleep for so long, or until one of the waiting requests may begin."""
         awaited: list[Future[Any]] = [
-            one.compiled for one in self._waiting if one.compiled is not None
+            one.compiled for one in self._waiting.values() if one.compiled is not None
         ]
         if self.adapters is not None:
             awaited += self.adapters.on_the_way
@@ -90,9 +109,9 @@ class Preparing:
         """Yield the requests that can begin now, and error outputs for those that never can."""
         if self.adapters is not None:
             self.adapters.settle()
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting = self._waiting, {}
         blocked = False
-        for one in waiting:
+        for one in waiting.values():
             try:
                 prepared = None if blocked and one.request.adapter else self._prepared(one)
             except GalleyError as error:
@@ -101,7 +120,7 @@ class Preparing:
             if prepared is not None:
                 yield prepared
                 continue
-            self._waiting.append(one)
+            self._waiting[one.request.id] = one
             blocked = blocked or self._needs_slot(one)
 
     def release(self, request: EngineRequest) -> None:

@@ -18,7 +18,8 @@ from galley.graph.program import Program
 from galley.graph.quantize_inputs import quantize_inputs
 from galley.ops.batch import Batch, CrossContext, EncoderBatch, Ints
 from galley.ops.choice import executor_factory
-from galley.ops.cpu import CpuExecutor, planned
+from galley.ops.cpu import CpuExecutor
+from galley.ops.cpu_plan import planned
 from galley.ops.executor import Executor, encode, execute
 from galley.ops.isa import choose_isa
 from galley.ops.kinds import input_steps
@@ -95,7 +96,7 @@ def measure_eager(model: Model, *, repeats: int) -> float | None:
         factory = executor_factory("reference")
     except SettingsError:
         return None
-    dtype = "float32" if model.options.quantize == "float32" else model.options.dtype
+    dtype = "float32" if model.options.weight_dtype == "float32" else model.options.dtype
     options = dataclasses.replace(
         model.options, dtype=dtype, activations="auto", kv_dtype=dtype, disable_pass=()
     )

@@ -2,16 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
+from galley.cache.directives import MODE_HEADER, Outcome
 from galley.cache.question import Question
-from galley.cache.responses import Ask
-from galley.cache.wish import MODE_HEADER, Outcome
-from galley.errors import Draining, EngineError, RateLimited, RequestError
+from galley.cache.responses import Lookup
+from galley.errors import RateLimited, RequestError
+from galley.gateway.call_stream import CallStream
 from galley.gateway.caller import Caller
-from galley.gateway.lifecycle import RETRY_SECONDS
 from galley.gateway.receipt import Receipt
 from galley.gateway.served import ServedModel
 from galley.observe.tenants import TokenKind
@@ -19,11 +19,8 @@ from galley.service.streams import LONGEST_WAIT, Outputs
 from galley.service.text_pool import TextWork
 from galley.settings.cache import CacheMode
 from galley.traffic.recorder import Recorded
-from galley.types import EngineRequest, Output, SamplingParams, Tensors, Timing, Vector
+from galley.types import EngineRequest, SamplingParams
 from galley.types.model_info import ModelInfo
-
-Whole = TypeVar("Whole", Vector, Tensors)
-"""Results that come in a request's only Output."""
 
 
 class Call:
@@ -114,7 +111,7 @@ class Call:
         *,
         reserve: int = 0,
         seeded: bool = False,
-        patient: bool = False,
+        waits: bool = False,
         question: Question | None = None,
     ) -> "list[CallStream]":
         """Start all requests or none, unless the response cache answers them.
@@ -123,7 +120,7 @@ class Call:
             requests: the requests to start.
             reserve: see :meth:`submit_all`.
             seeded: whether the caller gave the seed of what is drawn.
-            patient: whether to wait while the queue is full or no token is left; for work already begun.
+            waits: whether to wait while the queue is full or no token is left; for work already begun.
             question: what the response cache may compare by meaning.
 
         Raises:
@@ -131,27 +128,27 @@ class Call:
             NotStored: only stored answers are wanted, and there is none.
         """
         responses, mode = self.backend.responses, self.cache_mode
-        if responses is None:
-            if patient:
-                return await self.submit_patiently(requests)
+        if responses is None or self.caller.offered:
+            if waits:
+                return await self.submit_when_room(requests)
             return self.submit_all(requests, reserve=reserve)
-        if patient:
+        if waits:
             await self._until_allowed()
         else:
             self._reserve(reserve)
         caller = self.caller
         outcome = caller.cached = caller.cached or Outcome()
-        ask = Ask(
+        lookup = Lookup(
             requests=caller.marked(requests),
             deadline=caller.deadline,
-            wish=caller.wish,
+            directives=caller.directives,
             seeded=seeded,
             model=self.model,
             outcome=outcome,
-            patient=patient,
+            waits=waits,
             question=question,
         )
-        streams = await responses.submit(ask, mode)
+        streams = await responses.submit(lookup, mode)
         caller.headers.update(outcome.headers())
         self._record(cache=outcome.word)
         return self._counted(streams)
@@ -163,16 +160,16 @@ class Call:
         Raises:
             RequestError: the request wants it, and the server has none.
         """
-        responses, wish = self.backend.responses, self.caller.wish
+        responses, directives = self.backend.responses, self.caller.directives
         if responses is None:
-            if wish.mode not in (None, "off"):
+            if directives.mode not in (None, "off"):
                 raise RequestError(
-                    f"{MODE_HEADER} is {wish.mode!r}, but this server stores no answers: it is started "
-                    "without --response-cache",
+                    f"{MODE_HEADER} is {directives.mode!r}, but this server stores no answers: it is "
+                    "started without --response-cache",
                     param=MODE_HEADER,
                 )
             return "off"
-        mode = wish.mode or self.caller.tenant.response_cache or responses.mode
+        mode = directives.mode or self.caller.tenant.response_cache or responses.mode
         if mode == "semantic" and responses.cache.semantic is None:
             raise RequestError(
                 f"{MODE_HEADER} is 'semantic', but this server compares no questions: it is started "
@@ -214,11 +211,11 @@ class Call:
             self.backend.engine.submit_all(self.caller.marked(requests), self.caller.deadline)
         )
 
-    async def submit_patiently(self, requests: Sequence[EngineRequest]) -> "list[CallStream]":
+    async def submit_when_room(self, requests: Sequence[EngineRequest]) -> "list[CallStream]":
         """Start all requests of a call that has begun; wait while the queue is full or no token is left."""
         await self._until_allowed()
         engine, deadline = self.backend.engine, self.caller.deadline
-        return self._counted(await engine.submit_patiently(self.caller.marked(requests), deadline))
+        return self._counted(await engine.submit_when_room(self.caller.marked(requests), deadline))
 
     def recorded(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, salt: str | None
@@ -308,7 +305,7 @@ class Call:
 
     def audio_ended(self, seconds: float, reason: str, **facts: Any) -> None:
         """Record the end of a recording or a live stream: "stop", "cancelled" or "error"."""
-        self.served.metrics.audio_heard(self.endpoint, seconds, reason)
+        self.served.metrics.audio_transcribed(self.endpoint, seconds, reason)
         audio = round(seconds, 1)
         self._record(audio_seconds=audio, **facts, generated=self.generated, finish=reason)
         self._present(whole=reason == "stop")
@@ -361,8 +358,8 @@ class Call:
 
     def _delivered(self, tokens: int) -> None:
         self.generated += tokens
-        everybodys, tenants = self._generated
-        everybodys.inc(tokens)
+        total, tenants = self._generated
+        total.inc(tokens)
         self.caller.account.count(tenants, tokens)
         self._spend(tokens)
 
@@ -375,86 +372,6 @@ class Call:
         self._spent += tokens
         self.caller.account.spend(max(0, beyond))
         self.caller.account.use(tokens)
-
-
-class CallStream:
-    """One engine request's Outputs, counted as they arrive; ends after the one with a ``finish_reason``.
-
-    Attributes:
-        tokens: number of tokens so far.
-        first_token: arrival of the first token, on the monotonic clock; None before.
-        timing: the last known timing.
-    """
-
-    def __init__(self, call: Call, stream: Outputs) -> None:
-        """Count ``stream`` for ``call``, whose ``submit`` methods create this."""
-        self.tokens = 0
-        self.first_token: float | None = None
-        self.timing: Timing | None = None
-        self._call = call
-        self._stream = stream
-        self._submitted = self._latest = time.monotonic()
-        self._billed = False
-        self._inter_token = call.served.metrics.inter_token
-
-    def __aiter__(self) -> AsyncIterator[Output]:
-        return self
-
-    async def __anext__(self) -> Output:
-        output = await self._stream.__anext__()
-        count = len(output.tokens)
-        if count:
-            now = time.monotonic()
-            if self.first_token is None:
-                self.first_token = now
-            else:
-                self._inter_token.observe(now - self._latest)
-            self._latest = now
-            self.tokens += count
-            self._call._delivered(count)
-        if output.timing is not None:
-            self.timing = output.timing
-        if output.finish_reason is not None:
-            self._ended()
-        return output
-
-    async def result(self, kind: type[Whole]) -> Whole:
-        """Return the result of a request that has a single Output, such as a vector or tensors.
-
-        Raises:
-            Draining: the server is stopping.
-            RequestError: the model does not take the request's values; it names no field.
-            EngineError: the model failed on the request, or returned something else.
-        """
-        async for output in self:
-            if output.finish_reason == "abort":
-                raise Draining(
-                    "The server stopped before the answer was complete", retry_after=RETRY_SECONDS
-                )
-            if output.finish_reason == "error":
-                self._call.sequence_lost("error")
-                error = output.error or "The engine gave up the request"
-                raise RequestError(error) if output.refused else EngineError(error)
-            if isinstance(output.result, kind):
-                self._call.sequence_ended(self, "stop")
-                return output.result
-        raise EngineError(f"The engine ended a request without {kind.__name__.lower()}")
-
-    def cancel(self, *, whole: bool = False) -> None:
-        """Have the engine drop the request within one step. Harmless when it has finished.
-
-        Args:
-            whole: whether the Outputs so far are the whole answer, as the reader sees it.
-        """
-        self._ended()
-        self._stream.cancel(whole=whole)
-
-    def _ended(self) -> None:
-        """Add the last known timing to the receipt, once."""
-        self._call._open.discard(self)
-        if self.timing is not None and not self._billed:
-            self._billed = True
-            self._call.receipt.add(self._submitted, self.timing)
 
 
 @contextmanager

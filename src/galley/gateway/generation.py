@@ -13,7 +13,8 @@ import msgspec
 
 from galley.cache.question import Question
 from galley.errors import DeadlineExceeded, Draining, EngineError, RequestError, SlowReader
-from galley.gateway.call import Call, CallStream
+from galley.gateway.call import Call
+from galley.gateway.call_stream import CallStream
 from galley.gateway.lifecycle import RETRY_SECONDS
 from galley.gateway.receipt import Receipt
 from galley.gateway.served import ServedModel
@@ -23,6 +24,7 @@ from galley.tools.events import Event, Text
 from galley.tools.parser import Parser
 from galley.traffic.recorder import Recorded
 from galley.types import SamplingParams, TokenLogprob
+from galley.types.transfers import KVPeer
 
 Finish = Literal["stop", "length", "tool_calls"]
 
@@ -104,7 +106,7 @@ class Generation:
             question: of a chat, what the response cache may compare by meaning.
 
         Raises:
-            RequestError: the request cannot be honoured by this model.
+            RequestError: the request cannot be honored by this model.
             Unavailable: the queue is full, the tenant has no tokens left, or the engine is not ready.
             EngineFailed: the engine will not come back.
         """
@@ -178,6 +180,11 @@ class Generation:
     def stop_string(self, choice: int) -> str | None:
         """Return the stop string that ended the choice's text, or None."""
         return self._choices[choice].text.stop_string
+
+    @property
+    def kv_peer(self) -> KVPeer | None:
+        """Where the keys and values of the prompt can be fetched, if the request says that they will be."""
+        return self._choices[0].kv_peer
 
     @property
     def receipt(self) -> Receipt:
@@ -305,6 +312,11 @@ class _Choice:
         at = partial(bisect_left, self._offsets)
         return sum(at(end) - at(begin) for begin, end in spans)
 
+    @property
+    def kv_peer(self) -> KVPeer | None:
+        """See :attr:`CallStream.kv_peer`."""
+        return self._stream.kv_peer
+
     def close(self) -> None:
         """Abort the sequence in the engine if it still runs. Idempotent."""
         if self._open:
@@ -353,7 +365,10 @@ async def _merged(sources: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenera
                 case None:
                     left -= 1
                 case Exception() as error:
-                    raise error
+                    try:
+                        raise error
+                    finally:
+                        del error  # whose traceback refers to this frame
                 case piece:
                     yield piece
     finally:

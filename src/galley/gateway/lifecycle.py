@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, Literal
 
-from galley.types.model_info import EngineState
+from galley.types.engine_stats import EngineState
 
 State = EngineState | Literal["draining"]
 

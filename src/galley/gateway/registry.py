@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -15,17 +15,16 @@ from galley.errors import (
     EngineNotReady,
     GalleyError,
     ModelError,
-    RequestError,
     SettingsError,
     UnknownModel,
 )
 from galley.gateway.adapters import ServedAdapter
 from galley.gateway.caller import Caller
 from galley.gateway.comparing import semantic_cache
-from galley.gateway.derived import MOST_DERIVED, Derived
-from galley.gateway.lifecycle import RETRY_SECONDS, Lifecycle
+from galley.gateway.lifecycle import Lifecycle
 from galley.gateway.make_submitter import MakeSubmitter, make_submitter
 from galley.gateway.memory_plans import MemoryPlans
+from galley.gateway.model_names import ModelNames
 from galley.gateway.on_request import OnRequest
 from galley.gateway.served import ServedModel
 from galley.observe.metrics import Metrics
@@ -36,7 +35,8 @@ from galley.settings.named_models import NamedModel
 from galley.traffic.recorder import Recorder
 from galley.traffic.texts import TextCipher
 from galley.types import Task
-from galley.types.model_info import EngineState, Ledger
+from galley.types.engine_stats import EngineState
+from galley.types.model_info import Ledger
 
 OnModelPhase = Callable[[str, str, float], None]
 """Called with (model, phase, seconds) when a phase of a model's start has ended."""
@@ -54,12 +54,11 @@ _WORST_FIRST: Final[tuple[EngineState, ...]] = (
 )
 
 
-class Registry:
+class Registry(ModelNames):
     """All models of one server, from their settings to their last request.
 
     Attributes:
         settings: limits and addresses, which apply to all models.
-        derived: further names of models, see :meth:`derive`.
         responses: the response cache; None: no model uses it.
         recorder: writes the record of the traffic; None: there is none.
     """
@@ -98,18 +97,14 @@ class Registry:
             self.metrics.watch_responses(self.responses)
             self.responses.semantic = semantic_cache(settings, self.responses, self)
         models = [self._described(own) for own in each]
-        self._models = {model.name: model for model in models}
+        super().__init__(models)
         if self.responses is not None:
             self._check_comparers()
-        self.derived: dict[str, Derived] = {}
         self._on_request = OnRequest(
             [model for model in models if model.on_request],
             most=settings.max_loaded_models,
-            patience=settings.request_timeout,
+            timeout=settings.request_timeout,
         )
-
-    def __iter__(self) -> Iterator[ServedModel]:
-        return iter(list(self._models.values()))
 
     def _check_comparers(self) -> None:
         """Raise SettingsError if a model by which the response cache compares questions is not served."""
@@ -150,15 +145,6 @@ class Registry:
         served.withdrawn = "not loaded yet"
         self._models[served.name] = served
         return served
-
-    def remove(self, model: ServedModel) -> None:
-        """Forget a model that has been withdrawn."""
-        del self._models[model.name]
-
-    @property
-    def names(self) -> list[str]:
-        """The models' names in the API."""
-        return list(self._models)
 
     async def start(
         self,
@@ -307,65 +293,11 @@ class Registry:
             name = derived.base
             if caller is not None:
                 caller.derived = derived
-        model, adapter = (self._only(task), None) if name is None else self._meant(name)
+        model, adapter = (self._only(task), None) if name is None else self._resolved(name)
         if caller is not None:
             caller.record["model"] = model.name if adapter is None else f"{model.name}:{adapter}"
         model.check(task, caller, called=name, priority=priority)
         return model, adapter
-
-    def derive(self, derived: Derived) -> None:
-        """Serve a model under a further name, replacing an earlier derived model of that name.
-
-        Raises:
-            Conflict: the name is that of a model or an adapter, or there are too many derived models.
-        """
-        name = derived.name
-        if name in self._models or any(name in model.adapters for model in self):
-            raise Conflict(f"{name!r} is the name of a served model or adapter; choose another")
-        if name not in self.derived and len(self.derived) >= MOST_DERIVED:
-            raise Conflict(
-                f"the maximum of {MOST_DERIVED} derived models is reached; delete one (DELETE /api/delete)"
-            )
-        self.derived[name] = derived
-
-    def knows(self, name: str) -> bool:
-        """Return whether ``name`` is a model's name or a further name of one."""
-        return name in self._models or name in self.derived
-
-    def served(self, name: str) -> ServedModel:
-        """Return the model with this name or adapter, loaded or not. Raises the errors of :meth:`find`."""
-        return self._meant(name)[0]
-
-    def named(self, name: str) -> ServedModel:
-        """Return the model of that name, loaded or not. Raises UnknownModel."""
-        model = self._models.get(name)
-        if model is None:
-            raise self._unknown(name)
-        return model
-
-    def _meant(self, name: str) -> tuple[ServedModel, str | None]:
-        """Return the model and adapter that ``name`` refers to.
-
-        ``name`` is a model's name, MODEL:ADAPTER, or an adapter's name alone.
-
-        Raises:
-            UnknownModel: there is no such model or adapter.
-            RequestError: several models have such an adapter.
-        """
-        if name in self._models:
-            return self._models[name], None
-        base, _, own = name.rpartition(":")
-        if base in self._models and own in self._models[base].adapters:
-            return self._models[base], own
-        having = [model for model in self if name in model.adapters]
-        if not having:
-            raise self._unknown(name)
-        if len(having) > 1:
-            choices = " or ".join(f"{model.name}:{name}" for model in having)
-            raise RequestError(
-                f"Several models have an adapter {name!r}; choose {choices}", param="model"
-            )
-        return having[0], name
 
     async def load_adapter(self, model: ServedModel, name: str, path: str) -> ServedAdapter:
         """Load one more LoRA adapter of a loaded model.
@@ -381,20 +313,13 @@ class Registry:
 
     async def unload_adapter(self, name: str) -> None:
         """Unload an adapter and remove its further names. Raises the errors of :meth:`find`."""
-        model, adapter = self._meant(name)
+        model, adapter = self._resolved(name)
         if adapter is None:
             raise UnknownModel(f"{name!r} is a model, not an adapter")
         engine = model.backend().engine if model.is_loaded else None
         await model.adapters.unload(engine, adapter)
         gone = (adapter, f"{model.name}:{adapter}")
         self.derived = {n: one for n, one in self.derived.items() if one.base not in gone}
-
-    def _unknown(self, name: str) -> UnknownModel:
-        adapters = sum(len(model.adapters) for model in self)
-        more = f", and {adapters} adapters (GET /v1/models)" if adapters else ""
-        return UnknownModel(
-            f"The model {str(name)[:100]!r} does not exist; this server has {self._listed()}{more}"
-        )
 
     def is_loading(self, model: ServedModel) -> bool:
         """Return whether a model is being loaded, at the start or for a request."""
@@ -428,38 +353,6 @@ class Registry:
         named = (EngineNotReady, EngineFailed) if len(self._models) > 1 else ()
         with suppress(*named):
             best.check(task, caller)
-
-    def task_of_pairs(self, name: str | None) -> Task | None:
-        """Return the task by which to find a model that scores pairs if none is named; prefer rerankers."""
-        if name is not None:
-            return None
-        reranks = any("rerank" in (model.tasks or ()) for model in self)
-        return "rerank" if reranks else "embed"
-
-    def _only(self, task: Task | None) -> ServedModel:
-        fitting = list(self)
-        if len(fitting) > 1:
-            if any(model.tasks is None for model in self._at_start):
-                raise EngineNotReady("The models are loading", retry_after=RETRY_SECONDS)
-            fitting = [m for m in self if task is None or m.tasks is None or task in m.tasks]
-            if not fitting:
-                raise RequestError(
-                    f"No model of this server can {task}; it has {self._listed()}", param="model"
-                )
-        if len(fitting) != 1:
-            raise RequestError(
-                f"This server has {self._listed()}; choose one in the field model",
-                param="model",
-            )
-        return fitting[0]
-
-    def _listed(self) -> str:
-        return ", ".join(map(repr, self._models))
-
-    @property
-    def _at_start(self) -> list[ServedModel]:
-        """The models that are loaded at the start and stay loaded, except those that were unloaded."""
-        return [m for m in self if not m.on_request and m.withdrawn is None]
 
     def _state(self) -> EngineState:
         """Return the worst state of the models loaded at the start.

@@ -7,40 +7,32 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from galley.cache.response_cache import ResponseCache
 from galley.errors import Conflict, EngineFailed, EngineNotReady, RequestError, UnknownModel
-from galley.formats.gguf_file import is_gguf
 from galley.formats.model_repository import is_in_repository, version_of
-from galley.formats.source import BUNDLED, resolve_model
+from galley.formats.source import resolve_model
 from galley.gateway.adapters import ServedAdapters
 from galley.gateway.backend import Backend, BackendLoading
 from galley.gateway.caller import Caller
 from galley.gateway.daemon_thread import in_daemon_thread
+from galley.gateway.default_name import default_name
 from galley.gateway.lifecycle import RETRY_SECONDS
 from galley.gateway.make_submitter import MakeSubmitter, make_submitter
 from galley.gateway.memory_plans import MemoryPlans
 from galley.gateway.memory_watch import MemoryWatch
 from galley.gateway.model_files import fingerprint
+from galley.gateway.retired import RetiredBackends, until_unused
 from galley.observe.metrics import Metrics
 from galley.service.spawn import Spawner
 from galley.settings.config import Settings
-from galley.settings.engine_choice import is_file_of_engine
 from galley.traffic.recorder import Recorder
 from galley.types import Adapter, OnPhase, Task
-from galley.types.model_info import (
-    EngineState,
-    EngineStats,
-    Ledger,
-    ModelInfo,
-    OnLedger,
-    ReplicaStatus,
-)
+from galley.types.engine_stats import EngineState, EngineStats, ReplicaStatus
+from galley.types.model_info import Ledger, ModelInfo, OnLedger
 
 log = logging.getLogger("galley.server")
-
-_RETIRE_POLL_SECONDS: Final = 0.1
 
 
 class ServedModel:
@@ -90,7 +82,7 @@ class ServedModel:
         self._cache = cache
         self.recorder = recorder
         self.memory = MemoryWatch(settings.memory_limit_fraction)
-        self.name = settings.served_model_name or _default_name(settings.model)
+        self.name = settings.served_model_name or default_name(settings.model)
         self.metrics = metrics.model(self.name, self)
         self.adapters = ServedAdapters(settings.adapter_paths)
         self.on_request = settings.load_on_request
@@ -101,7 +93,7 @@ class ServedModel:
         self.withdrawn: str | None = None
         self._backend: Backend | None = None
         self._loading = asyncio.Lock()
-        self._retired: set[asyncio.Task[None]] = set()
+        self._retired = RetiredBackends()
         self._earlier_restarts = 0
 
     async def start(
@@ -147,8 +139,8 @@ class ServedModel:
         self._check_not_loading()
         async with self._loading:
             self.withdrawn = "unloaded"
-            while self._backend is not None and self._backend.busy:  # noqa: ASYNC110 - as in _retire
-                await asyncio.sleep(_RETIRE_POLL_SECONDS)
+            if self._backend is not None:
+                await until_unused(self._backend)
             await self.unload()
 
     async def restore(self, settings: Mapping[str, Any]) -> None:
@@ -251,19 +243,9 @@ class ServedModel:
                 self.settings = before
                 raise
             self._earlier_restarts += old.engine.restarts
-            retire = asyncio.create_task(self._retire(old))
-            self._retired.add(retire)
-            retire.add_done_callback(self._retired.discard)
+            self._retired.add(old)
         log.info("%s is served from the new files", self.name)
         return True
-
-    async def _retire(self, backend: Backend) -> None:
-        """End an engine that receives no new calls, after its last open call."""
-        try:
-            while backend.busy:  # noqa: ASYNC110 - a weak set cannot notify
-                await asyncio.sleep(_RETIRE_POLL_SECONDS)
-        finally:
-            await backend.close()
 
     async def _resolve(self) -> Path:
         model, revision = self.settings.model, self.settings.revision
@@ -306,9 +288,7 @@ class ServedModel:
 
     async def close(self) -> None:
         """End the model's processes, including those of earlier files. Idempotent."""
-        for retire in self._retired:
-            retire.cancel()
-        await asyncio.gather(*self._retired, return_exceptions=True)
+        await self._retired.close()
         if self._backend is not None:
             await self._backend.close()
 
@@ -432,12 +412,3 @@ class ServedModel:
     def processes(self) -> Mapping[str, Sequence[int]]:
         """Kind of process -> process ids of those that run."""
         return {} if self._backend is None else self._backend.processes
-
-
-def _default_name(model: str) -> str:
-    """Return a folder's name, a file's name without its extension, or a hub id as it is."""
-    if not model:
-        return BUNDLED
-    if is_gguf(Path(model)) or is_file_of_engine(Path(model)):
-        return Path(model).stem
-    return Path(model).resolve().name if Path(model).is_dir() else model

@@ -4,9 +4,10 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 
 from galley.errors import Draining, EngineError, RequestError
-from galley.gateway.call import Call, CallStream
+from galley.gateway.call import Call
+from galley.gateway.call_stream import CallStream
 from galley.gateway.lifecycle import RETRY_SECONDS
-from galley.service.voice_requests import speak_request, voice_of
+from galley.service.voice_requests import language_of, speak_request, voice_of
 from galley.tts.normalize import normalized
 from galley.types import Audio
 
@@ -40,7 +41,7 @@ class Speaking:
         assert info is not None
         self.sample_rate = info.sample_rate
         self.characters = 0
-        self._language = info.language
+        self._language = language_of(self._voice, info)
         self._samples = self._pieces = 0
         self._began = 0.0
         self._reason = "cancelled"
@@ -81,7 +82,7 @@ class Speaking:
         )
         first, self._pieces = not self._pieces, self._pieces + 1
         reserve = len(text) if first else 0
-        [stream] = await self._call.submit([request], reserve=reserve, patient=not first)
+        [stream] = await self._call.submit([request], reserve=reserve, waits=not first)
         self.characters += len(text)
         self._call.prompts_taken(len(text))
         try:

@@ -6,7 +6,8 @@ from typing import Protocol
 from galley.service.streams import Outputs
 from galley.service.turns import Share
 from galley.types import Adapter, EngineRequest
-from galley.types.model_info import EngineState, EngineStats, ModelInfo, ReplicaStatus
+from galley.types.engine_stats import EngineState, EngineStats, ReplicaStatus
+from galley.types.model_info import ModelInfo
 
 
 class Submitter(Protocol):
@@ -73,7 +74,7 @@ class Submitter(Protocol):
             EngineFailed: it has given up.
         """
 
-    async def submit_patiently(
+    async def submit_when_room(
         self, requests: Sequence[EngineRequest], deadline: float
     ) -> Sequence[Outputs]:
         """Submit like :meth:`submit_all`, but wait while the queue is full; for work already begun."""

@@ -26,6 +26,10 @@ _ALTERNATIVES: Final = 20
 _PARAMS: Final = SamplingParams(max_tokens=1, temperature=0.0, logprobs=_ALTERNATIVES)
 
 
+class UnmarkedEnd(RequestError):
+    """The model's chat template writes nothing after a message whose probability could be read."""
+
+
 async def turn_end(
     served: ServedModel, endpoint: str, caller: Caller, conversation: Conversation
 ) -> float:
@@ -40,6 +44,7 @@ async def turn_end(
         conversation: the messages; the last one is the speaker's.
 
     Raises:
+        UnmarkedEnd: the model's chat template writes nothing after a message.
         RequestError: the model's chat template or engine does not support it.
         Unavailable: the engine is not ready, or the queue is full.
         EngineError: the engine failed.
@@ -57,12 +62,18 @@ async def turn_end(
 
 
 async def _probability(call: Call, prompt: list[int], closed: list[int]) -> float:
-    """Return the probability, after ``prompt``, of the token that follows it in ``closed``."""
-    if len(closed) <= len(prompt) or closed[: len(prompt)] != prompt:
-        raise RequestError("the model's chat template does not end a message after its text")
-    end = closed[len(prompt)]
+    """Return the probability of the message's end, where ``closed`` goes on after ``prompt``.
+
+    If the tokenizer joins the message's last characters with what the template writes after them, the
+    question is which of the two tokens follows: the one that ends the message, or the one that does not.
+    """
+    pairs = enumerate(zip(prompt, closed, strict=False))
+    shared = next((n for n, (a, b) in pairs if a != b), min(len(prompt), len(closed)))
+    if shared in (0, len(closed)):
+        raise UnmarkedEnd("the model's chat template does not end a message after its text")
+    end, rest = closed[shared], prompt[shared:]
     requests = expand(
-        prompt,
+        prompt[:shared],
         _PARAMS,
         call.info,
         request_id=call.caller.request_id,
@@ -70,11 +81,13 @@ async def _probability(call: Call, prompt: list[int], closed: list[int]) -> floa
         cache_salt=call.caller.cache_salt(),
     )
     [stream] = call.submit_all(requests)
-    call.prompts_taken(len(prompt))
+    call.prompts_taken(shared)
     async for output in stream:
         logprobs = output.generated.logprobs
         if logprobs:
-            top = logprobs[0].top
-            logprob = next((value for token, value in top if token == end), top[-1][1])
-            return math.exp(min(0.0, logprob))
+            top, least = dict(logprobs[0].top), logprobs[0].top[-1][1]
+            ends = math.exp(min(0.0, top.get(end, least)))
+            if not rest:
+                return ends
+            return ends / (ends + math.exp(min(0.0, top.get(rest[0], least))))
     raise GalleyError("the language model gave no probabilities")

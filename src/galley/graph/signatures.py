@@ -56,7 +56,9 @@ experts         x, routes -> the weighted sum, in the order of the choices, of
                 With ``limit`` > 0, the products g of gate (clamped to at most ``limit``) and u of up
                 (clamped to +-``limit``) give g * sigmoid(``alpha`` * g) * (u + 1); arXiv:2508.10925.
                 With ``scaled_inputs`` a choice's weight scales the x that its expert reads, and the
-                sum is unweighted; such experts have no biases
+                sum is unweighted; such experts have no biases. ``ranks``, if not empty, has how many
+                rows of gate and up each rank has (``graph/divide/``): their products are gathered
+                before they are multiplied by down, of which a rank has rows, too
 sigmoid_scale   x * sigmoid(b), b [T, 1]
 ==============  ================================================================================
 
@@ -107,7 +109,8 @@ cross_weights     q -> no output; the weights softmax(q k^T * scale) of cross_at
                   ``first`` + 1, ...
 ================  ==============================================================================
 
-``graph/quantize_inputs.py`` and ``graph/passes/`` create these, for executors that run them:
+``graph/quantize_inputs.py``, ``graph/passes/`` and ``graph/divide/`` create these, for executors that
+run them:
 
 ==================  ============================================================================
 quantize_input      x in the ``layout`` (:class:`galley.graph.quantize_inputs.RowLayout`) of the linear
@@ -116,6 +119,10 @@ add_rms_norm        a + b -> (sum, rms_norm(sum))
 add_layer_norm      a + b -> (sum, layer_norm(sum))
 rope_attention      q, k, v -> (rope(q), attention(rope(q), rope(k), v)); the rotated keys are written
                     directly to the cache
+all_gather          x, the columns of one of several ranks -> those of all, side by side; ``ranks`` has the
+                    number of each. With ``leader_only`` only rank 0 gets them (``graph/divide/``)
+embed_part          embed, where each rank has rows of the table, as many as ``ranks`` says, and gets the
+                    others' from them
 ``OP_quantize``     an op of the table with ``quantizes``, followed by ``quantize_input`` of its last output
 ==================  ============================================================================
 """
@@ -139,8 +146,9 @@ class Signature:
         matrices: the roles whose tensors executors pack, each as its planned weight type.
         arguments: arguments of the native executor's step of this op, in order: roles, attributes, "width"
             (of the first output), "layout" (of the last output), "input_layout", "cache" (of experts on
-            disk) or "work". Buffers follow.
+            disk), "communicator" (of several ranks) or "work". Buffers follow.
         per_row: a row of its outputs depends only on the same row of its inputs, not on its position.
+        columnwise: a column of its output depends only on the same column of its inputs.
         in_place: its output may overwrite an input of the same size that is not needed afterwards: the op
             has read a row's inputs, or each of their elements, before it writes there.
         view: its output is a part of its input; nothing is computed.
@@ -154,7 +162,7 @@ class Signature:
             (:func:`galley.ops.lowering.work_bytes`).
         quantizes: it can quantize its last output itself, as ``<op>_quantize``.
         base: the original op of ``<op>_quantize``.
-        colour: colour of its box in the picture.
+        color: color of its box in the picture.
     """
 
     inputs: int
@@ -165,6 +173,7 @@ class Signature:
     matrices: frozenset[str] = frozenset()
     arguments: tuple[str, ...] = ()
     per_row: bool = False
+    columnwise: bool = False
     in_place: bool = False
     view: bool = False
     reads_a_row: bool = False
@@ -175,7 +184,7 @@ class Signature:
     works: bool = False
     quantizes: bool = False
     base: str = ""
-    colour: str = "#eeeeee"
+    color: str = "#eeeeee"
 
 
 _WEIGHT: Final = frozenset({"weight"})
@@ -213,6 +222,7 @@ def _elementwise(inputs: int, *attrs: str) -> Signature:
         inputs,
         attrs=attrs,
         per_row=True,
+        columnwise=True,
         in_place=True,
         quantizes=True,
         arguments=(*attrs, "width", "layout"),
@@ -253,7 +263,7 @@ _OPS: Final[Mapping[str, Signature]] = {
         matrices=_WEIGHT,
         arguments=("weight",),
         reads_a_row=True,
-        colour=_GREEN,
+        color=_GREEN,
     ),
     "linear": Signature(
         1,
@@ -263,7 +273,7 @@ _OPS: Final[Mapping[str, Signature]] = {
         arguments=("weight", "bias", "input_layout"),
         per_row=True,
         multiplies=True,
-        colour=_BLUE,
+        color=_BLUE,
     ),
     "rms_norm": _rms_norm(),
     "rope": Signature(
@@ -271,12 +281,13 @@ _OPS: Final[Mapping[str, Signature]] = {
         attrs=("head_dim", "inv_freq", "scale", "adjacent"),
         arguments=("inv_freq", "scale", "adjacent", "head_dim", "width"),
         in_place=True,
-        colour="#ffeecb",
+        color="#ffeecb",
     ),
     "scale_queries_by_position": Signature(
         1,
         attrs=("interval", "factor"),
         arguments=("interval", "factor", "width"),
+        columnwise=True,
         in_place=True,
     ),
     "attention": Signature(
@@ -284,7 +295,7 @@ _OPS: Final[Mapping[str, Signature]] = {
         optional=_SINKS,
         attrs=_ATTENTION,
         arguments=("sinks", *_ATTENTION_ARGUMENTS),
-        colour=_ORANGE,
+        color=_ORANGE,
     ),
     "silu_mul": _elementwise(2),
     "gelu_tanh_mul": _elementwise(2),
@@ -303,29 +314,32 @@ _OPS: Final[Mapping[str, Signature]] = {
         arguments=("start", "size", "stride", "width"),
         per_row=True,
     ),
-    "select_rows": Signature(1, arguments=("width",), colour="#e8dcf7"),
+    "select_rows": Signature(1, arguments=("width",), columnwise=True, color="#e8dcf7"),
     "route": Signature(
         1,
         optional=frozenset({"bias"}),
         attrs=_ROUTE,
         arguments=("bias", *_ROUTE),
         per_row=True,
-        colour=_YELLOW,
+        color=_YELLOW,
     ),
     "experts": Signature(
         2,
         weights=_EXPERT,
         optional=frozenset(_EXPERT_BIAS),
         matrices=_EXPERT,
-        attrs=(*_EXPERTS, "inputs"),
-        arguments=("gate", "up", "down", *_EXPERT_BIAS, *_EXPERTS, "cache", "work"),
+        attrs=(*_EXPERTS, "ranks", "inputs"),
+        arguments=(
+            *("gate", "up", "down", *_EXPERT_BIAS, *_EXPERTS),
+            *("ranks", "communicator", "cache", "work"),
+        ),
         per_row=True,
         multiplies=True,
         apart=True,
         routed=True,
         rounds=True,
         works=True,
-        colour=_BLUE,
+        color=_BLUE,
     ),
     "head_linear": Signature(
         1,
@@ -338,7 +352,7 @@ _OPS: Final[Mapping[str, Signature]] = {
         apart=True,
         rounds=True,
         works=True,
-        colour=_BLUE,
+        color=_BLUE,
     ),
     "join_heads": Signature(
         2, attrs=("heads", "size"), arguments=("heads", "size", "width"), per_row=True
@@ -349,21 +363,21 @@ _OPS: Final[Mapping[str, Signature]] = {
         optional=_BIAS,
         attrs=("state", "size"),
         arguments=("weight", "bias", "state", "size", "width"),
-        colour=_PURPLE,
+        color=_PURPLE,
     ),
     "ssm": Signature(
         4,
         weights=frozenset({*_DECAY, "skip"}),
         attrs=_RECURRENCE,
         arguments=(*_DECAY, "skip", *_RECURRENCE),
-        colour=_PURPLE,
+        color=_PURPLE,
     ),
     "delta_rule": Signature(
         5,
         weights=frozenset(_DECAY),
         attrs=_RECURRENCE,
         arguments=(*_DECAY, *_RECURRENCE),
-        colour=_PURPLE,
+        color=_PURPLE,
     ),
     "sigmoid_scale": Signature(2, arguments=("width",), per_row=True, in_place=True),
     "lora": Signature(
@@ -372,7 +386,7 @@ _OPS: Final[Mapping[str, Signature]] = {
         arguments=("modules", "depth", "width"),
         per_row=True,
         in_place=True,
-        colour="#fff3a8",
+        color="#fff3a8",
     ),
     "features": Signature(0, arguments=("width",)),
     "im2col": Signature(
@@ -405,6 +419,22 @@ _OPS: Final[Mapping[str, Signature]] = {
         attrs=("layer", *_HEADS, "chosen", "first"),
         arguments=("layer", "heads", "chosen", "first", "scale"),
     ),
+    "embed_part": Signature(
+        0,
+        weights=_WEIGHT,
+        matrices=_WEIGHT,
+        attrs=("ranks",),
+        arguments=("weight", "ranks", "communicator"),
+        reads_a_row=True,
+        colour=_GREEN,
+    ),
+    "all_gather": Signature(
+        1,
+        attrs=("ranks", "leader_only"),
+        arguments=("communicator", "ranks", "leader_only"),
+        per_row=True,
+        color="#d5d5f5",
+    ),
     "quantize_input": Signature(1, attrs=("layout",), arguments=("layout",), per_row=True),
     "add_rms_norm": _rms_norm(inputs=2, outputs=2),
     "add_layer_norm": _layer_norm(inputs=2, outputs=2),
@@ -415,7 +445,7 @@ _OPS: Final[Mapping[str, Signature]] = {
         attrs=(*_ATTENTION, "inv_freq", "rope_scale", "adjacent"),
         arguments=("inv_freq", "rope_scale", "adjacent", "sinks", *_ATTENTION_ARGUMENTS),
         in_place=True,
-        colour=_ORANGE,
+        color=_ORANGE,
     ),
 }
 

@@ -302,7 +302,13 @@ class Tracer:
             weights[role] = tuple(self._weight(n[i], *shape)[0] for n in names)
             if biases:
                 weights[f"{role}_bias"] = tuple(self._weight(n[i], shape[0])[0] for n in biases)
-        attrs = {"alpha": alpha, "limit": limit, "scaled_inputs": scaled_inputs, "inputs": {}}
+        attrs = {
+            "alpha": alpha,
+            "limit": limit,
+            "scaled_inputs": scaled_inputs,
+            "ranks": (),
+            "inputs": {},
+        }
         per_token = routes.width // 2
         return self._emit("experts", (x, routes), x.width, weights, per_token=per_token, **attrs)
 

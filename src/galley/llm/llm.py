@@ -1,14 +1,10 @@
 """``galley.LLM``: the engine in the caller's own process, for offline batches, tests and notebooks."""
 
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import msgspec
-
-from galley.errors import EngineError, ModelError, RequestError, SettingsError
+from galley.errors import ModelError, SettingsError
 from galley.llm.chat import as_options, chat_prompt
 from galley.llm.inputs import (
     Conversation,
@@ -21,16 +17,17 @@ from galley.llm.inputs import (
     as_prompts,
 )
 from galley.llm.local import Closable, LocalEngine
-from galley.llm.outputs import ChatDelta, RequestOutput, Result, chat_deltas, output_of
+from galley.llm.outputs import ChatDelta, RequestOutput, chat_deltas
+from galley.llm.text_runs import TextRuns
 from galley.service.protocol import Engine
-from galley.service.requests import check_task, expand
-from galley.settings.engine import DType, EngineSettings, ExecutorName, KVType, Quantize, by_field
-from galley.text.stream import Delta, TextStream
+from galley.service.requests import check_task
+from galley.settings.engine import DType, EngineSettings, ExecutorName, KVType, WeightDType
+from galley.settings.fields import by_field
+from galley.text.stream import Delta
 from galley.text.template import ChatTemplate
 from galley.text.tokenizer import Tokenizer
 from galley.tools.formats import chat_format
-from galley.tools.parser import Parser
-from galley.types import EngineRequest, Grammar, SamplingParams
+from galley.types import SamplingParams
 from galley.types.model_info import ModelInfo
 
 if TYPE_CHECKING:
@@ -48,7 +45,7 @@ class LLM(Closable):
         model: str | Path = "",
         *,
         dtype: DType = "auto",
-        weight_dtype: Quantize = "auto",
+        weight_dtype: WeightDType = "auto",
         kv_dtype: KVType = "auto",
         executor: ExecutorName = "auto",
         max_model_len: int | None = None,
@@ -130,6 +127,7 @@ class LLM(Closable):
             reasoning_parser=settings.reasoning_parser,
             volatile_lines=settings.volatile_lines,
         )
+        self._runs = TextRuns(self._local, self._tokenizer, self._format)
 
     def __repr__(self) -> str:
         return f"LLM({self._local.describe()})"
@@ -170,7 +168,7 @@ class LLM(Closable):
             RequestError: a prompt or parameter is wrong; nothing has been run.
         """
         ids = [self._ids(prompt) for prompt in as_prompts(prompts)]
-        return self._run(ids, as_params(params, len(ids)), progress)
+        return self._runs.run(ids, as_params(params, len(ids)), progress)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
         """Stream the continuation of one prompt. Dropping the iterator cancels the request.
@@ -179,7 +177,7 @@ class LLM(Closable):
             RequestError: the prompt or a parameter is wrong, or n is not 1.
             EngineError: the engine failed; may be raised during iteration.
         """
-        return self._one(self._ids(as_prompt(prompt)), params)[0]
+        return self._runs.stream(self._ids(as_prompt(prompt)), params)[0]
 
     def chat(
         self,
@@ -204,7 +202,7 @@ class LLM(Closable):
         self._check_writes()
         overrides = as_options(options)
         conversations = [
-            overrides.conversation(one).headed_by(self._system_prompt)
+            overrides.conversation(one).with_system_prompt(self._system_prompt)
             for one in as_conversations(messages)
         ]
         prompts = [
@@ -212,7 +210,9 @@ class LLM(Closable):
             for one, p in zip(conversations, as_params(params, len(conversations)), strict=True)
         ]
         parsers = [prompt.new_parser for prompt in prompts]
-        return self._run([p.ids for p in prompts], [p.params for p in prompts], progress, parsers)
+        return self._runs.run(
+            [p.ids for p in prompts], [p.params for p in prompts], progress, parsers
+        )
 
     def chat_stream(
         self, messages: Conversation, params: SamplingParams | None = None, **options: Any
@@ -230,11 +230,11 @@ class LLM(Closable):
         """
         self._check_writes()
         conversation = as_options(options).conversation(as_conversation(messages))
-        conversation = conversation.headed_by(self._system_prompt)
+        conversation = conversation.with_system_prompt(self._system_prompt)
         [params] = as_params(params, 1)
         prompt = chat_prompt(conversation, params, self._template, self._format, self.tokenizer)
         parser = prompt.new_parser()
-        deltas, result = self._one(prompt.ids, prompt.params, parser)
+        deltas, result = self._runs.stream(prompt.ids, prompt.params, parser)
         return chat_deltas(deltas, result)
 
     def _check_writes(self) -> None:
@@ -256,7 +256,7 @@ class LLM(Closable):
         """
         ids = [self._ids(prompt) for prompt in as_prompts(prompts)]
         params = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=0)
-        outputs = self._run(ids, [params] * len(ids), progress)
+        outputs = self._runs.run(ids, [params] * len(ids), progress)
         return [[entry.logprob for entry in o.prompt_logprobs or []] for o in outputs]
 
     def embed(
@@ -339,82 +339,3 @@ class LLM(Closable):
 
     def _ids(self, prompt: str | list[int]) -> list[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-
-    @cached_property
-    def _check_grammar(self) -> Callable[[Grammar], Grammar]:
-        """The check of grammars, imported and loaded when the first grammar needs it."""
-        from galley.grammar.check import check
-        from galley.grammar.vocabulary import load_vocabulary
-
-        vocabulary = load_vocabulary(self._local.folder)
-        return lambda grammar: check(grammar, vocabulary, "grammar")
-
-    def _expand(self, ids: list[int], params: SamplingParams) -> list[EngineRequest]:
-        grammar = params.grammar
-        if grammar is not None and grammar.kind != "compiled":
-            params = msgspec.structs.replace(params, grammar=self._check_grammar(grammar))
-        return expand(ids, params, self.info, request_id=uuid.uuid4().hex)
-
-    def _result(self, params: SamplingParams, parser: Parser | None = None) -> "Result":
-        markers = self._format.marker_tokens(self.tokenizer, parser) if parser else frozenset()
-        eos = self.info.require_text().eos_token_ids
-        stream = TextStream.for_request(self._tokenizer, params, eos, markers=markers)
-        return Result(stream, parser)
-
-    def _one(
-        self, ids: list[int], params: SamplingParams | None, parser: Parser | None = None
-    ) -> tuple[Iterator[Delta], Result]:
-        [params] = as_params(params, 1)
-        if params.n != 1:
-            raise RequestError("a stream has one choice; n must be 1", param="n")
-        request = self._expand(ids, params)[0]
-        result = self._result(params, parser)
-        return _or_raise(self._deltas([request], {request.id: result}), result), result
-
-    def _run(
-        self,
-        prompts: list[list[int]],
-        params: list[SamplingParams],
-        progress: bool,
-        parsers: Sequence[Callable[[], Parser | None]] = (),
-    ) -> list[RequestOutput]:
-        groups = [self._expand(ids, p) for ids, p in zip(prompts, params, strict=True)]
-        results = {
-            request.id: self._result(p, parsers[index]() if parsers else None)
-            for index, (group, p) in enumerate(zip(groups, params, strict=True))
-            for request in group
-        }
-        requests = [request for group in groups for request in group]
-        from tqdm.auto import tqdm
-
-        with tqdm(total=len(requests), disable=not progress, unit="answer") as bar:
-            for delta in self._deltas(requests, results):
-                bar.update(delta.finish_reason is not None)
-        return [
-            output_of(ids, [results[request.id] for request in group])
-            for ids, group in zip(prompts, groups, strict=True)
-        ]
-
-    def _deltas(
-        self, requests: list[EngineRequest], results: Mapping[str, "Result"]
-    ) -> Iterator[Delta]:
-        """Run the engine until these requests are done, passing outputs to their results.
-
-        If the loop ends early for any reason, the requests that are left are aborted.
-        """
-        run = self._local.run(requests)
-        try:
-            for output in run:
-                delta = results[output.request_id].feed(output)
-                if delta.finish_reason is not None and output.finish_reason is None:
-                    run.cancel([output.request_id])  # a stop string, or a last call
-                yield delta
-        finally:
-            run.close()
-
-
-def _or_raise(deltas: Iterator[Delta], result: Result) -> Iterator[Delta]:
-    for delta in deltas:
-        if result.error is not None:
-            raise EngineError(result.error)
-        yield delta

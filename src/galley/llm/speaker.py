@@ -5,7 +5,7 @@ from itertools import count
 
 from galley.errors import EngineError, RequestError
 from galley.llm.local import Closable, LocalEngine
-from galley.service.voice_requests import speak_request, voice_of
+from galley.service.voice_requests import language_of, speak_request, voice_of
 from galley.settings.engine import EngineSettings
 from galley.tts.normalize import normalized
 from galley.tts.pieces import pieces_of
@@ -63,7 +63,7 @@ class Speaker(Closable):
     def _parts(self, pieces: list[str], voice: str, speed: float) -> Iterator[bytes]:
         for piece in pieces:
             request = speak_request(
-                normalized(piece, self._info.language),
+                normalized(piece, language_of(voice, self._info)),
                 self._engine.info,
                 request_id=str(next(self._ids)),
                 voice=voice,

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from galley.graph.program import Program
 from galley.models.cohere import read_cohere
-from galley.models.decoder import build_decoder, windows_of
+from galley.models.decoder import build_decoder
+from galley.models.decoder_config import windows_of
 from galley.models.fields import Fields
 
 

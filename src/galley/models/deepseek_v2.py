@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from galley.errors import UnsupportedModel
 from galley.graph.program import Program
-from galley.models.decoder import DecoderConfig, build_decoder, read_decoder
+from galley.models.decoder import build_decoder
+from galley.models.decoder_config import DecoderConfig, read_decoder
 from galley.models.experts import Experts, read_deepseek
 from galley.models.fields import FILE, Fields
 from galley.models.latent import attention_scale, read_latent
@@ -38,7 +39,7 @@ def read_latent_decoder(config: Fields, *, max_positions: int, adjacent: bool) -
         adjacent: whether rotated pairs are adjacent columns.
     """
     latent = read_latent(config)
-    c = read_decoder(config, head_dim=latent.turned, max_positions=max_positions)
+    c = read_decoder(config, head_dim=latent.rotated, max_positions=max_positions)
     ropes = tuple(None if rope is None else replace(rope, adjacent=adjacent) for rope in c.ropes)
     scale = attention_scale(config, latent)
     mlp_bias = config.flag("mlp_bias", False)

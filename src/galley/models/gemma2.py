@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from galley.errors import UnsupportedModel
 from galley.graph.program import Program
-from galley.models.decoder import DecoderConfig, Norms, build_decoder, read_decoder, windows_of
+from galley.models.decoder import build_decoder
+from galley.models.decoder_config import DecoderConfig, Norms, read_decoder, windows_of
 from galley.models.fields import FILE, Fields
 
 

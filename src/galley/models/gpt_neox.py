@@ -4,7 +4,8 @@ from dataclasses import replace
 from typing import Final
 
 from galley.graph.program import Program
-from galley.models.decoder import Names, Norms, build_decoder, read_decoder
+from galley.models.decoder import build_decoder
+from galley.models.decoder_config import Names, Norms, read_decoder
 from galley.models.fields import Fields
 
 NAMES: Final = Names(

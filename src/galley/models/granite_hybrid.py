@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from galley.graph.program import Program
-from galley.models.decoder import DecoderConfig, Names, build_decoder, layer_kinds, read_decoder
+from galley.models.decoder import build_decoder
+from galley.models.decoder_config import DecoderConfig, Names, layer_kinds, read_decoder
 from galley.models.experts import Experts, read_counts
 from galley.models.fields import Fields
 from galley.models.granite import multiplied

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from galley.errors import CheckpointError, UnsupportedModel
 from galley.graph.program import Program
-from galley.models.decoder import DecoderConfig, Names, build_decoder, read_decoder
+from galley.models.decoder import build_decoder
+from galley.models.decoder_config import DecoderConfig, Names, read_decoder
 from galley.models.experts import Experts, read_counts
 from galley.models.fields import FILE, Fields
 

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from galley.errors import UnsupportedModel
 from galley.graph.program import Program
-from galley.models.decoder import build_decoder, read_decoder
+from galley.models.decoder import build_decoder
+from galley.models.decoder_config import read_decoder
 from galley.models.experts import Experts, read_counts
 from galley.models.fields import FILE, Fields
 

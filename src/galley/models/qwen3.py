@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from galley.graph.program import Program
-from galley.models.decoder import build_decoder, optional_windows, read_decoder
+from galley.models.decoder import build_decoder
+from galley.models.decoder_config import optional_windows, read_decoder
 from galley.models.fields import Fields
 
 

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from galley.graph.program import Program
-from galley.models.decoder import build_decoder, read_decoder, windows_of
+from galley.models.decoder import build_decoder
+from galley.models.decoder_config import read_decoder, windows_of
 from galley.models.fields import Fields
 
 

@@ -13,7 +13,8 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from galley.observe.tally import COUNTS, Tally
-from galley.types.model_info import EngineStats, ModelInfo, ReplicaStatus
+from galley.types.engine_stats import EngineStats, ReplicaStatus
+from galley.types.model_info import ModelInfo
 
 _HOUR: Final = 3600.0
 
@@ -69,6 +70,37 @@ _TOTALS: Final = {
     "prefix_disk_damaged_files": (
         "galley_prefix_disk_damaged_files",
         "Files of KV blocks that were not intact; the blocks were computed",
+    ),
+    "kv_peer_hit_tokens": (
+        "galley_kv_transfer_hit_tokens",
+        "Prompt tokens whose keys and values came from another server",
+    ),
+    "kv_fetches": ("galley_kv_transfer_fetches", "Transfers of KV blocks from other servers"),
+    "kv_fetch_failures": (
+        "galley_kv_transfer_fetch_failures",
+        "Transfers that ended before all KV blocks were there; the rest was computed",
+    ),
+    "kv_fetch_seconds": (
+        "galley_kv_transfer_fetch_seconds",
+        "Time that transfers from other servers took, added up",
+    ),
+    "kv_fetched_blocks": (
+        "galley_kv_transfer_fetched_blocks",
+        "KV blocks fetched from other servers",
+    ),
+    "kv_fetched_bytes": (
+        "galley_kv_transfer_fetched_bytes",
+        "Bytes of keys and values fetched from other servers",
+    ),
+    "kv_missing_blocks": (
+        "galley_kv_transfer_missing_blocks",
+        "KV blocks that another server did not have any more",
+    ),
+    "kv_sent_blocks": ("galley_kv_transfer_sent_blocks", "KV blocks sent to other servers"),
+    "kv_sent_bytes": ("galley_kv_transfer_sent_bytes", "Bytes of KV blocks sent to other servers"),
+    "kv_send_failures": (
+        "galley_kv_transfer_send_failures",
+        "Requests of other servers for KV blocks that were refused or ended early",
     ),
     "preemptions": (
         "galley_preemptions",
@@ -363,7 +395,7 @@ class EngineCollector(Collector):
 def _described(info: ModelInfo) -> dict[str, str]:
     labels = {"family": info.family, "executor": info.executor, "tasks": ",".join(info.tasks)}
     labels["adapters"] = str(info.text.adapters if info.text is not None else 0)
-    for name in ("dtype", "quantize", "activations", "kv_dtype"):
+    for name in ("dtype", "weight_dtype", "activations", "kv_dtype"):
         labels[name] = "" if info.program is None else getattr(info.program, name)
     if info.weights is not None:
         labels |= {"weights": info.weights.kind, "method": info.weights.method}

@@ -14,7 +14,8 @@ from galley.observe.responses import ResponseFamilies, ResponseMetrics, StoreCol
 from galley.observe.tally import FACTORS, SECONDS, TOKEN_SECONDS, Tally, TallyFamily
 from galley.observe.tenants import TenantMetrics
 from galley.observe.vllm_names import VllmNamesCollector
-from galley.types.model_info import Ledger, ReplicaStatus
+from galley.types.engine_stats import ReplicaStatus
+from galley.types.model_info import Ledger
 
 _CANCELLED: Final = 499
 _PLANNED: Final = (
@@ -172,7 +173,7 @@ class ModelMetrics:
         self._families.prefill.labels(*labels).observe(prefill)
         self._families.decode.labels(*labels).observe(decode)
 
-    def audio_heard(self, endpoint: str, seconds: float, reason: str) -> None:
+    def audio_transcribed(self, endpoint: str, seconds: float, reason: str) -> None:
         """Count a recording or live stream that has ended; ``reason``: see :meth:`sequence_finished`."""
         self._families.audio.labels(self._name, endpoint).inc(seconds)
         self.sequence_finished(endpoint, reason)

@@ -1,23 +1,27 @@
 """The native executor: runs a whole program in one call into ``galley._native``, without GIL or torch."""
 
-import os
 import time
 from array import array
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, Self, TypeAlias, cast
+from collections.abc import Sequence
+from typing import Final, TypeAlias, cast
 
 import numpy as np
 
 from galley import _native
-from galley.errors import SettingsError
 from galley.formats.adapter import AdapterWeights
-from galley.formats.weights import Kinds, WeightKind, Weights, flat
-from galley.graph.passes import run_passes
-from galley.graph.program import KVLayout, Program
-from galley.graph.quantize_inputs import quantize_inputs
+from galley.formats.weights import Weights
+from galley.graph.program import Program
 from galley.ops.batch import Batch, EncoderBatch, EncoderRows, Table
 from galley.ops.converted import log_converted
+from galley.ops.cpu_plan import (
+    CpuPlan,
+    adapter_bytes,
+    adapter_kind,
+    kv_bytes_per_block,
+    kv_bytes_per_token,
+    pages_of,
+    state_bytes,
+)
 from galley.ops.draws import NO_TOKEN, Draws
 from galley.ops.executor import (
     NO_EXPERTS,
@@ -28,37 +32,28 @@ from galley.ops.executor import (
     ExpertCounts,
     SynchronousExecutor,
 )
-from galley.ops.isa import choose_isa, cpus_to_pin, naming
+from galley.ops.isa import cpus_to_pin, naming
 from galley.ops.key_factors import key_factors
-from galley.ops.kinds import (
-    input_steps,
-    kinds_text,
-    main_activations,
-    own_kinds,
-    plan_activations,
-    plan_kinds,
-)
 from galley.ops.lowering import (
     Cost,
-    Lowered,
     expert_costs,
     expert_matrices,
     expert_memory,
     held_bytes,
-    lower,
     matrix_bytes,
-    weight_bytes,
 )
 from galley.ops.packed_files import Key, Names
-from galley.ops.packing import Matrices, check_kind, has_kernel, pack, packed_bytes
+from galley.ops.packing import Matrices, pack
 from galley.ops.sampling import Logits, SamplingBatch, StepResult, sample
 from galley.ops.weight_cache import WeightCache
-from galley.quant.rtn import rounded_kind
-from galley.types import BLOCK_TOKENS
 from galley.types.model_info import StepCosts
 
 SCRATCH_BYTES: Final = 2 << 20
 """Bytes per thread, for linear-layer inputs while they are rounded, and for attention scores."""
+
+
+_PackedFactors: TypeAlias = tuple[int, _native.Packed, _native.Packed, float]
+"""The number of a module, its two factors and their scale."""
 
 
 class CpuExecutor(SynchronousExecutor):
@@ -76,7 +71,7 @@ class CpuExecutor(SynchronousExecutor):
     """Cost of the program as it runs, after the passes."""
 
     def __init__(self, program: Program, weights: Weights, options: ExecutorOptions) -> None:
-        plan = _Plan.of(program, weights, options)
+        plan = CpuPlan.of(program, weights, options)
         program, decoder = plan.program, plan.decoder
         self.activations = plan.activations
         log_converted(program, weights)
@@ -84,7 +79,7 @@ class CpuExecutor(SynchronousExecutor):
         with naming(options.threads):
             self._runtime = _native.Runtime(plan.isa, options.threads, cpus_to_pin(options.threads))
             factors = key_factors(program, weights) if options.kv_dtype == "int4" else None
-            for layer, (kv, group, page) in enumerate(_pages(program)):
+            for layer, (kv, group, page) in enumerate(pages_of(program)):
                 self._runtime.add_kv_layer(
                     kv.kv_heads,
                     kv.key_dim,
@@ -97,7 +92,8 @@ class CpuExecutor(SynchronousExecutor):
                 )
             for state in program.states:
                 self._runtime.add_state_layer(state.rows, state.width)
-            self._decoder = decoder.built(self._runtime, matrices, program.vocab_size)
+            communicator = cast("_native.Communicator | None", options.communicator)
+            self._decoder = decoder.built(self._runtime, matrices, program.vocab_size, communicator)
             self._encoder, self._aligner = (
                 None if lowered is None else lowered.built(self._runtime, matrices, 0)
                 for lowered in (plan.encoder, plan.aligner)
@@ -110,7 +106,7 @@ class CpuExecutor(SynchronousExecutor):
         self.cost = decoder.cost()
         self._vocab_size = program.vocab_size
         self._modules = {name: number for number, name in enumerate(program.adapted)}
-        self._adapter_kind = adapter_kind(options.quantize)
+        self._adapter_kind = adapter_kind(options.weight_dtype)
         self.kv_groups = len(program.kv_groups)
         self._recurs = bool(program.states)
         self._kv_bytes_per_token = kv_bytes_per_token(program, options.kv_dtype)
@@ -130,7 +126,7 @@ class CpuExecutor(SynchronousExecutor):
     @staticmethod
     def memory(program: Program, weights: Weights, options: ExecutorOptions) -> ExecutorMemory:
         """See :meth:`galley.ops.executor.ExecutorFactory.memory`."""
-        plan = _Plan.of(program, weights, options)
+        plan = CpuPlan.of(program, weights, options)
         experts = NO_EXPERTS
         if options.experts == "disk":
             experts = expert_memory(plan.decoder.program)
@@ -283,78 +279,8 @@ class CpuExecutor(SynchronousExecutor):
         return self._runtime.draw(logits, draws.rows, draws.positions, draws.records)
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """Everything that is decided before a weight is read.
-
-    Attributes:
-        isa: instruction set of the kernels.
-        program: the traced program, with the weight types of its matrices.
-        activations: type that the inputs of most linear layers are rounded to.
-        kinds: weight types of the matrices, as text for people.
-        static_inputs: number of matrices whose inputs have a static scale.
-        decoder, encoder, aligner: the programs as they run.
-    """
-
-    isa: str
-    program: Program
-    activations: str
-    kinds: str
-    static_inputs: int
-    decoder: Lowered
-    encoder: Lowered | None
-    aligner: Lowered | None
-
-    @classmethod
-    def of(cls, program: Program, weights: Weights, options: ExecutorOptions) -> Self:
-        """Plan how to run the program.
-
-        Raises:
-            SettingsError: the executor does not support the options.
-            UnsupportedModel: there is no kernel for a matrix.
-        """
-        if options.device != "cpu":
-            raise SettingsError(
-                f"device is {options.device!r}, but executor 'cpu' runs on 'cpu' only"
-            )
-        if options.experts == "disk" and not any(op.signature.routed for op in program.ops):
-            raise SettingsError("experts is 'disk', but the model has no experts; leave it out")
-        isa = choose_isa(os.environ)
-        program, kinds, activations = planned(program, weights, options, isa)
-        for name, kind in kinds.items():
-            check_kind(name, kind, flat(program.all_shapes[name])[1])
-
-        steps = {
-            name: step
-            for name, step in input_steps(program, weights, options.activations).items()
-            if activations[kinds[name].name] == "int8" and kinds[name].name == "int8"
-        }
-
-        def lowered(traced: Program) -> Lowered:
-            rounded = quantize_inputs(traced, activations, steps)
-            return lower(run_passes(rounded, options.disable_pass))
-
-        return cls(
-            isa=isa,
-            program=program,
-            activations=main_activations(program, activations),
-            kinds=kinds_text(program, kinds),
-            static_inputs=len(steps),
-            decoder=lowered(program),
-            encoder=None if program.encoder is None else lowered(program.encoder),
-            aligner=None if program.aligner is None else lowered(program.aligner),
-        )
-
-    @property
-    def programs(self) -> list[Program]:
-        """The decoder, and the encoder and aligner if there are any, as they run."""
-        return [
-            one.program for one in (self.decoder, self.encoder, self.aligner) if one is not None
-        ]
-
-
 def _matrices(
-    plan: _Plan, weights: Weights, options: ExecutorOptions
+    plan: CpuPlan, weights: Weights, options: ExecutorOptions
 ) -> tuple[Matrices, WeightCache | None]:
     """Return the model's packed matrices, and the cache in which they are kept on disk, or None."""
     experts, kinds = expert_matrices(plan.decoder.program), plan.program.kinds
@@ -362,7 +288,10 @@ def _matrices(
     cache = None
     if options.weight_cache is not None:
         apart = frozenset(Key(names, str(kinds[names[0]])) for names in on_disk)
-        cache = WeightCache(options.weight_cache, options.quantize, apart)
+        kept_as = options.weight_dtype
+        if options.communicator is not None:
+            kept_as = f"{kept_as}-{options.rank + 1}of{options.ranks}"
+        cache = WeightCache(options.weight_cache, kept_as, apart)
     matrices = Matrices(weights, kinds, threads=options.threads, cache=cache, experts=experts)
     if on_disk:
         memory = expert_memory(plan.decoder.program)
@@ -372,26 +301,6 @@ def _matrices(
     return matrices, cache
 
 
-def _pages(program: Program) -> list[tuple[KVLayout, int, int]]:
-    """Return each layer's layout, its KV group, and the page that it shares with layers of other groups.
-
-    A layer shares its page with one layer of each other group. Layers whose widths differ from those of
-    their peer in the first group have separate pages.
-    """
-    places = {
-        layer: (g, place)
-        for g, group in enumerate(program.kv_groups)
-        for place, layer in enumerate(group.layers)
-    }
-    pages: dict[object, int] = {}
-    found = []
-    for layer, kv in enumerate(program.kv):
-        group, place = places[layer]
-        page = pages.setdefault((place, replace(kv, window=0)), len(pages))
-        found.append((kv, group, page))
-    return found
-
-
 def _joined(tables: Sequence[Table]) -> "tuple[array[int], array[int]]":
     """Return all tables concatenated, and where each begins."""
     blocks, starts = array("q"), array("q", [0])
@@ -399,82 +308,3 @@ def _joined(tables: Sequence[Table]) -> "tuple[array[int], array[int]]":
         blocks.extend(table)
         starts.append(len(blocks))
     return blocks, starts
-
-
-def planned(
-    program: Program, weights: Weights, options: ExecutorOptions, isa: str
-) -> tuple[Program, Kinds, Mapping[str, str]]:
-    """Return the program with its weight types, these types, and the input type for each of them.
-
-    Raises:
-        SettingsError: the options are not compatible; see :mod:`galley.ops.kinds`.
-    """
-    own = {
-        n: k for n, k in own_kinds(program, weights).items() if has_kernel(k) or not k.is_integer
-    }
-    kinds = plan_kinds(program, options.quantize, own=own, chosen=options.kinds)
-    activations = plan_activations(kinds, options.quantize, options.activations, isa)
-    return program.with_kinds(kinds), kinds, activations
-
-
-def kv_bytes_per_token(program: Program, kv_dtype: str) -> int:
-    """Return the bytes of one token's keys and values over all layers, including padding."""
-    return sum(kv_bytes_of_layer(kv, kv_dtype) for kv in program.kv)
-
-
-def kv_bytes_of_layer(kv: KVLayout, kv_dtype: str) -> int:
-    """Return the bytes of one token's keys and values in one layer, including padding."""
-    return _layer_block_bytes(kv, kv_dtype) // BLOCK_TOKENS
-
-
-def state_bytes(program: Program) -> int:
-    """Return what :meth:`CpuExecutor.bytes_per_state` will: rows are whole vectors of sixteen floats."""
-    return sum(64 * state.rows * -(-state.width // 16) for state in program.states)
-
-
-def kv_bytes_per_block(program: Program, kv_dtype: str) -> int:
-    """Return what :meth:`CpuExecutor.kv_bytes_per_block` will: a page for each layer of a KV group."""
-    pages = {page: _layer_block_bytes(kv, kv_dtype) for kv, _, page in _pages(program)}
-    return sum(pages.values())
-
-
-def _layer_block_bytes(kv: KVLayout, kv_dtype: str) -> int:
-    return _native.kv_block_bytes(kv.kv_heads, kv.key_dim, kv.value_dim, kv_dtype, kv.shared)
-
-
-_PackedFactors: TypeAlias = tuple[int, _native.Packed, _native.Packed, float]
-"""The number of a module, its two factors and their scale."""
-
-
-def adapter_kind(quantize: str) -> WeightKind:
-    """Return the type of adapters' factors: that of the weights if they are floats, else bfloat16."""
-    return rounded_kind(quantize if quantize in ("float32", "f16") else "bf16", 0)
-
-
-def adapter_bytes(program: Program, options: ExecutorOptions) -> int:
-    """Return the bytes of an adapter of the highest rank on all modules, including padding."""
-    kind, rank = adapter_kind(options.quantize), options.adapter_rank
-    shapes = [program.shapes[name] for name in program.adapted]
-    return sum(packed_bytes(kind, rank, k) + packed_bytes(kind, n, rank) for n, k in shapes)
-
-
-def planned_step_costs(
-    program: Program, kinds: Kinds, *, kv_dtype: str, disable_pass: Collection[str] = ()
-) -> StepCosts:
-    """Return what :meth:`CpuExecutor.step_costs` will, before any weight is read.
-
-    Args:
-        program: the traced program.
-        kinds: weight types of its matrices; see :func:`galley.ops.kinds.plan_kinds`.
-        kv_dtype: type of keys and values in the cache: "float32", "bfloat16", "int8" or "int4".
-        disable_pass: names of passes that are skipped.
-    """
-    runs = run_passes(program.with_kinds(kinds), disable_pass)
-    row_operations, logit_operations = runs.operations()
-    return StepCosts(
-        weight_bytes=weight_bytes(runs),
-        kv_bytes_per_token=kv_bytes_per_token(program, kv_dtype),
-        row_operations=row_operations,
-        logit_operations=logit_operations,
-        experts=expert_costs(runs),
-    )

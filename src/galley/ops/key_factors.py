@@ -81,14 +81,18 @@ class _Columns:
         return self.squares(op.inputs[0])
 
     def _linear(self, op: Op) -> Squares:
-        values = self._values(op.tensor("weight"))
-        if values is None:
-            return np.ones(op.width)
-        # numpy sums in a fixed order, so another process computes the same factors.
         source = self.squares(op.inputs[0]).astype(np.float32)
-        squares: Squares = (np.square(values) * source).sum(axis=1, dtype=np.float64)
-        bias = self._values(op.tensor("bias")) if "bias" in op.weights else None
-        return squares if bias is None else squares + np.square(bias)
+        parts: list[Squares] = []
+        for name in op.weights["weight"]:
+            values = self._values(name)
+            if values is None:
+                return np.ones(op.width)
+            # numpy sums in a fixed order, so another process computes the same factors.
+            parts.append((np.square(values) * source).sum(axis=1, dtype=np.float64))
+        squares: Squares = np.concatenate(parts)
+        found = [self._values(name) for name in op.weights.get("bias", ())]
+        biases = [bias for bias in found if bias is not None]
+        return squares + np.square(np.concatenate(biases)) if biases else squares
 
     def _norm(self, op: Op) -> Squares:
         squares = np.ones(op.width)

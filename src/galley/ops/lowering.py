@@ -85,13 +85,23 @@ class Lowered:
         )
 
     def built(
-        self, runtime: _native.Runtime, matrices: Matrices, vocab_size: int
+        self,
+        runtime: _native.Runtime,
+        matrices: Matrices,
+        vocab_size: int,
+        communicator: "_native.Communicator | None" = None,
     ) -> _native.Program:
-        """Build the program for ``runtime``, to which the KV layers have already been added."""
+        """Build the program for ``runtime``, to which the KV layers have already been added.
+
+        The program of one of several ranks needs their ``communicator``.
+        """
         slots, arena_bytes = self.slots
         program = _native.Program(runtime, arena_bytes, vocab_size)
         for op in self.calls:
-            arguments = [self._argument(op, name, matrices) for name in op.signature.arguments]
+            arguments = [
+                communicator if name == "communicator" else self._argument(op, name, matrices)
+                for name in op.signature.arguments
+            ]
             buffers = [slots[b] for b in (*op.inputs, *op.outputs)]
             getattr(program, op.signature.base or op.name)(*arguments, *buffers)
         return program

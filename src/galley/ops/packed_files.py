@@ -11,11 +11,9 @@ import mmap
 import os
 import re
 import secrets
-import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
@@ -32,13 +30,7 @@ Names = tuple[str, ...]
 
 ALIGNMENT: Final = 64
 """Alignment of matrices in bytes, required by the kernels."""
-_SUFFIX: Final = ".packed"
-_USE_SUFFIX: Final = ".use"
-MEASURED_SUFFIX: Final = ".measured"
-_MEASURED_SECONDS: Final = 90 * 86_400.0
-"""Age in seconds after which step measurements (``ops/measured_steps.py``) are repeated."""
-_PARTIAL_SECONDS: Final = 3600.0
-"""Age in seconds after which a partial file counts as abandoned."""
+SUFFIX: Final = ".packed"
 _MAGIC: Final = b"galleypk"
 _LENGTH_BYTES: Final = 8
 _PREFIX_BYTES: Final = len(_MAGIC) + _LENGTH_BYTES + hashlib.sha256().digest_size
@@ -97,15 +89,6 @@ class Header(msgspec.Struct, frozen=True):
         return f"{hub[1].replace('--', '/')}@{hub[2]}" if hub else self.folder
 
 
-class Use(msgspec.Struct, frozen=True):
-    """A record that packed file ``file`` holds, as ``kind``, the weights in ``folder`` in a ``state``."""
-
-    folder: str
-    state: str
-    kind: str
-    file: str
-
-
 class PackedFile(NamedTuple):
     """An open packed file.
 
@@ -141,24 +124,6 @@ class UnusablePackedFile(Exception):
     """A packed file that is damaged or was written by another version; the message says which."""
 
 
-@dataclass(frozen=True, slots=True)
-class CachedFile:
-    """A file of the cache folder.
-
-    Attributes:
-        header: None if the file cannot be used.
-        flaw: the reason why it cannot be used.
-        size: size in bytes.
-        used: time when it was last opened or written, in Unix time.
-    """
-
-    path: Path
-    header: Header | None
-    flaw: str
-    size: int
-    used: float
-
-
 def packed_folder() -> Path:
     """Return the folder of packed weights, in the cache folder.
 
@@ -171,87 +136,7 @@ def packed_folder() -> Path:
 def file_path(folder: Path, header: Header) -> Path:
     """Return the path for the header's content and weight type, with a readable file name."""
     model = re.sub(r"[^A-Za-z0-9.]+", "-", Path(header.model).name)[:80].strip("-.") or "model"
-    return folder / f"{model}-{header.kind}-{header.content[:16]}{_SUFFIX}"
-
-
-def read_use(folder: Path, state: str, kind: str) -> Use | None:
-    """Return the use recorded for a checkpoint state; None if there is none or its file is gone."""
-    use = _read_use(_use_path(folder, state, kind))
-    return use if use is not None and (use.state, use.kind) == (state, kind) else None
-
-
-def write_use(folder: Path, use: Use) -> None:
-    """Write a use.
-
-    Raises:
-        OSError: the disk is full or permission is missing; no partial file is left.
-    """
-    write_atomically(_use_path(folder, use.state, use.kind), [memoryview(msgspec.json.encode(use))])
-
-
-def uses(folder: Path) -> list[Use]:
-    """Return all uses whose packed file exists."""
-    found = (_read_use(path) for path in folder.glob(f"*{_USE_SUFFIX}"))
-    return [use for use in found if use is not None]
-
-
-def _read_use(path: Path) -> Use | None:
-    """Read a use; return None if it cannot be read or its packed file does not exist."""
-    with suppress(OSError, msgspec.DecodeError):
-        use = msgspec.json.decode(path.read_bytes(), type=Use)
-        if (path.parent / use.file).exists():
-            return use
-    return None
-
-
-def _use_path(folder: Path, state: str, kind: str) -> Path:
-    key = hashlib.sha256(f"{state} {kind}".encode()).hexdigest()[:32]
-    return folder / f"{key}{_USE_SUFFIX}"
-
-
-def cached_files(folder: Path) -> list[CachedFile]:
-    """Return all packed files in ``folder``, most recently used first."""
-    files = [file for path in folder.glob(f"*{_SUFFIX}") for file in _look_at(path)]
-    return sorted(files, key=lambda file: -file.used)
-
-
-def _look_at(path: Path) -> Iterator[CachedFile]:
-    header, flaw = None, ""
-    with suppress(FileNotFoundError):  # another process removed it
-        status = path.stat()
-        try:
-            with path.open("rb") as file:
-                header, _ = _read_header(file)
-        except UnusablePackedFile as error:
-            flaw = str(error)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            flaw = f"cannot be read: {error.strerror}"
-        yield CachedFile(path, header, flaw, status.st_size, status.st_mtime)
-
-
-def tidy(folder: Path) -> None:
-    """Remove files left by killed processes, uses whose file is gone, and old measurements."""
-    for suffix, most in ((PARTIAL, _PARTIAL_SECONDS), (MEASURED_SUFFIX, _MEASURED_SECONDS)):
-        for path in folder.glob(f"*{suffix}"):
-            with suppress(OSError):
-                if time.time() - path.stat().st_mtime > most:
-                    path.unlink()
-    for path in folder.glob(f"*{_USE_SUFFIX}"):
-        with suppress(OSError):
-            if _read_use(path) is None:
-                path.unlink()
-
-
-def forget_measured(folder: Path) -> None:
-    """Remove all step measurements, so that steps are measured again.
-
-    Raises:
-        OSError: a file cannot be removed.
-    """
-    for path in folder.glob(f"*{MEASURED_SUFFIX}"):
-        path.unlink(missing_ok=True)
+    return folder / f"{model}-{header.kind}-{header.content[:16]}{SUFFIX}"
 
 
 def map_file(path: Path, apart: frozenset[Key] = frozenset()) -> PackedFile:
@@ -268,7 +153,7 @@ def map_file(path: Path, apart: frozenset[Key] = frozenset()) -> PackedFile:
     """
     file = path.open("rb")
     try:
-        header, start = _read_header(file)
+        header, start = read_header(file)
         ends = [entry.offset + entry.size for entry in header.entries if entry.key not in apart]
         size = start + max(ends, default=0)
         mapped = mmap.mmap(file.fileno(), size, mmap.MAP_SHARED, mmap.PROT_READ)
@@ -282,7 +167,7 @@ def map_file(path: Path, apart: frozenset[Key] = frozenset()) -> PackedFile:
     return PackedFile(header, np.frombuffer(mapped, np.uint8, offset=start), start, file)
 
 
-def _read_header(file: BinaryIO) -> tuple[Header, int]:
+def read_header(file: BinaryIO) -> tuple[Header, int]:
     """Read the header and return it with the offset of the first matrix."""
     size = os.fstat(file.fileno()).st_size
     prefix = file.read(_PREFIX_BYTES)

@@ -12,22 +12,17 @@ from galley.errors import CheckpointError, DamagedWeights, EngineFailed, Setting
 from galley.formats.reader import CheckpointReader
 from galley.machine import FOLDER_VARIABLE
 from galley.ops import background
+from galley.ops.packed_cache import CachedFile, Use, cached_files, read_use, tidy, write_use
 from galley.ops.packed_files import (
     Bytes,
-    CachedFile,
     Entry,
     Header,
     Key,
     UnusablePackedFile,
-    Use,
-    cached_files,
     file_path,
     map_file,
     packed_folder,
-    read_use,
-    tidy,
     write_file,
-    write_use,
 )
 from galley.ops.weight_check import WeightCheck
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import BinaryIO, Final, TypeVar
@@ -24,7 +25,8 @@ import msgspec
 from galley.files import PARTIAL
 from galley.formats.digests import content_hash
 from galley.machine import available_memory, bytes_text, cpu_features, cpu_name
-from galley.ops.packed_files import MEASURED_SUFFIX, packed_folder, tidy, write_atomically
+from galley.ops.packed_cache import MEASURED_SUFFIX, tidy
+from galley.ops.packed_files import packed_folder, write_atomically
 from galley.runtimes.tensor_model import TensorModel
 from galley.runtimes.trial import same_bits
 
@@ -235,12 +237,18 @@ def external_files(model: Path) -> list[Path]:
         ValueError: the file is too large, or it is not certain which these files are.
         OSError: it cannot be read.
     """
+    return list(_external_files(model, *_state([model])))
+
+
+@lru_cache(maxsize=16)
+def _external_files(model: Path, state: tuple[int, ...]) -> tuple[Path, ...]:
+    """Return the files that hold the external data of a model in a state; it is searched once."""
     if model.stat().st_size > _MOST_BYTES:
         raise ValueError(_TOO_LARGE)
     # Mapped, not read: the memory that a model needs is not known to be free yet.
     with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         names = set(_external_names(data))
-    files = sorted(model.parent / name for name in names)
+    files = tuple(sorted(model.parent / name for name in names))
     if not all(one.is_file() and ".." not in one.parts for one in files):
         raise ValueError(_IN_DOUBT)
     return files

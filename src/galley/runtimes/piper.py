@@ -4,27 +4,23 @@
 The file is read as Piper writes it (github.com/OHF-Voice/piper1-gpl, docs/VOICES.md).
 """
 
-import re
-import time
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
-from galley.errors import CheckpointError, SettingsError, UnsupportedModel
+from galley.errors import CheckpointError, UnsupportedModel
 from galley.formats.json_file import read_file
-from galley.machine import available_cores
-from galley.runtimes.library import OF_TEXT, model_file, refuse_settings, step_meter
 from galley.runtimes.vits import Scales, VitsModel
-from galley.runtimes.voice_engine import UnspeakableText, VoiceEngine
-from galley.settings.engine import EngineSettings
+from galley.runtimes.voice_engine import UnspeakableText
+from galley.runtimes.voice_options import Noise, VoiceOptions
 from galley.settings.engine_choice import voice_config
-from galley.tts.espeak import Espeak
-from galley.types import OnPhase, Speak
-from galley.types.model_info import ModelInfo, OnLedger, VoiceInfo
+from galley.tts.espeak import Espeak, punctuated
+from galley.types import Speak
+from galley.types.model_info import VoiceInfo
 
 if TYPE_CHECKING:
     from galley.runtimes.vits import Array
@@ -32,7 +28,6 @@ if TYPE_CHECKING:
 _PAD: Final = "_"
 _BEGIN: Final = "^"
 _END: Final = "$"
-_MARK: Final = re.compile(r"([,;:.!?…—–])(?=[\s\"'”’)]|\Z)")
 _SPOKEN_MARKS: Final = {"…": ".", "—": ",", "–": ","}
 """Marks that voices are not trained with -> what is said in their place."""
 
@@ -45,9 +40,6 @@ class _Audio(msgspec.Struct):
 
 class _EspeakVoice(msgspec.Struct):
     voice: str = "en-us"
-
-
-Noise = Annotated[float, msgspec.Meta(ge=0, le=2)]
 
 
 class _Inference(msgspec.Struct):
@@ -74,22 +66,6 @@ class PiperConfig(msgspec.Struct, kw_only=True):
     num_speakers: Annotated[int, msgspec.Meta(ge=1, le=65536)] = 1
     speaker_id_map: dict[str, Annotated[int, msgspec.Meta(ge=0)]] = {}
     dataset: str = ""
-
-
-class VoiceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The ``engine_options`` of engine ``voice``.
-
-    Attributes:
-        aliases: further names of voices, such as those of OpenAI -> the voice's name.
-        noise, duration_noise: how much the sound and the durations vary; None: as the voice says. With 0
-            for both, a text is spoken the same way each time.
-        max_active: texts whose audio is made at a time.
-    """
-
-    aliases: dict[str, str] = msgspec.field(default_factory=dict)
-    noise: Noise | None = None
-    duration_noise: Noise | None = None
-    max_active: Annotated[int, msgspec.Meta(ge=1, le=256)] = 16
 
 
 class PiperVoice:
@@ -123,12 +99,7 @@ class PiperVoice:
                 f"{path}: phoneme_type is {config.phoneme_type!r}; supported are espeak and text"
             )
         self._speakers = _speakers(config, path)
-        for alias, name in options.aliases.items():
-            if name not in self._speakers:
-                raise SettingsError(
-                    f"engine_options: alias {alias!r} is for voice {name!r}; the voices are "
-                    f"{', '.join(list(self._speakers)[:20])}"
-                )
+        options.check_aliases(self._speakers)
         own, varies = config.inference, options.duration_noise
         self._scales = Scales(
             noise=own.noise_scale if options.noise is None else options.noise,
@@ -176,51 +147,18 @@ class PiperVoice:
     def _phonemes(self, text: str) -> str:
         if self._espeak is None:
             return text
-        said = []
-        parts = _MARK.split(text)
-        for words, mark in zip(parts[::2], [*parts[1::2], ""], strict=True):
-            phonemes = self._espeak.phonemes(words)
-            if phonemes:
-                said.append(phonemes + _SPOKEN_MARKS.get(mark, mark))
-        return " ".join(said)
+        return punctuated(text, self._espeak.phonemes, _SPOKEN_MARKS)
 
 
-def load(
-    settings: EngineSettings,
-    folder: Path,
-    on_phase: OnPhase | None = None,
-    pause: Callable[[], None] | None = None,
-    on_ledger: OnLedger | None = None,
-) -> VoiceEngine:
-    """Load a voice, or the only one in a folder: see :class:`galley.service.protocol.EngineLoader`.
+def load_piper(file: Path, options: VoiceOptions, threads: int) -> PiperVoice:
+    """Load the voice of a file and its configuration.
 
     Raises:
-        ModelError, SettingsError: the files or the settings cannot be used.
+        ModelError, SettingsError: the files or the options cannot be used.
     """
-    options = settings.options_as(VoiceOptions)
-    refuse_settings(settings, "is a voice: leave it out for this model", OF_TEXT)
-    began = time.monotonic()
-    file = model_file(folder, [".onnx"])
+    options.refuse_of_kokoro(file)
     config = read_config(voice_config(file))
-    model = VitsModel(file, settings.threads or available_cores())
-    voice = PiperVoice(model, config, options, voice_config(file))
-    if on_phase is not None:
-        on_phase("load", time.monotonic() - began)
-    info = ModelInfo(
-        name=settings.model or folder.name,
-        path=str(folder),
-        family="vits",
-        tasks=("speak",),
-        executor="onnxruntime",
-        voice=voice.info,
-    )
-    return VoiceEngine(
-        voice,
-        info,
-        max_active=options.max_active,
-        priority_steps=settings.priority_steps,
-        meter=step_meter(pause),
-    )
+    return PiperVoice(VitsModel(file, threads), config, options, voice_config(file))
 
 
 def read_config(path: Path) -> PiperConfig:

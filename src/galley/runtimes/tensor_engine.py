@@ -18,7 +18,8 @@ from galley.runtimes.gathering import Arrivals, BatchCosts, wait_seconds
 from galley.runtimes.padding import Padding
 from galley.runtimes.tensor_model import BatchOptions, InvalidTensors
 from galley.types import EngineRequest, Output, Predict, Tensors, Timing
-from galley.types.model_info import EngineStats, ModelInfo
+from galley.types.engine_stats import EngineStats
+from galley.types.model_info import ModelInfo
 from galley.types.tensors import MOST_BYTES
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from galley.engine.step_meter import StepMeter
 from galley.errors import EngineError, RequestError
 from galley.runtimes.text_runtime import Advance, TextRuntime, Writing
 from galley.types import EngineRequest, FinishReason, Output, Timing, Tokens
-from galley.types.model_info import EngineStats, ModelInfo
+from galley.types.engine_stats import EngineStats
+from galley.types.model_info import ModelInfo
 
 _ONE: Final = 1
 """Budget of the queue: it returns one request at a time."""

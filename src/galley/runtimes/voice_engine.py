@@ -15,7 +15,8 @@ import numpy as np
 from galley.engine.fair_queue import FairQueue, Queued
 from galley.engine.step_meter import StepMeter
 from galley.types import LIVE_PRIORITY, Audio, EngineRequest, Output, Speak, Timing
-from galley.types.model_info import EngineStats, ModelInfo
+from galley.types.engine_stats import EngineStats
+from galley.types.model_info import ModelInfo
 
 if TYPE_CHECKING:
     Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]

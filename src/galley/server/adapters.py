@@ -15,7 +15,7 @@ from galley.protocols.common.messages import Strict
 from galley.protocols.http import body
 from galley.protocols.http.json_answers import Json
 from galley.protocols.http.openapi import Operation
-from galley.settings.config import ADAPTER_NAME
+from galley.settings.checks import ADAPTER_NAME
 
 PATH = "/v1/adapters"
 

@@ -16,7 +16,7 @@ from galley.protocols.common.messages import Strict
 from galley.protocols.http import body
 from galley.protocols.http.json_answers import Json
 from galley.protocols.http.openapi import Operation
-from galley.types.model_info import ReplicaStatus
+from galley.types.engine_stats import ReplicaStatus
 
 
 class ReloadRequest(Strict, frozen=True, kw_only=True):

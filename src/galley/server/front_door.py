@@ -55,12 +55,11 @@ class Admission:
         abort: closes it at once, even during a handshake.
     """
 
-    abort: Callable[[], object]
-
     def __init__(self, door: "FrontDoor", address: str, *, surplus: bool) -> None:
         """Create the admission; called by :class:`FrontDoor` alone."""
         self.address = address
         self.surplus = surplus
+        self.abort: Callable[[], object] = _nothing
         self._door = door
         self._left = False
 
@@ -69,6 +68,12 @@ class Admission:
         if not self._left:
             self._left = True
             self._door._leave(self)
+            # It refers to the connection, which refers to this: both would stay until a garbage collection.
+            self.abort = _nothing
+
+
+def _nothing() -> None:
+    """Close nothing: the connection is closed, or has not begun."""
 
 
 class Watched(Protocol):
@@ -192,7 +197,7 @@ class FrontDoor:
             self._open += 1
             self._by_address[address] += 1
         client.setblocking(False)
-        task = self._loop.create_task(self._shake_hands(client, admission))
+        task = self._loop.create_task(self._handshake(client, admission))
 
         def abort() -> None:
             task.cancel()  # has not begun, or would have replaced this one
@@ -208,7 +213,7 @@ class FrontDoor:
         oldest.abort()
         oldest.leave()
 
-    async def _shake_hands(self, client: socket.socket, admission: Admission) -> None:
+    async def _handshake(self, client: socket.socket, admission: Admission) -> None:
         seconds = self.settings.header_timeout if self._tls else None
         task = asyncio.current_task()
         assert task is not None

@@ -86,7 +86,8 @@ class HttpProtocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See :class:`asyncio.Protocol`."""
         self._abandon()
-        del self._reader  # a reference cycle, which would stay until the next garbage collection
+        self._reader.close()
+        del self._reader  # refers to this
         self._door.remove(self)
         self._admission.leave()
 
@@ -189,6 +190,7 @@ class HttpProtocol(asyncio.Protocol):
         self._door.remove(self)
         protocol = WebSocketProtocol(self.host, self._door, self._admission, self.transport)
         protocol.begin(scope, head, rest)
+        self._loop.call_soon(self._reader.close)  # its parser is reading
 
     def _scope(self, head: Head) -> Scope:
         """Return what the ASGI scopes of requests and WebSockets have in common."""

@@ -68,6 +68,10 @@ class RequestReader:
         self._parser = _new_parser(self)
         self.on_message_begin()
 
+    def close(self) -> None:
+        """Read nothing more, and free this without a garbage collection: the parser refers to it."""
+        del self._parser
+
     def feed(self, data: bytes) -> None:
         """Read ``data``.
 

@@ -79,9 +79,9 @@ def serve(
     _configure_logging(settings)
     give_memory_back()
     # By default the collector runs so often that parsing a large body takes three times as long, which
-    # delays all streams. If it ran even less often, closed connections, which are cycles in asyncio,
-    # would pile up.
-    gc.set_threshold(10_000, 20, 100)
+    # delays all streams. Older generations are collected often, since the transports of closed connections,
+    # which are cycles, would pile up there; what exists when the models are ready is not searched again.
+    gc.set_threshold(5_000, 5, 10)
     check_used(settings, settings.cache_modes)
     tenants = Tenants.load(settings)
     check_exposure(settings, tenants)
@@ -217,6 +217,7 @@ class _Run:
         except MemoryError:
             _complain("cannot start: out of memory; allow more (container limit, ulimit -v)")
             return 1
+        gc.freeze()
         *others, last = [m.name for m in self._models if not m.on_request] or ["the server"]
         ready = f"{', '.join(others)} and {last} are ready" if others else f"{last} is ready"
         say(f"{ready} after {process_age():.2f} s: {self._url}/v1")

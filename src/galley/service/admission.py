@@ -10,14 +10,14 @@ not for requests of a later priority. No clock is read here: every method is pas
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from galley.errors import QueueFull
 from galley.service.pace import Pace
 from galley.service.places import Places
 from galley.service.turns import Share
 from galley.types import EngineRequest
-from galley.types.model_info import EngineStats
+from galley.types.engine_stats import EngineStats
 
 PREDICTED_SHARE: Final = 0.75
 """Fraction of the time until a deadline that a prediction may use; those that just fit are often late."""
@@ -43,6 +43,7 @@ class Claim:
         owed: tokens still expected, as of the last estimate.
         begun: whether it has had an output, so that its prompt is computed.
         engine: name of the engine that has the sequence; "" before it is given to one.
+        cached: prompt tokens that this engine is expected to have in its prefix cache.
     """
 
     tenant: str
@@ -54,6 +55,12 @@ class Claim:
     owed: float = 0.0
     begun: bool = False
     engine: str = ""
+    cached: int = 0
+
+    @property
+    def uncached(self) -> float:
+        """The tokens that its engine still has to compute."""
+        return max(0.0, self.owed - (0 if self.begun else self.cached))
 
     def estimate(self, mean_output: float | None) -> float:
         """Return the tokens still expected, given the mean number of output tokens of a sequence.
@@ -81,7 +88,7 @@ class Admission:
         self._max_queue = max_queue
         self._claims: dict[Claim, None] = {}
         self._owed: dict[tuple[str, int], float] = {}
-        self._owed_by: dict[str, float] = {}
+        self._uncached_of: dict[str, float] = {}
         self._weights: dict[str, float] = {}
         self._estimated = -math.inf
         self._running = float(seats)
@@ -136,33 +143,38 @@ class Admission:
         self._claims[claim] = None
         self._places.take(_share_of(request))
         self._weights[claim.tenant] = claim.weight
-        self._owe(claim, claim.owed)
+        self._count(claim, 1)
         self._note_busy(now)
         return claim
 
-    def give(self, claim: Claim, engine: str) -> None:
-        """Record which engine has a sequence now."""
-        self._owe(claim, -claim.owed)
-        claim.engine = engine
-        self._owe(claim, claim.owed)
+    def give(self, claim: Claim, engine: str, cached: int) -> None:
+        """Record which engine has a sequence now, and how much of the prompt it should have cached."""
+        self._count(claim, -1)
+        claim.engine, claim.cached = engine, cached
+        self._count(claim, 1)
 
-    def owed_by(self, engine: str) -> float:
-        """Return the tokens that the sequences of an engine still need, as of the last estimate."""
-        return max(0.0, self._owed_by.get(engine, 0.0))
+    def uncached_of(self, engine: str) -> float:
+        """Return the tokens that an engine still has to compute for its sequences, as of the last estimate.
 
-    def progress(self, claim: Claim, tokens: int, *, now: float) -> int:
-        """Record that a sequence has generated ``tokens`` more; return them and those of its prompt.
-
-        The prompt counts with the first output.
+        A cached prefix attracts requests to an engine, so the prefix must not count as work that keeps
+        the next ones away.
         """
-        worked = tokens + (0 if claim.begun else claim.prompt)
+        return max(0.0, self._uncached_of.get(engine, 0.0))
+
+    def progress(self, claim: Claim, tokens: int, cached: int, *, now: float) -> int:
+        """Record that a sequence has generated ``tokens`` more; return the tokens computed for that.
+
+        The prompt counts with the first output, but what was computed has no part of its ``cached`` tokens.
+        """
+        prompt = 0 if claim.begun else claim.prompt
+        worked = tokens + prompt
+        self._count(claim, -1)
         claim.begun = True
         claim.done += tokens
-        paid = min(claim.owed, worked)
-        claim.owed -= paid
-        self._owe(claim, -paid)
+        claim.owed -= min(claim.owed, worked)
+        self._count(claim, 1)
         self.pace.worked(worked, now)
-        return worked
+        return tokens + max(0, prompt - cached)
 
     def remove(self, claim: Claim, *, finished: bool, now: float) -> None:
         """Remove a sequence; ``finished``: whether it ran to completion."""
@@ -170,7 +182,7 @@ class Admission:
             self.pace.finished(claim.prompt, claim.done)
         del self._claims[claim]
         self._places.leave(claim.tenant)
-        self._owe(claim, -claim.owed)
+        self._count(claim, -1)
         self._note_busy(now)
 
     def observe(self, stats: EngineStats, *, working: bool, now: float) -> None:
@@ -187,21 +199,22 @@ class Admission:
         claim.owed = claim.estimate(self.pace.mean_output)
         return claim
 
-    def _owe(self, claim: Claim, tokens: float) -> None:
-        key = (claim.tenant, claim.priority)
-        self._owed[key] = self._owed.get(key, 0.0) + tokens
-        self._owed_by[claim.engine] = self._owed_by.get(claim.engine, 0.0) + tokens
+    def _count(self, claim: Claim, sign: Literal[1, -1]) -> None:
+        """Add what a sequence still needs to the sums, or subtract it."""
+        key, engine = (claim.tenant, claim.priority), claim.engine
+        self._owed[key] = self._owed.get(key, 0.0) + sign * claim.owed
+        self._uncached_of[engine] = self._uncached_of.get(engine, 0.0) + sign * claim.uncached
 
     def _estimate(self, now: float) -> None:
         """Update the tokens owed from the latest mean output length."""
         if now < self._estimated + _ESTIMATE_SECONDS:
             return
         self._estimated, mean = now, self.pace.mean_output
-        self._owed, self._owed_by, self._weights = {}, {}, {}
+        self._owed, self._uncached_of, self._weights = {}, {}, {}
         for claim in self._claims:
             claim.owed = claim.estimate(mean)
             self._weights[claim.tenant] = claim.weight
-            self._owe(claim, claim.owed)
+            self._count(claim, 1)
 
     def _note_busy(self, now: float) -> None:
         self.pace.set_busy(self._working and len(self._claims) >= self._seats_now, now)

@@ -4,71 +4,27 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Final
 
 from galley.errors import Conflict, GalleyError, ModelError, NotEnoughMemory, RequestError
 from galley.service.admission import Admission
+from galley.service.fleet_plan import FleetPlan
 from galley.service.frames import Blocks
+from galley.service.holders import with_holder
 from galley.service.links import ReplicaSource
 from galley.service.process import EngineProcess
 from galley.service.replica import Replica
 from galley.service.request_book import RequestBook
-from galley.service.routing import Candidate, Router
-from galley.service.spawn import Spawned
-from galley.service.watchdog import Watchdog
+from galley.service.routing import ReplicaFigures
 from galley.settings.engine import EngineSettings
-from galley.types import EngineRequest, OnPhase, Output
-from galley.types.model_info import (
-    EngineState,
-    EngineStats,
-    Ledger,
-    ModelInfo,
-    OnLedger,
-    ReplicaStatus,
-)
+from galley.types import EngineRequest, Output
+from galley.types.engine_stats import EngineState, EngineStats, ReplicaStatus
+from galley.types.model_info import Ledger, ModelInfo
 
 log = logging.getLogger("galley.service")
 
 _DRAIN_POLL_SECONDS: Final = 0.05
-
-
-@dataclass(frozen=True, kw_only=True)
-class FleetPlan:
-    """The engines of a model, and whom to tell about them.
-
-    Attributes:
-        folder: the checkpoint's folder.
-        max_queue: sequences that may wait in addition to the running ones.
-        begin: spawns an engine process.
-        watchdog: creates the watchdog of an engine.
-        replicas: engines on this machine.
-        remotes: sources of engines elsewhere.
-        router: chooses an engine for each request; needed if there can be more than one.
-        contents: digest of the checkpoint's files, if there are engines elsewhere.
-        promised: returns the bytes of memory that other models' engines have yet to allocate.
-        on_phase: called at the end of each start-up phase of the first engine.
-        on_ledger: called with the memory plan of each engine that starts.
-        on_step: called with the status of an engine after each of its steps.
-        on_blocks: called with each change of what the prefix caches hold.
-        publishes_tokens: whether these changes have the tokens of blocks.
-    """
-
-    folder: str
-    max_queue: int
-    begin: Callable[[], Spawned]
-    watchdog: Callable[[], Watchdog]
-    replicas: int = 1
-    remotes: Sequence[ReplicaSource] = ()
-    router: Router | None = None
-    contents: str = ""
-    promised: Callable[[], int] = lambda: 0
-    on_phase: OnPhase | None = None
-    on_ledger: OnLedger | None = None
-    on_step: Callable[[ReplicaStatus], None] | None = None
-    on_blocks: Callable[[Blocks], None] | None = None
-    publishes_tokens: bool = False
 
 
 class Fleet:
@@ -201,9 +157,15 @@ class Fleet:
         """Deliver an Output to its reader."""
         return self.book.deliver(replica, output)
 
+    async def readers_woken(self, replica: Replica) -> None:
+        """Wait until the readers of all Outputs that were delivered are woken."""
+        await self.book.readers.all_woken()
+
     def resumption(self, request_id: str) -> EngineRequest:
         """Return a request as it is to be sent to an engine now."""
-        return self.book.resumption(request_id)
+        request = self.book.resumption(request_id)
+        count, replica = self._plan.cached_tokens, self.book.replica_of(request_id)
+        return request if count is None else with_holder(request, replica, self.replicas, count)
 
     def stepped(self, replica: Replica) -> None:
         """Record the statistics after a step."""
@@ -223,7 +185,7 @@ class Fleet:
         elif replica.state == "failed":
             self._give_up(replica)
         elif replica.accepts:
-            self._relieve_others(replica)
+            self._rebalance(replica)
         self._observe()
         self._changed.set()
 
@@ -318,6 +280,7 @@ class Fleet:
             self._plan.promised(),
             publishes=self._plan.router is not None or self._plan.on_blocks is not None,
             publishes_tokens=self._plan.publishes_tokens,
+            transfer=self._plan.transfer,
         )
 
     def _launch_others(self) -> None:
@@ -344,29 +307,33 @@ class Fleet:
                 size = {"max_model_len": text.max_model_len}
             self.settings = dataclasses.replace(self.settings, **size)
 
-    def _choose(self, request: EngineRequest, version: str | None) -> Replica | None:
-        """Return the replica that gets a request; None if none is ready that may continue it."""
+    def _choose(self, request: EngineRequest, version: str | None) -> tuple[Replica, int] | None:
+        """Return the replica that gets a request, and the tokens of the prompt that it should have cached.
+
+        None: none is ready that may continue the request.
+        """
         ready = [one for one in self.replicas if one.accepts and version in (None, one.version)]
         if len(ready) < 2 or self._plan.router is None:
-            return ready[0] if ready else None
+            return (ready[0], 0) if ready else None
         now = time.monotonic()
         candidates = [
-            Candidate(
+            ReplicaFigures(
                 name=one.name,
-                owed=self._admission.owed_by(one.name),
+                owed=self._admission.uncached_of(one.name),
                 pace=one.pace.tokens_per_second,
                 blocks=one.blocks,
-                silent=now - one.heard if one.requests.quarantine.working else 0.0,
+                silent=now - one.last_frame_at if one.requests.quarantine.working else 0.0,
             )
             for one in ready
         ]
-        return ready[self._plan.router.choose(request, candidates)]
+        choice = self._plan.router.choose(request, candidates)
+        return ready[choice.candidate], choice.cached
 
     def _spare(self) -> Replica:
         """Return a replica at which a request can wait until one is ready."""
         return min(self.replicas, key=lambda one: (one.state in ("failed", "closed"), one.draining))
 
-    def _relieve_others(self, ready: Replica) -> None:
+    def _rebalance(self, ready: Replica) -> None:
         """Have a replica that has become ready continue the requests of those that are not."""
         for other in self.replicas:
             if other.state == "stalled":

@@ -20,8 +20,9 @@ LENGTH_SEQUENCES: Final = 32
 class Pace:
     """Measures tokens per busy second, and the tokens that a sequence is expected to need.
 
-    Tokens are those of prompts, credited with a sequence's first output whether they were cached or not,
-    and those of outputs. A prediction that uses this pace must count tokens the same way.
+    Tokens are those of prompts, credited with a sequence's first output, and those of outputs. Admission
+    counts cached tokens of prompts, too, since a newcomer's are not known; a replica's pace does not. A
+    prediction must count tokens as its pace does.
     """
 
     def __init__(self) -> None:

@@ -1,12 +1,11 @@
 """One engine that serves a model: its process or connection, started again whenever it ends."""
 
 import asyncio
-import hashlib
 import logging
 import signal
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -29,9 +28,11 @@ from galley.service.frames import (
 from galley.service.links import EngineLink, ReplicaSource
 from galley.service.loading_adapters import LoadingAdapters
 from galley.service.pace import Pace
+from galley.service.replica_events import ReplicaEvents
+from galley.service.replica_version import version_of
 from galley.service.watchdog import Watchdog
-from galley.types import EngineRequest, Output
-from galley.types.model_info import EngineState, EngineStats, Ledger, ModelInfo, ReplicaStatus
+from galley.types.engine_stats import EngineState, EngineStats, ReplicaStatus
+from galley.types.model_info import ModelInfo, TransferInfo
 
 log = logging.getLogger("galley.service")
 
@@ -47,7 +48,7 @@ RETRY_AFTER_SHORTAGE: Final = 2.0
 
 _QUICK_SECONDS: Final = 0.002
 _LONGEST_PAUSE: Final = 0.05
-"""Limits of :func:`_leave_time_to_others`, in seconds."""
+"""Limits of :meth:`Replica._leave_time_to_others`, in seconds."""
 
 WATCH_SECONDS: Final = 0.25
 
@@ -57,43 +58,6 @@ KILLED_WHILE_LOADING: Final = (
     "Use a smaller --weight-dtype (int8, int4), lower --kv-cache-tokens, or give the machine or "
     "container more memory"
 )
-
-
-class ReplicaEvents(Protocol):
-    """What the owner of a replica does with its events."""
-
-    def deliver(self, replica: "Replica", output: Output) -> int:
-        """Pass on an Output; return the tokens of prompt and output that it stands for."""
-
-    def resumption(self, request_id: str) -> EngineRequest:
-        """Return a request as it is to be sent now."""
-
-    def stepped(self, replica: "Replica") -> None:
-        """Record that a step has ended; its statistics are in the replica."""
-
-    def changed(self, replica: "Replica") -> None:
-        """Record that the replica's state has changed."""
-
-    def engine_ready(self, replica: "Replica") -> None:
-        """Record that a new engine accepts requests, before it is sent any."""
-
-    def engine_died(self, replica: "Replica", given_up: str | None) -> None:
-        """Record that a ready engine has ended, and which request is given up because of that."""
-
-    def blocks_changed(self, replica: "Replica", blocks: Blocks) -> None:
-        """Record a change of what the engine's prefix cache holds."""
-
-    def leaving(self, replica: "Replica") -> None:
-        """Record that the engine is about to end."""
-
-    def check(self, info: ModelInfo) -> None:
-        """Raise ModelError if an engine serves another model than the other replicas."""
-
-    def phase_ended(self, replica: "Replica", name: str, seconds: float) -> None:
-        """Record the duration of a start-up phase."""
-
-    def planned_memory(self, replica: "Replica", ledger: Ledger) -> None:
-        """Record the memory plan of an engine that starts."""
 
 
 class Replica:
@@ -112,7 +76,7 @@ class Replica:
         blocks: keys of the blocks that its prefix cache holds.
         draining: whether it gets no new requests.
         seats: sequences that run at the same time.
-        heard: when the last frame arrived, on the monotonic clock.
+        last_frame_at: when the last frame arrived, on the monotonic clock.
     """
 
     def __init__(
@@ -143,7 +107,7 @@ class Replica:
         self.pace = Pace()
         self.blocks: set[bytes] = set()
         self.draining = False
-        self.heard = 0.0
+        self.last_frame_at = 0.0
         self.seats = source.seats
         self._events = events
         self._new_watchdog = watchdog
@@ -173,6 +137,18 @@ class Replica:
     def accepts(self) -> bool:
         """Whether new requests may be sent to it now."""
         return self.state == "ready" and not self.draining
+
+    @property
+    def offers(self) -> TransferInfo | None:
+        """Where its engine offers blocks; None: it does not, or not now."""
+        here = None if self.info is None else self.info.transfers
+        return here if here is not None and here.port and self.state == "ready" else None
+
+    @property
+    def fetches(self) -> bool:
+        """Whether its engine fetches the blocks of peers that requests name."""
+        here = None if self.info is None else self.info.transfers
+        return here is not None and here.role in ("decode", "both")
 
     @property
     def pid(self) -> int | None:
@@ -210,7 +186,7 @@ class Replica:
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await self._hang_up()
+        await self._close_link()
 
     def _send(self, frame: Submit | Abort) -> int:
         """Send a frame; return the frames sent so far, this one included, or 0 without an engine."""
@@ -287,10 +263,10 @@ class Replica:
             async for frames in self._link.frames():
                 for frame in frames:
                     self._handle(frame)
-                await _leave_time_to_others()
+                await self._leave_time_to_others()
         except GalleyError as error:
             if self.info is None:
-                await self._hang_up()
+                await self._close_link()
                 raise
             reason = error
         except OSError as error:
@@ -350,7 +326,7 @@ class Replica:
                 )
                 self._set_state("stalled")
 
-    async def _hang_up(self) -> None:
+    async def _close_link(self) -> None:
         link, self._link = self._link, None
         if link:
             await link.close()
@@ -361,8 +337,8 @@ class Replica:
 
     def _handle(self, frame: FromEngine) -> None:
         seconds = frame.step_seconds if isinstance(frame, Alive) else 0.0
-        self.heard = time.monotonic()
-        self._watchdog.report(self.heard, seconds)
+        self.last_frame_at = time.monotonic()
+        self._watchdog.report(self.last_frame_at, seconds)
         if self.state == "stalled":
             self._set_state("ready")
         if isinstance(frame, Step):
@@ -385,12 +361,27 @@ class Replica:
 
     def _stepped(self, frame: Step) -> None:
         for output in frame.outputs:
-            worked = self._events.deliver(self, output)
-            self.pace.worked(worked, self.heard)
+            computed = self._events.deliver(self, output)
+            self.pace.worked(computed, self.last_frame_at)
         self.stats = frame.stats
         self._note_busy()
         self._events.stepped(self)
         self.requests.stepped(frame.frames_seen)
+
+    async def _leave_time_to_others(self) -> None:
+        """Let the readers take the new output; if that takes long, give new requests as much time again.
+
+        More output arrives in the meantime, and each reader then takes all of it at once, for little more
+        than the cost of one token. So when the server is short of CPU time, texts are streamed in larger
+        pieces and new requests are still answered promptly.
+        """
+        began = time.monotonic()
+        await self._events.readers_woken(self)
+        await asyncio.sleep(0)  # tasks that wait for tokens become ready
+        await asyncio.sleep(0)  # and run
+        took = time.monotonic() - began
+        if took > _QUICK_SECONDS:
+            await asyncio.sleep(min(took, _LONGEST_PAUSE))
 
     def _become_ready(self, frame: Ready) -> None:
         self._events.check(frame.info)
@@ -405,34 +396,3 @@ class Replica:
         self._events.engine_ready(self)
         self._set_state("ready")
         self.requests.engine_ready()
-
-
-def version_of(contents: str, info: ModelInfo) -> str:
-    """Return a digest of what a text depends on: files and number formats, kernels included.
-
-    Args:
-        contents: digest of the checkpoint's files.
-        info: the engine's description of the model.
-    """
-    formats = None
-    if info.program is not None:
-        program = info.program
-        formats = (program.dtype, program.quantize, program.activations, program.kv_dtype)
-    isa = "" if info.ledger is None else info.ledger.isa
-    parts = (contents, info.family, info.executor, isa, formats)
-    return hashlib.blake2b(msgspec.msgpack.encode(parts), digest_size=8).hexdigest()
-
-
-async def _leave_time_to_others() -> None:
-    """Let the readers take the new output; if that takes long, give new requests as much time again.
-
-    More output arrives in the meantime, and each reader then takes all of it at once, for little more than
-    the cost of one token. So when the server is short of CPU time, texts are streamed in larger pieces and
-    new requests are still answered promptly.
-    """
-    began = time.monotonic()
-    await asyncio.sleep(0)  # tasks that wait for tokens become ready
-    await asyncio.sleep(0)  # and run
-    took = time.monotonic() - began
-    if took > _QUICK_SECONDS:
-        await asyncio.sleep(min(took, _LONGEST_PAUSE))

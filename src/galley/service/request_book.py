@@ -9,17 +9,21 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal
 
-from galley.errors import DeadlineExceeded
+import msgspec
+
+from galley.errors import DeadlineExceeded, same_id
 from galley.service.admission import Admission
 from galley.service.replica import Replica
 from galley.service.streams import OutputStream, Unfinished
 from galley.service.turns import Share
-from galley.service.unread import Unread, UnreadBudget
+from galley.service.unread import Readers, Unread, UnreadBudget
 from galley.types import EngineRequest, Output
-from galley.types.model_info import EngineStats
+from galley.types.engine_stats import EngineStats
+from galley.types.transfers import KVPeer
 
 log = logging.getLogger("galley.service")
 
@@ -30,15 +34,15 @@ class RequestBook:
     def __init__(
         self,
         admission: Admission,
-        choose: Callable[[EngineRequest, str | None], Replica | None],
+        choose: Callable[[EngineRequest, str | None], tuple[Replica, int] | None],
         spare: Callable[[], Replica],
     ) -> None:
         """Create an empty book.
 
         Args:
             admission: decides which requests are accepted.
-            choose: returns the ready replica for a request, given the version that has to continue it;
-                None: there is none.
+            choose: returns the ready replica for a request, given the version that has to continue it, and
+                the tokens of the prompt that it is expected to have cached; None: there is none.
             spare: returns a replica where a request can wait until one is ready.
         """
         self._admission = admission
@@ -73,27 +77,57 @@ class RequestBook:
         """Return how many sequences the tenant may add at once."""
         return self._admission.room(share, now=time.monotonic())
 
-    def take(self, requests: Sequence[EngineRequest], deadline: float) -> list[OutputStream]:
+    def take(
+        self,
+        requests: Sequence[EngineRequest],
+        deadline: float,
+        prefill: Mapping[str, Coroutine[None, None, KVPeer | None]] = MappingProxyType({}),
+    ) -> list[OutputStream]:
         """Start all of the requests or none.
 
         Args:
             requests: the requests of one caller.
+            prefill: request -> computes its prompt elsewhere, and returns where the blocks are.
             deadline: on the monotonic clock, in seconds: streams that have not ended by then raise
                 DeadlineExceeded, and the engine drops their requests.
 
         Raises:
             QueueFull: too many sequences are waiting, or the answers are expected after the deadline.
             DeadlineExceeded: the deadline has passed.
+            Conflict: two unfinished requests would have the same id.
         """
         self.check(requests, deadline)
+        self._check_ids(requests)
         now = time.monotonic()
         streams = []
         for request in requests:
             unfinished = self._unfinished[request.id] = self._begin(request, deadline, now)
             streams.append(OutputStream(unfinished, self._abort))
         for request in requests:
-            self._unfinished[request.id].replica.requests.add([request.id])
+            unfinished = self._unfinished[request.id]
+            if request.id in prefill:
+                sending = self._send_after(prefill[request.id], request.id)
+                unfinished.prefill = asyncio.create_task(sending)
+            else:
+                unfinished.replica.requests.add([request.id])
         return streams
+
+    async def _send_after(
+        self, prefill: Coroutine[None, None, KVPeer | None], request_id: str
+    ) -> None:
+        """Send a request to its replica, which may be another one by now, once its prompt is computed."""
+        peer = await prefill
+        unfinished = self._unfinished[request_id]
+        unfinished.prefill = None
+        unfinished.request = msgspec.structs.replace(unfinished.request, kv_from=peer)
+        unfinished.replica.requests.add([request_id])
+
+    def _check_ids(self, requests: Sequence[EngineRequest]) -> None:
+        taken = set[str]()
+        for request in requests:
+            if request.id in self._unfinished or request.id in taken:
+                raise same_id(request.id)
+            taken.add(request.id)
 
     def observe(self, stats: EngineStats, *, working: bool) -> None:
         """Record the engine's statistics; ``working``: whether it is ready."""
@@ -103,21 +137,30 @@ class RequestBook:
         """Deliver an Output to its reader, unless its request has ended or another replica has it now.
 
         Returns:
-            The tokens of prompt and output that the replica worked off with it.
+            The tokens of prompt and output that the replica computed for it.
         """
         unfinished = self._unfinished.get(output.request_id)
         if unfinished is None or unfinished.replica is not replica:
             return 0
-        worked = self._admission.progress(
-            unfinished.claim, len(output.tokens), now=time.monotonic()
+        computed = self._admission.progress(
+            unfinished.claim, len(output.tokens), output.cached_tokens, now=time.monotonic()
         )
         unfinished.take(output)
         if output.finish_reason is None:
             replica.requests.progressed(output.request_id)
-            return worked
+            return computed
         self._end(output.request_id, finished=True)
         replica.requests.finished(output.request_id)
-        return worked
+        return computed
+
+    @property
+    def readers(self) -> Readers:
+        """The readers of the Outputs."""
+        return self._unread.readers
+
+    def replica_of(self, request_id: str) -> Replica:
+        """Return the replica that has a request."""
+        return self._unfinished[request_id].replica
 
     def resumption(self, request_id: str) -> EngineRequest:
         """Return a request as it is to be sent to an engine now."""
@@ -134,11 +177,12 @@ class RequestBook:
         targets: dict[str, Replica] = {}
         for request_id, unfinished in self._unfinished.items():
             if unfinished.replica is replica:
-                target = self._choose(unfinished.request, unfinished.version)
-                if target is not None and target is not replica:
+                chosen = self._choose(unfinished.request, unfinished.version)
+                if chosen is not None and chosen[0] is not replica:
+                    target, cached = chosen
                     targets[request_id] = unfinished.replica = target
                     unfinished.resumed = True
-                    self._admission.give(unfinished.claim, target.name)
+                    self._admission.give(unfinished.claim, target.name, cached)
         released = replica.requests.release(targets)
         for ids, suspects in ((released.suspects, True), (released.others, False)):
             for request_id in ids:
@@ -172,8 +216,8 @@ class RequestBook:
         if deadline != math.inf:
             loop = asyncio.get_running_loop()
             timer = loop.call_later(deadline - now, self._expire, request.id)
-        replica = self._choose(request, None) or self._spare()
-        self._admission.give(claim, replica.name)
+        replica, cached = self._choose(request, None) or (self._spare(), 0)
+        self._admission.give(claim, replica.name, cached)
         return Unfinished(request, unread, claim, now, replica, timer)
 
     def _end(self, request_id: str, *, finished: bool = False) -> Unfinished | None:
@@ -182,6 +226,8 @@ class RequestBook:
         if unfinished is not None:
             if unfinished.timer is not None:
                 unfinished.timer.cancel()
+            if unfinished.prefill is not None:
+                unfinished.prefill.cancel()
             self._admission.remove(unfinished.claim, finished=finished, now=time.monotonic())
         return unfinished
 

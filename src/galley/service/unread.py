@@ -24,17 +24,68 @@ MOST_UNREAD_BYTES: Final = 64 << 20
 _MOST_TAKEN: Final = 32
 """Maximum Outputs merged into one read; more would delay the other streams."""
 
+_MOST_WOKEN: Final = 8
+"""Readers that run in one round of the event loop; each takes about a tenth of a millisecond."""
+
 _OUTPUT_BYTES: Final = 300
 _TOKEN_BYTES: Final = 32
 _LOGPROB_BYTES: Final = 112
 """Rounded sizes of Python's objects: an Output, a token, and a log-probability with its token."""
 
 
+class Readers:
+    """Wakes the readers of one engine, :data:`_MOST_WOKEN` in each round of the event loop.
+
+    A step has Outputs for all sequences. If their readers ran in one round, requests that arrive meanwhile
+    would wait for all of them: for several milliseconds if the batch is large.
+    """
+
+    def __init__(self) -> None:
+        self._left = _MOST_WOKEN
+        self._waiting: dict[asyncio.Event, None] = {}
+        self._all_woken = asyncio.Event()
+        self._all_woken.set()
+        self._next_round = False
+
+    async def all_woken(self) -> None:
+        """Wait until every reader that has Outputs is woken."""
+        await self._all_woken.wait()
+
+    def wake(self, reader: asyncio.Event) -> None:
+        """Set an event in this round of the loop or in one that soon follows."""
+        if reader.is_set():
+            return
+        if self._left:
+            self._left -= 1
+            reader.set()
+        else:
+            self._waiting[reader] = None
+            self._all_woken.clear()
+        if not self._next_round:
+            self._next_round = True
+            asyncio.get_running_loop().call_soon(self._begin_round)
+
+    def _begin_round(self) -> None:
+        self._left, self._next_round = _MOST_WOKEN, False
+        while self._waiting and self._left:
+            first = next(iter(self._waiting))
+            del self._waiting[first]
+            self.wake(first)
+        if not self._waiting:
+            self._all_woken.set()
+
+
 class UnreadBudget:
-    """The budget that the streams of one engine share for unread Outputs."""
+    """The budget that the streams of one engine share for unread Outputs.
+
+    Attributes:
+        total: the bytes that are unread.
+        readers: wakes the streams' readers.
+    """
 
     def __init__(self, most: int = MOST_UNREAD_BYTES) -> None:
         self.total = 0
+        self.readers = Readers()
         self._most = most
         self._holders: set[Unread] = set()
 
@@ -77,7 +128,7 @@ class Unread:
             return
         self._ended = output.finish_reason is not None
         self._outputs.append(output)
-        self._there.set()
+        self._budget.readers.wake(self._there)
         self._count(size_of(output))
 
     def fail(self, error: GalleyError) -> None:
@@ -88,11 +139,17 @@ class Unread:
             self._there.set()
 
     async def get(self) -> Output:
-        """Wait for Outputs and return them merged into one. Raises the stream's error, if it failed."""
+        """Wait for Outputs and return them merged into one. Raises a failed stream's error, once."""
         await self._there.wait()
         if not self._outputs:
-            assert self._error is not None
-            raise self._error
+            # Its traceback refers to this frame, so a reference from here to it would be a cycle: all that
+            # belongs to the request would stay in memory until the next garbage collection.
+            error, self._error = self._error, None
+            assert error is not None
+            try:
+                raise error
+            finally:
+                del error
         taken = [self._outputs.popleft()]
         while self._outputs and len(taken) < _MOST_TAKEN and not _is_failure(self._outputs[0]):
             taken.append(self._outputs.popleft())

@@ -5,6 +5,7 @@ from typing import Final
 
 from galley.errors import RequestError
 from galley.service.requests import check_task
+from galley.tts.mixes import MOST_VOICES, mix_name, parse_mix
 from galley.types import EngineRequest, Speak
 from galley.types.model_info import ModelInfo, VoiceInfo
 
@@ -18,10 +19,10 @@ _MIXES: Final = "+,("
 
 
 def voice_of(name: str | None, info: ModelInfo, *, param: str = "voice") -> str:
-    """Return the model's name of a voice; without a name, its first.
+    """Return the model's name of a voice or a mix; without a name, its first voice.
 
     Raises:
-        RequestError: the model does not speak, or has no such voice.
+        RequestError: the model does not speak, has no such voice, or does not mix voices.
     """
     check_task(info, "speak")
     voice = info.voice
@@ -31,7 +32,16 @@ def voice_of(name: str | None, info: ModelInfo, *, param: str = "voice") -> str:
     found = voice.aliases.get(name, name)
     if found in voice.voices:
         return found
+    if voice.mixes and ("+" in name or "(" in name):
+        return _mix(name, voice, info.name, param)
     raise RequestError(_unknown(name[:100], voice, info.name), param=param)
+
+
+def language_of(voice: str, info: VoiceInfo) -> str:
+    """Return the language of a voice, or of the first voice of a mix, as a BCP 47 tag; empty: unknown."""
+    if voice not in info.voices and (mix := parse_mix(voice)):
+        voice = mix[0][0]
+    return info.voice_languages.get(voice, info.language)
 
 
 def speak_request(
@@ -63,6 +73,21 @@ def speak_request(
         raise RequestError(f"speed is {speed}, expected {SLOWEST} to {FASTEST}", param="speed")
     payload = Speak(text=text, voice=voice, speed=speed, ahead=ahead, seed=secrets.randbits(32))
     return EngineRequest(id=request_id, payload=payload, priority=priority)
+
+
+def _mix(name: str, voice: VoiceInfo, model: str, param: str) -> str:
+    """Return the name of a mix with the model's names of its voices."""
+    mix = parse_mix(name)
+    if mix is None:
+        raise RequestError(
+            f"voice is {name[:100]!r}, which is no mix of up to {MOST_VOICES} voices such as "
+            f"{'+'.join(voice.voices[:2])} or {voice.voices[0]}(2)+{voice.voices[-1]}(1)",
+            param=param,
+        )
+    for one, _ in mix:
+        if voice.aliases.get(one, one) not in voice.voices:
+            raise RequestError(_unknown(one[:100], voice, model), param=param)
+    return mix_name((voice.aliases.get(one, one), weight) for one, weight in mix)
 
 
 def _unknown(name: str, voice: VoiceInfo, model: str) -> str:

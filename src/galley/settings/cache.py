@@ -4,15 +4,20 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, fields
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import Meta
 
 from galley.errors import SettingsError
-from galley.settings.engine import EngineSettings, setting
+from galley.settings.engine import EngineSettings
+from galley.settings.fields import setting
 from galley.settings.values import Count, Seconds
 
 CacheMode: TypeAlias = Literal["off", "exact", "semantic"]
+
+_SEMANTIC: Final = "semantic_cache_"
+_OF_THE_CACHE: Final = ("response_cache_", _SEMANTIC)
+"""How the names of settings begin that only a response cache uses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +128,7 @@ def check_mode(mode: CacheMode, modes: Collection[CacheMode], where: str) -> Non
 
 
 def check_used(settings: CacheSettings, modes: Collection[CacheMode]) -> None:
-    """Raise SettingsError if settings of the semantic cache are given that a server would not use.
+    """Raise SettingsError if settings of the response cache are given that a server would not use.
 
     Args:
         settings: the server's.
@@ -132,13 +137,14 @@ def check_used(settings: CacheSettings, modes: Collection[CacheMode]) -> None:
     given = [
         one.name
         for one in fields(CacheSettings)
-        if one.name.startswith("semantic_cache_") and getattr(settings, one.name) != one.default
+        if one.name.startswith(_OF_THE_CACHE) and getattr(settings, one.name) != one.default
     ]
     if given and "exact" not in modes:
         raise SettingsError(
             f"no response cache uses {', '.join(given)}: set response_cache of a model, or "
             "response_cache_store"
         )
+    given = [name for name in given if name.startswith(_SEMANTIC)]
     if given and "semantic" not in modes:
         raise SettingsError(
             f"nothing uses {', '.join(given)} without semantic_cache_model, the embedding model that "

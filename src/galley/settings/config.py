@@ -7,9 +7,7 @@ from the same fields.
 # ruff: noqa: RUF009  (setting is dataclasses.field, called the same way)
 
 import dataclasses
-import math
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +18,12 @@ from msgspec import Meta
 from galley.errors import SettingsError
 from galley.redact.spans import KINDS
 from galley.settings.cache import CacheMode
+from galley.settings.checks import check_server, parsed_adapter
 from galley.settings.cluster import ClusterSettings
-from galley.settings.engine import (
-    DEFAULT_ADAPTERS,
-    by_field,
-    field_names,
-    setting,
-)
-from galley.settings.named_models import NamedModel, convert
+from galley.settings.engine import DEFAULT_ADAPTERS
+from galley.settings.fields import setting
+from galley.settings.named_models import NamedModel
+from galley.settings.sources import from_environ, from_file
 from galley.settings.values import Amount, Count, CountOrZero, Port, Seconds, SecondsOrZero
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
@@ -37,16 +33,6 @@ MOST_TIMEOUT = 86_400.0
 """Maximum timeout of a request in seconds, whatever the request or the settings specify."""
 
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
-
-ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*\Z"
-"""Pattern of adapter names: no colon, which separates them from the model's name."""
-
-_ORIGIN = re.compile(r"https?://([\w.-]+|\[[\da-fA-F:.]+\])(:\d{1,5})?", re.ASCII)
-
-_URL = re.compile(r"https?://[^\s/]+(/\S*)?")
-
-# Kubernetes sets GALLEY_PORT=tcp://10.0.0.1:8000 in every pod of a namespace that has a Service "galley".
-_SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,12 +152,12 @@ class Settings(ClusterSettings):
     text_seconds: Seconds = setting(
         10.0,
         "Limits",
-        "time limit for the chat template, tokenisation or grammar of a request, in seconds; then 400",
+        "time limit for the chat template, tokenization or grammar of a request, in seconds; then 400",
     )
     text_bytes: Count = setting(
         1024 * 1024 * 1024,
         "Limits",
-        "memory limit for the chat template, tokenisation or grammar of a request, in bytes; then 400",
+        "memory limit for the chat template, tokenization or grammar of a request, in bytes; then 400",
     )
     audio_decode_seconds: Seconds = setting(
         10.0,
@@ -284,100 +270,14 @@ class Settings(ClusterSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_observation()
-        self._check_origins()
-        self._check_redact()
-        if self.record_texts and not self.record:
-            raise SettingsError(
-                f"record_texts is {self.record_texts!r}, but there is no record; set record to its folder"
-            )
-        if self.max_upload_bytes is not None and self.max_upload_bytes < self.max_audio_bytes:
-            raise SettingsError(
-                f"max_upload_bytes ({self.max_upload_bytes}) must be at least max_audio_bytes "
-                f"({self.max_audio_bytes}), or no recording of that size could be sent"
-            )
-        for name in ("api_key", "admin_key"):
-            if any(not key.strip() for key in getattr(self, name)):
-                raise SettingsError(f"{name}: one of the keys is empty")
-        if self.models and self.served_model_name:
-            names = ", ".join(model.name for model in self.models)
-            raise SettingsError(
-                f"served_model_name is {self.served_model_name!r}, but the models have names: {names}"
-            )
-        self._check_adapters()
-        self._check_replicas()
+        check_server(self)
         for model in self.models:
             self.of(model)
-
-    def _check_replicas(self) -> None:
-        if not self.replicas and not self.replica:
-            raise SettingsError(
-                "replicas is 0, so at least one replica on another machine is needed: --replica HOST:PORT"
-            )
-        if self.replica and self.models:
-            raise SettingsError(
-                "replica: a server with replicas on other machines serves one model"
-            )
-        several = self.most_loaded > 1 or bool(self.model_repository or self.models_dir)
-        if self.kv_events and several:
-            raise SettingsError(
-                "kv_events is for a server of one model; serve each with its own server"
-            )
-        if self.replicas > 1 and several and self.take_turns:
-            raise SettingsError(
-                f"replicas is {self.replicas}, but several models take turns on the cores, and so would "
-                "the replicas of each; set take_turns to false, or serve each model with its own server"
-            )
-
-    def _check_observation(self) -> None:
-        if math.isnan(self.model_keep_alive):
-            raise SettingsError("model_keep_alive must be a number of seconds, got nan")
-        if self.otlp_endpoint and not _URL.fullmatch(self.otlp_endpoint):
-            raise SettingsError(
-                f"otlp_endpoint: {self.otlp_endpoint!r} is not a URL such as http://localhost:4318"
-            )
-
-    def _check_redact(self) -> None:
-        for kind in self.redact:
-            if kind not in ("all", *KINDS):
-                raise SettingsError(
-                    f"redact: {kind!r} is unknown; supported: all, {', '.join(KINDS)}"
-                )
-
-    def _check_origins(self) -> None:
-        for origin in self.cors_origin:
-            if origin != "*" and not _ORIGIN.fullmatch(origin):
-                raise SettingsError(
-                    f"cors_origin: {origin!r} is not an origin such as "
-                    "https://app.example.com:8443 (without a path), or * for all"
-                )
-
-    def _check_adapters(self) -> None:
-        names = [model.name for model in self.models]
-        seen = set()
-        for text in self.adapter:
-            model, name, folder = _adapter(text)
-            if not folder or not re.match(ADAPTER_NAME, name):
-                raise SettingsError(
-                    f"adapter: {text!r} is not NAME=FOLDER (names have letters, digits and . _ -)"
-                )
-            if (model, name) in seen:
-                raise SettingsError(f"adapter: two adapters have the name {name!r}")
-            seen.add((model, name))
-            if names and model not in names:
-                raise SettingsError(
-                    f"adapter: {text!r} lacks the model; give MODEL:{name}={folder} with one of "
-                    f"{', '.join(names)}"
-                )
-            if not names and model:
-                raise SettingsError(f"adapter: there is only one model; give {name}={folder}")
-        if self.adapter and self.max_adapters == 0:
-            raise SettingsError("max_adapters is 0, but an adapter is given; leave out one of them")
 
     @property
     def adapter_paths(self) -> dict[str, str]:
         """Adapters of a single model's settings: name -> folder."""
-        return {name: folder for _, name, folder in map(_adapter, self.adapter)}
+        return {name: folder for _, name, folder in map(parsed_adapter, self.adapter)}
 
     def each_model(self) -> list[Self]:
         """Return the settings of each served model: those given for that model, else the common ones.
@@ -417,7 +317,7 @@ class Settings(ClusterSettings):
         }
         own = {**share, **model.own}
         try:
-            adapters = (_adapter(text) for text in self.adapter)
+            adapters = (parsed_adapter(text) for text in self.adapter)
             own["adapter"] = tuple(
                 f"{n}={path}" for name, n, path in adapters if name == model.name
             )
@@ -445,47 +345,7 @@ class Settings(ClusterSettings):
             SettingsError: an unknown name or a value of the wrong type; the message names its source.
         """
         values: dict[str, Any] = {}
-        values.update(_from_file(cls, file))
-        values.update(_from_environ(cls, os.environ if environ is None else environ))
+        values.update(from_file(cls, file))
+        values.update(from_environ(cls, os.environ if environ is None else environ))
         values.update(flags)
         return cls(**values)
-
-
-def _adapter(text: str) -> tuple[str, str, str]:
-    """Return model, name and folder of ``MODEL:NAME=FOLDER``; parts that are left out are empty."""
-    left, _, folder = text.partition("=")
-    model, _, name = left.rpartition(":")
-    return model, name, folder
-
-
-def _from_file(cls: type[Settings], file: Path | None) -> dict[str, Any]:
-    path = Path("galley.yaml") if file is None else file
-    if not path.is_file():
-        if file is not None:
-            raise SettingsError(f"settings file {path} does not exist")
-        return {}
-    from galley.settings.file import read_settings_file
-
-    content = read_settings_file(path)
-    if not isinstance(content, dict):
-        raise SettingsError(f"{path} must contain a mapping of setting names to values")
-    return convert(cls, {str(k).replace("-", "_"): v for k, v in content.items()}, source=str(path))
-
-
-def variables(cls: type[Settings]) -> dict[str, str]:
-    """Return a mapping from the environment variable of each setting to a name of the setting."""
-    return {f"GALLEY_{name.upper()}": name for name in field_names(cls)}
-
-
-def _from_environ(cls: type[Settings], environ: Mapping[str, str]) -> dict[str, Any]:
-    known = variables(cls)
-    given = {
-        variable: text
-        for variable, text in environ.items()
-        if variable in known and not (variable.endswith("PORT") and _SERVICE_LINK.match(text))
-    }
-    by_field(cls, {known[variable]: text for variable, text in given.items()}, source="variables")
-    found: dict[str, Any] = {}
-    for variable, text in given.items():
-        found |= convert(cls, {known[variable]: text}, source=variable)
-    return found

@@ -2,10 +2,7 @@
 
 # ruff: noqa: RUF009  (setting is dataclasses.field, called the same way)
 
-import typing
-from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
-from functools import cache
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -13,17 +10,17 @@ from msgspec import Meta
 
 from galley.errors import SettingsError
 from galley.settings.engine_choice import engine_of
+from galley.settings.fields import check_values, respell, setting
 from galley.settings.quality_gate import QualityGate
-from galley.settings.values import Count, SecondsOrZero, fault
+from galley.settings.values import Count, SecondsOrZero
 from galley.types import BLOCK_TOKENS, SamplingDefaults, SamplingParams
 from galley.types.weight_dtypes import ACTIVATION_SPELLINGS, SPELLINGS, WeightDtypeName
 
-T = TypeVar("T")
 Options = TypeVar("Options", bound=msgspec.Struct)
 
 DType = Literal["auto", "float32", "bfloat16"]
 ExecutorName = Literal["auto", "cpu", "gpu", "reference"]
-Quantize = Literal["auto", WeightDtypeName]
+WeightDType = Literal["auto", WeightDtypeName]
 Activations = Literal["auto", "float32", "bfloat16", "int8"]
 KVType = Literal["auto", "float32", "bfloat16", "int8", "int4"]
 ToolParser = Literal[
@@ -50,35 +47,13 @@ _DRAFT_ROWS = 32
 
 MOST_THREADS = 1024
 
+MOST_RANKS = 64
+
 MOST_ADAPTERS = 1024
 
 DEFAULT_ADAPTERS = 16
 
 MOST_ADAPTER_RANK = 1024
-
-
-def setting(
-    default: T,
-    group: str,
-    help: str,
-    *,
-    secret: bool = False,
-    name: str = "",
-    spellings: Mapping[str, str] | None = None,
-) -> T:
-    """Declare the field of a setting.
-
-    Args:
-        default: value when none is given.
-        group: group of the command's help that lists it.
-        help: description for users.
-        secret: whether it stays out of the repr, which ends up in logs and tracebacks.
-        name: the setting's name in flags, files and variables, if it differs from the field's name. The
-            field's name is accepted as well.
-        spellings: alternative spelling of a value -> the value.
-    """
-    about = {"group": group, "help": help, "name": name, "spellings": spellings or {}}
-    return field(default=default, repr=not secret, metadata=about)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,12 +74,12 @@ class EngineSettings:
         "checkpoint's matrices",
         spellings=ACTIVATION_SPELLINGS,
     )
-    quantize: Quantize = setting(
+    weight_dtype: WeightDType = setting(
         "auto",
         "Model",
         "type of the weights; auto: dtype, but f16 if dtype is auto and the checkpoint's matrices are "
         "float16",
-        name="weight_dtype",
+        alias="quantize",
         spellings=SPELLINGS,
     )
     activations: Activations = setting(
@@ -175,7 +150,22 @@ class EngineSettings:
         "quantized; default: the checkpoint's own weights",
     )
     threads: Annotated[int, Meta(ge=1, le=MOST_THREADS)] | None = setting(
-        None, "Model", "compute threads; default: the cores this process may use"
+        None,
+        "Model",
+        "compute threads (with tensor_parallel, of each rank); default: the cores this process may use, "
+        "divided among the ranks",
+    )
+    tensor_parallel: Annotated[int, Meta(ge=1, le=MOST_RANKS)] = setting(
+        1,
+        "Model",
+        "processes of this machine (ranks) that compute the model together, each with a part of every "
+        "layer and of the KV cache; texts do not change (executor cpu)",
+    )
+    tensor_parallel_cpus: tuple[str, ...] = setting(
+        (),
+        "Model",
+        "CPUs of a rank, such as 0-15; repeat for each rank; default: those of its NUMA nodes if the "
+        "machine has as many nodes or a multiple, else all",
     )
     disable_pass: tuple[str, ...] = setting(
         (), "Model", "graph pass to skip; repeat for several (see galley graph)"
@@ -275,7 +265,7 @@ class EngineSettings:
     )
 
     def __post_init__(self) -> None:
-        _respell(self)
+        respell(self)
         check_values(self)
         self._check_engine_options()
         self.with_own(SamplingDefaults())
@@ -287,6 +277,10 @@ class EngineSettings:
             raise SettingsError(
                 f"expert_cache_bytes is {self.expert_cache_bytes}, but experts is memory; set experts to "
                 "disk, or leave it out"
+            )
+        if self.tensor_parallel_cpus and self.tensor_parallel == 1:
+            raise SettingsError(
+                "tensor_parallel_cpus is given, but tensor_parallel is 1; set it, or leave out the CPUs"
             )
         if self.prefix_cache_dir and not self.prefix_cache:
             raise SettingsError(
@@ -377,72 +371,10 @@ class EngineSettings:
         return max(self.running_limit, min(_DRAFT_ROWS, self.max_batch_tokens))
 
 
-def _respell(settings: EngineSettings) -> None:
-    """Replace alternative spellings of values with the values themselves."""
-    for declared in fields(settings):
-        value, spellings = getattr(settings, declared.name), declared.metadata["spellings"]
-        if isinstance(value, str) and value in spellings:
-            object.__setattr__(settings, declared.name, spellings[value])
-
-
-def check_values(settings: EngineSettings) -> None:
-    """Raise SettingsError for a value outside of its setting's range or choices."""
-    cls: Any = type(settings)  # mypy does not take the type of a dataclass for hashable
-    kinds = _declared_types(cls)
-    for declared in fields(settings):
-        wrong = fault(kinds[declared.name], getattr(settings, declared.name))
-        if wrong is not None:
-            raise SettingsError(f"{public_name(declared)}{wrong}")
-
-
-@cache
-def _declared_types(cls: type[Any]) -> dict[str, Any]:
-    """Return a mapping from setting name to its type, with its range."""
-    return typing.get_type_hints(cls, include_extras=True)
-
-
-def setting_types(cls: type[EngineSettings]) -> dict[str, Any]:
-    """Return a mapping from setting name to its type, without its range."""
-    return typing.get_type_hints(cls)
-
-
-def public_name(declared: Field[Any]) -> str:
-    """Return the name of a setting in flags, files and variables."""
-    return declared.metadata["name"] or declared.name
-
-
 def changed_settings(settings: EngineSettings) -> dict[str, Any]:
-    """Return the engine's settings that differ from their defaults, by public name, as a file has them."""
+    """Return the engine's settings that differ from their defaults, as a file has them."""
     return {
-        public_name(declared): list(value) if isinstance(value, tuple) else value
+        declared.name: list(value) if isinstance(value, tuple) else value
         for declared in fields(EngineSettings)
         if (value := getattr(settings, declared.name)) != declared.default
     }
-
-
-def field_names(cls: type[EngineSettings]) -> dict[str, str]:
-    """Return a mapping from each name that a setting may be given by to its field."""
-    return {name: f.name for f in fields(cls) for name in (f.name, public_name(f))}
-
-
-def by_field(cls: type[EngineSettings], given: Mapping[str, Any], *, source: str) -> dict[str, Any]:
-    """Return settings keyed by field name, from settings given by any of their names.
-
-    Args:
-        cls: the class that declares the settings.
-        given: name -> value.
-        source: where they were given, for error messages.
-
-    Raises:
-        SettingsError: a name matches no setting, or a setting is given by two names.
-    """
-    names, found = field_names(cls), dict[str, str]()
-    for name in given:
-        if name not in names:
-            known = ", ".join(sorted(public_name(f) for f in fields(cls)))
-            raise SettingsError(f"{source}: unknown setting {name!r}; known: {known}")
-        if (other := found.setdefault(names[name], name)) != name:
-            raise SettingsError(
-                f"{source}: {other} and {name} are the same setting; leave out one of them"
-            )
-    return {field_name: given[name] for field_name, name in found.items()}

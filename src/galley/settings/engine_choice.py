@@ -94,10 +94,29 @@ def voice_config(path: Path) -> Path:
     return path.with_name(f"{path.name}.json")
 
 
+def kokoro_voices(path: Path) -> list[Path]:
+    """Return the files and folders of Kokoro's voices next to a model.
+
+    They are ``voices*.bin``, ``voices*.npz`` and a folder ``voices`` with ``.bin`` files; of a model in a
+    folder ``onnx``, next to the folder.
+    """
+    folder = path.expanduser().parent
+    if folder.name == "onnx":
+        folder = folder.parent
+    try:
+        files = [
+            file for suffix in ("bin", "npz") for file in sorted(folder.glob(f"voices*.{suffix}"))
+        ]
+        named = folder / "voices"
+        return [*files, *([named] if any(named.glob("*.bin")) else [])]
+    except (OSError, ValueError, RuntimeError):
+        return []
+
+
 def _engine_of_file(path: Path) -> str | None:
     suffix = path.suffix.lower()
     engine = ENGINE_OF_SUFFIX.get(suffix)
-    if engine == ONNX_ENGINE and _is_file(voice_config(path)):
+    if engine == ONNX_ENGINE and (_is_file(voice_config(path)) or kokoro_voices(path)):
         return VOICE_ENGINE
     beginning = _BEGINNINGS.get(suffix)
     if beginning is None:

@@ -9,7 +9,8 @@ from typing import Any
 
 from galley.errors import SettingsError
 from galley.settings.cache import ModelSettings
-from galley.settings.engine import EngineSettings, by_field, field_names, setting_types
+from galley.settings.engine import EngineSettings
+from galley.settings.fields import by_field, field_names, setting_types
 from galley.settings.values import read
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import io
 import itertools
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
 import av
 import numpy as np
-import soxr
 from av.audio.frame import AudioFrame
 from av.audio.stream import AudioStream
 from av.container import InputContainer
@@ -28,6 +27,7 @@ from galley.speech.features import SAMPLE_RATE as SAMPLE_RATE
 from galley.speech.headers import WavHeader, ogg_is_cut_off, states_length, wav_header
 from galley.speech.loudness import normalized
 from galley.speech.mixing import channels_of, mix, weights_of
+from galley.speech.resample import joined, resampled, silence_lengths
 from galley.speech.sources import RawPcm as RawPcm
 from galley.speech.sources import Samples as Samples
 from galley.speech.sources import Source as Source
@@ -158,7 +158,7 @@ class Recording:
             self._opened.pop().close()
 
     def __iter__(self) -> Iterator[Samples]:
-        blocks = _resampled(self._mixed(), self._sample_rate)
+        blocks = resampled(self._mixed(), self._sample_rate)
         if self._normalize:
             blocks = normalized(blocks, self._sample_rate)
         try:
@@ -265,7 +265,7 @@ class Recording:
                     f"{self._name} has no channel {self._channel} after {self.seconds:.1f} s, where it "
                     f"changes to {len(places)} channels"
                 )
-            for block in _joined((frame.samples for frame in run), most):
+            for block in joined((frame.samples for frame in run), most):
                 if self._channel is None:
                     yield rate, mix(block, weights)
                 else:
@@ -289,7 +289,7 @@ class Recording:
                 rate, places, samples = self._frame(frame)
                 silence = timeline.silence_before(frame)
                 self._check_length(self.seconds + silence)  # before any silence is created
-                for length in _lengths(silence, rate):
+                for length in silence_lengths(silence, rate):
                     timeline.advance(length, rate)
                     yield _Frame(rate, places, np.zeros((len(places), length), np.float32))
                 timeline.advance(samples.shape[1], rate)
@@ -379,41 +379,3 @@ def _size(file: BinaryIO) -> int:
     size = file.seek(0, io.SEEK_END)
     file.seek(position)
     return size
-
-
-def _lengths(seconds: float, rate: int) -> Iterator[int]:
-    """Yield the number of samples in ``seconds``, in parts of at most one second."""
-    samples = round(seconds * rate)
-    for first in range(0, samples, rate):
-        yield min(rate, samples - first)
-
-
-def _resampled(blocks: Iterable[tuple[int, Samples]], to_rate: int) -> Iterator[Samples]:
-    """Yield blocks at one sample rate from blocks whose rate may change midway, as in joined files."""
-    for rate, run in itertools.groupby(blocks, key=operator.itemgetter(0)):
-        if rate == to_rate:
-            yield from (block for _, block in run)
-            continue
-        resampler = soxr.ResampleStream(rate, to_rate, 1, dtype="float32", quality="HQ")
-        for _, block in run:
-            yield from _unless_empty(resampler.resample_chunk(block))
-        yield from _unless_empty(resampler.resample_chunk(np.empty(0, np.float32), last=True))
-
-
-def _joined(frames: Iterable[NDArray[np.float32]], size: int) -> Iterator[NDArray[np.float32]]:
-    """Join frames (about 20 ms each) to blocks ``[channels, samples]`` of at least ``size`` samples."""
-    waiting: list[NDArray[np.float32]] = []
-    count = 0
-    for frame in frames:
-        waiting.append(frame)
-        count += frame.shape[1]
-        if count >= size:
-            yield np.concatenate(waiting, axis=1)
-            waiting, count = [], 0
-    if count:
-        yield np.concatenate(waiting, axis=1)
-
-
-def _unless_empty(block: Samples) -> Iterator[Samples]:
-    if len(block):
-        yield block

@@ -12,20 +12,14 @@ from jinja2 import nodes
 
 from galley.errors import CheckpointError, RequestError
 from galley.formats.gguf_file import is_gguf
-from galley.formats.json_file import is_there, read_file, read_json
-from galley.formats.source import TEMPLATES_FOLDER
-from galley.text.declared_tokens import CONFIG_FILE
 from galley.text.gguf_tokenizer import read_metadata
 from galley.text.sandbox import CountSteps, Sandbox
 from galley.text.template_calls import CallForm, adapted, found_form
+from galley.text.template_files import TEMPLATE_FILE, TOOL_USE, read_templates
 from galley.text.template_system import takes_late, without_late
 from galley.text.tokenizer import AddedToken, Tokenizer, certainly_longer
 
-TEMPLATE_FILE: Final = "chat_template.jinja"
 GGUF_TEMPLATE: Final = "tokenizer.chat_template"
-
-TOOL_USE: Final = "tool_use"
-"""Name of the template for conversations with tools, if a checkpoint has several templates."""
 
 MAX_PROMPT_CHARS: Final = 32 * 1024 * 1024
 """Limit of a rendered prompt in characters; no model has a context this long."""
@@ -264,57 +258,6 @@ def _bounded(template: jinja2.Template, variables: dict[str, Any]) -> str:
             )
         parts.append(part)
     return "".join(parts)
-
-
-def read_templates(folder: Path) -> tuple[dict[str, str], Path]:
-    """Read a folder's templates "default" and :data:`TOOL_USE`; return their sources and the file.
-
-    They are in separate files, which take precedence, or in ``tokenizer_config.json``.
-
-    Raises:
-        CheckpointError: they cannot be read.
-    """
-    default, tools = folder / TEMPLATE_FILE, folder / TEMPLATES_FOLDER / f"{TOOL_USE}.jinja"
-    named = {TOOL_USE: _template_in(tools)} if is_there(tools) else {}
-    if is_there(default):
-        return {**named, "default": _template_in(default)}, default
-    path = folder / CONFIG_FILE
-    config = read_json(path) if is_there(path) else {}
-    return {**_named_templates(config, str(path)), **named}, path
-
-
-def _template_in(path: Path) -> str:
-    try:
-        return read_file(path).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise CheckpointError(f"cannot be read: {error}", file=str(path)) from error
-
-
-def _named_templates(config: Mapping[str, Any], file: str) -> dict[str, str]:
-    """Return the templates of ``tokenizer_config.json``, by name.
-
-    The file has one template as a text, a list or an object of named ones, or none.
-    """
-    templates = config.get("chat_template")
-    if templates is None:
-        return {}
-    named: dict[Any, Any] = {"default": templates}
-    if isinstance(templates, list | dict):
-        named = dict(templates) if isinstance(templates, dict) else _listed(templates)
-        if "default" not in named:
-            raise CheckpointError(
-                f"no template is named default; templates: {', '.join(map(str, named))}",
-                file=file,
-                field="chat_template",
-            )
-    found = {name: named[name] for name in ("default", TOOL_USE) if named.get(name) is not None}
-    if not all(isinstance(template, str) for template in found.values()):
-        raise CheckpointError("is not a string", file=file, field="chat_template")
-    return found
-
-
-def _listed(templates: list[Any]) -> dict[Any, Any]:
-    return {t.get("name"): t.get("template") for t in templates if isinstance(t, dict)}
 
 
 @lru_cache(maxsize=16)

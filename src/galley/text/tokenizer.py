@@ -2,25 +2,23 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 import tokenizers
-from tokenizers import decoders, normalizers
+from tokenizers import decoders
 
 from galley.errors import CheckpointError, ContextExceeded, RequestError, UnsupportedModel
 from galley.formats.gguf_file import is_gguf
-from galley.formats.json_file import is_there, read_file
-from galley.formats.sentence_config import read_sentence_config
-from galley.text.declared_tokens import Declared, read_declared
-from galley.text.gguf_tokenizer import HUGGINGFACE_KEY, named_tokens, read_metadata, read_text
-from galley.text.tokenizer_steps import Steps
+from galley.text.byte_alphabet import BYTE_OF_CHAR
+from galley.text.tokenizer_files import TOKENIZER_FILE, TokenizerParts, read_tokenizer
+from galley.text.tokenizer_library import (
+    library_errors,
+    replace_surrogates,
+)
 
-TOKENIZER_FILE: Final = "tokenizer.json"
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 CERTAINLY_LONG: Final = 16
 """Characters per token of the context; tokens of almost all texts are shorter on average."""
 
@@ -30,7 +28,6 @@ MOST_TOKEN_CHARS: Final = 4096
 Known vocabularies have runs of some hundred spaces.
 """
 
-_LONGEST_REASON: Final = 200
 
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -59,25 +56,19 @@ class Tokenizer:
         own_steps: see ``own`` of :class:`galley.text.tokenizer_steps.Steps`.
     """
 
-    def __init__(
-        self,
-        inner: tokenizers.Tokenizer,
-        *,
-        decoder_steps: Sequence[str],
-        special_tokens: Mapping[str, str],
-    ) -> None:
-        self._inner = inner
+    def __init__(self, parts: TokenizerParts) -> None:
+        inner = self._inner = parts.inner
         self._model = inner.model
         self._normalizer = inner.normalizer
         self._pre_tokenizer = inner.pre_tokenizer
         self._decoder: decoders.Decoder = inner.decoder
         self._token_bytes: dict[int, bytes] = {}
-        self.not_streamable = ""
-        self.own_steps: tuple[str, ...] = ()
-        self._types_pairs = True
-        self.byte_level = "ByteLevel" in decoder_steps
-        self.byte_fallback = "ByteFallback" in decoder_steps
-        self.special_tokens = dict(special_tokens)
+        self.not_streamable = parts.not_streamable
+        self.own_steps = parts.own_steps
+        self._types_pairs = parts.types_pairs
+        self.byte_level = "ByteLevel" in parts.decoder_steps
+        self.byte_fallback = "ByteFallback" in parts.decoder_steps
+        self.special_tokens = dict(parts.special_tokens)
         self.added_tokens = tuple(
             AddedToken(number, token.content, token.special)
             for number, token in sorted(inner.get_added_tokens_decoder().items())
@@ -97,65 +88,7 @@ class Tokenizer:
             CheckpointError: ``tokenizer.json`` is missing, or one of the files is damaged.
             UnsupportedModel: a GGUF file's tokenizer is of an unsupported type.
         """
-        if is_gguf(folder):
-            return cls._of_gguf(folder)
-        path = folder / TOKENIZER_FILE
-        if not is_there(path):
-            raise CheckpointError(
-                "does not exist; Galley needs the file of the fast tokenizer", file=str(path)
-            )
-        declared = read_declared(folder)
-        made = cls._of_json(read_file(path), declared, path)
-        if read_sentence_config(folder).lower:
-            made._lower()
-        inputs = declared.config.get("model_input_names")
-        made._types_pairs = not isinstance(inputs, list) or "token_type_ids" in inputs
-        return made
-
-    def _lower(self) -> None:
-        """Convert texts to lower case before all else, unless the normalizer does so."""
-        given = self._inner.normalizer
-        several: Any = given if isinstance(given, normalizers.Sequence) else (given,)
-        steps = [*several]
-        if not any(isinstance(step, normalizers.Lowercase) for step in steps):
-            first = normalizers.Lowercase()
-            both = [first] if given is None else [first, given]
-            self._inner.normalizer = normalizers.Sequence(both)
-            self._normalizer = self._inner.normalizer
-
-    @classmethod
-    def _of_json(cls, data: bytes, declared: Declared, path: Path) -> Self:
-        try:
-            steps = Steps.read(data)
-            inner = tokenizers.Tokenizer.from_buffer(data)
-        except BaseException as error:
-            if not _is_the_librarys(error):
-                raise
-            raise CheckpointError(f"is not a tokenizer: {error}", file=str(path)) from error
-        inner.no_truncation()
-        inner.no_padding()
-        declared.declare(inner)
-        _declare_special(inner, declared.roles.values())
-        made = cls(inner, decoder_steps=steps.decoder, special_tokens=declared.roles)
-        made.own_steps = steps.own
-        if steps.not_streamable:
-            made.not_streamable = f"{path}: {steps.not_streamable}"
-        return made
-
-    @classmethod
-    def _of_gguf(cls, path: Path) -> Self:
-        metadata = read_metadata(path)
-        whole = metadata.raw.get(HUGGINGFACE_KEY)
-        if isinstance(whole, str):
-            return cls._of_json(whole.encode(), Declared({}, named_tokens(metadata)), path)
-        try:
-            read = read_text(path)
-        except (CheckpointError, UnsupportedModel):
-            raise
-        except Exception as error:  # the Rust library raises bare Exception
-            raise CheckpointError(f"is not a valid tokenizer: {error}", file=str(path)) from error
-        _declare_special(read.inner, read.special_tokens.values())
-        return cls(read.inner, decoder_steps=read.decoder_steps, special_tokens=read.special_tokens)
+        return cls(read_tokenizer(folder))
 
     @staticmethod
     def is_there(model: Path) -> bool:
@@ -177,7 +110,7 @@ class Tokenizer:
         if self.own_steps:
             raise UnsupportedModel(
                 f"{folder}: its tokenizer has custom steps ({', '.join(self.own_steps)}); for speech "
-                "models, Galley supports only Whisper's normaliser and pre-tokeniser"
+                "models, Galley supports only Whisper's normalizer and pre-tokenizer"
             )
 
     def check_vocabulary(self, vocab_size: int, folder: Path) -> None:
@@ -285,7 +218,7 @@ class Tokenizer:
             encoding = self._encoded(text, False)
             if len(encoding) > room:
                 encoding.truncate(room)
-            with _own_errors():
+            with library_errors():
                 cut.append(self._inner.post_process(encoding, None, True).ids)
         return cut
 
@@ -325,7 +258,7 @@ class Tokenizer:
                 left = self._encoded(first, False)  # truncating changes it
                 left.truncate(lengths[0])
                 right.truncate(lengths[1])
-            with _own_errors():
+            with library_errors():
                 both = self._inner.post_process(left, right, True)
             typed = self._types_pairs and 1 in both.type_ids
             pairs.append((both.ids, both.type_ids.index(1) if typed else 0))
@@ -333,7 +266,7 @@ class Tokenizer:
 
     def _encoded(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
         texts = [replace_surrogates(text)]
-        with _own_errors():
+        with library_errors():
             # Unlike encode and decode, the batched calls release the GIL.
             return self._inner.encode_batch_fast(texts, add_special_tokens=add_special_tokens)[0]
 
@@ -350,7 +283,7 @@ class Tokenizer:
     def encode_plain(self, text: str) -> list[int]:
         """Encode ``text`` with no token added or recognized: ``<s>`` is three characters here."""
         text = replace_surrogates(text)
-        with _own_errors():
+        with library_errors():
             if self._normalizer is not None:
                 text = self._normalizer.normalize_str(text)
             words = [text]
@@ -370,7 +303,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Decode ``ids``; unknown ids have no text, bytes that are not UTF-8 become U+FFFD."""
-        with _own_errors():
+        with library_errors():
             return self._inner.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
 
     def piece(self, token: int) -> str | None:
@@ -407,7 +340,7 @@ class Tokenizer:
         if self.byte_level:
             # As in the library: a token with a character outside the alphabet, which is an added
             # one, is literal text.
-            values = [_BYTE_OF_CHAR.get(char) for char in piece]
+            values = [BYTE_OF_CHAR.get(char) for char in piece]
             known = [value for value in values if value is not None]
             return bytes(known) if len(known) == len(values) else piece.encode()
         if self.is_byte(piece):
@@ -423,11 +356,6 @@ def certainly_longer(context: int, *, param: str) -> ContextExceeded:
     )
 
 
-def replace_surrogates(text: str) -> str:
-    """Return ``text`` with lone surrogates, which UTF-8 cannot encode, replaced by U+FFFD."""
-    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
-
-
 def _longest_first(a: int, b: int, room: int) -> tuple[int, int]:
     """Return how many tokens to keep of two texts.
 
@@ -438,43 +366,3 @@ def _longest_first(a: int, b: int, room: int) -> tuple[int, int]:
     if short + long > room:
         short, long = room // 2, room - room // 2
     return (long, short) if a > b else (short, long)
-
-
-def _is_the_librarys(error: BaseException) -> bool:
-    """Return whether the Rust library raised the error.
-
-    It raises bare exceptions, or panics, which are not subclasses of Exception.
-    """
-    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
-
-
-@contextmanager
-def _own_errors() -> Iterator[None]:
-    """Turn errors of the library into RequestError, because its steps are the checkpoint's."""
-    try:
-        yield
-    except BaseException as error:
-        if isinstance(error, MemoryError) or not _is_the_librarys(error):
-            raise
-        raise RequestError(
-            f"the model's tokenizer failed on this text: {str(error)[:_LONGEST_REASON]}"
-        ) from error
-
-
-def _declare_special(inner: tokenizers.Tokenizer, texts: Iterable[str]) -> None:
-    """Make tokens that have roles special where a file lists them as ordinary ones."""
-    special = {t.content for t in inner.get_added_tokens_decoder().values() if t.special}
-    for text in texts:
-        if text not in special and inner.token_to_id(text) is not None:
-            inner.add_special_tokens([text])
-
-
-def _byte_of_char() -> dict[str, int]:
-    """Return GPT-2's byte alphabet: printable Latin-1 is its own byte; U+0100 and up are the others."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(0x100) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
-    return alphabet | {chr(0x100 + index): byte for index, byte in enumerate(others)}
-
-
-_BYTE_OF_CHAR: Final = _byte_of_char()

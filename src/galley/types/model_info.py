@@ -3,8 +3,8 @@
 These structs cross the process boundary as msgpack, as those of :mod:`galley.types` do.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, TypeAlias
+from collections.abc import Callable
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -14,138 +14,10 @@ from galley.types.requests import Task
 from galley.types.sampling import SamplingDefaults
 from galley.types.sizes import BLOCK_TOKENS, blocks_for
 from galley.types.tensors import TensorSpec
+from galley.types.transfers import Role
 
 CACHE_SALT: Final = "cache_salt"
 """The API's parameter that separates cached prefixes."""
-
-EngineState = Literal["starting", "ready", "stalled", "recovering", "failed", "closed"]
-"""State of an engine, as its client sees it: whether it accepts requests."""
-
-
-class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot after a step. Counters only grow; gauges hold the current value.
-
-    Attributes:
-        batch_sequences, batch_tokens: gauges: sequences of the latest step, and rows as the token budget
-            counts them.
-        prefix_disk_hit_tokens: counter: tokens of prompts whose keys and values were read from disk.
-        prefix_disk_dropped_blocks, prefix_disk_damaged_files: counters: blocks that could not be written,
-            and files that were not intact.
-        prefix_disk_bytes: gauge: bytes of the files in ``prefix_cache_dir``.
-        prompt_proposed_tokens and so on: counters: draft tokens that were verified, by proposer.
-        prompt_accepted_tokens and so on: counters: those of them that were accepted.
-        busy_seconds: counter: time that was divided among requests; see ``engine/step_meter.py``.
-        adapters_loaded: gauge: LoRA adapters loaded or being loaded.
-        adapter_names: their names in the API.
-        adapter_loads, adapter_evictions: counters: adapters loaded, and adapters evicted to make room.
-        expert_cache_bytes: gauge: memory for experts that are on disk.
-        expert_hits, expert_misses: counters: experts that a step's rows chose in a layer, by whether they
-            were in memory or had to be read.
-        expert_evictions, expert_read_bytes, expert_read_seconds: counters: experts evicted to make room for
-            those read, and the bytes and time of the reads.
-        schedule_seconds, forward_seconds, sample_seconds, emit_seconds: counters: time spent in each part
-            of the steps. ``forward_seconds`` includes ``sample_seconds`` and the steps of a draft model.
-    """
-
-    running: int = 0
-    waiting: int = 0
-    kv_used_blocks: int = 0
-    kv_cached_blocks: int = 0
-    kv_total_blocks: int = 0
-    steps: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    encoder_rows: int = 0
-    prefix_query_tokens: int = 0
-    prefix_hit_tokens: int = 0
-    prefix_disk_hit_tokens: int = 0
-    prefix_disk_read_bytes: int = 0
-    prefix_disk_written_bytes: int = 0
-    prefix_disk_dropped_blocks: int = 0
-    prefix_disk_damaged_files: int = 0
-    prefix_disk_bytes: int = 0
-    preemptions: int = 0
-    forward_seconds: float = 0.0
-    sample_seconds: float = 0.0
-    schedule_seconds: float = 0.0
-    emit_seconds: float = 0.0
-    busy_seconds: float = 0.0
-    batch_sequences: int = 0
-    batch_tokens: int = 0
-    prompt_proposed_tokens: int = 0
-    prompt_accepted_tokens: int = 0
-    recent_proposed_tokens: int = 0
-    recent_accepted_tokens: int = 0
-    grammar_proposed_tokens: int = 0
-    grammar_accepted_tokens: int = 0
-    draft_proposed_tokens: int = 0
-    draft_accepted_tokens: int = 0
-    adapters_loaded: int = 0
-    adapter_names: tuple[str, ...] = ()
-    adapter_loads: int = 0
-    adapter_evictions: int = 0
-    expert_cache_bytes: int = 0
-    expert_hits: int = 0
-    expert_misses: int = 0
-    expert_evictions: int = 0
-    expert_read_bytes: int = 0
-    expert_read_seconds: float = 0.0
-
-    @property
-    def kv_usage(self) -> float:
-        """The share of the KV blocks in use, 0 to 1; 0 without any."""
-        return self.kv_used_blocks / self.kv_total_blocks if self.kv_total_blocks else 0.0
-
-    def without_engine(self) -> "EngineStats":
-        """Return the counters of an engine that has ended; nothing runs or is held there any more."""
-        return msgspec.structs.replace(
-            self,
-            running=0,
-            waiting=0,
-            kv_used_blocks=0,
-            kv_cached_blocks=0,
-            adapters_loaded=0,
-            adapter_names=(),
-        )
-
-    @classmethod
-    def sum_of(cls, every: Sequence["EngineStats"]) -> "EngineStats":
-        """Return the statistics of several engines as those of one.
-
-        Names are put together, and the folder of prefixes, which engines of a machine share, counts once.
-        """
-        found: dict[str, Any] = {}
-        for name in cls.__struct_fields__:
-            values = [getattr(stats, name) for stats in every]
-            if name == "adapter_names":
-                found[name] = tuple(sorted(set().union(*values)))
-            elif name == "prefix_disk_bytes":
-                found[name] = max(values, default=0)
-            else:
-                found[name] = sum(values)
-        return cls(**found)
-
-
-class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the engines that serve a model, as metrics and administrators see it.
-
-    Attributes:
-        name: a number, or the address of a remote replica.
-        state: whether it accepts requests; "draining": it finishes those that it has.
-        stats: the latest statistics of its engine.
-        restarts: how often its engine was replaced, or the connection to it.
-        pid: the engine's process id, if one is running on this machine.
-        version: digest of the model and of how it is computed; empty before it is known.
-        remote: whether it is reached over a network.
-    """
-
-    name: str
-    state: EngineState | Literal["draining"]
-    stats: EngineStats
-    restarts: int
-    pid: int | None = None
-    version: str = ""
-    remote: bool = False
 
 
 class ExpertCosts(msgspec.Struct, frozen=True):
@@ -190,8 +62,11 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         family: the model's family, such as "llama".
         parameters: number of values in the checkpoint.
+        ranks: processes that compute the model together; all bytes are those of all of them, and
+            ``threads`` those of each.
         executor, isa, device, threads: what runs it; ``isa`` is empty where there is no choice of kernels.
-        quantize, inputs, kv_dtype: types of weights, of the inputs multiplied by them, and of the KV cache.
+        weight_dtype, inputs, kv_dtype: types of weights, of the inputs multiplied by them, and of the
+            KV cache.
         static_inputs: number of matrices whose inputs are rounded by the checkpoint's static scales.
         max_model_len: longest context, in tokens.
         step_tokens: token budget of a step, for which the buffers are sized.
@@ -213,7 +88,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     isa: str
     device: str
     threads: int
-    quantize: str
+    weight_dtype: str
     inputs: str
     kv_dtype: str
     max_model_len: int
@@ -233,6 +108,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     experts_on_disk: int = 0
     experts_of_token: int = 0
     static_inputs: int = 0
+    ranks: int = 1
 
     @property
     def total(self) -> int:
@@ -276,12 +152,12 @@ class ProgramInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         dtype, activations: types of the buffers between ops, and of the inputs multiplied by weights.
-        quantize, kv_dtype: types of the weights and of the KV cache.
+        weight_dtype, kv_dtype: types of the weights and of the KV cache.
         costs: data and operations of a step.
     """
 
     dtype: str
-    quantize: str
+    weight_dtype: str
     activations: str
     kv_dtype: str
     costs: StepCosts
@@ -300,7 +176,7 @@ class TextInfo(msgspec.Struct, frozen=True, kw_only=True):
         adapters: slots for LoRA adapters in memory; 0: the model takes none.
         recurrent: whether it keeps a state for each sequence, which cannot be forked for a beam search.
         unsupported: parameters of :class:`~galley.types.sampling.SamplingParams` that requests may not set,
-            because the runtime does not honour them; and :data:`CACHE_SALT`, if all requests share cached
+            because the runtime does not honor them; and :data:`CACHE_SALT`, if all requests share cached
             prefixes.
     """
 
@@ -364,19 +240,36 @@ class VoiceInfo(msgspec.Struct, frozen=True, kw_only=True):
         voices: names of its voices, at least one; the first is the default.
         aliases: further names -> voice.
         languages: languages that it speaks, as BCP 47 tags; the first is the default.
+        voice_languages: voice -> its language, of a model whose voices speak several.
         streams: whether the first audio of a text does not wait for the last.
+        mixes: whether it mixes voices, see :mod:`galley.tts.mixes`.
     """
 
     sample_rate: int
     voices: tuple[str, ...]
     aliases: dict[str, str] = {}
     languages: tuple[str, ...] = ()
+    voice_languages: dict[str, str] = {}
     streams: bool = False
+    mixes: bool = False
 
     @property
     def language(self) -> str:
         """The default language; empty if none is known."""
         return self.languages[0] if self.languages else ""
+
+
+class TransferInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine exchanges keys and values with others.
+
+    Attributes:
+        role: whether it offers its blocks, fetches those of others, or both.
+        host, port: where it offers them; port 0: it does not.
+    """
+
+    role: Role
+    host: str
+    port: int
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -396,6 +289,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         vectors: properties of a model that embeds or reranks texts, which has ``text``, too.
         tensors: inputs and outputs of a model of tensors.
         voice: voices and sample rate of a model that speaks.
+        transfers: how the engine exchanges keys and values with others; None: it does not.
     """
 
     name: str
@@ -412,6 +306,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     vectors: VectorInfo | None = None
     tensors: TensorInfo | None = None
     voice: VoiceInfo | None = None
+    transfers: TransferInfo | None = None
 
     def require_text(self) -> TextInfo:
         """Return ``text``. Raises RequestError if the model has none."""

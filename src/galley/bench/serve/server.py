@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import IO
 
 from galley.errors import EngineError
-from galley.settings.config import Settings, variables
+from galley.settings.config import Settings
 from galley.settings.engine import EngineSettings, changed_settings
+from galley.settings.sources import variables
 
 
 @contextlib.contextmanager

@@ -13,6 +13,12 @@ from galley.traffic.trace import TraceLine, Turn
 
 _ROUNDS: Final = 30
 _CLOSE: Final = 0.001
+_DIFFERENT: Final = 1.5
+"""Ratio of two prompts' times from which they tell the overhead of a request."""
+
+_LEAST: Final = 0.05
+"""Share of a TTFT that the prompt takes at least."""
+
 _MOST_REQUESTS: Final = 400
 """Most requests of a run that are simulated."""
 
@@ -38,8 +44,9 @@ class Measured:
 def calibrate(engine: Engine, runs: Sequence[Measured]) -> Engine:
     """Return the engine whose simulated runs have the measured means of TTFT and TPOT, on average.
 
-    Two factors are fitted by repeated simulation: that of decoding to TPOT, that of prompts to TTFT. What
-    the client and the network take is in them.
+    Factors are fitted by repeated simulation: that of decoding to TPOT, that of prompts to TTFT. With runs
+    of different prompts, one at a time, so is the time of a request that does not depend on its prompt;
+    else it is in the factor of prompts.
 
     Raises:
         SettingsError: a run does not fit the engine, or no factors make it so.
@@ -53,14 +60,20 @@ def calibrate(engine: Engine, runs: Sequence[Measured]) -> Engine:
     for _ in range(_ROUNDS):
         found = [simulate(engine, 1, "round-robin", closed_loop(run)) for run in runs]
         decode = _ratio([(r.tpot, o.tpot_s["mean"]) for r, o in zip(runs, found, strict=True)])
-        prompt = _ratio([(r.ttft, o.ttft_s["mean"]) for r, o in zip(runs, found, strict=True)])
-        if max(abs(decode - 1), abs(prompt - 1)) < _CLOSE:
+        ttft = [(r.ttft, o.ttft_s["mean"]) for r, o in zip(runs, found, strict=True)]
+        overhead = _overhead(engine, runs, [simulated for _, simulated in ttft])
+        prompt = _ratio(
+            [(max(r - overhead, _LEAST * r), max(s - engine.overhead, _LEAST * s)) for r, s in ttft]
+        )
+        change = abs(overhead - engine.overhead) / max(r for r, _ in ttft)
+        if max(abs(decode - 1), abs(prompt - 1), change) < _CLOSE:
             return engine
         engine = replace(
             engine,
             # Each also has a part in the other's time, so half of the way is taken at once.
             decode_factor=engine.decode_factor * math.sqrt(decode),
             prompt_factor=engine.prompt_factor * math.sqrt(prompt),
+            overhead=(engine.overhead + overhead) / 2,
         )
     off = max(abs(decode - 1), abs(prompt - 1))
     if off > 0.05:
@@ -69,6 +82,26 @@ def calibrate(engine: Engine, runs: Sequence[Measured]) -> Engine:
             "measure with the same --max-running and --max-batch-tokens as here"
         )
     return engine
+
+
+def _overhead(engine: Engine, runs: Sequence[Measured], simulated: Sequence[float]) -> float:
+    """Return the seconds of a request that do not depend on its prompt, as far as the runs tell.
+
+    The shortest and the longest prompt that were read one at a time differ in the time of the tokens
+    between them; what is left of the shorter is the overhead.
+    """
+    alone = [
+        (time - engine.overhead, run.ttft)
+        for run, time in zip(runs, simulated, strict=True)
+        if run.concurrency == 1
+    ]
+    if len(alone) < 2:
+        return 0.0
+    (short, short_ttft), (long, long_ttft) = min(alone), max(alone)
+    if long < _DIFFERENT * short:
+        return 0.0
+    slope = max(0.0, (long_ttft - short_ttft) / (long - short))
+    return min(max(0.0, short_ttft - slope * short), short_ttft * (1 - _LEAST))
 
 
 def closed_loop(run: Measured) -> Traffic:

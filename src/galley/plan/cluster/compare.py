@@ -7,7 +7,8 @@ import msgspec
 
 from galley.plan.cluster.answer import MOST_REPLICAS, Target, fewest
 from galley.plan.cluster.engine import Engine
-from galley.plan.cluster.simulate import Loss, Outcome, simulate
+from galley.plan.cluster.scalers import Bounds
+from galley.plan.cluster.simulate import Loss, Outcome, Scaling, simulate
 from galley.plan.cluster.traffic import Traffic
 
 
@@ -19,57 +20,68 @@ class Query:
         target: the goal.
         replicas: how many; None: the fewest that meet the goal.
         lose: replicas that are lost once half of the requests have been sent.
+        bounds: of the autoscalers; there are none without.
     """
 
     target: Target
     replicas: int | None = None
     lose: int = 0
+    bounds: Bounds | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What was found for a machine and a router.
 
     Attributes:
-        machine, router: which.
+        machine, router, scaler: which; ``scaler`` is "" without an autoscaler.
         chosen: with the wanted count, or the fewest that meet the goal; None: none do.
-        undisturbed: as ``chosen``, without the loss; None if nothing was to be lost.
+        without_loss: as ``chosen``, without the loss; None if nothing was to be lost.
         tried: all that was simulated with the loss, by the count of replicas.
     """
 
     machine: str
     router: str
+    scaler: str
     chosen: Outcome | None
-    undisturbed: Outcome | None
+    without_loss: Outcome | None
     tried: list[Outcome]
 
 
-def answer(engine: Engine, router: str, traffic: Traffic, query: Query) -> Answer:
-    """Simulate a machine with a router."""
+def answer(engine: Engine, router: str, traffic: Traffic, query: Query, scaler: str = "") -> Answer:
+    """Simulate a machine with a router and, unless it is "", with an autoscaler of the query's bounds."""
     loss = Loss(query.lose, (len(traffic) + 1) // 2) if query.lose else None
     tried: dict[int, Outcome] = {}
 
+    scaling = Scaling(scaler, query.bounds) if scaler and query.bounds is not None else None
+
     def outcome_of(replicas: int) -> Outcome:
-        tried[replicas] = simulate(engine, replicas, router, traffic, loss)
+        tried[replicas] = simulate(engine, replicas, router, traffic, loss, scaling)
         return tried[replicas]
 
-    if query.replicas is not None:
-        chosen: Outcome | None = outcome_of(query.replicas)
+    if scaling is not None:
+        chosen: Outcome | None = outcome_of(scaling.bounds.least)
+    elif query.replicas is not None:
+        chosen = outcome_of(query.replicas)
     else:
         chosen = fewest(outcome_of, query.target, query.lose + 1)
     calm = None
-    if chosen is not None and loss is not None:
+    if chosen is not None and loss is not None and scaling is None:
         calm = simulate(engine, chosen.replicas, router, traffic)
     return Answer(
         machine=engine.machine.name,
         router=router,
+        scaler=scaler,
         chosen=chosen,
-        undisturbed=calm,
+        without_loss=calm,
         tried=[tried[count] for count in sorted(tried)],
     )
 
 
 def sentences(answers: Sequence[Answer], query: Query) -> Iterator[str]:
     """Yield the answer in words: what is the cheapest that meets the goal, and what does not meet it."""
+    if query.bounds is not None:
+        yield from _scaled(answers, query)
+        return
     if query.replicas is not None:
         return
     for one in answers:
@@ -87,6 +99,22 @@ def sentences(answers: Sequence[Answer], query: Query) -> Iterator[str]:
     yield (
         f"The goal needs {best.replicas} {noun} on {best.machine} with router {best.router}{cost}{kept}"
     )
+
+
+def _scaled(answers: Sequence[Answer], query: Query) -> Iterator[str]:
+    """Yield what the autoscalers do, and which is the cheapest that meets the goal."""
+    found = [one.chosen for one in answers if one.chosen is not None]
+    met = [outcome for outcome in found if query.target.missed(outcome) is None]
+    for outcome in found:
+        missed = query.target.missed(outcome) if query.target.is_set else None
+        verdict = f"; {missed}" if missed else ""
+        yield (
+            f"{outcome.machine}, {outcome.scaler}: {outcome.mean_replicas:.1f} replicas on average, "
+            f"{outcome.replicas} at most, {len(outcome.timeline) - 1} changes{verdict}"
+        )
+    if query.target.is_set and met:
+        best = min(met, key=lambda one: (one.mean_replicas, one.replicas))
+        yield f"The goal is met with the fewest replicas by {best.scaler} on {best.machine}"
 
 
 def _cost(outcome: Outcome) -> tuple[float, int]:

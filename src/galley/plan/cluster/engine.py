@@ -31,6 +31,8 @@ class Engine:
         kv_tokens: tokens whose keys and values fit in memory.
         decode_factor, prompt_factor: how many times as long as by the roofline decoding takes, and what
             prompts add to it.
+        overhead: seconds from a request's arrival at the server until the engine has it, and of its first
+            token's way back.
     """
 
     machine: Machine
@@ -40,6 +42,7 @@ class Engine:
     kv_tokens: int
     decode_factor: float = 1.0
     prompt_factor: float = 1.0
+    overhead: float = 0.0
 
     @classmethod
     def of(cls, sizes: ModelSizes, machine: Machine, seats: int, batch_tokens: int) -> Self:
@@ -83,6 +86,19 @@ class Engine:
             return self.decode_factor * decode
         added = self._roofline(writing, context, chunks) - decode
         return self.decode_factor * decode + self.prompt_factor * added
+
+    def seconds_of_request(self, prompt: float, output: float) -> float:
+        """Return what a request takes of the engine's time while all seats are taken.
+
+        Args:
+            prompt: tokens of its prompt, none of them cached.
+            output: tokens of its answer.
+        """
+        context = prompt + output / 2
+        step = self.seconds(self.seats, context, ())
+        rows = min(max(1, round(prompt)), self.batch_tokens)
+        chunk = self.seconds(self.seats, context, [Chunk(0, rows, True)]) - step
+        return output * step / self.seats + chunk * prompt / rows
 
     def _roofline(self, writing: int, context: float, chunks: Sequence[Chunk]) -> float:
         sizes, seen = self.rates.sizes, int(context)

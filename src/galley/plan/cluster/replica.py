@@ -32,6 +32,7 @@ class Job:
         reads: tokens to read before the next is generated: the prompt and what was delivered elsewhere.
         first: when the first token was delivered; None: not yet.
         cached: tokens of the prompt that were in the cache of the replica that began it.
+        expected: tokens of the prompt that the router expected there.
     """
 
     index: int
@@ -44,14 +45,30 @@ class Job:
     reads: int = 0
     first: float | None = None
     cached: int | None = None
+    expected: int = 0
+
+
+class Clock:
+    """The time of a simulation in seconds."""
+
+    now: float = 0.0
 
 
 class Replica:
-    """A replica; ``mean_output`` is what it expects a request to generate."""
+    """A replica; ``mean_output`` is what it expects a request to generate.
 
-    def __init__(self, name: str, engine: Engine, mean_output: float) -> None:
+    Routers choose between replicas themselves: see :class:`galley.service.routing.Candidate`.
+    """
+
+    # All replicas are equally fast, and their figures are never old.
+    pace: None = None
+    silent = 0.0
+
+    def __init__(self, name: str, engine: Engine, mean_output: float, clock: Clock) -> None:
         self.name = name
         self.cache: OrderedDict[bytes, None] = OrderedDict()
+        self.blocks = self.cache.keys()
+        self._clock = clock
         self._engine = engine
         self._mean_output = mean_output
         self._waiting: deque[Job] = deque()
@@ -65,6 +82,8 @@ class Replica:
         self._done = 0
         self._written = 0
         self._began, self._step_seconds, self._steps = 0.0, 0.0, 0
+        # Tokens owed when the steps began: by those that do not write yet, and by those that do.
+        self._owed = self._rest = self._least_rest = self._rest_per_s = 0.0
         self._parts: list[tuple[Job, int]] = []
 
     @property
@@ -77,24 +96,26 @@ class Replica:
         """Requests that have not ended."""
         return len(self._waiting) + len(self._reading) + len(self._writing)
 
-    def owed(self, now: float) -> float:
-        """Return the tokens that its requests are expected to need, as the server's admission does."""
-        waiting = len(self._waiting) + len(self._reading)
-        writing, mean = len(self._writing), self._mean_output
-        done = self._done / writing + self._passed(now) if writing else 0.0
-        rest = max(mean - done, mean / 2)
-        return self._unread + waiting * mean + writing * rest
+    @property
+    def owed(self) -> float:
+        """The tokens that it has to compute for its requests, estimated as by admission."""
+        if not self._steps:
+            return 0.0
+        written = self._rest - self._rest_per_s * (self._clock.now - self._began)
+        return self._owed + max(written, self._least_rest)
 
     def add(self, job: Job, now: float) -> None:
         """Accept a request; :attr:`due` may change."""
         job.read, job.reads = 0, job.prompt + job.done
         self._waiting.append(job)
-        self._unread += job.reads
+        self._unread += max(0, job.reads - job.expected)
         if not self._steps:
             self._plan(now)
-        elif not self._parts and self._can_admit(job):
+            return
+        if not self._parts and self._can_admit(job):
             # The newcomer is read from the end of the step that runs now.
             self._steps = min(self._steps, self._passed(now) + 1)
+        self._estimate()
 
     def finish(self) -> list[Job]:
         """Complete the steps begun, begin the next, and return the requests that have ended."""
@@ -141,7 +162,7 @@ class Replica:
 
     def _begin_writing(self, job: Job, now: float) -> bool:
         """Take a request whose prompt is read; return whether its first token was its last."""
-        self._unread -= job.reads
+        self._unread -= max(0, job.reads - job.expected)
         job.done += 1
         if job.first is None:
             job.first = now
@@ -198,3 +219,12 @@ class Replica:
         context = self._context / writing + self._steps / 2 if writing else 0.0
         self._began = now
         self._step_seconds = self._engine.seconds(writing, context, chunks)
+        self._estimate()
+
+    def _estimate(self) -> None:
+        """Estimate what is owed from the beginning of the steps on."""
+        waiting = len(self._waiting) + len(self._reading)
+        writing, mean = len(self._writing), self._mean_output
+        self._owed = self._unread + waiting * mean
+        self._rest, self._least_rest = writing * mean - self._done, writing * mean / 2
+        self._rest_per_s = writing / self._step_seconds

@@ -3,11 +3,10 @@
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol, runtime_checkable
 
 from galley.cluster.router import PrefixRouter
-from galley.service.routing import Candidate, Router
+from galley.service.routing import Candidate, Choice, Router
 from galley.types import BLOCK_TOKENS, EngineRequest, Generate
 from galley.types.block_hashes import HashChain, salt_hash
 
@@ -21,11 +20,13 @@ _IMBALANCE: Final = 10
 """Difference of requests above which prefix affinity ignores prefixes, as in Ray."""
 
 
-@dataclass(frozen=True, slots=True)
-class Seen(Candidate):
-    """A replica as simulated routers see it; ``requests``: those that it has not finished."""
+@runtime_checkable
+class Counted(Protocol):
+    """A candidate whose unfinished requests are known, as in Ray."""
 
-    requests: int
+    @property
+    def requests(self) -> int:
+        """Requests that have not ended."""
 
 
 class RoundRobin:
@@ -34,10 +35,10 @@ class RoundRobin:
     def __init__(self) -> None:
         self._next = 0
 
-    def choose(self, request: EngineRequest, candidates: Sequence[Candidate]) -> int:
+    def choose(self, request: EngineRequest, candidates: Sequence[Candidate]) -> Choice:
         """See :class:`galley.service.routing.Router`."""
         self._next += 1
-        return (self._next - 1) % len(candidates)
+        return Choice((self._next - 1) % len(candidates))
 
     def forget(self, name: str) -> None:
         """See :class:`galley.service.routing.Router`."""
@@ -49,10 +50,10 @@ class PowerOfTwo:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
-    def choose(self, request: EngineRequest, candidates: Sequence[Candidate]) -> int:
+    def choose(self, request: EngineRequest, candidates: Sequence[Candidate]) -> Choice:
         """See :class:`galley.service.routing.Router`."""
         pair = self._random.sample(range(len(candidates)), min(2, len(candidates)))
-        return min(pair, key=lambda index: candidates[index].owed)
+        return Choice(min(pair, key=lambda index: candidates[index].owed))
 
     def forget(self, name: str) -> None:
         """See :class:`galley.service.routing.Router`."""
@@ -71,14 +72,14 @@ class Affinity:
         self._random = random.Random(seed)
         self._sent: dict[str, OrderedDict[bytes, None]] = {}
 
-    def choose(self, request: EngineRequest, candidates: Sequence[Candidate]) -> int:
+    def choose(self, request: EngineRequest, candidates: Sequence[Candidate]) -> Choice:
         """See :class:`galley.service.routing.Router`."""
         assert isinstance(request.payload, Generate)
         prompt = request.payload.prompt
         count = len(prompt) // BLOCK_TOKENS
         chain = HashChain(salt_hash(request.cache_salt)).upto(prompt, count)
         sent = [self._sent.setdefault(one.name, OrderedDict()) for one in candidates]
-        requests = [one.requests for one in candidates if isinstance(one, Seen)]
+        requests = [one.requests for one in candidates if isinstance(one, Counted)]
         assert len(requests) == len(candidates)
         matches = [leading(chain, known) for known in sent]
         best, among = max(matches), range(len(candidates))
@@ -96,7 +97,7 @@ class Affinity:
             known.move_to_end(link)
         while len(known) > _REMEMBERED:
             known.popitem(last=False)
-        return chosen
+        return Choice(chosen, matches[chosen] * BLOCK_TOKENS)
 
     def forget(self, name: str) -> None:
         """See :class:`galley.service.routing.Router`."""

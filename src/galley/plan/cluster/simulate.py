@@ -1,22 +1,32 @@
 """The simulation of events: requests that arrive, steps that end, replicas that are lost."""
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
 
 from galley.plan.cluster.engine import Engine
-from galley.plan.cluster.replica import Job, Replica
-from galley.plan.cluster.routers import ROUTERS, Seen
+from galley.plan.cluster.fleet import Fleet
+from galley.plan.cluster.replica import Clock, Job, Replica
+from galley.plan.cluster.routers import ROUTERS
+from galley.plan.cluster.scalers import SCALERS, Bounds, Scaler
 from galley.plan.cluster.traffic import Traffic
 from galley.service.routing import Router
 from galley.types import BLOCK_TOKENS, Generate
 from galley.types.block_hashes import HashChain, salt_hash
 
 QUANTILES: Final = ("p50", "p90", "p95", "p99")
+
+
+class Scaling(NamedTuple):
+    """An autoscaler by its name in :data:`SCALERS`, and its bounds."""
+
+    scaler: str
+    bounds: Bounds
 
 
 class Loss(NamedTuple):
@@ -30,7 +40,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """How replicas served the traffic.
 
     Attributes:
-        machine, router, replicas, lost: what was simulated; ``lost``: replicas lost on the way.
+        machine, router, scaler: what was simulated; ``scaler`` is "" without an autoscaler.
+        replicas: at the same time, at most.
+        mean_replicas: that have to be paid, on average, those that start or drain included.
+        timeline: (seconds, replicas that serve) at the start and after each change.
+        lost: replicas lost on the way.
         requests: answered in full.
         refused: too long for the context or the KV cache.
         moved: continued on another replica after theirs was lost.
@@ -38,12 +52,15 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         ttft_s, tpot_s: "mean" and quantiles over requests; TPOT is over answers of two tokens or more.
         cached_share: share of the prompts' tokens that were in the cache of the replica.
         output_tokens_per_s: of all replicas.
-        price_per_hour: of all replicas, US dollars; None without a price.
+        price_per_hour: of the mean number of replicas, US dollars; None without a price.
     """
 
     machine: str
     router: str
+    scaler: str
     replicas: int
+    mean_replicas: float
+    timeline: list[tuple[float, int]]
     lost: int
     requests: int
     refused: int
@@ -57,43 +74,57 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def simulate(
-    engine: Engine, replicas: int, router: str, traffic: Traffic, loss: Loss | None = None
+    engine: Engine,
+    replicas: int,
+    router: str,
+    traffic: Traffic,
+    loss: Loss | None = None,
+    scaling: Scaling | None = None,
 ) -> Outcome:
     """Return how replicas serve the traffic. The same arguments give the same outcome.
 
     Args:
         engine: of each replica.
-        replicas: at least 1, and more than are lost.
+        replicas: when the traffic begins; at least 1, and more than are lost.
         router: name of one of :data:`ROUTERS`.
         traffic: the requests.
         loss: replicas that are lost on the way.
+        scaling: changes the number of replicas.
     """
     assert replicas > (loss.replicas if loss else 0)
-    run = _Run(engine, replicas, ROUTERS[router](0), traffic)
+    run = _Run(engine, replicas, ROUTERS[router](0), traffic, scaling)
     run.work(loss)
-    return run.outcome(router, replicas, loss.replicas if loss else 0)
+    return run.outcome(router, loss.replicas if loss else 0)
 
 
 @dataclass(order=True, slots=True)
 class _Event:
-    """Something that happens: a request is sent, or the steps of a replica end."""
+    """Something that happens: a request is sent, the steps of a replica end, or else."""
 
     time: float
     number: int
     request: int | None = field(default=None, compare=False)
     replica: Replica | None = field(default=None, compare=False)
+    action: Callable[[], None] | None = field(default=None, compare=False)
 
 
 class _Run:
     """One simulation."""
 
-    def __init__(self, engine: Engine, replicas: int, router: Router, traffic: Traffic) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        replicas: int,
+        router: Router,
+        traffic: Traffic,
+        scaling: Scaling | None,
+    ) -> None:
         self._engine = engine
         self._traffic = traffic
         self._router = router
-        self._replicas = [
-            Replica(f"r{number}", engine, traffic.mean_output) for number in range(replicas)
-        ]
+        self._clock = Clock()
+        self._fleet = Fleet(engine, traffic, self._clock, replicas)
+        self._scaling = scaling
         self._lost: set[Replica] = set()
         self._events: list[_Event] = []
         self._numbers = 0
@@ -104,15 +135,20 @@ class _Run:
         self._ended = 0.0
         for index, turn in enumerate(traffic.turns):
             if turn.after is None:
-                self._schedule(turn.due, request=index)
+                self._schedule(turn.due + engine.overhead, request=index)
+        if scaling is not None:
+            self._decide(scaling, SCALERS[scaling.scaler](scaling.bounds))
 
     def work(self, loss: Loss | None) -> None:
         """Go through all events."""
         sent = 0
         while self._events:
             event = heapq.heappop(self._events)
+            self._clock.now = event.time
             replica = event.replica
-            if event.request is not None:
+            if event.action is not None:
+                event.action()
+            elif event.request is not None:
                 self._send(event.request, event.time)
                 sent += 1
                 if loss is not None and sent == loss.after:
@@ -121,13 +157,17 @@ class _Run:
             elif replica is not None and event.time == replica.due and replica not in self._lost:
                 self._finish(replica, event.time)
 
-    def outcome(self, router: str, replicas: int, lost: int) -> Outcome:
+    def outcome(self, router: str, lost: int) -> Outcome:
         """Return the figures."""
         price = self._engine.machine.price
+        mean = self._fleet.mean
         return Outcome(
             machine=self._engine.machine.name,
             router=router,
-            replicas=replicas,
+            scaler=self._scaling.scaler if self._scaling is not None else "",
+            replicas=max(count for _, count in self._fleet.timeline),
+            mean_replicas=mean,
+            timeline=self._fleet.timeline,
             lost=lost,
             requests=len(self._ttft),
             refused=self._refused,
@@ -137,14 +177,33 @@ class _Run:
             tpot_s=_quantiles(self._tpot),
             cached_share=self._cached_tokens / max(1, self._prompt_tokens),
             output_tokens_per_s=self._output_tokens / self._ended if self._ended else 0.0,
-            price_per_hour=None if price is None else price * replicas,
+            price_per_hour=None if price is None else price * mean,
         )
 
     def _schedule(
-        self, time: float, *, request: int | None = None, replica: Replica | None = None
+        self,
+        time: float,
+        *,
+        request: int | None = None,
+        replica: Replica | None = None,
+        action: Callable[[], None] | None = None,
     ) -> None:
         self._numbers += 1
-        heapq.heappush(self._events, _Event(time, self._numbers, request, replica))
+        heapq.heappush(self._events, _Event(time, self._numbers, request, replica, action))
+
+    def _decide(self, scaling: Scaling, scaler: Scaler) -> None:
+        """Have the autoscaler decide now, and again after its interval, while there are requests."""
+        if len(self._ttft) + self._refused == len(self._traffic):
+            return
+        fleet, bounds, now = self._fleet, scaling.bounds, self._clock.now
+        wanted = scaler.wanted(fleet.load(), fleet.current, now)
+        wanted, due = min(bounds.most, max(bounds.least, wanted)), now + bounds.start
+        for _ in range(wanted - fleet.current):
+            fleet.begin(due)
+            self._schedule(due, action=partial(fleet.started, due))
+        for replica in fleet.shrink(max(0, fleet.current - wanted)):
+            self._router.forget(replica.name)
+        self._schedule(now + scaler.interval, action=partial(self._decide, scaling, scaler))
 
     def _send(self, index: int, now: float) -> None:
         if self._is_too_long(index):
@@ -152,7 +211,8 @@ class _Run:
             self._send_next(index, now)
             return
         prompt = self._traffic.turns[index].line.input_length
-        self._route(Job(index, now, prompt, self._traffic.output(index), ()), now)
+        sent = now - self._engine.overhead
+        self._route(Job(index, sent, prompt, self._traffic.output(index), ()), now)
 
     def _is_too_long(self, index: int) -> bool:
         prompt = self._traffic.turns[index].line.input_length
@@ -165,12 +225,8 @@ class _Run:
             blocks = job.prompt // BLOCK_TOKENS
             chain = HashChain(salt_hash(request.cache_salt))
             job.chain = chain.upto(request.payload.prompt, blocks)
-        candidates = [
-            # All replicas are equally fast, and their figures are never old.
-            Seen(one.name, one.owed(now), None, one.cache.keys(), 0.0, one.requests)
-            for one in self._replicas
-        ]
-        replica = self._replicas[self._router.choose(request, candidates)]
+        choice = self._router.choose(request, self._fleet.serving)
+        replica, job.expected = self._fleet.serving[choice.candidate], choice.cached
         before = replica.due
         replica.add(job, now)
         if replica.due is not None and replica.due != before:
@@ -181,6 +237,8 @@ class _Run:
             self._end(job, replica, now)
         if replica.due is not None:
             self._schedule(replica.due, replica=replica)
+        else:
+            self._fleet.idle(replica)
 
     def _end(self, job: Job, replica: Replica, now: float) -> None:
         assert job.first is not None
@@ -201,7 +259,8 @@ class _Run:
         following = self._traffic.next_turn.get(index)
         if following is not None:
             turn = self._traffic.turns[following]
-            self._schedule(max(turn.due, now + turn.pause), request=following)
+            sent = max(turn.due, now + turn.pause)
+            self._schedule(sent + self._engine.overhead, request=following)
         return following
 
     def _keep_answer(self, job: Job, replica: Replica, following: int) -> None:
@@ -214,8 +273,7 @@ class _Run:
             replica.keep(chain)
 
     def _lose(self, count: int, now: float) -> None:
-        lost = self._replicas[:count]
-        del self._replicas[:count]
+        lost = self._fleet.lose(count)
         self._lost.update(lost)
         for replica in lost:
             self._router.forget(replica.name)

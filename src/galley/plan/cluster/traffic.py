@@ -28,6 +28,7 @@ class Traffic:
             )
         self.turns = turns
         self.mean_output = sum(map(self.output, range(len(turns)))) / len(turns)
+        self.mean_prompt = sum(turn.line.input_length for turn in turns) / len(turns)
         self.next_turn = {
             turn.after: index for index, turn in enumerate(turns) if turn.after is not None
         }

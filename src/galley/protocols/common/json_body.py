@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Any, Final
 
 from galley.errors import RequestError
-from galley.text.tokenizer import replace_surrogates
+from galley.text.tokenizer_library import replace_surrogates
 
 MAX_DEPTH: Final = 64
 

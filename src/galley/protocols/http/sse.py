@@ -45,6 +45,8 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         task.cancel()
         watch.cancel()
         await asyncio.gather(task, watch, return_exceptions=True)
+        # An error refers to this frame, and the task to the error: they would stay until a collection.
+        del task, watch
 
 
 async def begun(receive: Receive, parts: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:

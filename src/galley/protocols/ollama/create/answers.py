@@ -11,8 +11,8 @@ from galley.gateway.derived import Derived
 from galley.gateway.registry import Registry
 from galley.protocols.common.messages import Strict
 from galley.protocols.ollama.answers import named_as_given
+from galley.protocols.ollama.options import Options, known_options, option_warnings
 from galley.protocols.ollama.pull import OllamaProgress
-from galley.protocols.ollama.schemas import Options, known_options, option_warnings
 
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,127}(:[A-Za-z0-9_.-]{1,64})?\Z"
 

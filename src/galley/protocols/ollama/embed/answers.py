@@ -8,14 +8,14 @@ from galley.errors import RequestError
 from galley.gateway.caller import Caller
 from galley.gateway.served import ServedModel
 from galley.protocols.common.messages import Strict
-from galley.protocols.ollama.schemas import (
+from galley.protocols.ollama.options import (
     KeepAlive,
     Options,
     kept_seconds,
     known_options,
     option_warnings,
 )
-from galley.protocols.openai.embeddings.answers import Asked, floats, names_of, vectors_of
+from galley.protocols.openai.embeddings.answers import EmbedTexts, floats, names_of, vectors_of
 from galley.protocols.openai.inputs import Texts
 
 EMBED: Final = "/api/embed"
@@ -45,7 +45,7 @@ class OllamaEmbedRequest(Strict, frozen=True, kw_only=True):
 
     @property
     def kept_seconds(self) -> float | None:
-        """``keep_alive`` in seconds; see :func:`galley.protocols.ollama.schemas.kept_seconds`."""
+        """``keep_alive`` in seconds; see :func:`galley.protocols.ollama.options.kept_seconds`."""
         return kept_seconds(self.keep_alive)
 
     def texts(self) -> list[str]:
@@ -139,7 +139,7 @@ async def embed(
     texts, answer = parsed.texts(), empty(parsed)
     if not texts:
         return answer
-    wanted = Asked(
+    wanted = EmbedTexts(
         texts=texts,
         params=names_of("input", len(texts)),
         endpoint=endpoint,

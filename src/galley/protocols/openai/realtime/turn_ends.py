@@ -8,9 +8,10 @@ from typing import Any, Final
 
 from galley.errors import GalleyError
 from galley.gateway.caller import Caller
-from galley.gateway.turn_end import turn_end
+from galley.gateway.turn_end import UnmarkedEnd, turn_end
 from galley.protocols.openai.realtime.eagerness import Eagerness, silence_ms
 from galley.protocols.openai.realtime.response import ENDPOINT, Find
+from galley.speech.options import TurnOptions
 from galley.tools.conversation import Conversation
 
 EndAfter = Callable[[int, int], Awaitable[None]]
@@ -39,6 +40,7 @@ class TurnEnds:
         self._warming: asyncio.Task[None] | None = None
         self._judging: asyncio.Task[None] | None = None
         self._warmed = 0
+        self._unmarked = False
 
     def warm(self, conversation: Conversation) -> None:
         """Read a conversation whose last message is still being said, if enough of it is new.
@@ -89,6 +91,11 @@ class TurnEnds:
     async def _judge(self, turn: int, conversation: Conversation, eagerness: Eagerness) -> None:
         try:
             silence = silence_ms(await self._read(conversation), eagerness)
+        except UnmarkedEnd as error:
+            silence = TurnOptions().silence_duration_ms
+            if not self._unmarked:
+                log.warning("turns end after %d ms of silence: %s", silence, error)
+            self._unmarked = True
         except GalleyError as error:
             log.warning("the end of a turn could not be judged: %s", error)
             return

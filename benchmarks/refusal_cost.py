@@ -1,0 +1,118 @@
+"""Measure what a refusal costs the server: CPU seconds of its process, of a full queue and of a deadline.
+
+    python -m benchmarks.refusal_cost [--requests 4000] [--connections 8] [--profile FOLDER]
+
+The engine is busy with a few long texts that nobody reads, so the server's process has nearly nothing else
+to do. CPU seconds do not depend on what else the machine does, as times would. ``--profile`` writes py-spy
+profiles of the server's process (``pip install py-spy``).
+"""
+
+import argparse
+import asyncio
+import contextlib
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from benchmarks.http_load import Call, Client
+from benchmarks.profiles import sampled
+from benchmarks.serving import Server, serving
+
+PATH: Final = "/v1/completions"
+PROMPT: Final = list(range(100, 164))
+RUNNING: Final = 2
+PROFILE_SECONDS: Final = 12
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The CPU time of one refusal, in microseconds, and the statuses of all."""
+
+    micros: float
+    statuses: dict[int, int]
+
+
+def body(server: Server, tokens: int) -> dict[str, Any]:
+    """Return a request for so many tokens."""
+    return {
+        "model": server.model,
+        "prompt": PROMPT,
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+    }
+
+
+async def fill(server: Server, client: Client, count: int) -> list[Call]:
+    """Begin so many texts that fill the context."""
+    calls = [await client.begin(PATH, body(server, 1900)) for _ in range(count)]
+    while not all(call.answer.events for call in calls[:RUNNING]):  # noqa: ASYNC110 (they set no event)
+        await asyncio.sleep(0.05)
+    return calls
+
+
+async def refuse(
+    server: Server, requests: int, connections: int, headers: dict[str, str]
+) -> Counter[int]:
+    """Send requests on several connections; return how many had each status."""
+    statuses: Counter[int] = Counter()
+
+    async def connection(count: int) -> None:
+        client = Client(server.url)
+        for _ in range(count):
+            statuses[(await client.post(PATH, body(server, 64), **headers)).status] += 1
+        client.close()
+
+    await asyncio.gather(*(connection(requests // connections) for _ in range(connections)))
+    return statuses
+
+
+async def measure(
+    server: Server, requests: int, connections: int, *, waiting: int, headers: dict[str, str]
+) -> Cost:
+    """Return the cost of a refusal while ``RUNNING`` texts run and ``waiting`` wait."""
+    process, client = psutil.Process(server.pid), Client(server.url)
+    calls = await fill(server, client, RUNNING + waiting)
+    await refuse(server, requests // 8, connections, headers)
+    before = process.cpu_times()
+    statuses = await refuse(server, requests, connections, headers)
+    after = process.cpu_times()
+    for call in calls:
+        call.hang_up()
+    seconds = after.user - before.user + after.system - before.system
+    return Cost(1e6 * seconds / requests, dict(statuses))
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--requests", type=int, default=4000)
+    parser.add_argument("--connections", type=int, default=8)
+    parser.add_argument("--profile", type=Path, help="folder for profiles of the server")
+    given = parser.parse_args()
+    flags = ("--threads", "1", "--max-running", str(RUNNING))
+    cases: dict[str, tuple[tuple[str, ...], int, dict[str, str]]] = {
+        "full queue": (("--max-queue", "2"), 2, {}),
+        "deadline": (("--max-queue", "64"), 32, {"x_request_timeout": "0.2"}),
+    }
+    for name, (more, waiting, headers) in cases.items():
+        with contextlib.ExitStack() as stack:
+            server = stack.enter_context(serving("galley-demo", *flags, *more))
+            if given.profile:
+                label = name.replace(" ", "-")
+                stack.enter_context(sampled([server.pid], given.profile, label, PROFILE_SECONDS))
+            run = measure(
+                server, given.requests, given.connections, waiting=waiting, headers=headers
+            )
+            cost = asyncio.run(run)
+            print(f"{name}: {cost.micros:.0f} us of CPU per refusal; statuses {cost.statuses}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""Loads a model in parts, each in a process of its own."""
+
+import dataclasses
+import os
+import socket
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from galley.engine.parallel.cpus import cpus_of_ranks, run_on
+from galley.engine.parallel.executor import ParallelExecutor
+from galley.engine.parallel.frames import Begin, encode
+from galley.engine.parallel.links import RankLink, start_rank, waiting_for
+from galley.engine.parallel.rank import digest, options_of
+from galley.errors import SettingsError
+from galley.formats.weights import Weights
+from galley.graph.divide import Divided, divide
+from galley.graph.program import Program
+from galley.ops.communicator import SLOT_BYTES, communicator, memory_bytes, new_memory
+from galley.ops.executor import (
+    Executor,
+    ExecutorFactory,
+    ExecutorMemory,
+    ExecutorOptions,
+    ExpertMemory,
+)
+from galley.settings.engine import EngineSettings
+
+PROCESS_BYTES: Final = 96 << 20
+"""Bytes of a rank's process other than weights, keys and values, and buffers: Python and numpy."""
+
+
+class ParallelFactory:
+    """See :class:`galley.ops.executor.ExecutorFactory`; ``options.ranks`` says how many parts there are.
+
+    Args:
+        base: creates the executor of each part.
+        settings: those of the engine, which the other ranks read the model by.
+        folder: the checkpoint.
+    """
+
+    def __init__(self, base: ExecutorFactory, settings: EngineSettings, folder: Path) -> None:
+        self._base = base
+        self._settings = settings
+        self._folder = folder
+        self._cpus = cpus_of_ranks(settings.tensor_parallel_cpus, settings.tensor_parallel)
+        self._known: tuple[Program, list[Divided]] | None = None
+
+    def memory(
+        self, program: Program, weights: Weights, options: ExecutorOptions
+    ) -> ExecutorMemory:
+        """Return the sum over all ranks, which are on this machine."""
+        if options.ranks == 1:
+            return self._base.memory(program, weights, options)
+        each = [self._memory(part, weights, options) for part in self._parts(program, options)]
+        shared = memory_bytes(options.ranks, SLOT_BYTES)
+        shared += PROCESS_BYTES * (options.ranks - 1)
+        return dataclasses.replace(
+            each[0],
+            weights=sum(one.weights for one in each),
+            kv_block=sum(one.kv_block for one in each),
+            state=sum(one.state for one in each),
+            row=sum(one.row for one in each),
+            scratch=sum(one.scratch for one in each) + shared,
+            adapters=sum(one.adapters for one in each),
+            experts=ExpertMemory.of_ranks([one.experts for one in each]),
+        )
+
+    def __call__(self, program: Program, weights: Weights, options: ExecutorOptions) -> Executor:
+        """Start the other ranks, load rank 0's part meanwhile, and wait for them.
+
+        Raises:
+            ModelError, SettingsError: a part cannot be loaded.
+            EngineFailed: a rank ended.
+        """
+        if options.ranks == 1:
+            return self._base(program, weights, options)
+        parts = self._parts(program, options)
+        file = new_memory(options.ranks, SLOT_BYTES)
+        children: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []
+        links: list[RankLink] = []
+        try:
+            shared = communicator(file, 0, options.ranks, SLOT_BYTES)
+            children += (start_rank(file) for _ in parts[1:])
+            shares = self._expert_shares(parts, weights, options)
+            for part, (connection, child) in zip(parts[1:], children, strict=True):
+                links.append(RankLink(part.rank, connection, shared, waiting_for(child)))
+                links[-1].send(encode(self._begin(part, options, shares[part.rank])))
+            run_on(self._cpus[0])
+            own = self._base(
+                parts[0].program,
+                parts[0].weights(weights),
+                options_of(parts[0], options, shared, shares[0]),
+            )
+            loaded = [link.loaded() for link in links]
+            return ParallelExecutor(own, parts, links, loaded, shared)
+        except BaseException:
+            for connection, child in children[len(links) :]:
+                connection.close()
+                child.wait()
+            for link in links:
+                link.close()
+            raise
+        finally:
+            os.close(file)
+
+    def _begin(self, part: Divided, options: ExecutorOptions, expert_cache: int) -> Begin:
+        settings = dataclasses.replace(self._settings, threads=options.threads)
+        return Begin(
+            settings=settings,
+            folder=str(self._folder),
+            rank=part.rank,
+            ranks=part.ranks,
+            slot_bytes=SLOT_BYTES,
+            cpus=self._cpus[part.rank],
+            expert_cache_bytes=expert_cache,
+            ops=digest(part),
+        )
+
+    def _parts(self, program: Program, options: ExecutorOptions) -> list[Divided]:
+        """Return what each rank computes.
+
+        Raises:
+            SettingsError: the model cannot be divided among so many ranks.
+        """
+        if self._known is None or self._known[0] is not program:
+            parts = [divide(program, rank, options.ranks) for rank in range(options.ranks)]
+            self._known = program, parts
+        return self._known[1]
+
+    def _memory(self, part: Divided, weights: Weights, options: ExecutorOptions) -> ExecutorMemory:
+        own = options_of(part, options, None, options.expert_cache_bytes)
+        return self._base.memory(part.program, part.weights(weights), own)
+
+    def _expert_shares(
+        self, parts: Sequence[Divided], weights: Weights, options: ExecutorOptions
+    ) -> list[int]:
+        """Return each rank's bytes of memory for experts on disk: as many slots as all can have."""
+        if options.experts != "disk":
+            return [options.expert_cache_bytes] * len(parts)
+        slots = [self._memory(part, weights, options).experts.slot for part in parts]
+        return [options.expert_cache_bytes // sum(slots) * slot for slot in slots]
+
+
+def parallel_factory(
+    base: ExecutorFactory, name: str, settings: EngineSettings, folder: Path
+) -> ExecutorFactory:
+    """Return ``base``, or if the settings divide the model, a factory that does.
+
+    Args:
+        base: the factory of the executor.
+        name: the name of the executor.
+        settings: those of the engine.
+        folder: the checkpoint.
+
+    Raises:
+        SettingsError: the executor cannot compute a part of a model.
+    """
+    if settings.tensor_parallel == 1:
+        return base
+    if name != "cpu":
+        raise SettingsError(
+            f"tensor_parallel is {settings.tensor_parallel}, but executor {name!r} computes models whole; "
+            "leave it out, or use executor 'cpu'"
+        )
+    return ParallelFactory(base, settings, folder)

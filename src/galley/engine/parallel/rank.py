@@ -1,0 +1,205 @@
+"""What a rank other than the first does: it loads its part of the model and computes the steps it is sent.
+
+One thread reads frames, and the main thread computes steps. ``service/rank.py`` is its process.
+"""
+
+import dataclasses
+import gc
+import hashlib
+import queue
+import socket
+import threading
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Protocol, cast
+
+import numpy as np
+
+from galley.engine.parallel.cpus import run_on
+from galley.engine.parallel.frames import (
+    Allocate,
+    Begin,
+    Block,
+    Channel,
+    ErrorKind,
+    Failed,
+    Loaded,
+    PackAdapter,
+    Packed,
+    ReadBlock,
+    RunStep,
+    SetAdapter,
+    ToRank,
+    WriteBlock,
+    adapter_of,
+    batch_of,
+)
+from galley.engine.read_model import read_model
+from galley.errors import DamagedWeights, GalleyError, ModelError, SettingsError
+from galley.graph.adapters import with_adapters
+from galley.graph.divide import Divided, divide
+from galley.ops.choice import choose_executor
+from galley.ops.communicator import Communicator, RankLost, communicator
+from galley.ops.executor import BlockAccess, Executor, ExecutorOptions
+from galley.ops.sampling import SamplingBatch
+
+_NOTHING: Final = SamplingBatch()
+
+
+def serve_rank(connection: socket.socket, memory: int) -> None:
+    """Load a part of the model and compute steps, until the connection closes or a rank fails.
+
+    Args:
+        connection: the connection to rank 0.
+        memory: the descriptor of the shared memory.
+    """
+    channel = Channel(connection)
+    begin = channel.receive_at_rank()
+    if begin is None:
+        return
+    assert isinstance(begin, Begin)
+    shared = communicator(memory, begin.rank, begin.ranks, begin.slot_bytes)
+    try:
+        run_on(begin.cpus)
+        executor = load(begin, shared)
+        gc.freeze()
+        serve(channel, executor, shared)
+    except GalleyError as error:
+        _fail(channel, shared, Failed(_kind(error), str(error)))
+    except RankLost:
+        pass  # another rank has said why
+    except BaseException as error:
+        traceback.print_exc()
+        _fail(channel, shared, Failed("engine", f"{type(error).__name__}: {error}"))
+    finally:
+        channel.close()
+
+
+def _fail(channel: Channel, shared: Communicator, reason: Failed) -> None:
+    with suppress(OSError):
+        channel.send(reason)
+    shared.fail()
+
+
+def _kind(error: GalleyError) -> ErrorKind:
+    if isinstance(error, DamagedWeights):
+        return "damaged"
+    if isinstance(error, ModelError):
+        return "model"
+    return "settings" if isinstance(error, SettingsError) else "engine"
+
+
+def load(begin: Begin, shared: Communicator) -> "LocalExecutor":
+    """Load the part of a rank, of which only its rows are read.
+
+    Raises:
+        ModelError, SettingsError: as for the whole model.
+    """
+    settings = begin.settings
+    name, factory = choose_executor(settings.executor, settings.device)
+    model = read_model(settings, Path(begin.folder), name)
+    program, options = model.program, model.options
+    if settings.adapter_slots:
+        program = with_adapters(program)
+        options = dataclasses.replace(
+            options, adapters=settings.adapter_slots, adapter_rank=settings.adapter_rank
+        )
+    part = divide(program, begin.rank, begin.ranks)
+    if digest(part) != begin.ops:
+        raise ModelError(f"{begin.folder} changed while it was being loaded; start again")
+    options = options_of(part, options, shared, begin.expert_cache_bytes)
+    return cast(LocalExecutor, factory(part.program, part.weights(model.weights), options))
+
+
+def options_of(
+    part: Divided,
+    options: ExecutorOptions,
+    shared: Communicator | None,
+    expert_cache_bytes: int,
+) -> ExecutorOptions:
+    """Return the options of a rank's executor, from those of the whole model's."""
+    return dataclasses.replace(
+        options,
+        rank=part.rank,
+        ranks=part.ranks,
+        communicator=shared,
+        kinds=part.kinds(options.kinds),
+        expert_cache_bytes=expert_cache_bytes,
+    )
+
+
+def digest(part: Divided) -> str:
+    """Return a digest of the ops of a rank."""
+    return hashlib.blake2b(repr(part.program.ops).encode(), digest_size=16).hexdigest()
+
+
+class LocalExecutor(Executor, BlockAccess, Protocol):
+    """An executor of this process."""
+
+
+def serve(channel: Channel, executor: LocalExecutor, shared: Communicator) -> None:
+    """Say that the rank is loaded, and compute steps until rank 0 closes the connection.
+
+    Raises:
+        RankLost: another rank has failed.
+        DamagedWeights: the packed weights differ from those written to disk.
+    """
+    channel.send(
+        Loaded(
+            executor.kv_bytes_per_block(),
+            tuple(map(executor.block_bytes, range(executor.kv_groups))),
+            executor.bytes_per_state(),
+            executor.step_costs(),
+        )
+    )
+    inbox: queue.SimpleQueue[ToRank | None] = queue.SimpleQueue()
+    packed: dict[int, object] = {}
+    reader = threading.Thread(
+        target=_read, args=(channel, inbox, executor, packed, shared), daemon=True
+    )
+    reader.start()
+    while (frame := inbox.get()) is not None:
+        if isinstance(frame, RunStep):
+            executor.collect(executor.submit(batch_of(frame), _NOTHING))
+        elif isinstance(frame, Allocate):
+            executor.allocate_kv(frame.blocks, frame.states)
+        elif isinstance(frame, SetAdapter):
+            for number in frame.dropped:
+                packed.pop(number, None)
+            executor.set_adapter(frame.slot, None if frame.number is None else packed[frame.number])
+
+
+def _pack(executor: Executor, frame: PackAdapter, packed: dict[int, object]) -> Packed:
+    try:
+        packed[frame.number] = executor.pack_adapter(adapter_of(frame))
+    except GalleyError as error:
+        return Packed(str(error))
+    return Packed()
+
+
+def _read(
+    channel: Channel,
+    inbox: "queue.SimpleQueue[ToRank | None]",
+    executor: "LocalExecutor",
+    packed: dict[int, object],
+    shared: Communicator,
+) -> None:
+    """Read frames into the inbox; pack adapters, and copy blocks, while the main thread computes."""
+    try:
+        while (frame := channel.receive_at_rank()) is not None:
+            if isinstance(frame, PackAdapter):
+                channel.send(_pack(executor, frame, packed))
+            elif isinstance(frame, ReadBlock):
+                channel.send(Block(executor.read_block(frame.block, frame.group).tobytes()))
+            elif isinstance(frame, WriteBlock):
+                data = np.frombuffer(frame.data, np.uint8)
+                executor.write_block(frame.block, frame.group, data)
+            else:
+                inbox.put(frame)
+    except BaseException as error:
+        traceback.print_exc()
+        _fail(channel, shared, Failed("engine", f"{type(error).__name__}: {error}"))
+    # Rank 0 is gone, which also ends waits for it in a step.
+    shared.fail()
+    inbox.put(None)

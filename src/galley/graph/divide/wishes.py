@@ -1,0 +1,177 @@
+"""How the ops of a program would like their inputs divided, found from the last op to the first."""
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from galley.errors import SettingsError
+from galley.graph.divide.columns import (
+    Division,
+    Range,
+    evenly,
+    everywhere,
+    is_everywhere,
+    joined,
+    scaled,
+)
+from galley.graph.program import Op, Program
+
+
+class Need(Enum):
+    """Wishes that name no columns.
+
+    ``ANY``: whatever the ranks hold can be gathered, or is read column by column. ``WHOLE``: all columns
+    are needed at once, gathered if each rank computes some.
+    """
+
+    ANY = "any"
+    WHOLE = "whole"
+
+
+ANY: Final = Need.ANY
+WHOLE: Final = Need.WHOLE
+Wish: TypeAlias = Division | Need
+
+
+class Heads(NamedTuple):
+    """The heads and KV heads of each rank."""
+
+    heads: tuple[Range, ...]
+    kv_heads: tuple[Range, ...]
+
+    def of_heads(self, columns: int) -> Division:
+        """Return the columns of heads that have so many columns each."""
+        return tuple(((a * columns, b * columns),) for a, b in self.heads)
+
+    def of_kv_heads(self, columns: int) -> Division:
+        """Return the columns of KV heads that have so many columns each."""
+        return tuple(((a * columns, b * columns),) for a, b in self.kv_heads)
+
+
+def divide_heads(attrs: Mapping[str, Any], ranks: int) -> Heads:
+    """Divide the heads of an attention op; ranks share a KV head if there are fewer than ranks.
+
+    Raises:
+        SettingsError: there are too few heads, or a rank would get heads of parts of two groups.
+    """
+    heads, kv_heads = attrs["heads"], attrs["kv_heads"]
+    group = heads // kv_heads
+    if kv_heads >= ranks:
+        kv = tuple((kv_heads * r // ranks, kv_heads * (r + 1) // ranks) for r in range(ranks))
+        return Heads(tuple((a * group, b * group) for a, b in kv), kv)
+    own = tuple((heads * r // ranks, heads * (r + 1) // ranks) for r in range(ranks))
+    kv = tuple((a // group, -(-b // group)) for a, b in own)
+    cut = any(
+        q - p > 1 and (a % group or b % group) for (a, b), (p, q) in zip(own, kv, strict=True)
+    )
+    if heads < ranks or cut:
+        raise SettingsError(
+            f"tensor_parallel is {ranks}, but the model's {heads} attention heads share {kv_heads} KV "
+            f"heads and cannot be divided in this way; set it to a divisor of {kv_heads} or {heads}"
+        )
+    return Heads(own, kv)
+
+
+def find_wishes(program: Program, ranks: int) -> dict[int, Wish]:
+    """Return how each buffer should be divided, as all ops that read it would like it.
+
+    Raises:
+        SettingsError: see :func:`divide_heads`.
+    """
+    return _Wishes(program, ranks).found()
+
+
+class _Wishes:
+    def __init__(self, program: Program, ranks: int) -> None:
+        self._program = program
+        self._ranks = ranks
+        self._widths = program.widths()
+        self._wishes: dict[int, Wish] = {}
+        self._views: dict[int, list[tuple[int, int, Wish]]] = {}
+        """Buffer -> start, width and wish of each view of its columns."""
+
+    def found(self) -> dict[int, Wish]:
+        for op in reversed(self._program.ops):
+            for b in op.outputs:
+                if b in self._views:
+                    self._wish(b, self._of_views(b))
+            for b, wish in zip(op.inputs, self._of_inputs(op), strict=True):
+                self._wish(b, wish)
+        return {b: self._wishes.get(b, ANY) for b in self._widths}
+
+    def _wish(self, buffer: int, wish: Wish) -> None:
+        before = self._wishes.get(buffer, ANY)
+        if ANY in (before, wish):
+            self._wishes[buffer] = wish if before is ANY else before
+        elif before != wish:
+            self._wishes[buffer] = WHOLE
+
+    def _of_inputs(self, op: Op) -> tuple[Wish, ...]:
+        wish = self._wishes.get(op.outputs[0], ANY) if op.outputs else WHOLE
+        lenient = ANY if wish is WHOLE else wish
+        if op.name in ("attention", "encoder_attention"):
+            own, attrs = divide_heads(op.attrs, self._ranks), op.attrs
+            keys = own.of_kv_heads(attrs["key_dim"])
+            return own.of_heads(attrs["key_dim"]), keys, own.of_kv_heads(attrs["value_dim"])
+        if op.signature.columnwise:
+            return (lenient,) * len(op.inputs)
+        if op.name in ("linear", "experts", "lora", "sigmoid_scale"):
+            first = lenient if op.name in ("lora", "sigmoid_scale") else ANY
+            return (first, ANY if op.name == "lora" else WHOLE)[: len(op.inputs)]
+        if op.name == "columns":
+            self._view(op, wish)
+            return (ANY,)
+        return self._of_heads(op, wish)
+
+    def _of_heads(self, op: Op, wish: Wish) -> tuple[Wish, ...]:
+        """Return the wishes of ops that compute head by head, whose result is divided by whole heads."""
+        units = head_units(op, self._widths)
+        if units is None or isinstance(wish, Need):
+            return (ANY if op.name == "head_linear" else WHOLE,) * len(op.inputs)
+        found = [scaled(wish, units.made, unit) for unit in units.read]
+        return tuple(WHOLE if division is None else division for division in found)
+
+    def _view(self, op: Op, wish: Wish) -> None:
+        if wish is ANY:
+            wish = evenly(op.width, self._ranks) or WHOLE
+            self._wishes[op.output] = wish
+        self._views.setdefault(op.inputs[0], []).append((op.attrs["start"], op.width, wish))
+
+    def _of_views(self, buffer: int) -> Wish:
+        """Return the wish for a buffer whose columns are read through views."""
+        views, width = sorted(self._views[buffer], key=lambda view: view[:2]), self._widths[buffer]
+        divisions = [(start, w) for start, _, w in views if not isinstance(w, Need)]
+        if len(divisions) < len(views):
+            return WHOLE
+        if all(is_everywhere(w, n) for _, n, w in views if not isinstance(w, Need)):
+            return everywhere(width, self._ranks)
+        ends = [start + n for start, n, _ in views]
+        if [start for start, _, _ in views] != [0, *ends[:-1]] or ends[-1] != width:
+            return WHOLE
+        return joined(divisions)
+
+
+class HeadUnits(NamedTuple):
+    """Columns that belong together in the result of an op and in each of its inputs."""
+
+    made: int
+    read: tuple[int, ...]
+
+
+def head_units(op: Op, widths: Mapping[int, int]) -> HeadUnits | None:
+    """Return the columns of a head, for ops that compute head by head; None for others.
+
+    A norm of whole rows is an op with one head.
+    """
+    attrs = op.attrs
+    if op.name in ("rope", "rms_norm", "layer_norm"):
+        return HeadUnits(attrs["head_dim"], (attrs["head_dim"],))
+    if op.name == "head_columns":
+        return HeadUnits(attrs["size"], (attrs["stride"],))
+    if op.name == "head_linear":
+        heads = len(op.weights["weight"])
+    elif op.name == "join_heads":
+        heads = attrs["heads"]
+    else:
+        return None
+    return HeadUnits(op.width // heads, tuple(widths[b] // heads for b in op.inputs))
