@@ -179,7 +179,7 @@ def steps_of(outputs: Sequence[Output], stats: EngineStats, frames_seen: int) ->
     yield Step(rest, stats, frames_seen)
 
 
-def decode_to_engine(body: bytes) -> ToEngine:
+def decode_to_engine(body: bytes | memoryview) -> ToEngine:
     """Decode a frame for the engine.
 
     Raises:
