@@ -28,6 +28,7 @@ RATE = 16_000
 
 
 @thorough.long
+@pytest.mark.timeout(3600)
 def test_each_of_a_thousand_calls_has_one_result_through_kills(tmp_path: Path) -> None:
     inbox, results, audit = tmp_path / "inbox", tmp_path / "results", tmp_path / "audit.jsonl"
     inbox.mkdir()
@@ -42,7 +43,16 @@ def test_each_of_a_thousand_calls_has_one_result_through_kills(tmp_path: Path) -
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"RIFF" if name in broken else call)
     flags = ["--threads", "1", "--language", "en", "--beam-size", "1", "--temperature", "0"]
-    command = ["call", inbox, "--output-dir", results, "--audit-log", audit, "--model", whisper]
+    command: list[str | Path] = [
+        "call",
+        inbox,
+        "--output-dir",
+        results,
+        "--audit-log",
+        audit,
+        "--model",
+        whisper,
+    ]
     draw = random.Random(0)
     complete = 0
     for _ in range(KILLS):

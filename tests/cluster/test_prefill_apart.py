@@ -44,7 +44,7 @@ def three(folder: Path, token: Path, tmp_path_factory: pytest.TempPathFactory) -
         "kv_cache_tokens": 32768,
         "cluster_token_file": token,
     }
-    decode = {"role": "decode", "prefill_tokens": LEAST, **common}
+    decode = {"role": "decode", "prefill_tokens": LEAST, "gateway_headers": True, **common}
     with (
         Replica(folder, logs / "replica", token, more="--role prefill") as replica,
         Server(folder, logs / "prefill", role="prefill", **common) as one,
@@ -86,9 +86,40 @@ def test_a_sidecar_passes_the_parameters_of_one_server_to_the_other(three: Three
     metrics = three.decode.metrics()
     assert metrics["galley_kv_transfer_hit_tokens_total"] == found
     assert metrics["galley_kv_transfer_fetch_failures_total"] == 0
-    sent = three.prefill.metrics()["galley_kv_transfer_sent_blocks_total"]
-    assert sent == found / 16 == metrics["galley_kv_transfer_fetched_blocks_total"]
+    assert metrics["galley_kv_transfer_fetched_blocks_total"] == found / 16
+    sent = "galley_kv_transfer_sent_blocks_total"
+    until(lambda: three.prefill.metrics()[sent] == found / 16)
     until(lambda: three.prefill.metrics()["galley_kv_blocks{state=used}"] == 0)
+
+
+def test_a_header_names_the_prefill_server(three: Three) -> None:
+    ask = {
+        "model": "tiny",
+        "messages": [
+            {"role": "system", "content": "You know the weather."},
+            {"role": "user", "content": "What is it like in Rome? " * 6},
+        ],
+        "stop": "\n\n",
+        "logprobs": True,
+        "max_completion_tokens": 24,
+        "seed": 3,
+    }
+    expected = post(three.prefill, ask, "chat/completions").json()
+    found = "galley_kv_transfer_hit_tokens_total"
+    before = three.decode.metrics()[found]
+
+    def answer(where: str) -> httpx.Response:
+        headers = {"x-prefiller-host-port": where}
+        url = f"{three.decode.url}/v1/chat/completions"
+        return httpx.post(url, json=ask, headers=headers, timeout=60)
+
+    got = answer(three.prefill.url.removeprefix("http://")).json()
+    assert got["choices"] == expected["choices"]
+    assert got["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert three.decode.metrics()[found] > before
+    assert answer("127.0.0.1:1").json()["choices"] == expected["choices"]
+    error = error_of(answer("192.0.2.7:8000"), 400)
+    assert error["param"] == "x-prefiller-host-port"
 
 
 @pytest.mark.parametrize(
@@ -109,7 +140,7 @@ def test_a_sidecar_passes_the_parameters_of_one_server_to_the_other(three: Three
         ),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(
+def test_what_cannot_be_honored_is_refused_by_name(
     params: dict[str, Any], stream: bool, what: str, three: Three
 ) -> None:
     answer = post(three.decode, {"prompt": "x", "stream": stream, "kv_transfer_params": params})

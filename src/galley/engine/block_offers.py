@@ -27,7 +27,7 @@ class BlockOffers:
     ) -> None:
         self._pool = pool
         self._known = known
-        self._wake = wake
+        self.wake = wake
         self._asked: deque[tuple[Sequence[Block], Future[list[int]]]] = deque()
         self._returned: deque[list[int]] = deque()
         self._held: list[list[int]] = []
@@ -50,7 +50,7 @@ class BlockOffers:
         """
         answer: Future[list[int]] = Future()
         self._asked.append((blocks, answer))
-        self._wake()
+        self.wake()
         try:
             held = answer.result(seconds)
         except TimeoutError:
@@ -65,7 +65,7 @@ class BlockOffers:
     def _give_back(self, held: list[int]) -> None:
         if held:
             self._returned.append(held)
-            self._wake()
+            self.wake()
 
     # The engine's thread, between two steps.
 

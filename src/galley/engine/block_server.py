@@ -129,6 +129,7 @@ class BlockServer:
             with self._lock:
                 self._open.discard(raw)
             raw.close()
+            self._offers.wake()  # the counts are reported with the engine's
 
     def _answer(self, link: SealedSocket) -> None:
         wanted = msgspec.msgpack.decode(link.receive(MOST_FETCH_BYTES), type=Fetch)

@@ -23,7 +23,6 @@ from galley.engine.tier_stats import TierStats
 from galley.errors import EngineError, same_id
 from galley.ops.executor import Closable, Executor
 from galley.types import (
-    BLOCK_TOKENS,
     LIVE_PRIORITY,
     Adapter,
     Align,
@@ -292,22 +291,6 @@ class Engine:
             encoder_rows=self._encoder_rows,
             prefix_query_tokens=self._kv.queried_tokens,
             prefix_hit_tokens=self._kv.hit_tokens,
-            prefix_disk_hit_tokens=tier.hit_tokens,
-            prefix_disk_read_bytes=tier.read_bytes,
-            prefix_disk_written_bytes=tier.written_bytes,
-            prefix_disk_dropped_blocks=tier.dropped_blocks,
-            prefix_disk_damaged_files=tier.damaged_files,
-            prefix_disk_bytes=tier.bytes,
-            kv_peer_hit_tokens=tier.peer_hit_tokens,
-            kv_fetches=tier.fetches,
-            kv_fetch_failures=tier.fetch_failures,
-            kv_fetch_seconds=tier.fetch_seconds,
-            kv_fetched_blocks=tier.fetched_blocks,
-            kv_fetched_bytes=tier.fetched_bytes,
-            kv_missing_blocks=tier.missing_blocks,
-            kv_sent_blocks=tier.sent_blocks,
-            kv_sent_bytes=tier.sent_bytes,
-            kv_send_failures=tier.send_failures,
             preemptions=self._scheduler.preemptions,
             forward_seconds=self._executor.forward_seconds - self._warm_up[0] + drafted,
             sample_seconds=self._executor.sample_seconds - self._warm_up[1],
@@ -334,6 +317,7 @@ class Engine:
             expert_evictions=experts.evictions,
             expert_read_bytes=experts.read_bytes,
             expert_read_seconds=experts.read_seconds,
+            **tier.counts,
         )
 
     def take_block_changes(self) -> dict[bytes, bool]:
@@ -411,8 +395,5 @@ class Engine:
 
     def _offered(self, sequence: Sequence) -> KVPeer | None:
         """Return where the blocks of a request's prompt can be fetched, if they are for a peer."""
-        here = self.info.transfers
-        if not sequence.request.offered or here is None or not here.port:
-            return None
-        whole = min(sequence.computed, len(sequence.prompt)) // BLOCK_TOKENS
-        return KVPeer(here.host, here.port, whole * BLOCK_TOKENS)
+        here, whole = self.info.transfers, min(sequence.computed, len(sequence.prompt))
+        return here.at(whole) if here is not None and sequence.request.offered else None

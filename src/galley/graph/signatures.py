@@ -426,7 +426,7 @@ _OPS: Final[Mapping[str, Signature]] = {
         attrs=("ranks",),
         arguments=("weight", "ranks", "communicator"),
         reads_a_row=True,
-        colour=_GREEN,
+        color=_GREEN,
     ),
     "all_gather": Signature(
         1,

@@ -44,7 +44,7 @@ _UNSUPPORTED: Final = (
 )
 """Parameters that requests may not set.
 
-Not all of its samplers honour penalties, least lengths and ``min_p``; the others ignore them. Its seeds,
+Not all of its samplers honor penalties, least lengths and ``min_p``; the others ignore them. Its seeds,
 log-probabilities and grammars do not have our meaning.
 """
 

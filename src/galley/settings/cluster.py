@@ -37,8 +37,8 @@ class ClusterSettings(TransferSettings):
     gateway_headers: bool = setting(
         False,
         "Cluster",
-        "honor x-gateway-inference-objective, x-gateway-inference-fairness-id and x-slo-ttft-ms; only "
-        "behind a gateway that sets them",
+        "honor x-gateway-inference-objective, x-gateway-inference-fairness-id, x-slo-ttft-ms and (with "
+        "role decode or both) x-prefiller-host-port; only behind a gateway that sets them",
     )
     objective: tuple[str, ...] = setting(
         (),

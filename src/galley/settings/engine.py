@@ -159,7 +159,7 @@ class EngineSettings:
         1,
         "Model",
         "processes of this machine (ranks) that compute the model together, each with a part of every "
-        "layer and of the KV cache; texts do not change (executor cpu)",
+        "layer and of the KV cache; texts do not change (executors cpu and reference)",
     )
     tensor_parallel_cpus: tuple[str, ...] = setting(
         (),

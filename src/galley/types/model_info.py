@@ -14,7 +14,7 @@ from galley.types.requests import Task
 from galley.types.sampling import SamplingDefaults
 from galley.types.sizes import BLOCK_TOKENS, blocks_for
 from galley.types.tensors import TensorSpec
-from galley.types.transfers import Role
+from galley.types.transfers import KVPeer, Role
 
 CACHE_SALT: Final = "cache_salt"
 """The API's parameter that separates cached prefixes."""
@@ -270,6 +270,11 @@ class TransferInfo(msgspec.Struct, frozen=True, kw_only=True):
     role: Role
     host: str
     port: int
+
+    def at(self, tokens: int) -> KVPeer | None:
+        """Return where the full blocks of so many tokens can be fetched; None: they are not offered."""
+        whole = tokens // BLOCK_TOKENS * BLOCK_TOKENS
+        return KVPeer(self.host, self.port, whole) if self.port else None
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -75,7 +75,7 @@ def take_transfer(
         prompts: number of the request's prompts.
 
     Raises:
-        RequestError: they contradict each other, or this server cannot honour them.
+        RequestError: they contradict each other, or this server cannot honor them.
     """
     if params is None or not (params.do_remote_decode or params.do_remote_prefill):
         return
@@ -105,7 +105,7 @@ def _peer(params: KVTransferParams, call: Call) -> KVPeer:
         names = ("remote_host", "remote_port", "remote_block_ids")
         missing = [name for name in names if getattr(params, name) is None]
         raise _refusal(f"do_remote_prefill needs {', '.join(missing)}")
-    if not _is_peer(host, call.served.settings.kv_networks):
+    if not is_peer(host, call.served.settings.kv_networks):
         raise _refusal(
             f"remote_host {host!r} is not in kv_peer, the networks from which this server fetches keys "
             "and values"
@@ -113,7 +113,8 @@ def _peer(params: KVTransferParams, call: Call) -> KVPeer:
     return KVPeer(host, port, len(blocks) * BLOCK_TOKENS)
 
 
-def _is_peer(host: str, networks: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:
+def is_peer(host: str, networks: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:
+    """Return whether a host is an address in one of the networks."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:  # a name: who resolves it decides where it leads
